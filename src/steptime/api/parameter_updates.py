@@ -201,6 +201,7 @@ def consistency(
     given = {"zero": 0, **(plan or {})}
     _check_plan(given, job)
     found = estimate(model, cluster, gpus=gpus, global_batch=global_batch, plan=given, **job)
+    _check_experts(found)
     workers = int(found.plan["dp"])
     if workers < 2:
         raise PlanError("dp 1: a single worker has nobody to be consistent with", hint="give more --gpus, or less --tp")
@@ -231,7 +232,7 @@ def consistency(
         devices_per_worker=gpus // workers, step_s=found.step_time_s, compute_s=found.step_time_s - exchange_s,
         exchange_s=exchange_s, jitter=factors.jitter, slow=factors.slow,
         slow_workers=0 if factors.slow == 1 else factors.slow_workers, clocks=clocks, seed=factors.seed,
-        servers=load, modes=tuple(modes), notes=found.notes,
+        servers=load, modes=tuple(modes), notes=(*_memory_note(found), *found.notes),
     )  # fmt: skip
 
 
@@ -249,6 +250,13 @@ def _check_plan(given: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         raise PlanError("lora: parameter servers of adapters are not modelled", hint="drop the adapters")
     if job.get("mode", "corrected") != "corrected":
         raise PlanError(f"mode {job['mode']}: only the corrected mode is modelled", hint="drop mode")
+
+
+def _memory_note(found: Estimate) -> tuple[str, ...]:
+    """A note where a worker does not fit on its devices."""
+    if found.feasible:
+        return ()
+    return ("a worker does not fit on its devices with whole copies of weights, gradients and optimiser (ZeRO 0)",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +285,23 @@ class _Draws:
         return np.hstack([first, draw(self.workers, more, seed=self.seed + 1, **kinds)])  # type: ignore[arg-type]
 
 
+def _shards(found: Estimate) -> int:
+    """Devices of a worker that hold different parameters."""
+    return int(found.plan["tp"]) * int(found.plan["tp2"]) * int(found.plan["pp"])
+
+
+def _check_experts(found: Estimate) -> None:
+    """Refuses experts that are cut otherwise than the layers around them.
+
+    Raises:
+        PlanError: says what to give.
+    """
+    inside, cut = int(found.plan["tp"]) * int(found.plan["cp"]), int(found.plan["etp"])
+    if inside != cut and any(path.startswith("expert_") for path in found.memory):
+        raise PlanError(f"etp {cut}: a worker of tp x cp = {inside} devices would hold its experts several times",
+                        hint=f"give --etp {inside}")  # fmt: skip
+
+
 def _exchange_s(found: Estimate) -> float:
     """What shows of the gradients' all-reduce."""
     return sum(value for path, value in found.time.items() if path.startswith("dp_comm/"))
@@ -287,9 +312,9 @@ def _servers(
 ) -> Servers:
     workers = int(found.plan["dp"])
     number_of = workers if count is None else whole("servers", count, 1, MAX_SERVERS)
-    devices = int(found.plan["tp"]) * int(found.plan["tp2"]) * int(found.plan["pp"])
+    devices = _shards(found)
     gradients, weights = (
-        devices * sum(v for path, v in found.memory.items() if path.startswith(f"{part}/"))
+        devices * sum(v for path, v in found.memory.items() if path.split("/")[0] in (part, f"expert_{part}"))
         for part in ("gradients", "weights")
     )
     share = 1 / number_of if sharding == "even" else _largest_share(model, number_of)
@@ -339,7 +364,7 @@ def _cycles(found: Estimate, load: Servers, machine: Machine) -> Mapping[str, Cy
     forward_s, backward_s = parts["forward"] / micro_batches, parts["backward"] / micro_batches
     compute_s = found.step_time_s - _exchange_s(found) - parts["optimizer"]
     alike = 1 / load.largest_share
-    update_s = parts["optimizer"] * int(found.plan["tp"]) * int(found.plan["tp2"]) * int(found.plan["pp"]) / alike
+    update_s = parts["optimizer"] * _shards(found) / alike
     add_s = float(reduction_s(load.push_bytes / alike, machine.memory_Bps))
     receive_s = float(push_s(load.push_bytes, 1, alike, math.inf, load.server_Bps, 0.0))
     layers = max(int(n) for n in found.plan["stage_layers"].values())
