@@ -26,7 +26,7 @@ from steptime.plan.keys import MAX_DEVICES
 OPERATIONS: Final = tuple(BUS_SHARE)
 """Collectives that the command knows."""
 NCCL, ESTIMATE = "nccl", "estimate"
-"""Stand among the algorithms for the time that an estimate takes: of the fitted NCCL, or of what has no such fit."""
+"""Stand among the algorithms for the time that an estimate takes: of the fitted NCCL, or on other machines of any library."""
 TREE: Final = "mst"
 """What the command calls the minimum spanning tree, ``binomial`` in the table of algorithms."""
 _DTYPES: Final = ("bf16", "fp16", "fp32", "tf32")
@@ -107,7 +107,7 @@ def collective(
     """Times of one collective on a cluster.
 
     ``nccl`` is the time that an estimate takes for it: of fitted collectives the fastest algorithm and protocol, with
-    all that was measured in it; it is called ``estimate`` on machines without such a fit. The others are the
+    all that was measured in it; it is called ``estimate`` on machines without a fit. The others are the
     textbook's sum of latency, transfer and additions (alpha, beta, gamma) on the links of the catalogue.
 
     Args:
@@ -156,7 +156,7 @@ def collective(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Times of one algorithm over sizes; the parts are those of the last size."""
+    """Times of one algorithm over sizes, and the parts of the time of the last size."""
 
     seconds: Any
     parts: tuple[float, float, float] | None = None

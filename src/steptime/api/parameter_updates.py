@@ -114,7 +114,7 @@ class Servers:
     worker_link_s: float
     """Of a push, what a worker's own link would take."""
     enough: int
-    """Servers, of equal shards, from which on the workers' links are the limit and no longer those of the servers."""
+    """Servers of equal shards from which on the links of the workers are the limit, not the links of the servers."""
 
     @property
     def bottleneck(self) -> str:
@@ -175,7 +175,7 @@ def consistency(
 ) -> Consistency:  # fmt: skip
     """Plays data-parallel training by all-reduce and through parameter servers.
 
-    A worker is one replica of the model; its times are those of the estimate. The servers are further devices of the
+    A worker is one replica of the model, with the times of the estimate. The servers are further devices of the
     cluster, on links of the level between fast domains; they apply the optimiser, once all gradients of a clock are
     there (BSP) or to each on its own (SSP, ASP).
 
@@ -184,7 +184,7 @@ def consistency(
         staleness: clocks that a worker may be ahead of the slowest one, in the mode ``ssp``.
         jitter: coefficient of variation of the computing time from clock to clock.
         slow: how many times as long some workers compute.
-        slow_workers: how many those are, where ``slow`` is not 1.
+        slow_workers: number of slow workers; without effect where ``slow`` is 1.
         sharding: ``even``: equal bytes on each server; ``tensors``: whole tensors, dealt largest first.
         server_Bps: link of a server, each way; None: as a device's.
         clocks: steps of each worker that are played.

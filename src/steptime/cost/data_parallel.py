@@ -241,7 +241,7 @@ def stale_updates(workers: Num, bound: Num) -> Num:
     $$|A_t| + |B_t| \le 2 s (P - 1)$$
 
     where $P$ = `workers`, $s$ = `bound` on their staleness in clocks, $A_t$ are updates that the worker does not see
-    yet and $B_t$ updates that it sees too early: of each other worker those of at most $s$ clocks before and $s$ after.
+    yet and $B_t$ updates that it sees too early: of each other worker updates of at most $s$ clocks before and $s$ after.
 
     Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013,
     lemma 1.
@@ -253,7 +253,7 @@ def stale_updates(workers: Num, bound: Num) -> Num:
 
 
 def stale_difference(step: Num, lipschitz: Num, workers: Num, bound: Num) -> Num:
-    r"""Bound on the distance between the parameters that a worker reads and those of bulk-synchronous training.
+    r"""Bound on the distance between what a worker reads and the parameters of bulk-synchronous training.
 
     $$\lVert \tilde x_t - x_t \rVert \le 2 s (P - 1)\,\eta\,L$$
 
@@ -274,7 +274,7 @@ def stale_step(diameter: Num, lipschitz: Num, workers: Num, bound: Num, update: 
 
     $$\eta_t = \frac{F}{L \sqrt{2 (s + 1) P\,t}}$$
 
-    where $t$ = `update` counts the updates of all workers from 1; the other symbols are those of :func:`stale_regret`.
+    where $t$ = `update` counts the updates of all workers from 1; the other symbols stand at :func:`stale_regret`.
 
     Source: Ho et al. 2013, theorem 1.
 

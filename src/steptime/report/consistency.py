@@ -102,6 +102,6 @@ def _print_failures(out: Any, found: Consistency) -> None:
 
 
 def _same(one: ModeRun, asked: tuple[FailureEffect, ...]) -> FailureEffect | None:
-    """The failure of a mode that is the last of those asked for; an all-reduce has none of a server."""
+    """What the last of the failures does to a mode; an all-reduce has no server that could fail."""
     wanted = asked[-1]
     return next((e for e in one.failures if (e.what, e.at_s) == (wanted.what, wanted.at_s)), None)

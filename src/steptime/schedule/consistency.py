@@ -28,7 +28,7 @@ class Cycle:
     forward_s: float
     """Passes that need the parameters one piece after the other."""
     between_s: float
-    """Everything that neither a pull nor a push can run beside."""
+    """Computing during which neither a pull nor a push can run."""
     backward_s: float
     """Passes that finish the gradients one piece after the other."""
     pull_s: float
@@ -44,7 +44,7 @@ class Cycle:
     round_s: float = 0.0
     """Work of the servers once all gradients of a clock are there."""
     pieces: int = 1
-    """Pieces in which parameters and gradients travel beside the passes; 1: nothing overlaps."""
+    """Pieces in which parameters and gradients travel during the passes; 1: nothing overlaps."""
 
     @property
     def compute_s(self) -> float:

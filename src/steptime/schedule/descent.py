@@ -1,7 +1,7 @@
-r"""Stochastic gradient descent with the stale parameters of a played run, beside the bounds of the theory.
+r"""Stochastic gradient descent with the stale parameters of a played run, and the bounds of the theory.
 
 The problem is small and convex: absolute deviations $f_t(x) = |a_t^\top (x - x^*)|$ with unit vectors $a_t$, so that
-gradients are no longer than $L = 1$ and the least loss is 0. Steps are those of the theorem
+gradients are no longer than $L = 1$ and the least loss is 0. Step sizes follow the theorem
 (:func:`steptime.cost.data_parallel.stale_step`).
 """
 
