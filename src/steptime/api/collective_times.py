@@ -26,7 +26,7 @@ from steptime.plan.keys import MAX_DEVICES
 OPERATIONS: Final = tuple(BUS_SHARE)
 """Collectives that the command knows."""
 NCCL, ESTIMATE = "nccl", "estimate"
-"""Stand among the algorithms for the time that an estimate takes: of the fitted NCCL, or on other machines of any library."""
+"""Stand among the algorithms for the time that an estimate takes: fitted to NCCL, or on other machines not."""
 TREE: Final = "mst"
 """What the command calls the minimum spanning tree, ``binomial`` in the table of algorithms."""
 _DTYPES: Final = ("bf16", "fp16", "fp32", "tf32")

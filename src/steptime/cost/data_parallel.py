@@ -241,7 +241,7 @@ def stale_updates(workers: Num, bound: Num) -> Num:
     $$|A_t| + |B_t| \le 2 s (P - 1)$$
 
     where $P$ = `workers`, $s$ = `bound` on their staleness in clocks, $A_t$ are updates that the worker does not see
-    yet and $B_t$ updates that it sees too early: of each other worker updates of at most $s$ clocks before and $s$ after.
+    yet and $B_t$ updates that it sees too early: of each other worker at most $s$ before and $s$ after the clock.
 
     Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013,
     lemma 1.
