@@ -338,8 +338,8 @@ def followed_by(first: Path, second: Path) -> Path:
     $$h = h_1 + h_2, \qquad V = V_1 + V_2$$
 
     where $h_1, V_1$ are the hops and bytes of `first` and $h_2, V_2$ of `second`, on each level. By minimum
-    spanning trees an all-gather is a gather and a broadcast, a reduce-scatter a reduction and a scatter, an all-reduce a
-    reduction and a broadcast.
+    spanning trees an all-gather is a gather and a broadcast, a reduce-scatter a reduction and a scatter, an all-reduce
+    a reduction and a broadcast.
 
     Source: Chan et al. 2007, section 4.2.
 

@@ -184,7 +184,11 @@ def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, insi
     """
     model = machine.fabric
     if model is not None:
-        return collective_s(kind, size_bytes, ranks, inside, model.fabric, **_shared(model, inside))
+        shared = _shared(model, inside)
+        return collective_s(
+            kind, size_bytes, ranks, inside, model.fabric, groups=shared["groups"],
+            oversubscription=shared["oversubscription"],
+        )  # fmt: skip
     kind = ROOTED.get(kind, kind)
     names = ("direct" if kind == "all_to_all" else "ring", "")
     return collective_over_s(kind, machine, size_bytes, ranks, inside), *names
