@@ -36,6 +36,9 @@ def test_json_is_the_record(run: Run) -> None:
     assert [one["mode"] for one in found["modes"]] == ["all-reduce", "bsp", "ssp", "asp"]
     assert [one["bound"] for one in found["modes"]] == [0, 0, 5, None]
     assert [len(one["failures"]) for one in found["modes"]] == [1, 2, 2, 2]
+    assert found["modes"][1]["failures"][1]["stands_still_s"] == pytest.approx(30.0, rel=0.05)
+    wide = json.loads(run(*GIVEN, "--server-bandwidth", "70 GB/s", "--seed", "4", "--json").stdout)
+    assert wide["servers"]["server_Bps"] == 70e9 and wide["seed"] == 4 and wide["servers"]["count"] == 8
 
 
 def test_a_run_may_be_a_file_and_options_win(run: Run, tmp_path: Path) -> None:

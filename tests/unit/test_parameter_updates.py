@@ -28,6 +28,18 @@ def test_without_jitter_an_all_reduce_takes_the_step_of_the_estimate() -> None:
     assert all(one.wait_share == pytest.approx(0.0, abs=0.02) for one in found.modes)
 
 
+def test_a_worker_of_servers_computes_all_but_the_optimiser_and_shows_its_transfers() -> None:
+    plan = {"tp": 2, "zero": 0, "overlap": "none"}
+    found = played(jitter=0.0, servers=10_000, plan=plan)
+    step = steptime.api.estimate("llama3-8b", "dgx-h100", gpus=16, global_batch=64, plan=plan)
+    optimizer_s = sum(value for path, value in step.time.items() if path.startswith("optimizer/"))
+    assert optimizer_s > 0.01 * step.step_time_s
+    alone_s = found.compute_s - optimizer_s + 2 * found.servers.worker_link_s
+    for name in ("bsp", "ssp", "asp"):
+        assert found.mode(name).clock_s == pytest.approx(alone_s, rel=1e-3)
+        assert found.mode(name).exchange_share == pytest.approx(2 * found.servers.worker_link_s / alone_s, rel=1e-2)
+
+
 def test_the_modes_are_in_the_order_of_their_slack() -> None:
     found = played(jitter=0.2, slow=1.5, staleness=2)
     assert [one.mode for one in found.modes] == list(MODES)
