@@ -245,7 +245,7 @@ def _check_plan(given: Mapping[str, Any], job: Mapping[str, Any]) -> None:
     for key, alone in (("zero", 0), ("shard", 0), ("ep", 1)):
         if given.get(key, alone) not in (alone, None):
             raise PlanError(f"{key} {given[key]}: each worker keeps a copy of its own here, with nothing shared out",
-                            hint=f"drop {key}")  # fmt: skip
+                            hint=f"drop {key}, or give --{key} {alone}")  # fmt: skip
     if job.get("lora"):
         raise PlanError("lora: parameter servers of adapters are not modelled", hint="drop the adapters")
     if job.get("mode", "corrected") != "corrected":
