@@ -164,7 +164,7 @@ def test_fit_names_the_extra(run: Run, softmaxes: Path, monkeypatch: pytest.Monk
         (("--table", "none/t.csv"), "none/t.csv: cannot be written"),
         (("--table", "t.txt"), "t.txt is not a table"),
         (("--plot", "none/p.png"), "none/p.png: cannot be written"),
-        (("--plot", "p.doc"), "matplotlib writes no such file"),
+        (("--plot", "p.doc"), "matplotlib cannot write such a file"),
     ],
 )
 def test_machine_refuses_before_it_measures(

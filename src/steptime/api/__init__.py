@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     from steptime.api.calls import estimate as estimate
     from steptime.api.calls import ledger as ledger
     from steptime.api.calls import plan as plan
+    from steptime.api.collective_times import Collective as Collective
+    from steptime.api.collective_times import collective as collective
+    from steptime.api.parameter_updates import Consistency as Consistency
+    from steptime.api.parameter_updates import consistency as consistency
     from steptime.captured.fitting import fit as fit
     from steptime.lab.limits import Limits as Limits
     from steptime.lab.limits import limits as limits
 
 #: Public name -> where it is defined.
 PLACES: Final = {
+    "Collective": "steptime.api.collective_times:Collective",
+    "Consistency": "steptime.api.parameter_updates:Consistency",
     "Difference": "steptime.api.calls:Difference",
     "Ledger": "steptime.api.calls:Ledger",
     "Limits": "steptime.lab.limits:Limits",
+    "collective": "steptime.api.collective_times:collective",
+    "consistency": "steptime.api.parameter_updates:consistency",
     "diff": "steptime.api.calls:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",

@@ -41,6 +41,11 @@ COMMANDS: Final = {
     "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
+    "collective": ("steptime.cli.collective", "Time and bandwidth of one collective: NCCL's choice, rings, trees."),
+    "consistency": (
+        "steptime.cli.consistency",
+        "All-reduce and parameter servers, synchronous to asynchronous: throughput, staleness.",
+    ),
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),

@@ -9,7 +9,20 @@ scattered, to be reduced or to be broadcast. An empty tensor or a group of one c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Final
+
 from steptime.num import Num, maximum, where
+
+BUS_SHARE: Final[Mapping[str, Callable[[Num], Num]]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("broadcast", "reduce"), lambda n: 1.0 + 0.0 * n),
+}
+"""Bytes that cross the busiest link at least, as a share of the size of a collective over n ranks.
+
+Source: nccl-tests, doc/PERFORMANCE.md and the `GetBw` functions of its programs.
+"""
 
 
 def ring_transfer_s(
@@ -231,3 +244,50 @@ def ring_exchange_s(
     """
     near_s, far_s = fast_latency_s + size_bytes / fast_Bps, slow_latency_s + size_bytes / slow_Bps
     return where(size_bytes > 0, rotated_s(ranks, inside, near_s, far_s), 0.0)
+
+
+def algorithm_Bps(size_bytes: Num, seconds: Num) -> Num:
+    r"""Algorithm bandwidth (`algbw` of nccl-tests): size of the collective over its time.
+
+    $$B_a = S / t$$
+
+    where $S$ = `size_bytes` and $t$ = `seconds`; 0 where nothing takes time.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+
+    >>> algorithm_Bps(1e9, 0.01)
+    100000000000.0
+    """
+    return where(seconds > 0, size_bytes / where(seconds > 0, seconds, 1.0), 0.0 * size_bytes)
+
+
+def bus_Bps(kind: str, size_bytes: Num, ranks: Num, seconds: Num) -> Num:
+    r"""Bus bandwidth (`busbw` of nccl-tests): what the busiest link carries, whatever the number of ranks.
+
+    $$B_b = f(n)\, S / t$$
+
+    where $f$ is :data:`BUS_SHARE` of `kind` for $n$ = `ranks`, $S$ = `size_bytes` and $t$ = `seconds`. It can be held
+    against the bandwidth of the hardware; above it, switches have added up.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+
+    >>> bus_Bps("all_reduce", 1e9, 8, 0.0175), bus_Bps("all_gather", 1e9, 8, 0.00875), bus_Bps("reduce", 1e9, 8, 0.01)
+    (100000000000.0, 100000000000.0, 100000000000.0)
+    """
+    return BUS_SHARE[kind](ranks) * algorithm_Bps(size_bytes, seconds)
+
+
+def reduction_s(added_bytes: Num, memory_Bps: Num) -> Num:
+    r"""Arithmetic of a reduction: adding what has come in to what is there.
+
+    $$t = \gamma V, \qquad \gamma = 3 / \beta_m$$
+
+    where $V$ = `added_bytes` are the bytes of partial sums that a rank adds up and $\beta_m$ = `memory_Bps` is the rate
+    at which device memory streams: an addition reads two numbers and writes one.
+
+    Source: Chan et al. 2007, section 3 (the model); traffic as of :func:`steptime.cost.elementwise.residual_bytes`.
+
+    >>> reduction_s(1e9, 3e12)
+    0.001
+    """
+    return 3 * added_bytes / memory_Bps

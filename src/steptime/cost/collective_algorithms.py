@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.cost.collective import reduction_s
 from steptime.cost.collective_schedules import (
     Path,
     binomial_path,
@@ -24,6 +25,7 @@ from steptime.cost.collective_schedules import (
     direct_path,
     double_tree_path,
     doubling_path,
+    followed_by,
     hierarchical_all_to_all_path,
     hierarchical_path,
     in_network_all_reduce_path,
@@ -207,6 +209,26 @@ def transfer_s(
     return start_s + ramp_s * (moved / (moved + ramp_bytes)) + both_s
 
 
+def alpha_beta_gamma_s(
+    path: Path, added: Num, inner_hop_s: Num, outer_hop_s: Num, inner_Bps: Num, outer_Bps: Num, memory_Bps: Num
+) -> tuple[Num, Num, Num]:
+    r"""Latency, transfer and arithmetic of one path: a collective takes their sum in the textbook's model.
+
+    $$t = \alpha\,h + V / \beta + \gamma\,V_r$$
+
+    where $\alpha\,h + V / \beta$ is :func:`transfer_s` of `path` without a start (its hops alone, then its bytes alone)
+    and $\gamma\,V_r$ is :func:`steptime.cost.collective.reduction_s` of $V_r$ = `added` bytes at `memory_Bps`.
+
+    Source: Chan et al., Collective communication: theory, practice, and experience, 2007, section 3.
+
+    >>> alpha_beta_gamma_s(ring_path(8e9, 8, 8, passes=2), 7e9, 1e-6, 1.0, 100e9, 1.0, 3e12)
+    (1.4e-05, 0.14, 0.007)
+    """
+    links = inner_hop_s, outer_hop_s, inner_Bps, outer_Bps
+    latency_s = transfer_s(path._replace(inner_bytes=0.0, outer_bytes=0.0), 0.0, *links)
+    return latency_s, transfer_s(path._replace(inner_hops=0, outer_hops=0), 0.0, *links), reduction_s(added, memory_Bps)
+
+
 Maker = Callable[[Num, Num, Num, float], Path]
 
 _GATHER: Final[dict[str, Maker]] = {
@@ -216,13 +238,21 @@ _GATHER: Final[dict[str, Maker]] = {
     "direct": lambda s, n, t, k: direct_path(s, n, t, k),
     "hierarchical": lambda s, n, t, k: hierarchical_path(s, n, t),
 }
+#: Minimum spanning trees of what has no root: to a root and from it.
+_TO_ROOT: Final[Mapping[str, Maker]] = {
+    "all_gather": lambda s, n, t, k: followed_by(binomial_scatter_path(s, n, t), binomial_path(s, n, t)),
+    "reduce_scatter": lambda s, n, t, k: followed_by(binomial_path(s, n, t), binomial_scatter_path(s, n, t)),
+    "all_reduce": lambda s, n, t, k: followed_by(binomial_path(s, n, t), binomial_path(s, n, t)),
+}
 _ROOTED: Final[dict[str, Maker]] = {
     "chain": lambda s, n, t, k: chain_path(s, n, t),
     "binomial": lambda s, n, t, k: binomial_path(s, n, t),
+    "ring": lambda s, n, t, k: ring_path(s, n, t, k, 2),
 }
 _PARTS: Final[dict[str, Maker]] = {
     "binomial": lambda s, n, t, k: binomial_scatter_path(s, n, t),
     "direct": lambda s, n, t, k: direct_path(s, n, t, k),
+    "ring": lambda s, n, t, k: ring_path(s, n, t, k),
 }
 #: Every algorithm of every collective.
 ALGORITHMS: Final[Mapping[str, Mapping[str, Maker]]] = {
@@ -231,9 +261,13 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Maker]]] = {
     "reduce": _ROOTED,
     "scatter": _PARTS,
     "gather": _PARTS,
-    "all_gather": _GATHER,
-    "reduce_scatter": {name: maker for name, maker in _GATHER.items() if name != "bruck"},
+    "all_gather": {**_GATHER, "binomial": _TO_ROOT["all_gather"]},
+    "reduce_scatter": {
+        **{name: maker for name, maker in _GATHER.items() if name != "bruck"},
+        "binomial": _TO_ROOT["reduce_scatter"],
+    },
     "all_reduce": {
+        "binomial": _TO_ROOT["all_reduce"],
         "ring": lambda s, n, t, k: ring_path(s, n, t, k, 2),
         "tree": lambda s, n, t, k: double_tree_path(s, n, t),
         "switch": lambda s, n, t, k: in_network_all_reduce_path(s, n, t),

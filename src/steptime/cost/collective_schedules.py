@@ -325,3 +325,50 @@ def in_network_all_reduce_path(size_bytes: Num, ranks: Num, inside: Num) -> Path
         where(inside > 1, size_bytes * (1 + 1 / inside), zero),
         2 * size_bytes * (domains - 1) / domains,
     )
+
+
+def followed_by(first: Path, second: Path) -> Path:
+    r"""Two collectives, one after the other, each level in its turn: hops and bytes add up.
+
+    $$h = h_1 + h_2, \qquad V = V_1 + V_2$$
+
+    where $h_1, V_1$ are the hops and bytes of `first` and $h_2, V_2$ of `second`, on each level. By minimum
+    spanning trees an all-gather is a gather and a broadcast, a reduce-scatter a reduction and a scatter, an all-reduce
+    a reduction and a broadcast.
+
+    Source: Chan et al. 2007, section 4.2.
+
+    >>> followed_by(binomial_path(8.0, 8, 8), binomial_path(8.0, 8, 8))[:3]
+    (6, 0, 48.0)
+    """
+    return Path(
+        first.inner_hops + second.inner_hops,
+        first.outer_hops + second.outer_hops,
+        first.inner_bytes + second.inner_bytes,
+        first.outer_bytes + second.outer_bytes,
+        serial=True,
+    )
+
+
+def added_bytes(kind: str, algorithm: str, size_bytes: Num, ranks: Num, inside: Num) -> Num:
+    r"""Bytes of partial sums that the busiest rank adds up, one after the other.
+
+    $$V = S \frac{n-1}{n} \ \text{(rings, halvings, levels)}, \qquad
+      V = S \big(\lceil \log_2 t \rceil + \lceil \log_2 N \rceil\big) \ \text{(minimum spanning tree)}, \qquad
+      V = S \ \text{(chain, double tree)}$$
+
+    where a group of $n$ = `ranks` has $t$ = `inside` in each of $N$ domains; nothing where a switch adds, and where
+    `kind` is no reduction. A tree that is not pipelined adds the whole tensor in every round.
+
+    Source: Chan et al. 2007, tables 1 and 3; the terms with gamma.
+
+    >>> added_bytes("all_reduce", "ring", 8.0, 8, 8), added_bytes("reduce", "binomial", 8.0, 8, 8)
+    (7.0, 24.0)
+    """
+    if kind not in ("reduce", "reduce_scatter", "all_reduce") or algorithm == "switch":
+        return 0.0 * size_bytes
+    if algorithm == "binomial":
+        return size_bytes * (log2_ceil(inside) + log2_ceil(ranks / inside))
+    if algorithm in ("chain", "tree"):
+        return where(ranks > 1, size_bytes, 0.0 * size_bytes)
+    return size_bytes * (ranks - 1) / ranks

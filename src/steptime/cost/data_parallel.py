@@ -1,4 +1,4 @@
-r"""Data parallelism: exposed time of its traffic, parameter servers, and the optimiser step over lists of tensors.
+r"""Data parallelism: exposed traffic, parameter servers, stale parameters, the optimiser step over lists of tensors.
 
 Symbols of parameter servers: $S$ = `size_bytes` is one copy of what is exchanged, spread over $s$ = `servers`; $w$ =
 `workers` each have a NIC of $\beta_w$ = `worker_Bps`, each server one of $\beta_s$ = `server_Bps` (bytes/s, one
@@ -224,6 +224,89 @@ def push_pull_s(
     """
     args = (size_bytes, workers, servers, worker_Bps, server_Bps, latency_s, own_share)
     return push_s(*args) + pull_s(*args)
+
+
+def largest_shard_servers(shard_bytes: Num, size_bytes: Num) -> Num:
+    r"""Servers with equal shards that would be as busy as the busiest of servers with unequal ones.
+
+    $$s = S / S_1$$
+
+    where $S$ = `size_bytes` is one copy of what is exchanged and $S_1$ = `shard_bytes` the largest server's part of it.
+
+    Source: definition; the busiest port sets the pace of :func:`push_s`.
+
+    >>> largest_shard_servers(4e9, 8e9)
+    2.0
+    """
+    return size_bytes / shard_bytes
+
+
+def stale_updates(workers: Num, bound: Num) -> Num:
+    r"""Updates by which what a worker reads differs at most from what it would read in bulk-synchronous training.
+
+    $$|A_t| + |B_t| \le 2 s (P - 1)$$
+
+    where $P$ = `workers`, $s$ = `bound` on their staleness in clocks, $A_t$ are updates that the worker does not see
+    yet and $B_t$ updates that it sees too early: of each other worker at most $s$ before and $s$ after the clock.
+
+    Source: Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013,
+    lemma 1.
+
+    >>> stale_updates(8, 3), stale_updates(8, 0)
+    (42, 0)
+    """
+    return 2 * bound * (workers - 1)
+
+
+def stale_difference(step: Num, lipschitz: Num, workers: Num, bound: Num) -> Num:
+    r"""Bound on the distance between what a worker reads and the parameters of bulk-synchronous training.
+
+    $$\lVert \tilde x_t - x_t \rVert \le 2 s (P - 1)\,\eta\,L$$
+
+    where $\eta$ = `step` is the largest step size among the updates in question, $L$ = `lipschitz` bounds the
+    gradients, and the number of updates is :func:`stale_updates` of $P$ = `workers` and $s$ = `bound`. The unit is
+    that of the parameters.
+
+    Source: triangle inequality over the updates of Ho et al. 2013, lemma 1.
+
+    >>> stale_difference(0.01, 2.0, 8, 3)
+    0.84
+    """
+    return stale_updates(workers, bound) * step * lipschitz
+
+
+def stale_step(diameter: Num, lipschitz: Num, workers: Num, bound: Num, update: Num) -> Num:
+    r"""Step size under which stale-synchronous descent has the bound of :func:`stale_regret`.
+
+    $$\eta_t = \frac{F}{L \sqrt{2 (s + 1) P\,t}}$$
+
+    where $t$ = `update` counts the updates of all workers from 1; the other symbols stand at :func:`stale_regret`.
+
+    Source: Ho et al. 2013, theorem 1.
+
+    >>> stale_step(1.0, 1.0, 8, 3, 4)
+    0.0625
+    """
+    return diameter / (lipschitz * (2 * (bound + 1) * workers * update) ** 0.5)
+
+
+def stale_regret(diameter: Num, lipschitz: Num, workers: Num, bound: Num, updates: Num) -> Num:
+    r"""Bound on the mean loss under stale-synchronous training above that of the best parameters (convex losses).
+
+    $$\frac{1}{T} \sum_{t=1}^{T} f_t(\tilde x_t) - f(x^*) \le 4 F L \sqrt{\frac{2 (s + 1) P}{T}}$$
+
+    where $F$ = `diameter` with $\tfrac12 \lVert x - x' \rVert^2 \le F^2$ between all parameters that occur, $L$ =
+    `lipschitz` bounds the gradients of the convex $f_t$, $P$ = `workers`, $s$ = `bound` on the staleness in clocks,
+    $T$ = `updates` of all workers together, and $\tilde x_t$ is what a worker reads. Step sizes are those of
+    :func:`stale_step`. With $s = 0$ it is the bound of bulk-synchronous training; without a bound on staleness there is
+    none.
+
+    Source: Ho et al. 2013, theorem 1 (the SSP expectation bound).
+
+    >>> stale_regret(1.0, 1.0, 8, 3, 6400)
+    0.4
+    """
+    return 4 * diameter * lipschitz * (2 * (bound + 1) * workers / updates) ** 0.5
 
 
 CHUNK_ELEMENTS, CHUNKS_PER_LAUNCH = 65536, 320

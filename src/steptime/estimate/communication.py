@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from steptime.cost.collective import point_to_point_s, rotated_s
 from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
@@ -20,6 +20,8 @@ FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
 ROTATED = "collective.rotated_s"
 _FITTED_LEAF, _ROTATED_LEAF = "collective_s", "rotated_s"
+ROOTED: Final[Mapping[str, str]] = {"gather": "all_gather", "scatter": "all_gather"}
+"""What the root of a collective without a ring formula sends or receives is what a rank of another one does."""
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
 
 Given: TypeAlias = Num | str | Fabric
@@ -183,6 +185,36 @@ def _chosen(
         kind, size_bytes, ranks, inside, fabric, groups=numbers["groups"], oversubscription=numbers["oversubscription"]
     )
     return str(algorithm), str(protocol)
+
+
+def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, inside: int) -> tuple[Num, Any, Any]:
+    """Time of :func:`collective_over`, and the algorithm and protocol that the communication library is taken to run.
+
+    Without a fitted fabric there is no protocol to choose: it is "". Sizes may be an array; names are then too.
+    """
+    model = machine.fabric
+    if model is not None:
+        shared = _shared(model, inside)
+        return collective_s(
+            kind,
+            size_bytes,
+            ranks,
+            inside,
+            model.fabric,
+            groups=shared["groups"],
+            oversubscription=shared["oversubscription"],
+        )
+    kind = ROOTED.get(kind, kind)
+    names = ("direct" if kind == "all_to_all" else "ring", "")
+    return collective_over(kind, machine, size_bytes, ranks, inside).seconds, *names
+
+
+def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> str:
+    """What the time of a collective rests on: fitted fabrics with their errors, a measured group, or a textbook."""
+    if machine.fabric is not None:
+        return _bases(machine.fabric, inside=inside > 1, between=ranks > inside)
+    own = machine.groups and machine.groups.find(ROOTED.get(kind, kind), ranks, inside)
+    return own.text if own else TEXTBOOK
 
 
 def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.cost.collective_algorithms import fabric_of
 from steptime.errors import UserError, counted
-from steptime.estimate.communication import collective_over, message_time_s
+from steptime.estimate.communication import ROOTED, collective_over, message_time_s
 from steptime.estimate.fabrics import FabricModel, fabric_model
 from steptime.estimate.machine import Machine as EstimateMachine
 from steptime.estimate.machine import machine_of, slow_level
@@ -35,8 +35,6 @@ LEAST_BAND: Final = 1.5
 """Coefficients that were carried over are sure within this factor at best."""
 DTYPES: Final = ("fp32", "bf16", "fp16", "tf32")
 """A machine is made for a dtype of its device, of which its links know nothing."""
-#: What the root of a collective without a ring formula sends or receives is what a rank of another one does.
-ROOTED: Final = {"gather": "all_gather", "scatter": "all_gather"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,7 @@ def refuse_outputs(table: Path | None, plot: Path | None) -> None:
 
     The other ranks of a running job write nothing.
     """
-    from steptime.lab.report.calibration import refuse_plot
+    from steptime.report.figure import refuse_plot
     from steptime.store.tables import refuse_table
 
     if os.environ.get("RANK", "0") != "0":

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import InputFileError, UserError
+from steptime.errors import UserError
 from steptime.lab.calibrate.machine.profile import Fitted, Predictor
+from steptime.report.figure import new_figure, save_figure
 from steptime.report.text import console, grid, heading, indented, percent, printable, seconds
-from steptime.store.files import refuse_unwritable
 from steptime.units import format_si
 
 #: Size of the text plot in characters.
@@ -149,27 +149,6 @@ def text_plot(residuals: Sequence[Residual]) -> str:
     return "\n".join([*lines, "  +" + "-" * COLUMNS, f"   {scale}"])
 
 
-def refuse_plot(path: Path) -> None:
-    """Find out before the work that a picture cannot be written.
-
-    Raises:
-        UserError: matplotlib is not installed, or does not write this kind of file.
-        InputFileError: the file cannot be written.
-    """
-    kinds = _figure().canvas.get_supported_filetypes()
-    if path.suffix.lower().removeprefix(".") not in kinds:
-        raise UserError(f"--plot {path}: matplotlib writes no such file", hint=f"one of {', '.join(sorted(kinds))}")
-    refuse_unwritable(path)
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("a picture needs matplotlib", hint="pip install 'steptime[calibrate]'") from None
-    return Figure(figsize=(6, 6), layout="constrained")
-
-
 def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
     """A picture of the same, by matplotlib.
 
@@ -177,7 +156,7 @@ def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    figure = _figure()
+    figure = new_figure()
     axes = figure.add_subplot()
     families = sorted({r.family.split()[0] for r in residuals})
     for name in families:
@@ -187,9 +166,4 @@ def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
     axes.plot(ends, ends, "-", color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)")
     axes.legend(fontsize="small")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UserError(f"--plot {path}: {str(error).splitlines()[0]}") from None
+    save_figure(figure, path)
