@@ -1,0 +1,312 @@
+"""Simulate a schedule: when each action starts and ends, the step time, the critical path, samples with jitter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from steptime.errors import UserError
+from steptime.num import Array, Num, maximum
+from steptime.schedule.actions import ActionTable, Kind
+from steptime.schedule.graph import PASSES, ActionGraph, Transport, graph_of
+
+Together = Callable[[Num, Num], Num]
+ROUNDS = 64
+"""Times that the order on shared links is found anew at most."""
+CELLS = 1 << 24
+"""Items times samples that are held at once: 128 MiB."""
+
+
+def longest(longest_s: Num, total_s: Num) -> Num:
+    """Passes that run together take as long as the longest of them."""
+    return longest_s
+
+
+def total(longest_s: Num, total_s: Num) -> Num:
+    """Passes that run together take as long as one after another."""
+    return total_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Seconds of actions.
+
+    Those of passes are a number, or an array by stage, by stage and micro-batch, or by stage, micro-batch and slice;
+    those of a stage (`unshard_s`, `reduce_s`, `update_s`) are a number or an array by stage.
+    """
+
+    forward_s: Num
+    input_gradient_s: Num = 0.0
+    """Gradients of inputs, in a split backward pass."""
+    weight_gradient_s: Num = 0.0
+    """Gradients of weights, in a split backward pass."""
+    backward_s: Num | None = None
+    """Whole backward pass; None: the sum of its two parts."""
+    unshard_s: Num = 0.0
+    """All-gather of the weights of a stage."""
+    reduce_s: Num = 0.0
+    """Reduction of the gradients of a stage over replicas."""
+    update_s: Num = 0.0
+    """Optimiser of a stage."""
+    message_s: Num | Callable[[Array, Array], Num] = 0.0
+    """A message between two ranks: a number, an array by sender and receiver, or a function of arrays of both."""
+    slowdown: Num = 1.0
+    """Factor on passes and updates of a rank: a number, or an array by rank; 1.1: 10 % slower."""
+    together: Together = total
+    """Seconds of passes that run together, from those of the longest and of all one after another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Random factors, log-normal with a mean of 1, each given by its standard deviation."""
+
+    action: float = 0.0
+    """Of each pass and update on its own."""
+    rank: float = 0.0
+    """Of all passes and updates of a rank, for a whole step."""
+    message: float = 0.0
+    """Of each message and collective on its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """Actions that follow each other without a gap from the start of the step to its end; their seconds add up."""
+
+    row: Array
+    """Rows of the table; of a message, the row of its send, or of the pass that makes it in a table without sends."""
+    message: Array
+    """Whether each is a message."""
+    seconds: Array
+    """Seconds of each (s), first to last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """A schedule with the times of its actions."""
+
+    graph: ActionGraph
+    seconds: Array
+    """Seconds of each item of the graph."""
+    ends: Array
+    """End of each item of the graph (s)."""
+
+    @property
+    def table(self) -> ActionTable:
+        """The schedule."""
+        return self.graph.table
+
+    @cached_property
+    def step_s(self) -> float:
+        """From the start of the first action to the end of the last (s)."""
+        return float(self.ends.max())
+
+    @cached_property
+    def starts(self) -> Array:
+        """Start of each item of the graph (s)."""
+        return np.maximum(self.ends[self.graph.previous], self.ends[self.graph.cross])
+
+    @cached_property
+    def start_s(self) -> Array:
+        """Start of each action (s), by row of the table. A send and its receive last as long as the message."""
+        return self.starts[self.graph.item]
+
+    @cached_property
+    def end_s(self) -> Array:
+        """End of each action (s), by row of the table."""
+        return self.ends[self.graph.item]
+
+    @cached_property
+    def rank_span_s(self) -> Array:
+        """From the start of a rank's first pass or update to the end of its last (s), by rank.
+
+        The largest is the time from one step to the next where steps follow each other without a barrier.
+        """
+        first, stop = self.graph.first[: 2 * self.table.ranks : 2], self.graph.stop[: 2 * self.table.ranks : 2]
+        begin, end = np.minimum(first, self.graph.size - 1), np.maximum(stop - 1, 0)
+        return np.where(first < stop, self.ends[end] - self.starts[begin], 0.0)
+
+    def critical_path(self) -> CriticalPath:
+        """What the step time is made of, first action first."""
+        previous, cross, ends = self.graph.previous, self.graph.cross, self.ends
+        item, path = int(np.argmax(ends)), []
+        while item:
+            path.append(item)
+            before, other = previous[item], cross[item]
+            item = int(other if ends[other] > ends[before] else before)
+        items = np.array(path[::-1], np.int64)
+        items = items[self.seconds[items] > 0]
+        row = np.full(self.graph.size, -1)
+        row[self.graph.item[::-1]] = np.arange(len(self.graph.item))[::-1]
+        messages = self.graph.messages
+        row[messages.item] = messages.send
+        return CriticalPath(row=row[items], message=np.isin(items, messages.item), seconds=self.seconds[items])
+
+
+def simulate(
+    schedule: ActionTable | ActionGraph, durations: Durations, transport: Transport | None = None
+) -> Simulation:
+    """Times of all actions of a schedule.
+
+    Args:
+        schedule: the table, or its graph from :func:`steptime.schedule.graph.graph_of`, which several simulations can
+            share.
+        durations: seconds of the actions.
+        transport: how messages travel, for a table; None: beside computation, on links of their own.
+
+    Raises:
+        UserError: the schedule breaks a rule, or a duration is negative or has the wrong shape.
+    """
+    if isinstance(schedule, ActionGraph):
+        graph = schedule
+    else:
+        graph = graph_of(schedule, transport or Transport())
+        if graph.transport.link is not None:
+            graph = _as_they_are_ready(graph, durations)
+    seconds = seconds_of_items(graph, durations)
+    return Simulation(graph=graph, seconds=seconds, ends=graph.ends_s(seconds))
+
+
+def sampled_step_s(graph: ActionGraph, durations: Durations, jitter: Jitter, samples: int, seed: int = 0) -> Array:
+    """Step time (s) of each of so many samples.
+
+    The same seed gives the same samples, of which the first ones do not depend on how many there are. Shared links
+    keep the order of messages that the graph has.
+    """
+    seconds = seconds_of_items(graph, durations)
+    computes, rank = _of_ranks(graph)
+    deviation = np.where(computes, jitter.action, jitter.message)
+    at_once = max(CELLS // graph.size, 1)
+    found = np.empty(samples)
+    seeds = np.random.SeedSequence(seed).spawn(samples)
+    for low in range(0, samples, at_once):
+        factors = []
+        for each in seeds[low : low + at_once]:
+            normal = np.random.default_rng(each)
+            ranks = _factor(jitter.rank, normal.standard_normal(graph.table.ranks))
+            factors.append(
+                _factor(deviation, normal.standard_normal(graph.size)) * np.where(computes, ranks[rank], 1.0)
+            )
+        ends = graph.ends_of_samples_s(seconds[:, None] * np.array(factors).T)
+        found[low : low + at_once] = ends.max(axis=0)
+    return found
+
+
+def _factor(deviation: Num, normal: Array) -> Array:
+    """Log-normal factors with a mean of 1 and this standard deviation."""
+    variance = np.log1p(np.square(deviation))
+    factor: Array = np.exp(np.sqrt(variance) * normal - variance / 2)
+    return factor
+
+
+def _of_ranks(graph: ActionGraph) -> tuple[Array, Array]:
+    """Whether each item is a pass or an update, and the rank of its chain (0 for links)."""
+    computes = np.zeros(graph.size, bool)
+    kind = graph.table.kind
+    computes[graph.item[(kind <= Kind.WEIGHT_GRADIENT) | (kind == Kind.UPDATE)]] = True
+    return computes, np.where(graph.chain < 2 * graph.table.ranks, graph.chain // 2, 0)
+
+
+def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
+    """The graph whose links take messages in the order in which they are ready, under that order."""
+    alone = Transport(overlap=graph.transport.overlap, buffers=graph.transport.buffers)
+    order: Array | None = None
+    found = graph_of(graph.table, alone)
+    for _ in range(ROUNDS):
+        seconds = seconds_of_items(found, durations)
+        ends, messages = found.ends_s(seconds), found.messages
+        ready = ends[found.item[messages.producer]]
+        now = np.empty(len(ready), np.int64)
+        now[np.argsort(ready, kind="stable")] = np.arange(len(ready))
+        if order is not None and np.array_equal(now, order):
+            break
+        order = now
+        found = graph_of(graph.table, graph.transport, order)
+    return found
+
+
+# -- durations --------------------------------------------------------------------------------------------------------
+
+
+def seconds_of_items(graph: ActionGraph, durations: Durations) -> Array:
+    """Seconds of each item of a graph.
+
+    Raises:
+        UserError: a duration is negative, not finite, or has the wrong shape.
+    """
+    table = graph.table
+    by_row = seconds_of_rows(table, durations)
+    seconds = np.zeros(graph.size)
+    seconds[graph.item] = by_row
+    _join(graph, durations.together, by_row, seconds)
+    seconds[graph.messages.item] = _message_seconds(graph, durations)
+    seconds[0] = 0.0
+    return seconds
+
+
+def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
+    """Seconds of each action that is no message, each on its own; 0 for sends and receives."""
+    backward_s = durations.backward_s
+    if backward_s is None:
+        backward_s = durations.input_gradient_s + durations.weight_gradient_s
+    shape = (table.stages, table.micro_batches, table.slices)
+    given = dict(zip(PASSES, (durations.forward_s, backward_s, *_parts(durations)), strict=True))
+    seconds = np.zeros(len(table.kind))
+    for kind, value in given.items():
+        rows = np.flatnonzero(table.kind == kind)
+        if rows.size:
+            every = _spread(value, shape, f"{kind.name.lower()}_s")
+            seconds[rows] = every[table.stage[rows], table.micro_batch[rows], table.slice[rows]]
+    for kind, value in (
+        (Kind.UNSHARD, durations.unshard_s), (Kind.REDUCE, durations.reduce_s), (Kind.UPDATE, durations.update_s),
+    ):  # fmt: skip
+        rows = np.flatnonzero(table.kind == kind)
+        if rows.size:
+            seconds[rows] = _spread(value, (table.stages,), f"{kind.name.lower()}_s")[table.stage[rows]]
+    on_compute = np.flatnonzero((table.kind <= Kind.WEIGHT_GRADIENT) | (table.kind == Kind.UPDATE))
+    seconds[on_compute] *= _spread(durations.slowdown, (table.ranks,), "slowdown")[table.rank[on_compute]]
+    return seconds
+
+
+def _parts(durations: Durations) -> tuple[Num, Num]:
+    return durations.input_gradient_s, durations.weight_gradient_s
+
+
+def _spread(value: Num, shape: tuple[int, ...], name: str) -> Array:
+    """A value for each place of the shape; dimensions that are missing at the end are spread over.
+
+    Raises:
+        UserError: another shape, or a value that is no duration.
+    """
+    array = np.asarray(value, np.float64)
+    if array.shape != shape[: array.ndim]:
+        raise UserError(f"{name} has the shape {array.shape}", hint=f"a number, or an array of the shape {shape}")
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise UserError(f"{name} is not a time: {array[~(np.isfinite(array) & (array >= 0))][0]}", hint="0 or more")
+    return np.broadcast_to(array.reshape(array.shape + (1,) * (len(shape) - array.ndim)), shape)
+
+
+def _join(graph: ActionGraph, together: Together, by_row: Array, seconds: Array) -> None:
+    """Seconds of items that are several passes which run together."""
+    rows = np.flatnonzero((graph.table.together >= 0) & (graph.table.kind <= Kind.WEIGHT_GRADIENT))
+    if not rows.size:
+        return
+    items, place = np.unique(graph.item[rows], return_inverse=True)
+    most, every = np.zeros(len(items)), np.bincount(place, by_row[rows])
+    np.maximum.at(most, place, by_row[rows])
+    alone = np.bincount(place) == 1
+    seconds[items] = np.where(alone, every, maximum(together(most, every), 0.0))
+
+
+def _message_seconds(graph: ActionGraph, durations: Durations) -> Array:
+    """Seconds of each message."""
+    messages, given = graph.messages, durations.message_s
+    if callable(given):
+        found = np.broadcast_to(given(messages.source, messages.target), messages.source.shape)
+        return _spread(found, found.shape, "message_s")
+    ranks = (graph.table.ranks, graph.table.ranks)
+    return _spread(given, ranks if np.ndim(given) else (1, 1), "message_s")[
+        (messages.source, messages.target) if np.ndim(given) else (np.zeros_like(messages.source),) * 2
+    ]
