@@ -10,11 +10,8 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.num import Array
-from steptime.schedule.actions import ActionTable, Kind
+from steptime.schedule.actions import LETTERS, MESSAGES, PASSES, ActionTable, Kind
 
-PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-SENDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 DATA = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE)
 """Kinds that run on the data stream of a rank; passes and UPDATE run on its compute stream."""
 
@@ -178,26 +175,9 @@ def longest_paths(
     return ends, {chain: at[chain] for chains in parked.values() for chain in chains}
 
 
-NAMES = {
-    Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT_GRADIENT: "I", Kind.WEIGHT_GRADIENT: "W",
-    Kind.SEND_FORWARD: "SEND_F", Kind.RECEIVE_FORWARD: "RECV_F", Kind.SEND_BACKWARD: "SEND_B",
-    Kind.RECEIVE_BACKWARD: "RECV_B", Kind.UNSHARD: "UNSHARD", Kind.RESHARD: "RESHARD", Kind.REDUCE: "REDUCE",
-    Kind.UPDATE: "UPDATE",
-}  # fmt: skip
-"""Short names of kinds, those of PyTorch's pipelining schedules where it has one."""
-
-
 def action_name(table: ActionTable, row: int) -> str:
-    """Words for an action: rank, kind, stage, micro-batch, slice."""
-    words = f"rank {table.rank[row]}: {described(table, table.kind[row], table.stage[row], table.micro_batch[row])}"
-    return words + (f", slice {table.slice[row]}" if table.slices > 1 else "")
-
-
-def described(table: ActionTable, kind: int, stage: int, micro_batch: int) -> str:
-    """Words for what an action does."""
-    return f"{NAMES[Kind(int(kind))]} of stage {stage}" + (
-        f", micro-batch {micro_batch}" if micro_batch >= 0 else ""
-    )
+    """Words for an action: its rank, and what it does in PyTorch's notation."""
+    return f"rank {table.rank[row]}: {table.named(row)}"
 
 
 # -- rows that depend on each other -----------------------------------------------------------------------------------
@@ -218,7 +198,7 @@ class _Rows:
         double = np.flatnonzero((self._row[places] != rows) & (table.micro_batch >= 0))
         if double.size:
             raise UserError(
-                f"{action_name(table, int(double[0]))}: also {action_name(table, int(self._row[places][double[0]]))}",
+                f"{action_name(table, int(double[0]))} is there twice",
                 hint="each action is there once",
             )
 
@@ -256,8 +236,8 @@ class _Rows:
         missing = np.flatnonzero(found < 0)
         if missing.size:
             row = int(rows[missing[0]])
-            what = described(table, kinds[0], int(stage[missing[0]]), int(table.micro_batch[row]))
-            raise UserError(f"{action_name(table, row)}: needs {what}, which is nowhere", hint="add the action")
+            what = f"{stage[missing[0]]}{LETTERS[kinds[0]]}{table.micro_batch[row]}"
+            raise UserError(f"{action_name(table, row)} needs {what}, which no rank has", hint="add the action")
         return found
 
     def check_before(self, rows: Array, others: Array, rule: str) -> None:
@@ -304,7 +284,7 @@ def _messages(rows: _Rows, consumer: Array, producer: Array) -> MessageTable:
     """Messages from the passes of one rank to those of another, in the order of the sends."""
     table = rows.table
     send, receive = producer, np.full(len(consumer), -1)
-    explicit = rows.of(*SENDS, *RECEIVES)
+    explicit = rows.of(*MESSAGES)
     if explicit.size:
         send, receive = send.copy(), receive.copy()
         forward = rows.kind[consumer] == Kind.FORWARD
@@ -316,7 +296,9 @@ def _messages(rows: _Rows, consumer: Array, producer: Array) -> MessageTable:
             send[way] = rows.like(consumer[way], sends, stages=step)
         rows.check_before(send, producer, "a result is sent after the pass that makes it")
         rows.check_before(consumer, receive, "a pass is after the receive of what it needs")
-        spare = np.setdiff1d(explicit, np.concatenate([send, receive]))
+        used = np.zeros(len(rows.kind), bool)
+        used[send], used[receive] = True, True
+        spare = explicit[~used[explicit]]
         if spare.size:
             raise UserError(
                 f"{action_name(table, int(spare[0]))}: no pass of another rank needs this message",
@@ -337,6 +319,8 @@ def _data_dependencies(rows: _Rows) -> tuple[Array, Array]:
 
     def neighbours(of: Array, among: Array, later: bool) -> None:
         """The next (or the last) row among these of the same rank and stage; the later of both waits."""
+        if not (of.size and among.size):
+            return
         place = (table.rank * table.stages + table.stage).astype(np.int64)
         sorted_rows = among[np.argsort(place[among], kind="stable")]
         keys = place[sorted_rows] * count + sorted_rows
@@ -347,16 +331,15 @@ def _data_dependencies(rows: _Rows) -> tuple[Array, Array]:
         needs.append((of if later else found)[there])
 
     passes, reduce = rows.of(*PASSES), rows.of(Kind.REDUCE)
-    if passes.size:
-        neighbours(rows.of(Kind.UNSHARD), passes, later=True)
-        neighbours(rows.of(Kind.RESHARD), passes, later=False)
-        neighbours(reduce, passes, later=False)
+    neighbours(rows.of(Kind.UNSHARD), passes, later=True)
+    neighbours(rows.of(Kind.RESHARD), passes, later=False)
+    neighbours(reduce, passes, later=False)
+    if reduce.size:
         for one, last in zip(waits[-1].tolist(), needs[-1].tolist(), strict=True):
             others = reduce[(table.stage[reduce] == table.stage[one]) & (table.rank[reduce] != table.rank[one])]
             waits.append(others)
             needs.append(np.full(len(others), last))
-    if reduce.size:
-        neighbours(rows.of(Kind.UPDATE), reduce, later=False)
+    neighbours(rows.of(Kind.UPDATE), reduce, later=False)
     return np.concatenate(waits), np.concatenate(needs)
 
 
@@ -401,7 +384,7 @@ class _Items:
         self.separate = transport.overlap or not explicit
         """Whether messages are items of their own."""
         if transport.overlap:
-            in_chain[rows.of(*SENDS, *RECEIVES)] = False
+            in_chain[rows.of(*MESSAGES)] = False
         self._lead = _leaders(table, in_chain, rows)
         self.rows_of_items = np.flatnonzero(in_chain & (self._lead == np.arange(len(in_chain))))
         self.place = np.full(len(rows.kind), -1)

@@ -10,8 +10,8 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.num import Array, Num, maximum
-from steptime.schedule.actions import ActionTable, Kind
-from steptime.schedule.graph import PASSES, ActionGraph, Transport, graph_of
+from steptime.schedule.actions import PASSES, ActionTable, Kind
+from steptime.schedule.graph import ActionGraph, Transport, graph_of
 
 Together = Callable[[Num, Num], Num]
 ROUNDS = 64
@@ -252,29 +252,25 @@ def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
     if backward_s is None:
         backward_s = durations.input_gradient_s + durations.weight_gradient_s
     shape = (table.stages, table.micro_batches, table.slices)
-    given = dict(zip(PASSES, (durations.forward_s, backward_s, *_parts(durations)), strict=True))
+    parts = (durations.forward_s, backward_s, durations.input_gradient_s, durations.weight_gradient_s)
     seconds = np.zeros(len(table.kind))
-    for kind, value in given.items():
+    for kind, value in zip(PASSES, parts, strict=True):
         rows = np.flatnonzero(table.kind == kind)
         if rows.size:
-            every = _spread(value, shape, f"{kind.name.lower()}_s")
+            every = spread(value, shape, f"{kind.name.lower()}_s")
             seconds[rows] = every[table.stage[rows], table.micro_batch[rows], table.slice[rows]]
     for kind, value in (
         (Kind.UNSHARD, durations.unshard_s), (Kind.REDUCE, durations.reduce_s), (Kind.UPDATE, durations.update_s),
     ):  # fmt: skip
         rows = np.flatnonzero(table.kind == kind)
         if rows.size:
-            seconds[rows] = _spread(value, (table.stages,), f"{kind.name.lower()}_s")[table.stage[rows]]
+            seconds[rows] = spread(value, (table.stages,), f"{kind.name.lower()}_s")[table.stage[rows]]
     on_compute = np.flatnonzero((table.kind <= Kind.WEIGHT_GRADIENT) | (table.kind == Kind.UPDATE))
-    seconds[on_compute] *= _spread(durations.slowdown, (table.ranks,), "slowdown")[table.rank[on_compute]]
+    seconds[on_compute] *= spread(durations.slowdown, (table.ranks,), "slowdown")[table.rank[on_compute]]
     return seconds
 
 
-def _parts(durations: Durations) -> tuple[Num, Num]:
-    return durations.input_gradient_s, durations.weight_gradient_s
-
-
-def _spread(value: Num, shape: tuple[int, ...], name: str) -> Array:
+def spread(value: Num, shape: tuple[int, ...], name: str) -> Array:
     """A value for each place of the shape; dimensions that are missing at the end are spread over.
 
     Raises:
@@ -305,8 +301,6 @@ def _message_seconds(graph: ActionGraph, durations: Durations) -> Array:
     messages, given = graph.messages, durations.message_s
     if callable(given):
         found = np.broadcast_to(given(messages.source, messages.target), messages.source.shape)
-        return _spread(found, found.shape, "message_s")
-    ranks = (graph.table.ranks, graph.table.ranks)
-    return _spread(given, ranks if np.ndim(given) else (1, 1), "message_s")[
-        (messages.source, messages.target) if np.ndim(given) else (np.zeros_like(messages.source),) * 2
-    ]
+        return spread(found, found.shape, "message_s")
+    links = spread(given, (graph.table.ranks, graph.table.ranks), "message_s")
+    return links[messages.source, messages.target]
