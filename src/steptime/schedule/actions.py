@@ -116,13 +116,17 @@ class ActionTable:
 
     @property
     def identity(self) -> Array:
-        """Number of each action that passes and messages share with no other: of kind, stage, micro-batch, slice."""
-        found: Array = self.number(self.kind, self.stage, self.micro_batch, self.slice)
-        return found
+        """Number of each action by what it is (:meth:`number`)."""
+        return np.asarray(self.number(self.kind, self.stage, self.micro_batch, self.slice))
 
     def number(self, kind: Num, stage: Num, micro_batch: Num, slice_: Num) -> Num:
-        """The number (:attr:`identity`) of an action by what it is; of any micro-batch from -1."""
+        """Number of an action by what it is: that of no other pass or message; from 0 to `numbers` - 1."""
         return ((kind * self.stages + stage) * (self.micro_batches + 1) + micro_batch + 1) * self.slices + slice_
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers there are (:meth:`number`)."""
+        return len(Kind) * self.stages * (self.micro_batches + 1) * self.slices
 
 
 COLUMNS: Final = ("rank", "kind", "stage", "micro_batch", "slice", "together")
