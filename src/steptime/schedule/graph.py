@@ -50,6 +50,13 @@ class MessageTable:
     item: Array
     """Item of the graph that is the transfer."""
 
+    def sharing_buffers(self, count: int) -> tuple[Array, Array]:
+        """Messages (entries) that wait for a buffer, of so many, and for each the message that has it before."""
+        pair = self.source * (self.target.max(initial=0) + 1) + self.target
+        by_pair = np.argsort(pair, kind="stable")
+        same = np.flatnonzero(pair[by_pair[:-count]] == pair[by_pair[count:]])
+        return by_pair[same + count], by_pair[same]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActionGraph:
@@ -431,11 +438,9 @@ class _Items:
             targets.append(self.sent[by_link[same + 1]])
             sources.append(self.sent[by_link[same]])
         if (count := self.transport.buffers) is not None:
-            pair = messages.source * self.rows.table.ranks + messages.target
-            by_pair = np.lexsort((self.order, pair))
-            same = np.flatnonzero(pair[by_pair[:-count]] == pair[by_pair[count:]])
-            targets.append(self.sent[by_pair[same + count]])
-            sources.append(self.place[messages.consumer[by_pair[same]]])
+            later, earlier = messages.sharing_buffers(count)
+            targets.append(self.sent[later])
+            sources.append(self.place[messages.consumer[earlier]])
         return np.concatenate(targets), np.concatenate(sources)
 
     def _numbered(self, chain: Array, key: Array, targets: Array, sources: Array) -> ActionGraph:

@@ -216,8 +216,7 @@ def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
     found = graph_of(graph.table, alone)
     for _ in range(ROUNDS):
         seconds = seconds_of_items(found, durations)
-        ends, messages = found.ends_s(seconds), found.messages
-        ready = ends[found.item[messages.producer]]
+        ready = _ready_s(found, found.ends_s(seconds))
         now = np.empty(len(ready), np.int64)
         now[np.argsort(ready, kind="stable")] = np.arange(len(ready))
         if order is not None and np.array_equal(now, order):
@@ -225,6 +224,22 @@ def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
         order = now
         found = graph_of(graph.table, graph.transport, order)
     return found
+
+
+def _ready_s(graph: ActionGraph, ends: Array) -> Array:
+    """When each message could start but for its link (s): it is made, there is a buffer, and a rank that computes
+    nothing while it sends has come to it."""
+    messages, transport = graph.messages, graph.transport
+    ready = ends[graph.item[messages.producer]]
+    if not transport.overlap:
+        acts = np.zeros(graph.size, bool)
+        acts[graph.item] = acts[messages.item] = True
+        last = np.maximum.accumulate(np.where(acts, np.arange(graph.size), 0))
+        ready = ends[last[messages.item - 1]]
+    if transport.buffers is not None:
+        later, earlier = messages.sharing_buffers(transport.buffers)
+        ready[later] = np.maximum(ready[later], ends[graph.item[messages.consumer[earlier]]])
+    return ready
 
 
 # -- durations --------------------------------------------------------------------------------------------------------
@@ -248,17 +263,15 @@ def seconds_of_items(graph: ActionGraph, durations: Durations) -> Array:
 
 def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
     """Seconds of each action that is no message, each on its own; 0 for sends and receives."""
-    backward_s = durations.backward_s
-    if backward_s is None:
-        backward_s = durations.input_gradient_s + durations.weight_gradient_s
     shape = (table.stages, table.micro_batches, table.slices)
-    parts = (durations.forward_s, backward_s, durations.input_gradient_s, durations.weight_gradient_s)
+    parts = ("input_gradient_s", "weight_gradient_s")
+    backward = parts if durations.backward_s is None else ("backward_s",)
     seconds = np.zeros(len(table.kind))
-    for kind, value in zip(PASSES, parts, strict=True):
+    for kind, names in zip(PASSES, (("forward_s",), backward, *((part,) for part in parts)), strict=True):
         rows = np.flatnonzero(table.kind == kind)
         if rows.size:
-            every = spread(value, shape, f"{kind.name.lower()}_s")
-            seconds[rows] = every[table.stage[rows], table.micro_batch[rows], table.slice[rows]]
+            place = (table.stage[rows], table.micro_batch[rows], table.slice[rows])
+            seconds[rows] = sum(spread(getattr(durations, name), shape, name)[place] for name in names)
     for kind, value in (
         (Kind.UNSHARD, durations.unshard_s), (Kind.REDUCE, durations.reduce_s), (Kind.UPDATE, durations.update_s),
     ):  # fmt: skip
