@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,16 @@ import numpy as np
 from steptime.errors import UserError
 from steptime.num import Array
 from steptime.schedule.actions import COLUMNS, PASSES, ActionTable, Kind
-from steptime.schedule.waits import TICKS, Places, awaited_of_others, first_of_groups, is_message, longest_of_groups, needed, played
+from steptime.schedule.waits import (
+    TICKS,
+    Places,
+    awaited_of_others,
+    first_of_groups,
+    is_message,
+    longest_of_groups,
+    needed,
+    played,
+)
 
 
 def with_messages(
@@ -118,9 +128,10 @@ def _gathered_on(table: ActionTable, first: int, end: int, most: int) -> Iterato
         uses.setdefault(stages[place], []).append(place)
     held: set[int] = set()
     next_use = {stage: places.pop() for stage, places in uses.items()}
+    sizes = Counter(groups)
     for place, stage in enumerate(stages):
-        if stage not in held or len(uses) > most:
-            wanted = sorted(next_use, key=next_use.__getitem__)[: max(most, 1)]
+        if groups[place] == rows[place] and (stage not in held or len(uses) > most):
+            wanted = sorted(next_use, key=next_use.__getitem__)[: max(most, sizes[groups[place]])]
             for kind, which in ((Kind.RESHARD, sorted(held.difference(wanted))), (Kind.UNSHARD, wanted)):
                 for each in which:
                     if kind == Kind.RESHARD or each not in held:
