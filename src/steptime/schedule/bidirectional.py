@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from steptime.cost.pipeline import dual_pipe_bubble_s
-from steptime.cost.pipeline_schedules import chimera_bubble_s
+from steptime.cost.pipeline_schedules import chimera_bubble_s, chimera_in_flight
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
     EVEN_MICRO_BATCHES,
@@ -86,11 +86,9 @@ def _dual_bubble_s(pipeline: Pipeline, stages: int, share: float) -> float | Non
     return float(dual_pipe_bubble_s(stages, each_s, backward_s, weights_s, each_s, each_s))
 
 
-def _chimera_bubble_s(pipeline: Pipeline) -> float | None:
+def _chimera_bubble_s(pipeline: Pipeline) -> float:
     times = pipeline.times
-    if pipeline.micro_batches > pipeline.ranks and times.forward_s != times.backward_s:
-        return None
-    return float(chimera_bubble_s(pipeline.ranks, times.forward_s, times.backward_s))
+    return float(chimera_bubble_s(pipeline.ranks, pipeline.micro_batches, times.forward_s, times.backward_s))
 
 
 _GROUPS = Rule(
@@ -100,18 +98,18 @@ _GROUPS = Rule(
 registered(Schedule(
     name="dualpipe", source="DeepSeek-V3, arXiv 2412.19437, section 3.2.1",
     order=_dual_pipe, rules=(EVEN_RANKS, EVEN_MICRO_BATCHES, TWICE_THE_RANKS, ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=lambda p: _dual_bubble_s(p, p.ranks, 1.0), copies=2,
+    bubble_s=lambda p: _dual_bubble_s(p, p.ranks, 1.0), in_flight=lambda p, rank: p.ranks + 1.0, copies=2,
     note="pairs of a forward and a backward pass run at the same time",
 ))  # fmt: skip
 registered(Schedule(
     name="dualpipe-v", source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV",
     order=_dual_pipe_v, rules=(TWICE_THE_RANKS, TWO_CHUNKS, WHOLE_SEQUENCES),
-    bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks, 0.5),
+    bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks, 0.5), in_flight=lambda p, rank: p.ranks + 0.5,
     note="pairs of a forward and a backward pass run at the same time",
 ))  # fmt: skip
 registered(Schedule(
     name="chimera", source="Li and Hoefler, arXiv 2107.06925, section 3",
     order=_chimera, rules=(EVEN_RANKS, _GROUPS, ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=_chimera_bubble_s, copies=2,
+    bubble_s=_chimera_bubble_s, in_flight=lambda p, rank: float(chimera_in_flight(p.ranks, rank)), copies=2,
     note="groups of as many micro-batches as ranks follow each other directly",
 ))  # fmt: skip

@@ -13,7 +13,6 @@ from steptime.num import Array
 from steptime.schedule.actions import COLUMNS, PASSES, ActionTable, Kind
 from steptime.schedule.waits import (
     TICKS,
-    Places,
     awaited_of_others,
     first_of_groups,
     is_message,

@@ -8,7 +8,8 @@ from math import isclose
 
 import numpy as np
 
-from steptime.cost.pipeline import filling_passes, zero_bubble_in_flight, zero_bubble_s
+from steptime.cost.pipeline import filling_passes, zero_bubble_in_flight
+from steptime.cost.pipeline_schedules import split_backward_bubble_s, v_shaped_bubble_s, v_shaped_in_flight
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
     ONE_CHUNK,
@@ -63,12 +64,13 @@ def _v_words(behind: int, before: int, m: int) -> list[int]:
 
 
 def _bubble_s(pipeline: Pipeline, depth: int) -> float | None:
-    p, m, each = pipeline.ranks, pipeline.micro_batches, pipeline.times
-    if pipeline.chunks > 1:
+    p, m, v, each = pipeline.ranks, pipeline.micro_batches, pipeline.chunks, pipeline.times
+    if depth > 1 and m < 2 * p - 1 and each.input_gradient_s < min(each.forward_s, each.weight_gradient_s):
         return None
-    weights_s = each.weight_gradient_s
-    filling = filling_passes(depth, p, m)
-    return float(zero_bubble_s(p * each.all_s, each.all_s, p * weights_s, weights_s, weights_s, filling, 1))
+    forward_s, inputs_s, weights_s = (
+        seconds / v for seconds in (each.forward_s, each.input_gradient_s, each.weight_gradient_s)
+    )
+    return float(split_backward_bubble_s(p, forward_s, inputs_s, weights_s, filling_passes(depth, p, m)))
 
 
 def alike(times: Times) -> bool:
@@ -77,9 +79,13 @@ def alike(times: Times) -> bool:
     return same and not times.message_s
 
 
-def _in_flight(pipeline: Pipeline, _: int, depth: int) -> float | None:
-    if pipeline.chunks > 1:
+def _v_bubble_s(pipeline: Pipeline) -> float | None:
+    if not alike(pipeline.times):
         return None
+    return float(v_shaped_bubble_s(pipeline.ranks, pipeline.micro_batches, pipeline.times.forward_s))
+
+
+def _in_flight(pipeline: Pipeline, _: int, depth: int) -> float:
     return float(zero_bubble_in_flight(pipeline.ranks, pipeline.micro_batches, depth))
 
 
@@ -96,7 +102,7 @@ registered(Schedule(
     name="zb-h2", source="Qi et al., arXiv 2401.10241, section 2.3",
     order=partial(_handmade, depth=2), rules=(ONE_CHUNK, WHOLE_SEQUENCES),
     bubble_s=partial(_bubble_s, depth=2), in_flight=partial(_in_flight, depth=2), bubble_free=True,
-    note="no bubble where T_F + T_I = 2 T_W, and without a barrier between steps",
+    note="no bubble where T_F + T_I = 2 T_W, and no barrier between steps",
 ))  # fmt: skip
 registered(Schedule(
     name="zb-1p", source="Qi et al., arXiv 2401.10241, section 3.1",
@@ -111,7 +117,7 @@ registered(Schedule(
 registered(Schedule(
     name="zb-v", source="Qi et al., arXiv 2401.10241, section 6",
     order=_v_shaped, rules=(TWO_CHUNKS, WHOLE_SEQUENCES),
-    bubble_s=lambda p: 0.0 if alike(p.times) and p.micro_batches >= 2 * p.ranks else None,
-    in_flight=lambda p, rank: float(min(p.ranks, p.micro_batches)), bubble_free=True,
-    note="no bubble where T_F = T_I = T_W, and without a barrier between steps",
+    bubble_s=_v_bubble_s, in_flight=lambda p, rank: float(v_shaped_in_flight(p.ranks, p.micro_batches, rank)),
+    bubble_free=True,
+    note="no bubble where T_F = T_I = T_W, and no barrier between steps",
 ))  # fmt: skip
