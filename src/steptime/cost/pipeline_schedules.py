@@ -141,20 +141,20 @@ def sliced_bubble_s(stages: Num, slices: Num, each_s: Num) -> Num:
     return (stages - 1) * each_s / slices
 
 
-def stashed_versions(stages: Num, micro_batches: Num, per_update: Num, stage: Num) -> Num:
+def stashed_versions(stages: Num, per_update: Num, stage: Num) -> Num:
     r"""Versions of its weights that a stage holds if each backward pass reads those of its forward pass (PipeDream).
 
-    $$n = 1 + \left\lceil \frac{\min(p - 1 - i,\ m - 1)}{k} \right\rceil$$
+    $$n = 1 + \left\lceil \frac{p - 1 - i}{k} \right\rceil$$
 
-    where $p$ = `stages`, $m$ = `micro_batches`, an update follows each $k$ = `per_update` of them, and $i$ = `stage`
+    where $p$ = `stages`, an update follows each $k$ = `per_update` micro-batches of a long run, and $i$ = `stage`
     counts from 0. The first stage of PipeDream ($k = 1$) holds as many versions as there are stages.
 
     Source: Harlap et al., arXiv 1806.03377, section 3.3.
 
-    >>> [stashed_versions(4, 64, 1, stage) for stage in range(4)], stashed_versions(4, 64, 4, 0)
+    >>> [stashed_versions(4, 1, stage) for stage in range(4)], stashed_versions(4, 4, 0)
     ([4, 3, 2, 1], 2)
     """
-    return 1 + ceil_div(minimum(stages - 1 - stage, micro_batches - 1), per_update)
+    return 1 + ceil_div(stages - 1 - stage, per_update)
 
 
 def mirrored_delay(stages: Num, per_update: Num, stage: Num) -> Num:

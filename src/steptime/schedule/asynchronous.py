@@ -88,7 +88,8 @@ def _ahead(pipeline: Pipeline, rank: int) -> float:
 
 _LIMIT = Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1)
 _GROUPS = Rule(
-    text="at least as many micro-batches per update as ranks", holds=lambda p: p.per_update is None or p.per_update >= p.ranks
+    text="at least as many micro-batches per update as ranks",
+    holds=lambda p: p.per_update is None or p.per_update >= p.ranks,
 )  # fmt: skip
 
 registered(Schedule(
@@ -101,7 +102,7 @@ registered(Schedule(
     name="pipedream", source="Harlap et al., arXiv 1806.03377, section 3",
     order=lambda p: _stashing(p, p.per_update or 1), rules=(ONE_CHUNK, WHOLE_SEQUENCES),
     bubble_s=lambda p: 0.0, in_flight=_ahead,
-    weight_versions=lambda p, rank: int(stashed_versions(p.ranks, p.micro_batches, p.per_update or 1, rank)),
+    weight_versions=lambda p, rank: int(stashed_versions(p.ranks, p.per_update or 1, rank)),
     staleness=lambda p, rank: (p.ranks - 1 - rank) / (p.per_update or 1), bubble_free=True, synchronous=False,
     note="weight stashing: a backward pass reads the weights of its forward pass",
 ))  # fmt: skip

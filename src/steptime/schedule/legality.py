@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NoReturn
 
 import numpy as np
@@ -31,6 +32,7 @@ def check(table: ActionTable, *, buffers: int = 1) -> None:
         UserError: the message names a rank, an action and the rule that is broken.
     """
     _in_range(table)
+    _enough(table)
     places = _each_once(table)
     _complete(table, places)
     rows = needed(table, places)
@@ -65,6 +67,27 @@ def _in_range(table: ActionTable) -> None:
     _refuse_where(table, (table.slice < 0) | (table.slice >= table.slices), f"slices are 0 to {table.slices - 1}")
 
 
+def _enough(table: ActionTable) -> None:
+    """As many forward passes as stages, micro-batches and slices make: a table with fewer is not looked at further."""
+    forward = table.taken(table.kind == Kind.FORWARD)
+    if len(forward) >= table.stages * table.micro_batches * table.slices:
+        return
+    there = set(zip(forward.stage.tolist(), forward.micro_batch.tolist(), forward.slice.tolist(), strict=True))
+    every = product(range(table.stages), range(table.micro_batches), range(table.slices))
+    stage, number, piece = next(each for each in every if each not in there)
+    _missing(table, stage, number, piece, "F")
+
+
+def _missing(table: ActionTable, stage: int, number: int, piece: int, kind: str) -> NoReturn:
+    holders = np.unique(table.rank[table.stage == stage]).tolist()
+    whose = f"rank {' or '.join(map(str, holders))}" if holders else "no rank"
+    of_slice = f", slice {piece}" * (table.slices > 1)
+    raise UserError(
+        f"{whose}: {stage}{kind[0]}{number} is missing: each stage needs a pass {kind} for micro-batch {number}"
+        f"{of_slice}"
+    )
+
+
 def _each_once(table: ActionTable) -> Places:
     places = Places.of(table)
     single = table.kind <= MESSAGES[-1]
@@ -88,13 +111,7 @@ def _complete(table: ActionTable, places: Places) -> None:
     for found, kind in ((forward, "F"), (backward, "B (or I and W)"), (np.maximum(whole, weights), "W")):
         if (found == NONE).any():
             place = int(np.argmax(found == NONE))
-            of_micro_batch = f" for micro-batch {number[place]}" + f", slice {piece[place]}" * (table.slices > 1)
-            holders = np.unique(table.rank[table.stage == stage[place]]).tolist()
-            whose = f"rank {' or '.join(map(str, holders))}" if holders else "no rank"
-            raise UserError(
-                f"{whose}: {stage[place]}{kind[0]}{number[place]} is missing: each stage needs a pass {kind}"
-                f"{of_micro_batch}"
-            )
+            _missing(table, int(stage[place]), int(number[place]), int(piece[place]), kind)
     for other in (backward, np.maximum(whole, weights)):
         apart = table.rank[other] != table.rank[forward]
         if apart.any():
@@ -121,11 +138,12 @@ def _needs_nothing(table: ActionTable, column: int) -> Array:
     kind, stage = table.kind, table.stage
     backward = (kind == Kind.BACKWARD) | (kind == Kind.INPUT_GRADIENT)
     ends = ((kind == Kind.FORWARD) & (stage == 0)) | (backward & (stage == table.stages - 1))
-    if column == 0:
-        return ends | (kind == Kind.WEIGHT_GRADIENT) | (kind > MESSAGES[-1])
-    if column == 1:
-        return ~backward & (kind != Kind.WEIGHT_GRADIENT)
-    return np.ones(len(table), bool)
+    found: Array = np.select(
+        [np.full(len(table), column == 0), np.full(len(table), column == 1)],
+        [ends | (kind == Kind.WEIGHT_GRADIENT) | (kind > MESSAGES[-1]), ~backward & (kind != Kind.WEIGHT_GRADIENT)],
+        True,
+    )
+    return found
 
 
 def _both_ends(table: ActionTable, places: Places) -> None:
@@ -195,8 +213,10 @@ def _no_circle(table: ActionTable, awaited: Array, messages: Array, buffers: int
     _, stuck = played(table, waits)
     if len(stuck):
         circle = _circle(table, waits, stuck)
-        text = ", ".join(f"rank {table.rank[row]} at {table.named(row)}" for row in circle)
-        _refuse(table, circle[0], f"waits in a circle: {text}")
+        text = "; ".join(
+            f"rank {table.rank[row]} at {table.named(row)} for {table.named(int(waits[row]))}" for row in circle
+        )
+        _refuse(table, circle[0], f"ranks wait for each other in a circle: {text}")
 
 
 def _circle(table: ActionTable, waits: Array, stuck: Array) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def _merged(table: ActionTable, ended: Array, awaited: Array) -> ActionTable:
 
 def _in_order(table: ActionTable, made: dict[str, Array], turns: Array) -> ActionTable:
     """The table with further actions behind its own, each rank's put in the order of turns."""
-    columns = {name: np.concatenate((getattr(table, name), made[name])) for name in COLUMNS}
+    columns: dict[str, Any] = {name: np.concatenate((getattr(table, name), made[name])) for name in COLUMNS}
     order = np.argsort(columns["rank"] * (turns.max(initial=0) + 1) + turns, kind="stable")
     return replace(table, **{name: column[order] for name, column in columns.items()})
 

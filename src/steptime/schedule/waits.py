@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,8 @@ class Places:
         """Rows of actions; :data:`NONE` where there is none, also for a stage or a slice outside of the model."""
         table = self.table
         inside = (stage >= 0) & (stage < table.stages) & (slice_ >= 0) & (slice_ < table.slices)
-        number = table.number(kind, np.where(inside, stage, 0), micro_batch, np.where(inside, slice_, 0))
-        found: Array = np.where(inside, self.rows[number], NONE)
-        return found
+        number: Any = table.number(kind, np.where(inside, stage, 0), micro_batch, np.where(inside, slice_, 0))
+        return np.where(inside, self.rows[number], NONE)
 
     def backward(self, stage: Array, micro_batch: Array, slice_: Array) -> Array:
         """Rows of the passes that make the gradients of inputs."""
