@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from steptime.errors import UserError
 from steptime.num import Array
 from steptime.schedule.actions import COLUMNS, PASSES, ActionTable, Kind
-from steptime.schedule.waits import TICKS, Places, awaited_of_others, first_of_groups, is_message, longest_of_groups, needed, played
+from steptime.schedule.waits import (
+    TICKS,
+    awaited_of_others,
+    first_of_groups,
+    is_message,
+    longest_of_groups,
+    needed,
+    played,
+)
 
 
 def with_messages(
@@ -70,7 +80,7 @@ def _merged(table: ActionTable, ended: Array, awaited: Array) -> ActionTable:
 
 def _in_order(table: ActionTable, made: dict[str, Array], turns: Array) -> ActionTable:
     """The table with further actions behind its own, each rank's put in the order of turns."""
-    columns = {name: np.concatenate((getattr(table, name), made[name])) for name in COLUMNS}
+    columns: dict[str, Any] = {name: np.concatenate((getattr(table, name), made[name])) for name in COLUMNS}
     order = np.argsort(columns["rank"] * (turns.max(initial=0) + 1) + turns, kind="stable")
     return replace(table, **{name: column[order] for name, column in columns.items()})
 
@@ -118,9 +128,10 @@ def _gathered_on(table: ActionTable, first: int, end: int, most: int) -> Iterato
         uses.setdefault(stages[place], []).append(place)
     held: set[int] = set()
     next_use = {stage: places.pop() for stage, places in uses.items()}
+    sizes = Counter(groups)
     for place, stage in enumerate(stages):
-        if stage not in held or len(uses) > most:
-            wanted = sorted(next_use, key=next_use.__getitem__)[: max(most, 1)]
+        if groups[place] == rows[place] and (stage not in held or len(uses) > most):
+            wanted = sorted(next_use, key=next_use.__getitem__)[: max(most, sizes[groups[place]])]
             for kind, which in ((Kind.RESHARD, sorted(held.difference(wanted))), (Kind.UNSHARD, wanted)):
                 for each in which:
                     if kind == Kind.RESHARD or each not in held:

@@ -47,13 +47,14 @@ class Pipeline:
     """What the orders that depend on times are made for; none of the others looks at it."""
     memory_limit: float = inf
     """Micro-batches whose activations, of a $p$-th part of the model, fit into the memory of a rank."""
-    per_update: int = 1
-    """Micro-batches whose gradients make one update of the weights, in schedules that update within a step."""
+    per_update: int | None = None
+    """Micro-batches whose gradients make one update of the weights, in schedules that update within a step; None: what
+    the schedule does by itself."""
 
     def __str__(self) -> str:
         parts = [counted(self.ranks, "rank"), counted(self.chunks, "chunk"), f"{self.micro_batches} micro-batches"]
         parts += [counted(self.slices, "slice")] * (self.slices != 1)
-        parts += [f"{self.per_update} micro-batches per update"] * (self.per_update != 1)
+        parts += [f"{self.per_update} micro-batches per update"] * (self.per_update is not None)
         return ", ".join(parts)
 
 
@@ -86,9 +87,12 @@ class Schedule:
     in_flight: Callable[[Pipeline, int], float | None] = lambda _, __: None
     """Most micro-batches whose activations a rank holds at once: from the start of a forward pass to the end of the
     pass that ends its backward pass (of a backward pass in two parts: of the second)."""
-    weight_versions: Callable[[Pipeline, int], int] = lambda _, __: 1
+    weight_versions: Callable[[Pipeline, int], int | None] = lambda _, __: 1
     """Most versions of its weights that a rank holds at once."""
-    staleness: Callable[[Pipeline, int], float] = lambda _, __: 0.0
+    copies: int = 1
+    """Copies of the model that the ranks hold together: 2, where half of the micro-batches go from the last rank to
+    the first."""
+    staleness: Callable[[Pipeline, int], float | None] = lambda _, __: 0.0
     """Updates between the weights that a forward pass reads and those that the gradient of it is applied to."""
     any_graph: bool = True
     """Works for any computational graph that can be cut into stages, not only for attention that looks back."""
@@ -135,7 +139,7 @@ class Schedule:
 
 
 def _whole(pipeline: Pipeline) -> bool:
-    numbers = (pipeline.ranks, pipeline.chunks, pipeline.micro_batches, pipeline.slices, pipeline.per_update)
+    numbers = (pipeline.ranks, pipeline.chunks, pipeline.micro_batches, pipeline.slices, pipeline.per_update or 1)
     return all(isinstance(number, int) and number >= 1 for number in numbers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from steptime.cost.pipeline import micro_batches_in_flight, pipeline_bubble_s
-from steptime.cost.pipeline_schedules import naive_bubble_s
+from steptime.cost.pipeline_schedules import breadth_first_bubble_s, naive_bubble_s
 from steptime.num import Array
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
@@ -71,9 +71,7 @@ def _breadth_first(pipeline: Pipeline) -> ActionTable:
     return alternated(pipeline, warm, (chunk, micro_batch), (chunk[::-1], micro_batch[::-1]))
 
 
-def _fill_and_drain_s(pipeline: Pipeline) -> float | None:
-    if pipeline.chunks > 1 and pipeline.micro_batches < pipeline.ranks:
-        return None
+def _fill_and_drain_s(pipeline: Pipeline) -> float:
     each_s = pipeline.times.all_s
     return float(pipeline_bubble_s(pipeline.ranks * each_s, each_s, pipeline.chunks))
 
@@ -107,5 +105,6 @@ registered(Schedule(
 registered(Schedule(
     name="looped-bfs", source="Lamy-Poirier, arXiv 2211.05953, section 4",
     order=_breadth_first, rules=(WHOLE_SEQUENCES,),
-    bubble_s=_fill_and_drain_s, in_flight=lambda p, rank: float(p.micro_batches),
+    bubble_s=lambda p: float(breadth_first_bubble_s(p.ranks, p.micro_batches, p.chunks, p.times.all_s)),
+    in_flight=lambda p, rank: float(p.micro_batches),
 ))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,8 @@ class Places:
         """Rows of actions; :data:`NONE` where there is none, also for a stage or a slice outside of the model."""
         table = self.table
         inside = (stage >= 0) & (stage < table.stages) & (slice_ >= 0) & (slice_ < table.slices)
-        number = table.number(kind, np.where(inside, stage, 0), micro_batch, np.where(inside, slice_, 0))
-        found: Array = np.where(inside, self.rows[number], NONE)
-        return found
+        number: Any = table.number(kind, np.where(inside, stage, 0), micro_batch, np.where(inside, slice_, 0))
+        return np.where(inside, self.rows[number], NONE)
 
     def backward(self, stage: Array, micro_batch: Array, slice_: Array) -> Array:
         """Rows of the passes that make the gradients of inputs."""
@@ -121,7 +121,7 @@ def played(table: ActionTable, awaited: Array) -> tuple[Array, Array]:
     first, starts, takes = first_of_groups(table), table.starts.tolist(), TICKS[table.kind]
     ends_group = np.append(first[1:] != first[:-1], True)[: len(table)].tolist()
     waits, begun, ticks = awaited.tolist(), first.tolist(), longest_of_groups(first, takes).tolist()
-    ended, waiting = [-1] * (len(table) + 1), dict[int, list[int]]()
+    ended, waiting, queued = [-1] * (len(table) + 1), dict[int, int](), [NONE] * table.ranks
     ended[NONE] = 0
     place, clock, ready = starts[:-1], [0] * table.ranks, list(range(table.ranks))
     while ready:
@@ -132,16 +132,17 @@ def played(table: ActionTable, awaited: Array) -> tuple[Array, Array]:
             if tick > now:
                 now = tick
             elif tick < 0:
-                waiting.setdefault(waits[row], []).append(rank)
+                queued[rank] = waiting.get(waits[row], NONE)
+                waiting[waits[row]] = rank
                 break
             if ends_group[row]:
                 now += ticks[row]
-                ended[row] = now
-                if row in waiting:
-                    ready += waiting.pop(row)
-                for each in range(begun[row], row):
+                for each in range(begun[row], row + 1):
                     ended[each] = now
-                    ready += waiting.pop(each, ())
+                    other = waiting.pop(each, NONE)
+                    while other >= 0:
+                        ready.append(other)
+                        other = queued[other]
             row += 1
         place[rank], clock[rank] = row, now
     stuck = [row for row, end in zip(place, starts[1:], strict=True) if row < end]
