@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 
-from steptime.errors import UserError
+from steptime.errors import InternalError, UserError
 from steptime.num import Array
-from steptime.schedule.actions import LETTERS, MESSAGES, PASSES, ActionTable, Kind
-
-DATA = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE)
-"""Kinds that run on the data stream of a rank; passes and UPDATE run on its compute stream."""
+from steptime.schedule.actions import MESSAGES, PASSES, ActionTable, Kind
+from steptime.schedule.legality import check
+from steptime.schedule.waits import NONE, Places, first_of_groups, is_message, needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,137 +190,73 @@ def action_name(table: ActionTable, row: int) -> str:
 # -- rows that depend on each other -----------------------------------------------------------------------------------
 
 
-class _Rows:
-    """Rows of a table by what they do."""
+def _needed(table: ActionTable) -> Array:
+    """Rows whose results each action needs (:func:`steptime.schedule.waits.needed`).
 
-    def __init__(self, table: ActionTable) -> None:
-        self.table = table
-        self.kind = table.kind.astype(np.int64)
-        self._check_ranges()
-        shape = (len(Kind), table.stages, table.micro_batches + 1, table.slices)
-        self._row = np.full(shape, -1, np.int32)
-        rows = np.arange(len(self.kind), dtype=np.int32)
-        places = (self.kind, table.stage, table.micro_batch + 1, table.slice)
-        self._row[places] = rows
-        double = np.flatnonzero((self._row[places] != rows) & (table.micro_batch >= 0))
-        if double.size:
-            raise UserError(
-                f"{action_name(table, int(double[0]))} is there twice",
-                hint="each action is there once",
-            )
-
-    def _check_ranges(self) -> None:
-        table = self.table
-        for name, low, high in (
-            ("rank", 0, table.ranks), ("stage", 0, table.stages), ("micro_batch", -1, table.micro_batches),
-            ("slice", 0, table.slices), ("kind", 0, len(Kind)),
-        ):  # fmt: skip
-            values = getattr(table, name)
-            bad = np.flatnonzero((values < low) | (values >= high))
-            if bad.size:
-                raise UserError(f"row {bad[0]}: {name} is {values[bad[0]]}", hint=f"from {low} to {high - 1}")
-        bad = np.flatnonzero(np.diff(table.rank) < 0)
-        if bad.size:
-            raise UserError(f"row {bad[0] + 1}: rank {table.rank[bad[0] + 1]} after a higher one", hint="rank by rank")
-
-    def of(self, *kinds: Kind) -> Array:
-        """Rows of these kinds, ascending."""
-        chosen = np.zeros(len(Kind), bool)
-        chosen[list(kinds)] = True
-        return np.flatnonzero(chosen[self.kind])
-
-    def like(self, rows: Array, *kinds: Kind, stages: int = 0, slices: int = 0) -> Array:
-        """For each row the one of one of these kinds, so many stages and slices on, of its micro-batch.
-
-        Raises:
-            UserError: there is none.
-        """
-        table = self.table
-        stage, piece = table.stage[rows] + stages, table.slice[rows] + slices
-        found = np.full(len(rows), -1, np.int64)
-        for kind in kinds:
-            found = np.maximum(found, self._row[kind, stage, table.micro_batch[rows] + 1, piece])
-        missing = np.flatnonzero(found < 0)
-        if missing.size:
-            row = int(rows[missing[0]])
-            what = f"{stage[missing[0]]}{LETTERS[kinds[0]]}{table.micro_batch[row]}"
-            raise UserError(f"{action_name(table, row)} needs {what}, which no rank has", hint="add the action")
-        return found
-
-    def check_before(self, rows: Array, others: Array, rule: str) -> None:
-        """Each of `others` is on the rank of the row, before it.
-
-        Raises:
-            UserError: one is not.
-        """
-        rank = self.table.rank
-        bad = np.flatnonzero((rank[rows] != rank[others]) | (others > rows))
-        if bad.size:
-            row, other = int(rows[bad[0]]), int(others[bad[0]])
-            raise UserError(f"{action_name(self.table, row)} is not after {action_name(self.table, other)}", hint=rule)
+    Raises:
+        UserError: the table breaks a rule that a simulation rests on.
+    """
+    for name, low, high in (
+        ("kind", 0, len(Kind)), ("rank", 0, table.ranks), ("stage", 0, table.stages), ("slice", 0, table.slices),
+        ("micro_batch", -1, table.micro_batches),
+    ):  # fmt: skip
+        column = getattr(table, name)
+        if column.min(initial=high - 1) < low or column.max(initial=low) >= high:
+            _refuse(table)
+    places = Places.of(table)
+    rows, needs = np.arange(len(table)), needed(table, places)
+    single = table.kind <= MESSAGES[-1]
+    if (places.rows[table.identity] != rows)[single].any() or (np.diff(table.rank) < 0).any():
+        _refuse(table)
+    first, own = needs[:, 0], needs[:, 1:]
+    backward = (table.kind == Kind.BACKWARD) | (table.kind == Kind.INPUT_GRADIENT)
+    ends = ((table.kind == Kind.FORWARD) & (table.stage == 0)) | (backward & (table.stage == table.stages - 1))
+    alone = single & ((first != NONE) | ends | (table.kind == Kind.WEIGHT_GRADIENT))
+    sends = (table.kind == Kind.SEND_FORWARD) | (table.kind == Kind.SEND_BACKWARD)
+    local = sends | (single & ~is_message(table) & is_message(table)[first])
+    late = (needs >= rows[:, None]) & (table.rank[needs] == table.rank[:, None])
+    apart = (own != NONE) & (table.rank[own] != table.rank[:, None])
+    apart[:, 0] |= (own[:, 0] == NONE) & (backward | (table.kind == Kind.WEIGHT_GRADIENT))
+    distant = local & (first != NONE) & (table.rank[first] != table.rank)
+    if (single & ~alone).any() or late.any() or apart.any() or distant.any():
+        _refuse(table)
+    return needs
 
 
-def _check_own_passes(rows: _Rows) -> None:
-    """Passes of a stage are in order: forward, gradient of inputs, of weights; slices forward, then back."""
-    table = rows.table
-    backward = rows.of(Kind.BACKWARD, Kind.INPUT_GRADIENT)
-    rows.check_before(backward, rows.like(backward, Kind.FORWARD), "a backward pass needs its forward pass")
-    weights = rows.of(Kind.WEIGHT_GRADIENT)
-    needs = rows.like(weights, Kind.INPUT_GRADIENT)
-    rows.check_before(weights, needs, "gradients of weights need the gradients that the stage was given")
-    if table.slices > 1:
-        later = (forward := rows.of(Kind.FORWARD))[table.slice[forward] > 0]
-        rows.check_before(later, rows.like(later, Kind.FORWARD, slices=-1), "slices go forward in their order")
-        earlier = backward[table.slice[backward] < table.slices - 1]
-        needs = rows.like(earlier, Kind.BACKWARD, Kind.INPUT_GRADIENT, slices=1)
-        rows.check_before(earlier, needs, "slices go backward in reverse order")
+def _refuse(table: ActionTable) -> NoReturn:
+    """Say what is wrong with a table."""
+    check(table)
+    raise InternalError("a table of actions that passes its check cannot be simulated")
 
 
-def _results_between_stages(rows: _Rows) -> tuple[Array, Array]:
-    """Passes that need the result of another stage (rows), and the passes that make it."""
-    table = rows.table
-    forward, backward = rows.of(Kind.FORWARD), rows.of(Kind.BACKWARD, Kind.INPUT_GRADIENT)
-    forward = forward[table.stage[forward] > 0]
-    backward = backward[table.stage[backward] < table.stages - 1]
-    before = rows.like(forward, Kind.FORWARD, stages=-1)
-    after = rows.like(backward, Kind.BACKWARD, Kind.INPUT_GRADIENT, stages=1)
-    return np.concatenate([forward, backward]), np.concatenate([before, after])
-
-
-def _messages(rows: _Rows, consumer: Array, producer: Array) -> MessageTable:
-    """Messages from the passes of one rank to those of another, in the order of the sends."""
-    table = rows.table
-    send, receive = producer, np.full(len(consumer), -1)
-    explicit = rows.of(*MESSAGES)
-    if explicit.size:
-        send, receive = send.copy(), receive.copy()
-        forward = rows.kind[consumer] == Kind.FORWARD
-        for way, step, sends, receives in (
-            (forward, -1, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD),
-            (~forward, 1, Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD),
-        ):
-            receive[way] = rows.like(consumer[way], receives)
-            send[way] = rows.like(consumer[way], sends, stages=step)
-        rows.check_before(send, producer, "a result is sent after the pass that makes it")
-        rows.check_before(consumer, receive, "a pass is after the receive of what it needs")
-        used = np.zeros(len(rows.kind), bool)
-        used[send], used[receive] = True, True
-        spare = explicit[~used[explicit]]
-        if spare.size:
-            raise UserError(
-                f"{action_name(table, int(spare[0]))}: no pass of another rank needs this message",
-                hint="leave out messages between stages of one rank",
-            )
-    order = np.argsort(send, kind="stable")
+def _messages(table: ActionTable, needs: Array) -> MessageTable:
+    """Results that passes need of another rank, in the order of the sends; UserError: some are without a message."""
+    consumer = np.flatnonzero((table.kind <= Kind.INPUT_GRADIENT) & (needs[:, 0] != NONE))
+    first = needs[consumer, 0]
+    told = is_message(table)
+    explicit = told[first]
+    receive = np.where(explicit, first, NONE)
+    send = np.where(explicit, needs[first, 0], first)
+    producer = np.where(explicit, needs[send, 0], first)
+    far = explicit | (table.rank[producer] != table.rank[consumer])
+    if told.any() and not (explicit[far].all() and 2 * far.sum() == told.sum()):
+        _refuse(table)
+    order = np.flatnonzero(far)
+    order = order[np.argsort(send[order], kind="stable")]
     return MessageTable(
         producer=producer[order], consumer=consumer[order], send=send[order], receive=receive[order],
-        source=table.rank[producer[order]], target=table.rank[consumer[order]], item=np.zeros(len(order), np.int64),
+        source=table.rank[send[order]], target=table.rank[consumer[order]], item=np.zeros(len(order), np.int64),
     )  # fmt: skip
 
 
-def _data_dependencies(rows: _Rows) -> tuple[Array, Array]:
+def _rows(table: ActionTable, *kinds: Kind) -> Array:
+    """Rows of these kinds, ascending."""
+    return np.flatnonzero(np.isin(table.kind, kinds))
+
+
+def _data_dependencies(table: ActionTable) -> tuple[Array, Array]:
     """Rows that wait for actions of the data stream or the other way round, and the rows that they wait for."""
-    table, count = rows.table, len(rows.kind)
+    count = len(table)
     waits: list[Array] = [np.empty(0, np.int64)]
     needs: list[Array] = [np.empty(0, np.int64)]
 
@@ -337,16 +273,16 @@ def _data_dependencies(rows: _Rows) -> tuple[Array, Array]:
         waits.append((found if later else of)[there])
         needs.append((of if later else found)[there])
 
-    passes, reduce = rows.of(*PASSES), rows.of(Kind.REDUCE)
-    neighbours(rows.of(Kind.UNSHARD), passes, later=True)
-    neighbours(rows.of(Kind.RESHARD), passes, later=False)
+    passes, reduce = _rows(table, *PASSES), _rows(table, Kind.REDUCE)
+    neighbours(_rows(table, Kind.UNSHARD), passes, later=True)
+    neighbours(_rows(table, Kind.RESHARD), passes, later=False)
     neighbours(reduce, passes, later=False)
     if reduce.size:
         for one, last in zip(waits[-1].tolist(), needs[-1].tolist(), strict=True):
             others = reduce[(table.stage[reduce] == table.stage[one]) & (table.rank[reduce] != table.rank[one])]
             waits.append(others)
             needs.append(np.full(len(others), last))
-    neighbours(rows.of(Kind.UPDATE), reduce, later=False)
+    neighbours(_rows(table, Kind.UPDATE), reduce, later=False)
     return np.concatenate(waits), np.concatenate(needs)
 
 
@@ -368,44 +304,34 @@ def graph_of(table: ActionTable, transport: Transport = Transport(), order: Arra
     """
     if transport.buffers is not None and transport.buffers < 1:
         raise UserError(f"{transport.buffers} buffers for messages", hint="1 or more; None: any number")
-    rows = _Rows(table)
-    _check_own_passes(rows)
-    consumer, producer = _results_between_stages(rows)
-    far = table.rank[consumer] != table.rank[producer]
-    rows.check_before(consumer[~far], producer[~far], "a pass is after the one whose result it needs")
-    messages = _messages(rows, consumer[far], producer[far])
-    return _Items(rows, messages, transport, order).graph()
+    messages = _messages(table, _needed(table))
+    return _Items(table, messages, transport, order).graph()
 
 
 class _Items:
     """Items are numbered: first those of rows, then those of messages; `_numbered` sorts them into chains."""
 
-    def __init__(self, rows: _Rows, messages: MessageTable, transport: Transport, order: Array | None) -> None:
-        self.rows, self.messages, self.transport = rows, messages, transport
+    def __init__(self, table: ActionTable, messages: MessageTable, transport: Transport, order: Array | None) -> None:
+        self.table, self.messages, self.transport = table, messages, transport
         self.order = np.arange(len(messages.send)) if order is None else order
-        table = rows.table
-        on_compute = np.ones(len(rows.kind), bool)
-        on_compute[rows.of(*DATA)] = False
-        in_chain = np.ones(len(rows.kind), bool)
-        explicit = bool((messages.receive >= 0).any())
-        self.separate = transport.overlap or not explicit
-        """Whether messages are items of their own."""
-        if transport.overlap:
-            in_chain[rows.of(*MESSAGES)] = False
-        self._lead = _leaders(table, in_chain, rows)
-        self.rows_of_items = np.flatnonzero(in_chain & (self._lead == np.arange(len(in_chain))))
-        self.place = np.full(len(rows.kind), -1)
-        self.place[self.rows_of_items] = np.arange(len(self.rows_of_items))
-        self.place = np.where(in_chain, self.place[self._lead], -1)
-        self.chain = (2 * table.rank + ~on_compute)[self.rows_of_items]
-        self.sent = (
-            len(self.rows_of_items) + np.arange(len(messages.send)) if self.separate else self.place[messages.send]
-        )
+        self.separate = transport.overlap or not (messages.receive >= 0).any()
+        """Whether messages are items of their own, not those of sends and receives."""
+        on_compute = (table.kind <= Kind.WEIGHT_GRADIENT) | (table.kind == Kind.UPDATE)
+        on_compute |= (told := is_message(table)) & (not transport.overlap)
+        lead = np.where(table.kind <= Kind.WEIGHT_GRADIENT, first_of_groups(table), np.arange(len(table)))
+        self.leaders = np.flatnonzero((lead == np.arange(len(table))) & ~(told & transport.overlap))
+        """Rows that are items: of those that run together the first."""
+        self.place = np.full(len(table), NONE)
+        self.place[self.leaders] = np.arange(len(self.leaders))
+        self.place = self.place[lead]
+        self.chain = (2 * table.rank + ~on_compute)[self.leaders]
+        count = len(self.leaders)
+        self.sent = count + np.arange(len(messages.send)) if self.separate else self.place[messages.send]
 
     def graph(self) -> ActionGraph:
         """The graph."""
-        table, messages, transport = self.rows.table, self.messages, self.transport
-        chain, key = self.chain, 4 * self.rows_of_items + 1
+        table, messages, transport = self.table, self.messages, self.transport
+        chain, key = self.chain, 4 * self.leaders + 1
         if self.separate:
             on = 2 * messages.source if not transport.overlap else 2 * table.ranks + self._links()
             chain = np.concatenate([chain, on])
@@ -416,14 +342,14 @@ class _Items:
         """Link of each message, numbered from 0 on without gaps."""
         source, target = self.messages.source, self.messages.target
         if self.transport.link is None:
-            link = source * self.rows.table.ranks + target
+            link = source * self.table.ranks + target
         else:
             link = np.broadcast_to(self.transport.link(source, target), source.shape)
         return np.unique(link, return_inverse=True)[1]
 
     def _crosses(self) -> tuple[Array, Array]:
         """Items that wait for items of other chains, and the ones that they wait for."""
-        messages, waits, needs = self.messages, *_data_dependencies(self.rows)
+        messages, waits, needs = self.messages, *_data_dependencies(self.table)
         own = not self.transport.overlap
         targets, sources = [self.place[waits]], [self.place[needs]]
         takes = messages.receive if own and not self.separate else messages.consumer
@@ -445,14 +371,14 @@ class _Items:
 
     def _numbered(self, chain: Array, key: Array, targets: Array, sources: Array) -> ActionGraph:
         """Items by chain and place in it; all but one of what an item waits for are items of no duration before it."""
-        table, messages, count = self.rows.table, self.messages, len(chain)
+        table, messages, count = self.table, self.messages, len(chain)
         cross = np.full(count, -1)
         cross[targets] = sources
         extra = np.flatnonzero(cross[targets] != sources)
         chain = np.concatenate([chain, chain[targets[extra]]])
         key = np.concatenate([key, key[targets[extra]] - 1])
         cross = np.concatenate([cross, sources[extra]])
-        order = np.argsort(chain * (4 * len(self.rows.kind) + 4) + key, kind="stable")
+        order = np.argsort(chain * (4 * len(self.table) + 4) + key, kind="stable")
         number = np.empty(len(order) + 1, np.int64)
         number[order], number[-1] = np.arange(1, len(order) + 1), 0
         chains = int(chain.max(initial=-1)) + 1
@@ -468,25 +394,3 @@ class _Items:
             cross=np.concatenate([[0], number[cross[order]]]), item=item,
             messages=MessageTable(**found, target=messages.target, item=number[self.sent]),
         )  # fmt: skip
-
-
-def _leaders(table: ActionTable, in_chain: Array, rows: _Rows) -> Array:
-    """For each row the first of the passes that run together with it; itself where it runs alone."""
-    lead = np.arange(len(table.kind))
-    grouped = np.flatnonzero((table.together >= 0) & (rows.kind <= Kind.WEIGHT_GRADIENT))
-    if not grouped.size:
-        return lead
-    key = table.rank[grouped] * (int(table.together.max()) + 1) + table.together[grouped]
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    lead[grouped] = grouped[first[inverse]]
-    compute = np.flatnonzero(in_chain & ~np.isin(rows.kind, DATA))
-    numbers = lead[compute]
-    runs = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]
-    unique, counts = np.unique(runs, return_counts=True)
-    if (counts > 1).any():
-        row = int(unique[counts > 1][0])
-        raise UserError(
-            f"{action_name(table, row)}: another action is between those that run together with it",
-            hint="actions with the same number in `together` follow each other",
-        )
-    return lead

@@ -51,7 +51,7 @@ def spent(simulation: Simulation) -> Spent:
     """What each rank does in a step, in seconds."""
     graph, ends = simulation.graph, simulation.ends
     ranks = graph.table.ranks
-    items = np.flatnonzero((graph.chain < 2 * ranks) & (graph.chain % 2 == 0))
+    items = np.flatnonzero((graph.chain < 2 * ranks) & (graph.chain % 2 == 0) & (graph.chain >= 0))
     rank = graph.chain[items] // 2
     before, start = ends[graph.previous[items]], simulation.starts[items]
 
@@ -59,31 +59,31 @@ def spent(simulation: Simulation) -> Spent:
         found: Array = np.bincount(rank[where], seconds[where], ranks)
         return found
 
-    is_pass, is_update, is_message, is_data = (each[items] for each in _sorts(graph))
-    to_data = _sorts(graph)[3][graph.cross[items]]
+    is_pass, is_update, is_message = (each[items] for each in _sorts(graph))
+    to_chain = graph.chain[graph.cross[items]]
+    to_data = (to_chain < 2 * ranks) & (to_chain % 2 == 1) & (to_chain >= 0)
     ready = _ready_s(simulation)[graph.cross[items]]
     waits = np.where(to_data, 0.0, np.clip(np.minimum(ready, start) - before, 0.0, None))
     rest = start - before - waits
     first, last = _turning_points(graph)
     fills, drains = items <= first[rank], items > last[rank]
-    taken, everywhere = simulation.seconds[items], np.ones(len(items), bool)
+    taken = simulation.seconds[items]
     drain_s, data_s = _after_the_last(simulation)
     return Spent(
         passes_s=by_rank(taken, is_pass), update_s=by_rank(taken, is_update), fill_s=by_rank(waits, fills),
         drain_s=by_rank(waits, drains & ~fills) + drain_s, peers_s=by_rank(waits, ~fills & ~drains),
         message_s=by_rank(rest, ~to_data) + by_rank(taken, is_message),
-        data_s=by_rank(rest, to_data & everywhere) + data_s + by_rank(taken, is_data),
+        data_s=by_rank(rest, to_data) + data_s,
     )  # fmt: skip
 
 
-def _sorts(graph: ActionGraph) -> tuple[Array, Array, Array, Array]:
-    """Whether each item is a pass, an update, a message, an action of the data stream."""
-    kind, found = graph.table.kind, np.zeros((4, graph.size), bool)
+def _sorts(graph: ActionGraph) -> tuple[Array, Array, Array]:
+    """Whether each item is a pass, an update, a message."""
+    kind, found = graph.table.kind, np.zeros((3, graph.size), bool)
     found[0, graph.item[kind <= Kind.WEIGHT_GRADIENT]] = True
     found[1, graph.item[kind == Kind.UPDATE]] = True
     found[2, graph.messages.item] = True
-    found[3] = (graph.chain < 2 * graph.table.ranks) & (graph.chain % 2 == 1)
-    return found[0], found[1], found[2], found[3]
+    return found[0], found[1], found[2]
 
 
 def _ready_s(simulation: Simulation) -> Array:

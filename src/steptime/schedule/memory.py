@@ -77,7 +77,9 @@ def memory_replay(simulation: Simulation, footprint: Footprint) -> MemoryReplay:
 def weight_versions(simulation: Simulation) -> Array:
     """Most versions of the weights of a stage that each rank holds at once, where it keeps those that are needed."""
     table = simulation.table
-    held = [memory_replay(simulation, Footprint(weights_bytes=of_stage)).peak_bytes for of_stage in np.eye(table.stages)]
+    held = [
+        memory_replay(simulation, Footprint(weights_bytes=of_stage)).peak_bytes for of_stage in np.eye(table.stages)
+    ]
     most: Array = np.max(held, axis=0)
     return most
 

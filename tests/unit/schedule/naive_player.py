@@ -1,4 +1,4 @@
-"""Plays a table of actions in the order of time, one event after another: slow, and written only to be compared with."""
+"""Plays a table of actions event by event in the order of time: slow, and only there to be compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SENDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 
 
-@dataclass
+@dataclass(eq=False)
 class Sent:
     """A message: what makes it, what takes it, when it is ready and when it ends."""
 
@@ -25,6 +25,8 @@ class Sent:
     turn: int
     ready: float | None = None
     end: float | None = None
+    before: int | None = None
+    on: list[Sent] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -66,6 +68,14 @@ class Player:
         self.into = {m.consumer: m for m in self.messages}
         self.out = {m.turn: m for m in self.messages}
         self.explicit = explicit
+        self.needs = {i: self.data_needs(i) for i in rows}
+        self.received = {self.receive_of(m): m for m in self.messages}
+        for message in self.messages:
+            pair = [m for m in self.messages if (m.source, m.target) == (message.source, message.target)]
+            pair.sort(key=lambda m: m.turn)
+            at = pair.index(message) - (self.buffers or 0)
+            message.before = pair[at].consumer if self.buffers and at >= 0 else None
+            message.on = [m for m in self.messages if self.link_of(m) == self.link_of(message)]
         self.queues: list[list[list[int]]] = []
         for rank in range(t.ranks):
             compute: list[list[int]] = []
@@ -120,15 +130,14 @@ class Player:
         sent = self.sent_by(i)
         if sent is not None:
             return sent.ready is not None and self.is_next(sent, now)
-        needs = self.data_needs(i)
         if self.table.kind[i] in RECEIVES:
-            message = next(m for m in self.messages if self.receive_of(m) == i)
+            message = self.received[i]
             return message.end is not None and message.end <= now
         if i in self.into and (self.overlap or not self.explicit):
             message = self.into[i]
             if message.end is None or message.end > now:
                 return False
-        return all(self.ends.get(j, float("inf")) <= now for j in needs)
+        return all(self.ends.get(j, float("inf")) <= now for j in self.needs[i])
 
     def receive_of(self, message: Sent) -> int | None:
         forward = self.table.kind[message.consumer] == Kind.FORWARD
@@ -138,20 +147,14 @@ class Player:
         return (message.source, message.target) if self.link is None else self.link(message.source, message.target)
 
     def has_room(self, message: Sent, now: float) -> bool:
-        if self.buffers is None:
-            return True
-        pair = [m for m in self.messages if (m.source, m.target) == (message.source, message.target)]
-        pair.sort(key=lambda m: m.turn)
-        at = pair.index(message) - self.buffers
-        return at < 0 or self.ends.get(pair[at].consumer, float("inf")) <= now
+        return message.before is None or self.ends.get(message.before, float("inf")) <= now
 
     def is_next(self, message: Sent, now: float) -> bool:
         """Whether all that the link takes before it are through: those ready before, or sent before by the table."""
-        on = [m for m in self.messages if self.link_of(m) == self.link_of(message)]
         if self.link is None:
-            first = [m for m in on if m.turn < message.turn]
+            first = [m for m in message.on if m.turn < message.turn]
         else:
-            first = [m for m in on if m.ready is not None and (m.ready, m.turn) < (message.ready, message.turn)]
+            first = [m for m in message.on if m.ready is not None and (m.ready, m.turn) < (message.ready, message.turn)]
         return all(m.end is not None and m.end <= now for m in first)
 
     def ready_now(self, at: list[int], free: list[float], now: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_player import Player
 
-from steptime.cost.pipeline import micro_batches_in_flight, pipeline_bubble_s
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable
 from steptime.schedule.actions import Kind
-from steptime.schedule.graph import Transport, graph_of
+from steptime.schedule.graph import Transport
 from steptime.schedule.messages import with_messages
 from steptime.schedule.simulate import (
     Durations,
-    Jitter,
-    Simulation,
     longest,
-    sampled_step_s,
     seconds_of_rows,
     simulate,
     total,
