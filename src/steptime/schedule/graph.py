@@ -131,18 +131,16 @@ class ActionGraph:
         while chain not in seen:
             seen.append(chain)
             chain = int(self.chain[self.cross[stuck[chain]]])
-        waits = [
-            f"{self._name(stuck[each])} waits for {self._name(int(self.cross[stuck[each]]))}"
-            for each in seen[seen.index(chain) :][:3]
-        ]
-        return "actions wait for each other: " + "; ".join(waits)
+        of_ranks = [each for each in seen[seen.index(chain) :] if each < 2 * self.table.ranks]
+        waits = [f"{self._name(stuck[each])} waits for {self._name(int(self.cross[stuck[each]]))}" for each in of_ranks]
+        return "actions wait for each other: " + "; ".join(sorted(waits)[:3])
 
     def _name(self, item: int) -> str:
-        """Words for an item; one of no duration is named after the action that it lets start."""
+        """Words for an item: for a message the pass that makes it, for a wait the action that it lets start."""
         while not (rows := np.flatnonzero(self.item == item)).size:
             found = np.flatnonzero(self.messages.item == item)
             if found.size:
-                return f"the message of {action_name(self.table, int(self.messages.producer[found[0]]))}"
+                return action_name(self.table, int(self.messages.producer[found[0]]))
             item += 1
         return action_name(self.table, int(rows[0]))
 

@@ -56,7 +56,7 @@ def spent(simulation: Simulation) -> Spent:
     before, start = ends[graph.previous[items]], simulation.starts[items]
 
     def by_rank(seconds: Array, where: Array) -> Array:
-        found: Array = np.bincount(rank[where], seconds[where], ranks)
+        found: Array = np.bincount(rank[where], seconds[where], ranks).astype(float)
         return found
 
     is_pass, is_update, is_message = (each[items] for each in _sorts(graph))

@@ -171,16 +171,14 @@ def _versions(changes: _Changes, footprint: Footprint) -> None:
     shape = (table.stages, table.micro_batches)
     read = np.zeros(shape, np.int64)
     read[table.stage[forward], table.micro_batch[forward]] = np.searchsorted(keys, place[forward] * count + forward)
-    until = np.zeros(len(updates) + 1)
     own = read[table.stage[last], table.micro_batch[last]]
     behind = own > np.searchsorted(place[updates], place[last])
-    # Index i + 1 is the version that update i makes; what was there before the first update of a place has its own.
-    np.maximum.at(until, own[behind], simulation.end_s[last[behind]])
-    first = np.zeros(table.ranks * table.stages)
-    np.maximum.at(first, place[last[~behind]], simulation.end_s[last[~behind]])
+    # The last row that needs each version: of version i + 1, which update i makes, and of the first of each place.
+    made_by, first = np.full(len(updates) + 1, -1), np.full(table.ranks * table.stages, -1)
+    np.maximum.at(made_by, own[behind], last[behind])
+    np.maximum.at(first, place[last[~behind]], last[~behind])
+    older = np.where(np.arange(len(updates)) > start, made_by[:-1], first[place[updates]])
+    gone = np.maximum(older, updates)
     size = changes.of_stage(footprint.weights_bytes, updates, "weights_bytes")
-    made = simulation.end_s[updates]
-    older = np.where(np.arange(len(updates)) > start, until[:-1], first[place[updates]])
-    changes.put(table.rank[updates], made, 4 * updates + 3, size)
-    gone = np.maximum(made, older)
-    changes.put(table.rank[updates], gone, np.where(gone > made, 4 * count, 4 * updates + 2), -size)
+    changes.put(table.rank[updates], simulation.end_s[updates], 4 * updates + 3, size)
+    changes.put(table.rank[updates], simulation.end_s[gone], 4 * gone + 2, -size)

@@ -315,5 +315,7 @@ def _message_seconds(graph: ActionGraph, durations: Durations) -> Array:
     if callable(given):
         found = np.broadcast_to(given(messages.source, messages.target), messages.source.shape)
         return spread(found, found.shape, "message_s")
+    if np.ndim(given) == 1:
+        raise UserError("message_s is an array by rank", hint="a number, or an array by sender and receiver")
     links = spread(given, (graph.table.ranks, graph.table.ranks), "message_s")
     return links[messages.source, messages.target]
