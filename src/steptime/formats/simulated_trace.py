@@ -50,10 +50,10 @@ def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message
     sort = np.select([kind <= Kind.WEIGHT_GRADIENT, kind <= Kind.RECEIVE_BACKWARD, kind < Kind.UPDATE], [0, 2, 1], 0)
     return Trace(
         processes=[f"rank {rank}" for rank in range(table.ranks)],
-        tracks=[_track(each, width, table.ranks) for each in tracks.tolist()], names=[*LETTERS, *CATEGORIES],
+        tracks=[_track(each, width, table.ranks) for each in tracks.tolist()], names=LETTERS, categories=CATEGORIES,
         slices=Slices(
             track=number, start_ns=_ns(simulation.starts[item][order]), end_ns=_ns(simulation.ends[item][order]),
-            name=kind[order], category=len(LETTERS) + sort[order], depth=depth[order],
+            name=kind[order], category=sort[order], depth=depth[order],
             numbers={
                 "stage": table.stage[row][order], "micro_batch": table.micro_batch[row][order], "bytes": nbytes[order],
             },

@@ -53,7 +53,7 @@ class Slices:
     name: Array
     """Index into the names of the trace."""
     category: Array
-    """Index into the names of the trace."""
+    """Index into the categories of the trace."""
     depth: Array
     """Slices around it."""
     numbers: Mapping[str, Array] = field(default_factory=dict)
@@ -83,6 +83,7 @@ class Trace:
     tracks: Sequence[tuple[int, str]]
     """Index of its process, and name, of each track."""
     names: Sequence[str]
+    categories: Sequence[str]
     slices: Slices
     flows: tuple[Array, Array] = (np.empty(0, np.int64), np.empty(0, np.int64))
     """Arrows between slices: indices of the slices at which they start and end, at most one of each for a slice."""
@@ -153,7 +154,7 @@ def _pieces(rows: Array) -> list[bytes]:
 
 def perfetto(trace: Trace) -> bytes:
     """The trace as TrackEvent packets, for ui.perfetto.dev."""
-    packets = [field_bytes(PACKET, packet) for packet in (*_descriptors(trace), _names(trace.names))]
+    packets = [field_bytes(PACKET, packet) for packet in (*_descriptors(trace), _names(trace))]
     packets += _slice_packets(trace)
     uuid = _first_counter(trace)
     for count in trace.counts:
@@ -188,10 +189,13 @@ def _descriptors(trace: Trace) -> Iterator[bytes]:
             uuid += 1
 
 
-def _names(names: Sequence[str]) -> bytes:
-    """Names and categories have the same numbers, from 1 on."""
-    entries = [field_int(1, number) + _text(2, name) for number, name in enumerate(names, 1)]
-    tables = [field_bytes(which, entry) for which in (EVENT_CATEGORIES, EVENT_NAMES) for entry in entries]
+def _names(trace: Trace) -> bytes:
+    """Categories and names, each numbered from 1 on."""
+    tables = [
+        field_bytes(which, field_int(1, number) + _text(2, name))
+        for which, names in ((EVENT_CATEGORIES, trace.categories), (EVENT_NAMES, trace.names))
+        for number, name in enumerate(names, 1)
+    ]
     head = field_int(SEQUENCE_ID, SEQUENCE) + field_int(FLAGS, NEEDED)
     return head + field_bytes(INTERNED, b"".join(tables))
 
@@ -301,7 +305,7 @@ def _metadata(trace: Trace) -> Iterator[str]:
 
 def _slice_events(trace: Trace) -> Iterable[str]:
     slices = trace.slices
-    names = [json.dumps(name) for name in trace.names]
+    names, categories = ([json.dumps(name) for name in every] for every in (trace.names, trace.categories))
     heads = [f'"pid":{process + 1},"tid":{tid},"ts":' for tid, (process, _) in enumerate(trace.tracks, 1)]
     arguments = [""] * len(slices.track)
     if slices.numbers:
@@ -314,7 +318,7 @@ def _slice_events(trace: Trace) -> Iterable[str]:
     duration = _microseconds(slices.end_ns - slices.start_ns)
     columns = (slices.name.tolist(), slices.category.tolist(), slices.track.tolist())
     return [
-        f'{{"ph":"X","name":{names[name]},"cat":{names[category]},{heads[track]}{start},"dur":{dur},"args":{{{args}}}}}'
+        f'{{"ph":"X","name":{names[name]},"cat":{categories[category]},{heads[track]}{start},"dur":{dur},"args":{{{args}}}}}'
         for name, category, track, start, dur, args in zip(
             *columns, _microseconds(slices.start_ns), duration, arguments, strict=True
         )

@@ -128,17 +128,3 @@ def memory_by_kind(program: Program, rounding: int = 1) -> dict[str, Array]:
     if scratch.any():
         kinds[WORKSPACE] = scratch
     return kinds
-
-
-def changes(values: Array) -> Iterator[tuple[int, int]]:
-    """(entry, value) wherever the value is another one than before, the first entry included.
-
-    >>> import numpy as np
-    >>> list(changes(np.array([1, 1, 3])))
-    [(0, 1), (2, 3)]
-    """
-    last: int | None = None
-    for entry, value in enumerate(values.tolist()):
-        if value != last:
-            yield entry, int(value)
-            last = value
