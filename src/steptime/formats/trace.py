@@ -310,8 +310,8 @@ def _slice_events(trace: Trace) -> Iterable[str]:
     arguments = [""] * len(slices.track)
     if slices.numbers:
         form = ",".join(json.dumps(name).replace("%", "%%") + ":%d" for name in slices.numbers)
-        columns = (values.tolist() for values in slices.numbers.values())
-        arguments = [form % row for row in zip(*columns, strict=True)]
+        rows = zip(*(values.tolist() for values in slices.numbers.values()), strict=True)
+        arguments = [form % row for row in rows]
     if slices.details:
         each = (json.dumps(detail, separators=(",", ":"))[1:-1] for detail in slices.details)
         arguments = [",".join(filter(None, pair)) for pair in zip(arguments, each, strict=True)]
