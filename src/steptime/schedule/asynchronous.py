@@ -56,29 +56,33 @@ def _whenever_free(pipeline: Pipeline) -> ActionTable:
     p, m, times = pipeline.ranks, pipeline.micro_batches, pipeline.times
     most = p if pipeline.memory_limit == inf else int(pipeline.memory_limit)
     turn = np.empty((2, p, m), np.int64)
-    begun, ready, free, made = [0] * p, [[0] * 2 for _ in range(p)], [True] * p, [[0, 0] for _ in range(p)]
-    ready[0][0] = min(most, m)
-    events: list[tuple[float, int, int, int]] = [(0.0, 0, 0, -1)]
+    begun, free = [0] * p, [True] * p
+    ready, made = [[0, 0] for _ in range(p)], [[0, 0] for _ in range(p)]
+    ready[0][0] = min(most, m) - 1  # and the one that the first event lets in
+    events: list[tuple[float, int, int, bool]] = [(0.0, 0, 0, False)]
     while events:
-        now, place, way, done = heappop(events)
-        if done < 0:
-            ready[place][way] += place > 0 or way > 0
-        else:
+        now, changed = events[0][0], set[int]()
+        while events and events[0][0] == now:
+            _, place, way, ends = heappop(events)
+            changed.add(place)
+            if not ends:
+                ready[place][way] += 1
+                continue
             free[place] = True
-            target = (place + 1, 0) if way == 0 and place < p - 1 else (place, 1) if way == 0 else (place - 1, 1)
-            delay_s = times.message_s * (target[0] != place)
-            if target[0] >= 0:
-                heappush(events, (now + delay_s, *target, -1))
-            elif ready[0][0] < m:
-                ready[0][0] += 1
-        way = 1 if made[place][1] < ready[place][1] else 0
-        if free[place] and made[place][way] < ready[place][way]:
-            number = made[place][way]
-            turn[way, place, number] = begun[place]
-            begun[place] += 1
-            made[place][way] += 1
-            free[place] = False
-            heappush(events, (now + (times.backward_s if way else times.forward_s), place, way, number))
+            if way == 0 and place == p - 1:
+                ready[place][1] += 1
+            elif way and not place:
+                ready[0][0] = min(ready[0][0] + 1, m)
+            else:
+                heappush(events, (now + times.message_s, place - 1 if way else place + 1, way, False))
+        for place in sorted(changed):
+            way = int(made[place][1] < ready[place][1])
+            if free[place] and made[place][way] < ready[place][way]:
+                turn[way, place, made[place][way]] = begun[place]
+                begun[place] += 1
+                made[place][way] += 1
+                free[place] = False
+                heappush(events, (now + (times.backward_s if way else times.forward_s), place, way, True))
     return _with_updates(pipeline, turn[0], turn[1], pipeline.per_update or 1)
 
 

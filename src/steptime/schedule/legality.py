@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import count
 from typing import NoReturn
 
 import numpy as np
@@ -73,9 +73,13 @@ def _enough(table: ActionTable) -> None:
     if len(forward) >= table.stages * table.micro_batches * table.slices:
         return
     there = set(zip(forward.stage.tolist(), forward.micro_batch.tolist(), forward.slice.tolist(), strict=True))
-    every = product(range(table.stages), range(table.micro_batches), range(table.slices))
-    stage, number, piece = next(each for each in every if each not in there)
-    _missing(table, stage, number, piece, "F")
+    numbers, pieces = table.micro_batches, table.slices
+    lacking = next(
+        place
+        for place in count()
+        if (place // (numbers * pieces), place // pieces % numbers, place % pieces) not in there
+    )
+    _missing(table, lacking // (numbers * pieces), lacking // pieces % numbers, lacking % pieces, "F")
 
 
 def _missing(table: ActionTable, stage: int, number: int, piece: int, kind: str) -> NoReturn:

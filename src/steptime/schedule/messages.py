@@ -128,15 +128,19 @@ def _gathered_on(table: ActionTable, first: int, end: int, most: int) -> Iterato
         uses.setdefault(stages[place], []).append(place)
     held: set[int] = set()
     next_use = {stage: places.pop() for stage, places in uses.items()}
-    sizes = Counter(groups)
+    sizes, ended = Counter(groups), False
     for place, stage in enumerate(stages):
-        if groups[place] == rows[place] and (stage not in held or len(uses) > most):
+        if groups[place] == rows[place] and (stage not in held or ended or len(uses) > most):
             wanted = sorted(next_use, key=next_use.__getitem__)[: max(most, sizes[groups[place]])]
             for kind, which in ((Kind.RESHARD, sorted(held.difference(wanted))), (Kind.UNSHARD, wanted)):
                 for each in which:
                     if kind == Kind.RESHARD or each not in held:
                         yield kind, each, groups[place]
-            held = set(wanted)
-        next_use[stage] = uses[stage].pop() if uses[stage] else len(stages) + stage
+            held, ended = set(wanted), False
+        if uses[stage]:
+            next_use[stage] = uses[stage].pop()
+        else:
+            del next_use[stage]
+            ended = True
     for stage in sorted(held):
         yield Kind.RESHARD, stage, end

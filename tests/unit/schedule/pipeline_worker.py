@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+from steptime.schedule.pytorch_csv import read_csv
+
 WIDTH, ROWS = 8, 2
 
 
@@ -28,10 +30,8 @@ def layer() -> torch.nn.Module:
 
 def largest_difference(path: Path, rank: int, micro_batches: int) -> float:
     """Largest difference of a gradient of this rank to that of a run without a pipeline."""
-    cells = [line.split(",") for line in path.read_text().splitlines()]
-    letters = [cell.replace("(", "").replace(")OVERLAP_F_B", "").split(";") for cell in cells[rank]]
-    mine = sorted({int(part.split("F")[0]) for parts in letters for part in parts if part.replace("F", "").isdigit()})
-    stages = sum(cell.count("F0") for line in cells for cell in line if "_" not in cell or "OVERLAP" in cell)
+    table = read_csv(path)
+    mine, stages = sorted({*table.stage[table.rank == rank].tolist()}), table.stages
     torch.manual_seed(0)
     layers = [layer() for _ in range(stages)]
     data, target = torch.randn(2, ROWS * micro_batches, WIDTH)
