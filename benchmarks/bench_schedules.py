@@ -19,9 +19,12 @@ import numpy as np
 from machine import report
 
 from steptime.lab.data_root import require_data
+from steptime.lab.measured import read_runs
+from steptime.lab.measured.engine import settings_of
 from steptime.schedule import SCHEDULES, Pipeline, Times
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
-from steptime.schedule.simulate import Durations, simulate
+from steptime.schedule.memory import Footprint, memory_replay
+from steptime.schedule.simulate import Durations, Simulation, simulate
 
 NAMES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-1p": "zb-1p", "ZB-2p": "zb-2p"}
 PAPER = "2401.10241) Tables 3-4"
@@ -37,9 +40,13 @@ class Run:
     pipeline: Pipeline
     graph: ActionGraph
     measured_s: float
+    row_id: str
+    layers: int
+    measured_bytes: float
+    """Peak memory; printed as GB, taken as GiB."""
 
-    def step_s(self, overhead_s: float) -> float:
-        """Seconds from one step to the next, each micro-batch taking so many seconds more on each rank.
+    def simulated(self, overhead_s: float) -> Simulation:
+        """The step, each micro-batch taking so many seconds more on each rank.
 
         They are spread over its passes as their measured times are.
         """
@@ -49,7 +56,11 @@ class Run:
             forward_s=factor * times.forward_s, input_gradient_s=factor * times.input_gradient_s,
             weight_gradient_s=factor * times.weight_gradient_s, message_s=times.message_s,
         )  # fmt: skip
-        return float(simulate(self.graph, durations).rank_span_s.max())
+        return simulate(self.graph, durations)
+
+    def step_s(self, overhead_s: float) -> float:
+        """Seconds from one step to the next."""
+        return float(self.simulated(overhead_s).rank_span_s.max())
 
     @property
     def micro_batches(self) -> int:
@@ -81,7 +92,10 @@ def run_of(row: Mapping[str, str], stage: Mapping[str, str], micro_batches: int)
     pipeline = Pipeline(ranks=int(row["pp"]), chunks=int(row["vpp"]), micro_batches=micro_batches, times=times)
     name = NAMES[row["schedule"]]
     graph = graph_of(SCHEDULES[name].order(pipeline), Transport(overlap=False))
-    return Run(row["model"], name, pipeline, graph, float(row["derived_step_time_s"]))
+    return Run(
+        row["model"], name, pipeline, graph, float(row["derived_step_time_s"]), row["row_id"], int(row["layers"]),
+        2.0**30 * float(row["metric_peak_mem_gb"]),
+    )  # fmt: skip
 
 
 def errors(runs: Iterable[Run], overhead_s: float) -> np.ndarray:
@@ -134,6 +148,46 @@ def ranked(runs: list[Run], overhead_s: float) -> list[str]:
     return lines
 
 
+def footprints(runs: list[Run]) -> dict[tuple[str, int], Footprint]:
+    """What stages hold, by model and chunks, from the estimates of the runs with 1F1B.
+
+    Embedding and head count as a layer each, so that all virtual stages have the same number of them. Everything but
+    activations stays with the first chunk of a rank.
+    """
+    by_row = {run.row_id: run for run in read_runs(require_data("measured_training.csv.gz")).runs}
+    found = {}
+    for one in {run.model: run for run in runs if run.schedule == "1f1b"}.values():
+        p, stages = one.pipeline.ranks, settings_of(by_row[one.row_id])[0].evaluate().memory
+        calls = {name: stage.calls() for name, stage in stages.items()}
+        layers = {n: float(c["activations/layers/activation_bytes"].value) for n, c in calls.items()}
+        head = float(calls["last"]["activations/ends/activation_bytes"].value)
+        fixed = {n: max(map(float, stages[n].totals.values())) - layers[n] for n in stages}
+        own = (one.layers + 2) // p
+        layer = layers["middle"] / own / min(p - 1, one.micro_batches)
+        for run in (each for each in runs if each.model == one.model):
+            count = p * run.pipeline.chunks
+            kept = np.full(count, layer * own / run.pipeline.chunks)
+            kept[[0, -1]] -= layer
+            kept[-1] += head
+            rest = np.concatenate([[fixed["first"]], np.full(p - 2, fixed["middle"]), [fixed["last"] - head]])
+            rest = np.concatenate([rest, np.zeros(count - p)])
+            found[run.model, run.pipeline.chunks] = Footprint(
+                activation_bytes=kept, deferred_bytes=kept, fixed_bytes=rest
+            )
+    return found
+
+
+def peaks(runs: list[Run]) -> list[str]:
+    """Peak memory, one line for each model and schedule."""
+    held, lines, apart = footprints(runs), [], []
+    for run in {(run.model, run.schedule): run for run in runs}.values():
+        peak = memory_replay(run.simulated(0.0), held[run.model, run.pipeline.chunks]).peak_bytes.max()
+        apart.append(peak / run.measured_bytes - 1)
+        gib = [f"{each / 2**30:.1f}" for each in (peak, run.measured_bytes)]
+        lines.append(f"| {run.model} | {run.schedule} | {gib[0]} | {gib[1]} | {apart[-1]:+.1%} |")
+    return [*lines, f"| all | | | | {np.abs(apart).mean():.1%} |"]
+
+
 def main() -> None:
     runs = read()
     models = list(dict.fromkeys(run.model for run in runs))
@@ -152,8 +206,11 @@ def main() -> None:
         )
     lines += ["", "| model | micro-batches | simulated, fast to slow | measured |", "|---|---:|---|---|"]
     lines += ranked(runs, overhead_s)
+    lines += ["", "| model | schedule | peak memory, GiB | measured | error |", "|---|---|---:|---:|---:|"]
+    lines += peaks(runs)
     notes = (
-        "Mean error, in brackets the mean with its sign (below 0: predicted too fast), of the time from step to step.\n"
+        "Mean error, in brackets the mean with its sign (below 0: too fast), of the time from step to step.\n"
+        "Peak memory: what stages hold by the estimate of the run with 1F1B, replayed; without the allocator.\n"
     )
     report("schedules", "Measured pipeline schedules", "\n".join(lines), notes)
 

@@ -51,9 +51,8 @@ def simulations() -> list[str]:
         actions = len(table) + 2 * len(graph.messages.item)
         whole_s = cpu_s(lambda table=table: simulate(table, DURATIONS).step_s)
         again_s = cpu_s(lambda graph=graph: simulate(graph, DURATIONS).step_s)
-        lines.append(
-            f"| {name} | {p} | {v} | {m:,} | {actions:,} | {whole_s:.3f} | {again_s:.3f} | {actions / whole_s / 1e6:.2f} |"
-        )
+        rate = actions / whole_s / 1e6
+        lines.append(f"| {name} | {p} | {v} | {m:,} | {actions:,} | {whole_s:.3f} | {again_s:.3f} | {rate:.2f} |")
     return lines
 
 
