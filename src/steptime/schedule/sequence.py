@@ -77,6 +77,6 @@ registered(Schedule(
     name="terapipe", source="Li et al., arXiv 2102.07988, section 3",
     order=_sliced, rules=(ONE_CHUNK,),
     bubble_s=lambda p: float(sliced_bubble_s(p.ranks, p.slices, p.times.all_s)),
-    in_flight=lambda p, rank: float(p.micro_batches), any_graph=False,
+    in_flight=lambda p, rank: float(p.micro_batches), any_graph=False, usual_slices=4,
     note="a token may look at tokens before it only",
 ))  # fmt: skip
