@@ -102,7 +102,7 @@ registered(Schedule(
     note="pairs of a forward and a backward pass run at the same time",
 ))  # fmt: skip
 registered(Schedule(
-    name="dualpipe-v", source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV",
+    name="dualpipe-v", source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV", usual_chunks=2,
     order=_dual_pipe_v, rules=(TWICE_THE_RANKS, TWO_CHUNKS, WHOLE_SEQUENCES),
     bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks, 0.5), in_flight=lambda p, rank: p.ranks + 0.5,
     note="pairs of a forward and a backward pass run at the same time",

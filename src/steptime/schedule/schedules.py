@@ -102,6 +102,10 @@ class Schedule:
     """Converges as training on a single device does: each step applies the gradient of the weights it read."""
     note: str = ""
     """What the columns leave out."""
+    usual_chunks: int = 1
+    """Virtual stages of a rank with which a table of schedules shows it."""
+    usual_slices: int = 1
+    """Slices of a sequence with which a table of schedules shows it."""
 
     def actions(self, ranks: int, chunks: int, micro_batches: int, **further: Any) -> ActionTable:
         """The actions of a step, without messages.

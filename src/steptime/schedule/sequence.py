@@ -53,9 +53,28 @@ def best_slicing(seconds: Array, stages: int) -> Slicing:
     >>> best_slicing(flat, 4).lengths, best_slicing(flat, 4).seconds, best_slicing(flat + 3, 4).lengths
     ((1, 1, 1, 1), 7.0, (2, 2))
     """
-    units = len(seconds)
     length, before = np.indices(seconds.shape)
-    bounds = np.unique(seconds[length + before < units])
+    bounds = np.unique(seconds[length + before < len(seconds)])
+    unbounded_s = float(_least_sums(seconds, bounds[-1:])[0][-1, 0])
+    best = Slicing(lengths=(), seconds=np.inf)
+    for block in np.split(bounds, range(AT_ONCE, len(bounds), AT_ONCE)):
+        if unbounded_s + (stages - 1) * block[0] >= best.seconds:
+            break
+        least, last = _least_sums(seconds, block)
+        total = least[-1] + (stages - 1) * block
+        place = int(np.argmin(total))
+        if total[place] < best.seconds:
+            best = Slicing(lengths=_lengths(last[:, place]), seconds=float(total[place]))
+    return best
+
+
+AT_ONCE = 256
+"""Bounds that are tried together; longer ones are not tried once they cannot pay."""
+
+
+def _least_sums(seconds: Array, bounds: Array) -> tuple[Array, Array]:
+    """Least sum of the times of slices, none longer than a bound, by units and bound; and the length of the last."""
+    units = len(seconds)
     least = np.full((units + 1, len(bounds)), np.inf)
     least[0] = 0.0
     last = np.zeros((units + 1, len(bounds)), np.int64)
@@ -65,18 +84,22 @@ def best_slicing(seconds: Array, stages: int) -> Slicing:
         sums = np.where(each <= bounds, each + least[end - sizes], np.inf)
         last[end] = sums.argmin(axis=0) + 1
         least[end] = sums.min(axis=0)
-    total = least[units] + (stages - 1) * bounds
-    best, end, lengths = int(np.argmin(total)), units, []
+    return least, last
+
+
+def _lengths(last: Array) -> tuple[int, ...]:
+    """Slices of all units, from the length of the last slice of so many units."""
+    lengths, end = list[int](), len(last) - 1
     while end:
-        lengths.append(int(last[end, best]))
+        lengths.append(int(last[end]))
         end -= lengths[-1]
-    return Slicing(lengths=tuple(reversed(lengths)), seconds=float(total[best]))
+    return tuple(reversed(lengths))
 
 
 registered(Schedule(
     name="terapipe", source="Li et al., arXiv 2102.07988, section 3",
     order=_sliced, rules=(ONE_CHUNK,),
     bubble_s=lambda p: float(sliced_bubble_s(p.ranks, p.slices, p.times.all_s)),
-    in_flight=lambda p, rank: float(p.micro_batches), any_graph=False,
+    in_flight=lambda p, rank: float(p.micro_batches), any_graph=False, usual_slices=4,
     note="a token may look at tokens before it only",
 ))  # fmt: skip

@@ -98,12 +98,12 @@ registered(Schedule(
     bubble_s=_fill_and_drain_s, in_flight=_in_flight,
 ))  # fmt: skip
 registered(Schedule(
-    name="interleaved", source="Narayanan et al., arXiv 2104.04473, section 2.2",
+    name="interleaved", source="Narayanan et al., arXiv 2104.04473, section 2.2", usual_chunks=2,
     order=_one_forward_one_backward, rules=(ROUNDS, WHOLE_SEQUENCES),
     bubble_s=_fill_and_drain_s, in_flight=_in_flight,
 ))  # fmt: skip
 registered(Schedule(
-    name="looped-bfs", source="Lamy-Poirier, arXiv 2211.05953, section 4",
+    name="looped-bfs", source="Lamy-Poirier, arXiv 2211.05953, section 4", usual_chunks=2,
     order=_breadth_first, rules=(WHOLE_SEQUENCES,),
     bubble_s=lambda p: float(breadth_first_bubble_s(p.ranks, p.micro_batches, p.chunks, p.times.all_s)),
     in_flight=lambda p, rank: float(p.micro_batches),

@@ -89,9 +89,7 @@ def _in_flight(pipeline: Pipeline, _: int, depth: int) -> float:
     return float(zero_bubble_in_flight(pipeline.ranks, pipeline.micro_batches, depth))
 
 
-_LIMIT = Rule(
-    text="memory for the activations of one micro-batch per rank at least", holds=lambda p: p.memory_limit >= 1
-)
+_LIMIT = Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1)
 
 registered(Schedule(
     name="zb-h1", source="Qi et al., arXiv 2401.10241, section 2.2",
@@ -115,7 +113,7 @@ registered(Schedule(
     note="searched for the times and the memory that are given; by default twice the memory of 1F1B",
 ))  # fmt: skip
 registered(Schedule(
-    name="zb-v", source="Qi et al., arXiv 2401.10241, section 6",
+    name="zb-v", source="Qi et al., arXiv 2401.10241, section 6", usual_chunks=2,
     order=_v_shaped, rules=(TWO_CHUNKS, WHOLE_SEQUENCES),
     bubble_s=_v_bubble_s, in_flight=lambda p, rank: float(v_shaped_in_flight(p.ranks, p.micro_batches, rank)),
     bubble_free=True,
