@@ -71,11 +71,19 @@ class Player:
         self.needs = {i: self.data_needs(i) for i in rows}
         self.received = {self.receive_of(m): m for m in self.messages}
         for message in self.messages:
-            pair = [m for m in self.messages if (m.source, m.target) == (message.source, message.target)]
-            pair.sort(key=lambda m: m.turn)
-            at = pair.index(message) - (self.buffers or 0)
-            message.before = pair[at].consumer if self.buffers and at >= 0 else None
-            message.on = [m for m in self.messages if self.link_of(m) == self.link_of(message)]
+            self.relate(message)
+        self.queue()
+
+    def relate(self, message: Sent) -> None:
+        """Who has its buffer before it, and what else is on its link."""
+        pair = [m for m in self.messages if (m.source, m.target) == (message.source, message.target)]
+        pair.sort(key=lambda m: m.turn)
+        at = pair.index(message) - (self.buffers or 0)
+        message.before = pair[at].consumer if self.buffers and at >= 0 else None
+        message.on = [m for m in self.messages if self.link_of(m) == self.link_of(message)]
+
+    def queue(self) -> None:
+        t, rows = self.table, range(len(self.table.rank))
         self.queues: list[list[list[int]]] = []
         for rank in range(t.ranks):
             compute: list[list[int]] = []
