@@ -105,7 +105,7 @@ class ActionGraph:
         ends, stuck = longest_paths(self.first.tolist(), self.stop.tolist(), self.cross.tolist(), seconds.tolist())
         if stuck:
             raise UserError(self._deadlock(stuck), hint="change the order of the actions of one of these ranks")
-        return np.array(ends)
+        return np.fromiter(ends, np.float64, len(ends))
 
     @cached_property
     def levels(self) -> list[tuple[Array, Array, Array]]:

@@ -13,21 +13,32 @@ from steptime.num import Array, Num, maximum
 from steptime.schedule.actions import PASSES, ActionTable, Kind
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
 
-Together = Callable[[Num, Num], Num]
+Together = Callable[[Num, Num, Num], Num]
 ROUNDS = 64
 """Times that the order on shared links is found anew at most."""
 CELLS = 1 << 24
 """Items times samples that are held at once: 128 MiB."""
 
 
-def longest(longest_s: Num, total_s: Num) -> Num:
+def longest(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
     """Passes that run together take as long as the longest of them."""
     return longest_s
 
 
-def total(longest_s: Num, total_s: Num) -> Num:
+def total(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
     """Passes that run together take as long as one after another."""
     return total_s
+
+
+def two_streams(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
+    """Of passes that run together one communicates with tensor or expert ranks while the other computes.
+
+    Kernels follow each other on the compute stream, collectives on the tensor stream, the parts of a pass each other.
+
+    >>> two_streams(3.0, 5.0, 1.5), two_streams(3.0, 5.0, 3.5), two_streams(3.0, 3.5, 1.5)
+    (3.5, 3.5, 3.0)
+    """
+    return maximum(longest_s, maximum(total_s - collectives_s, collectives_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +67,11 @@ class Durations:
     slowdown: Num = 1.0
     """Factor on passes and updates of a rank: a number, or an array by rank; 1.1: 10 % slower."""
     together: Together = total
-    """Seconds of passes that run together, from those of the longest and of all one after another."""
+    """Seconds of passes that run together, from those of the longest, of all one after another, and of what all of
+    them communicate with tensor or expert ranks; :func:`total`, :func:`longest`, :func:`two_streams`, or another."""
+    collective_share: Num = 0.0
+    """Share of a pass in which it communicates with tensor or expert ranks and computes nothing, 0 to 1: a number, or
+    an array by stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +270,7 @@ def seconds_of_items(graph: ActionGraph, durations: Durations) -> Array:
     by_row = seconds_of_rows(table, durations)
     seconds = np.zeros(graph.size)
     seconds[graph.item] = by_row
-    _join(graph, durations.together, by_row, seconds)
+    _join(graph, durations, by_row, seconds)
     seconds[graph.messages.item] = _message_seconds(graph, durations)
     seconds[0] = 0.0
     return seconds
@@ -297,7 +312,7 @@ def spread(value: Num, shape: tuple[int, ...], name: str) -> Array:
     return np.broadcast_to(array.reshape(array.shape + (1,) * (len(shape) - array.ndim)), shape)
 
 
-def _join(graph: ActionGraph, together: Together, by_row: Array, seconds: Array) -> None:
+def _join(graph: ActionGraph, durations: Durations, by_row: Array, seconds: Array) -> None:
     """Seconds of items that are several passes which run together."""
     rows = np.flatnonzero((graph.table.together >= 0) & (graph.table.kind <= Kind.WEIGHT_GRADIENT))
     if not rows.size:
@@ -305,8 +320,9 @@ def _join(graph: ActionGraph, together: Together, by_row: Array, seconds: Array)
     items, place = np.unique(graph.item[rows], return_inverse=True)
     most, every = np.zeros(len(items)), np.bincount(place, by_row[rows])
     np.maximum.at(most, place, by_row[rows])
-    alone = np.bincount(place) == 1
-    seconds[items] = np.where(alone, every, maximum(together(most, every), 0.0))
+    share = spread(durations.collective_share, (graph.table.stages,), "collective_share")[graph.table.stage[rows]]
+    joint = durations.together(most, every, np.bincount(place, share * by_row[rows]))
+    seconds[items] = np.where(np.bincount(place) == 1, every, joint)
 
 
 def _message_seconds(graph: ActionGraph, durations: Durations) -> Array:

@@ -35,7 +35,8 @@ class Player:
 
     table: ActionTable
     seconds: list[float]
-    joined: Callable[[float, float], float]
+    joined: Callable[[float, float, float], float]
+    shares: list[float]
     message_s: Callable[[int, int], float]
     overlap: bool = True
     buffers: int | None = None
@@ -206,7 +207,8 @@ class Player:
         if sent is not None:
             return self.message_s(sent.source, sent.target)
         each = [self.seconds[i] for i in group]
-        return each[0] if len(each) == 1 else self.joined(max(each), sum(each))
+        collectives = sum(self.seconds[i] * self.shares[self.table.stage[i]] for i in group)
+        return each[0] if len(each) == 1 else self.joined(max(each), sum(each), collectives)
 
     @property
     def step_s(self) -> float:

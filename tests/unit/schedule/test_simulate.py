@@ -28,11 +28,12 @@ from steptime.schedule.simulate import (
     seconds_of_rows,
     simulate,
     total,
+    two_streams,
 )
 from unit.event_player import Key, neighbour, order_of, order_of_zero_bubble, played
 
 EQUAL = Durations(forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0)
-TOGETHER = (longest, total, lambda most, every: 0.7 * every)
+TOGETHER = (longest, total, two_streams, lambda most, every, collectives: 0.7 * every)
 
 
 def random_durations(random: np.random.Generator, table: ActionTable, together: int) -> Durations:
@@ -42,7 +43,7 @@ def random_durations(random: np.random.Generator, table: ActionTable, together: 
         weight_gradient_s=random.random(shape[:1]), unshard_s=random.random(table.stages),
         reduce_s=random.random(table.stages), update_s=float(random.random()),
         message_s=random.random((table.ranks, table.ranks)), slowdown=1 + random.random(table.ranks),
-        together=TOGETHER[together],
+        together=TOGETHER[together], collective_share=random.random(table.stages),
     )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def checked(found: Simulation) -> Spent:
 
 
 @given(
-    drawn=tables(), together=st.integers(0, 2), overlap=st.booleans(), buffers=st.sampled_from([None, 2, 4]),
+    drawn=tables(), together=st.integers(0, 3), overlap=st.booleans(), buffers=st.sampled_from([None, 2, 4]),
     shared=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
@@ -113,7 +114,8 @@ def test_as_the_naive_player(
     number = random.integers(3, size=(table.ranks, table.ranks))
     transport = Transport(overlap=overlap, buffers=buffers, link=(lambda a, b: number[a, b]) if shared else None)
     player = Player(
-        table, seconds_of_rows(table, durations).tolist(), durations.together, lambda a, b: durations.message_s[a, b],
+        table, seconds_of_rows(table, durations).tolist(), durations.together,
+        durations.collective_share.tolist(), lambda a, b: durations.message_s[a, b],
         overlap, buffers, (lambda a, b: number[a, b]) if shared else None,
     )  # fmt: skip
     try:
