@@ -30,6 +30,14 @@ class Transport:
     """Number of the link between two ranks (sender, receiver), 0 or more. Messages on a link go one after another, in
     the order in which they are ready. None: each sender has a link of its own to each receiver."""
 
+    def links(self, source: Array, target: Array) -> Array:
+        """Link of each message, numbered from 0 on without gaps."""
+        if self.link is None:
+            link = source * (target.max(initial=0) + 1) + target
+        else:
+            link = np.broadcast_to(self.link(source, target), source.shape)
+        return np.unique(link, return_inverse=True)[1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTable:
@@ -331,19 +339,12 @@ class _Items:
         table, messages, transport = self.table, self.messages, self.transport
         chain, key = self.chain, 4 * self.leaders + 1
         if self.separate:
-            on = 2 * messages.source if not transport.overlap else 2 * table.ranks + self._links()
+            on = 2 * messages.source
+            if transport.overlap:
+                on = 2 * table.ranks + transport.links(messages.source, messages.target)
             chain = np.concatenate([chain, on])
             key = np.concatenate([key, 4 * (self.order if transport.overlap else messages.send) + 3])
         return self._numbered(chain, key, *self._crosses())
-
-    def _links(self) -> Array:
-        """Link of each message, numbered from 0 on without gaps."""
-        source, target = self.messages.source, self.messages.target
-        if self.transport.link is None:
-            link = source * self.table.ranks + target
-        else:
-            link = np.broadcast_to(self.transport.link(source, target), source.shape)
-        return np.unique(link, return_inverse=True)[1]
 
     def _crosses(self) -> tuple[Array, Array]:
         """Items that wait for items of other chains, and the ones that they wait for."""
@@ -357,7 +358,8 @@ class _Items:
             targets.append(self.sent)
             sources.append(self.place[messages.producer])
         elif self.transport.link is not None:
-            by_link = np.lexsort((self.order, link := self._links()))
+            link = self.transport.links(messages.source, messages.target)
+            by_link = np.lexsort((self.order, link))
             same = np.flatnonzero(np.diff(link[by_link]) == 0)
             targets.append(self.sent[by_link[same + 1]])
             sources.append(self.sent[by_link[same]])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -14,8 +15,6 @@ from steptime.schedule.actions import PASSES, ActionTable, Kind
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
 
 Together = Callable[[Num, Num, Num], Num]
-ROUNDS = 64
-"""Times that the order on shared links is found anew at most."""
 CELLS = 1 << 24
 """Items times samples that are held at once: 128 MiB."""
 
@@ -225,36 +224,51 @@ def _of_ranks(graph: ActionGraph) -> tuple[Array, Array]:
 
 
 def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
-    """The graph whose links take messages in the order in which they are ready, under that order."""
-    alone = Transport(overlap=graph.transport.overlap, buffers=graph.transport.buffers)
-    order: Array | None = None
-    found = graph_of(graph.table, alone)
-    for _ in range(ROUNDS):
-        seconds = seconds_of_items(found, durations)
-        ready = _ready_s(found, found.ends_s(seconds))
-        now = np.empty(len(ready), np.int64)
-        now[np.argsort(ready, kind="stable")] = np.arange(len(ready))
-        if order is not None and np.array_equal(now, order):
-            break
-        order = now
-        found = graph_of(graph.table, graph.transport, order)
-    return found
+    """The graph whose links take messages in the order in which they are ready."""
+    alone = graph_of(graph.table, replace(graph.transport, link=None))
+    messages, seconds = alone.messages, seconds_of_items(alone, durations)
+    link = np.full(alone.size, -1)
+    link[messages.item] = graph.transport.links(messages.source, messages.target)
+    place = np.zeros(alone.size, np.int64)
+    begun = _in_order_of_time(alone, seconds.tolist(), link.tolist())
+    place[begun] = np.arange(len(begun))
+    order = np.empty(len(messages.item), np.int64)
+    order[np.argsort(place[messages.item])] = np.arange(len(order))
+    return graph_of(graph.table, graph.transport, order)
 
 
-def _ready_s(graph: ActionGraph, ends: Array) -> Array:
-    """When each message could start but for its link (s): it is made, there is a buffer, and a rank that computes
-    nothing while it sends has come to it."""
-    messages, transport = graph.messages, graph.transport
-    ready = ends[graph.item[messages.producer]]
-    if not transport.overlap:
-        acts = np.zeros(graph.size, bool)
-        acts[graph.item] = acts[messages.item] = True
-        last = np.maximum.accumulate(np.where(acts, np.arange(graph.size), 0))
-        ready = ends[last[messages.item - 1]]
-    if transport.buffers is not None:
-        later, earlier = messages.sharing_buffers(transport.buffers)
-        ready[later] = np.maximum(ready[later], ends[graph.item[messages.consumer[earlier]]])
-    return ready
+def _in_order_of_time(graph: ActionGraph, seconds: list[float], link: list[int]) -> list[int]:
+    """Items in the order in which they could start but for their links, each of which is free for one at a time.
+
+    What a message waits for on a link of its own does not count: the order is what is to be found.
+    """
+    before = graph.previous.copy()
+    if graph.transport.overlap:
+        sent = np.zeros(graph.size, bool)
+        sent[graph.messages.item] = True
+        before[sent[before]] = 0
+    followers: list[list[int]] = [[] for _ in range(graph.size)]
+    for item, (previous, cross) in enumerate(zip(before.tolist(), graph.cross.tolist(), strict=True)):
+        if item:
+            followers[previous].append(item)
+            followers[cross].append(item)
+    ready, awaited, free = [0.0] * graph.size, [2] * graph.size, dict.fromkeys(link, 0.0)
+    coming, begun = [(0.0, 0)], []
+    while coming:
+        now, item = heappop(coming)
+        begun.append(item)
+        on = link[item]
+        if on >= 0:
+            now = max(now, free[on])
+        end = now + seconds[item]
+        if on >= 0:
+            free[on] = end
+        for each in followers[item]:
+            ready[each] = max(ready[each], end)
+            awaited[each] -= 1
+            if not awaited[each]:
+                heappush(coming, (ready[each], each))
+    return begun
 
 
 # -- durations --------------------------------------------------------------------------------------------------------
