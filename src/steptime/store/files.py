@@ -283,3 +283,21 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if hasattr(annotation, "model_fields"):
         return annotation  # type: ignore[no-any-return]
     return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Replace a file; a device or a pipe is written to directly.
+
+    Raises:
+        InputFileError: it cannot be written.
+    """
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        replace_file(target.resolve(), data)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    except ValueError as error:
+        raise InputFileError(repr(str(path)), f"not a path: {error}") from None

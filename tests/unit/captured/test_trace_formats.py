@@ -15,20 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand_programs import MIB, small_step, step_of
-from steptime.captured.formats.traces import (
-    Clock,
-    chrome_trace,
-    memory_by_kind,
-    perfetto,
-    spans,
-    varint,
-    write_chrome_trace,
-    write_perfetto,
-)
+from steptime.captured.formats.step_trace import chrome_trace, perfetto_trace, write_trace
+from steptime.captured.formats.timeline import Clock, memory_by_kind, spans
 from steptime.captured.graph import Program
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.placement import place
 from steptime.errors import UserError
+from steptime.formats.trace import varint
 
 SECONDS = [1e-3, 2e-3, 0.0, 3e-3, 5e-4]
 SPANS = [
@@ -112,7 +105,7 @@ def test_the_clock_goes_on_with_the_next_step() -> None:
 
 
 def test_chrome_trace_by_hand(tmp_path: Path) -> None:
-    write_chrome_trace(small_step(), tmp_path / "t.json", seconds=SECONDS, placement=place(small_step()))
+    write_trace(small_step(), tmp_path / "t.json", seconds=SECONDS, placement=place(small_step()))
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     slices = [(e["name"], e["cat"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     starts, ends = [0, 1000, 3000, 3000, 6000], [1000, 3000, 3000, 6000, 6500]
@@ -130,7 +123,7 @@ def test_chrome_trace_by_hand(tmp_path: Path) -> None:
 
 
 def test_perfetto_by_hand(tmp_path: Path) -> None:
-    write_perfetto(small_step(), tmp_path / "t.pftrace", seconds=SECONDS, placement=place(small_step()))
+    write_trace(small_step(), tmp_path / "t.pftrace", seconds=SECONDS, placement=place(small_step()))
     names: dict[int, bytes] = {}
     tracks: dict[int, bytes] = {}
     slices, counts = [], defaultdict(list)
@@ -160,7 +153,7 @@ def test_perfetto_by_its_own_definitions() -> None:
         pytest.skip("the package perfetto is not installed")
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
-    trace = protos.Trace.FromString(perfetto(small_step(), seconds=SECONDS, placement=place(small_step())))
+    trace = protos.Trace.FromString(perfetto_trace(small_step(), seconds=SECONDS, placement=place(small_step())))
     event = protos.TrackEvent
     found = [packet for packet in trace.packet if packet.HasField("track_event")]
     kinds = [packet.track_event.type for packet in found]
@@ -188,5 +181,5 @@ def test_variable_length_integers(value: int) -> None:
 
 def test_an_empty_program_is_an_empty_trace() -> None:
     program = Program(name="", calls=(), storages=())
-    assert [e["ph"] for e in chrome_trace(program)["traceEvents"]] == ["M", "M"]
-    assert all(not packet[11] for packet in packets(perfetto(program)))
+    assert [e["ph"] for e in json.loads(chrome_trace(program))["traceEvents"]] == ["M", "M"]
+    assert all(not packet[11] for packet in packets(perfetto_trace(program)))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from steptime.captured.formats.traces import write_bytes
 from steptime.errors import InputFileError, UserError
 from steptime.lab.calibrate.table import read_table
-from steptime.store.files import prepare_folder, refuse_unwritable, write_whole
+from steptime.store.files import prepare_folder, refuse_unwritable, write_bytes, write_whole
 from steptime.store.journal import Journal, content_key, read_journal
 from steptime.store.tables import write_table
 

@@ -184,10 +184,9 @@ def _write(found: Any, files: Files) -> None:
                 workspaces=found.workspaces,
             )  # fmt: skip
     if files.trace is not None:
-        from steptime.captured.formats.traces import write_chrome_trace, write_perfetto
+        from steptime.captured.formats.step_trace import write_trace
 
-        writer = write_chrome_trace if files.trace.suffix == ".json" else write_perfetto
-        writer(found.program, files.trace, seconds=seconds)
+        write_trace(found.program, files.trace, seconds=seconds)
     if files.roofline is not None:
         from steptime.captured.report.profile import write_roofline
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.captured.formats.traces import Clock, write_bytes
+from steptime.captured.formats.timeline import Clock
 from steptime.captured.graph import BEFORE, Program
 from steptime.captured.graph.allocator import AllocatorSettings, Event, PlacedBlock, Segment
 from steptime.captured.graph.placement import Placement, call_of_workspace, place
 from steptime.num import round_up
+from steptime.store.files import write_bytes
 
 PROTOCOL: Final = 4
 """The highest one that the viewer's own unpickler reads (2 to 4)."""
