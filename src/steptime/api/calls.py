@@ -46,6 +46,7 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES, MAX_SEQ
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
 from steptime.plan.space import Constraint, panels_worth_trying
+from steptime.plan.strategies import Strategy
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
 from steptime.search.modes import MODES, Mode
@@ -301,6 +302,57 @@ def estimate(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
+    asked = asked_plan(
+        model,
+        cluster,
+        gpus=gpus,
+        global_batch=global_batch,
+        seq=seq,
+        dtype=dtype,
+        optimizer=optimizer,
+        strategy=strategy,
+        mode=mode,
+        framework=framework,
+        lora=lora,
+        plan=plan,
+    )
+    found = estimate_plan(asked.setting, asked.strategy, asked.plans, explain=True)
+    return replace(found, notes=(*asked.notes, *_taken(found, asked.setting.job, asked.given), *found.notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPlan:
+    """One plan of one job as the engine takes it."""
+
+    setting: Setting
+    strategy: Strategy
+    plans: Plans
+    given: Mapping[str, Any]
+    """What the caller gave of the plan, checked."""
+    notes: tuple[str, ...]
+    """How the input was read."""
+
+
+def asked_plan(
+    model: NameOrPath | CapturedModel,
+    cluster: NameOrPath,
+    *,
+    gpus: int | None = None,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adam",
+    strategy: str = "auto",
+    mode: str = "corrected",
+    framework: str | None = None,
+    lora: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
+) -> AskedPlan:
+    """One plan for the engine, from the arguments of :func:`estimate`.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
     model, chosen, given = model_given(model), MODES[text("mode", mode)], _table("plan", plan)
     if text("strategy", strategy) == "auto":
         strategy = text("strategy", given.get("strategy", strategy))
@@ -335,11 +387,11 @@ def estimate(
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
-    found = estimate_plan(setting, chosen.method.strategy(name), placed, explain=True)
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
-    return replace(found, notes=(*said, *_taken(found, setting.job, checked), *found.notes))
+    method = chosen.method.strategy(name)
+    return AskedPlan(setting=setting, strategy=method, plans=placed, given=checked, notes=said)
 
 
 def _read(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:

@@ -38,6 +38,10 @@ COMMANDS: Final = {
         "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",
     ),
     "fit": ("steptime.captured.cli.fit", "The cheapest way to make a training step fit on one device."),
+    "simulate": (
+        "steptime.cli.schedules",
+        "Play a step of a pipeline: any schedule, bubble by cause, memory, trace.",
+    ),
     "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
@@ -52,6 +56,7 @@ COMMANDS: Final = {
     "devices": ("steptime.cli.catalogue", "List devices, or show one with the source of every number."),
     "clusters": ("steptime.cli.catalogue", "List clusters, or show one with the source of every number."),
     "models": ("steptime.cli.catalogue", "List models, or show one."),
+    "schedules": ("steptime.cli.schedules", "List pipeline schedules, or show one with its order."),
     "frameworks": ("steptime.cli.catalogue", "List training frameworks, or show one with its fitted overheads."),
 }
 

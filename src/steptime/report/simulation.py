@@ -1,0 +1,79 @@
+"""A simulated step of a pipeline, and the table of schedules, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from steptime.api.simulation import SimulatedStep
+from steptime.report import text as t
+from steptime.schedule.summary import Row
+
+SHOWN = 16
+"""Ranks that the table has at most; of more, the first, some between and the last."""
+
+
+def print_simulation(found: SimulatedStep) -> None:
+    """The step time and its parts, and what each rank does and holds."""
+    out, table = t.console(), found.table
+    out.print(
+        f"{found.model}, on {found.cluster}: {found.schedule}, {table.ranks} ranks, {table.stages} stages, "
+        f"{table.micro_batches} micro-batches"
+    )
+    rows = [("step time", t.seconds(found.step_s)), ("pipeline", t.seconds(found.pipeline_s))]
+    rows += [(name.replace("_", " "), t.seconds(value)) for name, value in found.once_s.items()]
+    rows.append(("bubble", f"{100 * found.bubble_fraction:.1f} % of the pipeline's time, mean of the ranks"))
+    if found.closed_form_s is not None:
+        rows.append(("closed form", f"{t.seconds(found.closed_form_s)}: what estimate says"))
+    if len(found.samples_s):
+        low, high = found.samples_s.min(), found.samples_s.max()
+        mean = t.seconds(float(found.samples_s.mean()))
+        rows.append(("with jitter", f"pipeline {mean}, {t.seconds(float(low))} to {t.seconds(float(high))}"))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        out.print(f"{name:{width}}  {value}")
+    out.print()
+    _print_ranks(found)
+    for note in found.notes:
+        out.print(f"note: {note}")
+
+
+def _print_ranks(found: SimulatedStep) -> None:
+    """Seconds and memory by rank."""
+    heads = ("rank", "passes", "fill", "drain", "peers", "messages", "data", "memory")
+    table, of = Table(box=None, pad_edge=False), found.spent
+    for head in heads:
+        table.add_column(head, justify="right")
+    count = found.table.ranks
+    shown = range(count) if count <= SHOWN else sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
+    for rank in shown:
+        each = (of.passes_s, of.fill_s, of.drain_s, of.peers_s, of.message_s, of.data_s)
+        peak = float(found.memory.peak_bytes[rank])
+        mark = " !" if peak > found.capacity_bytes else ""
+        table.add_row(str(rank), *(t.seconds(float(column[rank])) for column in each), t.memory(peak) + mark)
+    t.console().print(table)
+    if (found.memory.peak_bytes > found.capacity_bytes).any():
+        t.console().print(f"!: more than the {t.memory(found.capacity_bytes)} of a device")
+
+
+def print_schedules(rows: Sequence[Row], ranks: int, micro_batches: int) -> None:
+    """The table of schedules."""
+    out = t.console()
+    out.print(f"{ranks} ranks, {micro_batches} micro-batches, F = I = W, no time for messages")
+    table = Table(box=None, pad_edge=False)
+    for number, head in enumerate(("schedule", "chunks", "bubble", "held", "versions", "stale", "graph", "sync")):
+        table.add_column(head, justify="right" if number else "left", no_wrap=not number)
+    for row in rows:
+        numbers = (row.in_flight, row.weight_versions, row.staleness)
+        table.add_row(
+            row.name,
+            str(row.chunks),
+            "-" if row.bubble_fraction is None else f"{100 * row.bubble_fraction:.1f} %",
+            *("-" if each is None else f"{each:g}" for each in numbers),
+            "any" if row.any_graph else "causal",
+            "yes" if row.synchronous else "no",
+        )
+    out.print(table)
+    out.print("held: micro-batches whose activations the fullest rank holds; versions: of the weights;")
+    out.print("stale: updates between reading weights and applying their gradient; -: no closed form, or not served")
