@@ -273,6 +273,29 @@ def test_samples_by_seed_and_without_jitter() -> None:
     assert many[:7].tolist() != sampled_step_s(graph, EQUAL, jitter, 7, seed=6).tolist()
 
 
+def test_random_factors_have_a_mean_of_one() -> None:
+    graph = graph_of(SCHEDULES["1f1b"].actions(1, 1, 50))
+    samples = sampled_step_s(graph, EQUAL, Jitter(action=0.5), 400)
+    assert samples.mean() == pytest.approx(150, rel=0.01)
+    assert samples.std() == pytest.approx(0.5 * np.sqrt(50 * (1 + 4)), rel=0.15)
+
+
+def test_passes_that_run_together() -> None:
+    """A pass with a number of its own runs alone; the second and third take what the function says."""
+    table = SCHEDULES["naive"].actions(1, 1, 3)
+    table = replace(table, together=np.array([7, 8, 8, -1, -1, -1]))
+    told: list[float] = []
+
+    def joint(most: Any, every: Any, collectives: Any) -> Any:
+        told.extend([most.max(), every.max(), collectives.max()])
+        return 0 * every + 2.5
+
+    durations = Durations(forward_s=1.0, backward_s=2.0, together=joint, collective_share=0.5)
+    found = simulate(table, durations)
+    assert found.end_s.tolist() == [1.0, 3.5, 3.5, 5.5, 6.5, 8.5]
+    assert told == [2.0, 3.0, 1.5]
+
+
 @given(drawn=tables())
 @settings(max_examples=20, deadline=None)
 def test_levels_give_the_same_ends(drawn: tuple[ActionTable, np.random.Generator]) -> None:
