@@ -314,6 +314,18 @@ def test_split_backward_keeps_a_part_until_its_weights() -> None:
     assert whole.tolist() == [7.0] * 4 and part.tolist() == [7.0, 5.0, 3.0, 1.0]
 
 
+def test_memory_of_one_micro_batch_over_time() -> None:
+    table = SCHEDULES["zb-h1"].actions(2, 1, 1)
+    replay = memory_replay(
+        simulate(table, EQUAL), Footprint(activation_bytes=10.0, deferred_bytes=4.0, fixed_bytes=1.0)
+    )
+    entries = zip(replay.rank.tolist(), replay.time_s.tolist(), replay.in_use_bytes.tolist(), strict=True)
+    assert list(entries) == [
+        (0, 0, 1), (0, 0, 11), (0, 4, 5), (0, 5, 1),
+        (1, 0, 1), (1, 1, 11), (1, 3, 5), (1, 4, 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "further"), [("pipedream", {}), ("pipedream-2bw", {"per_update": 4})])
 def test_versions_of_weights(name: str, further: dict[str, Any]) -> None:
     pipeline = Pipeline(ranks=4, micro_batches=16, **further)
