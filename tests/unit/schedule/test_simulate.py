@@ -255,6 +255,17 @@ def test_a_longer_stage_makes_its_peers_wait() -> None:
     assert (equal.peers_s == 0).all() and (equal.fill_s + equal.drain_s == 9).all()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ranks_without_actions_and_tables_without_backward_passes(overlap: bool) -> None:
+    table = SCHEDULES["1f1b"].actions(3, 1, 4)
+    durations, transport = Durations(forward_s=1.0, backward_s=2.0, message_s=0.5), Transport(overlap=overlap)
+    idle = simulate(replace(table, ranks=5), durations, transport)
+    assert idle.rank_span_s[3:].tolist() == [0, 0] and checked(idle).drain_s[3:].tolist() == [idle.step_s] * 2
+    forward = simulate(table.taken(table.kind == Kind.FORWARD), durations, transport)
+    assert checked(forward).passes_s.tolist() == [4, 4, 4]
+    assert simulate(table.taken(table.kind < 0), durations, transport).step_s == 0
+
+
 def test_messages_that_do_not_overlap_hold_their_sender() -> None:
     table = SCHEDULES["1f1b"].actions(2, 1, 4)
     durations = Durations(forward_s=1.0, backward_s=2.0, message_s=0.5)
