@@ -381,7 +381,7 @@ class _Items:
         order = np.argsort(chain * (4 * len(self.table) + 4) + key, kind="stable")
         number = np.empty(len(order) + 1, np.int64)
         number[order], number[-1] = np.arange(1, len(order) + 1), 0
-        chains = int(chain.max(initial=-1)) + 1
+        chains = max(int(chain.max(initial=-1)) + 1, 2 * table.ranks)
         stop = np.cumsum(np.bincount(chain, minlength=chains)) + 1
         item = number[self.place]
         item[messages.send] = np.where(messages.send == messages.producer, item[messages.send], number[self.sent])

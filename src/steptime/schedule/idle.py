@@ -108,9 +108,8 @@ def _turning_points(graph: ActionGraph) -> tuple[Array, Array]:
 def _after_the_last(simulation: Simulation) -> tuple[Array, Array]:
     """Seconds from the last pass or update of each rank to the end of the step, without and with communication."""
     graph = simulation.graph
-    last, chains = np.zeros(2 * graph.table.ranks), len(graph.first)
-    filled = np.flatnonzero(graph.first < graph.stop)
-    filled = filled[filled < min(len(last), chains)]
+    last = np.zeros(2 * graph.table.ranks)
+    filled = np.flatnonzero((graph.first < graph.stop)[: len(last)])
     last[filled] = simulation.ends[graph.stop[filled] - 1]
     compute, data = last[::2], last[1::2]
     data_s = np.clip(data - compute, 0.0, None)

@@ -62,7 +62,6 @@ def with_messages(
 def _merged(table: ActionTable, ended: Array, awaited: Array) -> ActionTable:
     """Sends and receives at the ticks at which the passes that make their contents end."""
     receives = np.flatnonzero(awaited >= 0)
-    receives = receives[np.argsort(ended[awaited[receives]], kind="stable")]
     sends = awaited[receives]
     forward = table.kind[receives] == Kind.FORWARD
     made = {name: np.empty(2 * len(sends), np.int64) for name in COLUMNS}

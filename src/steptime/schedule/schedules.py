@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from numbers import Integral
 from typing import Any, Final
 
 from steptime.errors import UserError, counted
@@ -143,14 +144,22 @@ class Schedule:
 
 
 def _whole(pipeline: Pipeline) -> bool:
-    numbers = (pipeline.ranks, pipeline.chunks, pipeline.micro_batches, pipeline.slices, pipeline.per_update or 1)
-    return all(isinstance(number, int) and number >= 1 for number in numbers)
+    numbers = [pipeline.ranks, pipeline.chunks, pipeline.micro_batches, pipeline.slices]
+    numbers += [] if pipeline.per_update is None else [pipeline.per_update]
+    return all(isinstance(number, Integral) and number >= 1 for number in numbers)
+
+
+def _timed(pipeline: Pipeline) -> bool:
+    times = pipeline.times
+    others_s = (times.input_gradient_s, times.weight_gradient_s, times.message_s)
+    return 0 < times.forward_s < inf and all(0 <= each < inf for each in others_s)
 
 
 _OF_ALL: Final = (
     Rule(
         text="whole numbers of ranks, chunks, micro-batches, slices and micro-batches per update from 1", holds=_whole
     ),
+    Rule(text="times from 0 on, of forward passes above 0", holds=_timed),
 )
 
 SCHEDULES: Final = Registry[Schedule]("schedule", "steptime.schedules")

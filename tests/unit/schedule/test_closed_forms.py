@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from pipelines import SERVED, UNEQUAL, table_of
 from seconds_of import longest_wait_s, most_held, versions_and_staleness
@@ -139,4 +140,11 @@ def test_further_requirements() -> None:
         SCHEDULES["1f1b"].actions(4, 1, 8, slices=2)
     with pytest.raises(UserError, match="zb-1p requires memory for the activations of one micro-batch"):
         SCHEDULES["zb-1p"].actions(4, 1, 8, memory_limit=0.5)
-    assert SCHEDULES["1f1b"].actions(4, 1, 8, times=Times(forward_s=2.0)).ranks == 4
+    with pytest.raises(
+        UserError, match=r"pipedream requires whole numbers of ranks, .* and micro-batches per update from 1"
+    ):
+        SCHEDULES["pipedream"].actions(4, 1, 8, per_update=0)
+    for times in (Times(forward_s=0.0), Times(weight_gradient_s=float("nan")), Times(message_s=-1.0)):
+        with pytest.raises(UserError, match="zb-1p requires times from 0 on, of forward passes above 0; got 4 ranks"):
+            SCHEDULES["zb-1p"].actions(4, 1, 8, times=times)
+    assert SCHEDULES["1f1b"].actions(np.int64(4), 1, 8, times=Times(forward_s=2.0)).ranks == 4

@@ -65,6 +65,8 @@ def test_how_it_looks() -> None:
     ("0F0,0SEND_F0,0RECV_B0,0B0,1RECV_F0\n1F0,1B0,1SEND_B0", "rank 0: 1RECV_F0: its pass is on rank 1"),
     ("0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0", "rank 0: 0SEND_F0: a message that no other rank needs"),
     ("0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0", "rank 0: 0RECV_B0: ranks wait for each other in a circle"),
+    ("0F0,0B0,0RESHARD", "rank 0: 0RESHARD: frees weights that were not gathered"),
+    ("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD", "rank 0: 0REDUCE_GRAD: sums gradients twice"),
     ("0UNSHARD,0F0,0RESHARD,0B0", "rank 0: 0B0: its weights are not gathered"),
 ])  # fmt: skip
 def test_bad_text(text: str, message: str) -> None:

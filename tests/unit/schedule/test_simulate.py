@@ -255,6 +255,17 @@ def test_a_longer_stage_makes_its_peers_wait() -> None:
     assert (equal.peers_s == 0).all() and (equal.fill_s + equal.drain_s == 9).all()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ranks_without_actions_and_tables_without_backward_passes(overlap: bool) -> None:
+    table = SCHEDULES["1f1b"].actions(3, 1, 4)
+    durations, transport = Durations(forward_s=1.0, backward_s=2.0, message_s=0.5), Transport(overlap=overlap)
+    idle = simulate(replace(table, ranks=5), durations, transport)
+    assert idle.rank_span_s[3:].tolist() == [0, 0] and checked(idle).drain_s[3:].tolist() == [idle.step_s] * 2
+    forward = simulate(table.taken(table.kind == Kind.FORWARD), durations, transport)
+    assert checked(forward).passes_s.tolist() == [4, 4, 4]
+    assert simulate(table.taken(table.kind < 0), durations, transport).step_s == 0
+
+
 def test_messages_that_do_not_overlap_hold_their_sender() -> None:
     table = SCHEDULES["1f1b"].actions(2, 1, 4)
     durations = Durations(forward_s=1.0, backward_s=2.0, message_s=0.5)
@@ -273,6 +284,29 @@ def test_samples_by_seed_and_without_jitter() -> None:
     assert many[:7].tolist() != sampled_step_s(graph, EQUAL, jitter, 7, seed=6).tolist()
 
 
+def test_random_factors_have_a_mean_of_one() -> None:
+    graph = graph_of(SCHEDULES["1f1b"].actions(1, 1, 50))
+    samples = sampled_step_s(graph, EQUAL, Jitter(action=0.5), 400)
+    assert samples.mean() == pytest.approx(150, rel=0.01)
+    assert samples.std() == pytest.approx(0.5 * np.sqrt(50 * (1 + 4)), rel=0.15)
+
+
+def test_passes_that_run_together() -> None:
+    """A pass with a number of its own runs alone; the second and third take what the function says."""
+    table = SCHEDULES["naive"].actions(1, 1, 3)
+    table = replace(table, together=np.array([7, 8, 8, -1, -1, -1]))
+    told: list[float] = []
+
+    def joint(most: Any, every: Any, collectives: Any) -> Any:
+        told.extend([most.max(), every.max(), collectives.max()])
+        return 0 * every + 2.5
+
+    durations = Durations(forward_s=1.0, backward_s=2.0, together=joint, collective_share=0.5)
+    found = simulate(table, durations)
+    assert found.end_s.tolist() == [1.0, 3.5, 3.5, 5.5, 6.5, 8.5]
+    assert told == [2.0, 3.0, 1.5]
+
+
 @given(drawn=tables())
 @settings(max_examples=20, deadline=None)
 def test_levels_give_the_same_ends(drawn: tuple[ActionTable, np.random.Generator]) -> None:
@@ -289,6 +323,18 @@ def test_split_backward_keeps_a_part_until_its_weights() -> None:
     whole = memory_replay(found, Footprint(activation_bytes=1.0, deferred_bytes=1.0)).peak_bytes
     part = memory_replay(found, Footprint(activation_bytes=1.0)).peak_bytes
     assert whole.tolist() == [7.0] * 4 and part.tolist() == [7.0, 5.0, 3.0, 1.0]
+
+
+def test_memory_of_one_micro_batch_over_time() -> None:
+    table = SCHEDULES["zb-h1"].actions(2, 1, 1)
+    replay = memory_replay(
+        simulate(table, EQUAL), Footprint(activation_bytes=10.0, deferred_bytes=4.0, fixed_bytes=1.0)
+    )
+    entries = zip(replay.rank.tolist(), replay.time_s.tolist(), replay.in_use_bytes.tolist(), strict=True)
+    assert list(entries) == [
+        (0, 0, 1), (0, 0, 11), (0, 4, 5), (0, 5, 1),
+        (1, 0, 1), (1, 1, 11), (1, 3, 5), (1, 4, 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "further"), [("pipedream", {}), ("pipedream-2bw", {"per_update": 4})])

@@ -42,7 +42,8 @@ def read(
     tracks: dict[int, Any] = {}
     opened: dict[int, list[Any]] = defaultdict(list)
     slices, flows, counts = [], defaultdict(list), defaultdict(list)
-    for packet in protos.Trace.FromString(data).packet:
+    # As Perfetto does: by time, packets of the same time in the order in which they were written.
+    for packet in sorted(protos.Trace.FromString(data).packet, key=lambda packet: packet.timestamp):
         assert packet.trusted_packet_sequence_id == 1
         names |= {entry.iid: entry.name for entry in packet.interned_data.event_names}
         kinds |= {entry.iid: entry.name for entry in packet.interned_data.event_categories}
@@ -118,6 +119,11 @@ def test_both_formats_have_every_action(name: str, micro_batches: int, further: 
         assert start == end and sent.replace("SEND", "RECV") == received
     replay = memory_replay(simulation, Footprint(activation_bytes=100.0, weights_bytes=7.0))
     assert [max(value for _, value in counts[f"rank {r}"]) for r in range(2)] == replay.peak_bytes.tolist()
+    for rank, found in enumerate(counts.values()):
+        times, values = replay.time_s[replay.rank == rank], replay.in_use_bytes[replay.rank == rank]
+        expected = {round(1e9 * time): value for time, value in zip(times, values, strict=True)}
+        assert [time for time, _ in found] == sorted({time for time, _ in found})
+        assert all(expected[time] == value for time, value in found)
     assert {s[3] for s in slices if s[2] in ("UNSHARD", "RESHARD", "REDUCE_GRAD")} <= {"data"}
     if name == "dualpipe":
         assert any(one[4] == two[4] and one[0] == two[0] and one[2] != two[2] for one in slices for two in slices)
