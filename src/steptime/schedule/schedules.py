@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from numbers import Integral
 from typing import Any, Final
+
+import numpy as np
 
 from steptime.errors import UserError, counted
 from steptime.registry import Registry
@@ -146,7 +147,7 @@ class Schedule:
 def _whole(pipeline: Pipeline) -> bool:
     numbers = [pipeline.ranks, pipeline.chunks, pipeline.micro_batches, pipeline.slices]
     numbers += [] if pipeline.per_update is None else [pipeline.per_update]
-    return all(isinstance(number, Integral) and number >= 1 for number in numbers)
+    return all(isinstance(number, int | np.integer) and number >= 1 for number in numbers)
 
 
 def _timed(pipeline: Pipeline) -> bool:
