@@ -165,7 +165,7 @@ def sliced_bubble_s(stages: Num, slices: Num, each_s: Num) -> Num:
 
 
 def stashed_versions(stages: Num, per_update: Num, stage: Num) -> Num:
-    r"""Versions of its weights that a stage holds if each backward pass reads those of its forward pass (PipeDream).
+    r"""Versions of its weights that a stage holds if each backward pass reads the weights of its forward pass.
 
     $$n = 1 + \left\lceil \frac{p - 1 - i}{k} \right\rceil$$
 
@@ -181,7 +181,7 @@ def stashed_versions(stages: Num, per_update: Num, stage: Num) -> Num:
 
 
 def mirrored_delay(stages: Num, per_update: Num, stage: Num) -> Num:
-    r"""Updates from the weights that a forward pass reads to those that its gradient changes, in PipeMare.
+    r"""Updates between a forward pass that reads weights and the update by its gradient, in PipeMare.
 
     $$\tau = \frac{2(p - 1 - i) + 1}{k}$$
 

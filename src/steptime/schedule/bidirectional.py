@@ -59,8 +59,8 @@ def _dual_pipe_v(pipeline: Pipeline) -> ActionTable:
 def _chimera(pipeline: Pipeline) -> ActionTable:
     """Half of each group of micro-batches enters at the first rank, half at the last, two slots apart.
 
-    The turn of a pass is its slot where forward and backward passes take one each; those of the two directions never
-    meet, and those of the next group of micro-batches fit behind.
+    The turn of a pass is its slot where forward and backward passes take one each. Slots of the two directions never
+    meet, and the next group of micro-batches fits behind.
     """
     p, m = pipeline.ranks, pipeline.micro_batches
     rank, each = np.arange(p)[:, None], np.arange(m)
