@@ -85,8 +85,9 @@ class Schedule:
     rules: tuple[Rule, ...] = ()
     """What it requires beyond one rank, chunk and micro-batch at least."""
     bubble_s: Callable[[Pipeline], float | None] = lambda _: None
-    """Seconds in which the rank that idles longest waits, from the start of its first pass to the end of its last: steps
-    that follow each other without a barrier repeat at that distance. Of an asynchronous schedule: in a long run."""
+    """Seconds in which the rank that idles longest waits, from the start of its first pass to the end of its last.
+    Steps that follow each other without a barrier repeat at that distance. Of an asynchronous schedule: in a long
+    run."""
     in_flight: Callable[[Pipeline, int], float | None] = lambda _, __: None
     """Most micro-batches whose activations a rank holds at once: from the start of a forward pass to the end of the
     pass that ends its backward pass (of a backward pass in two parts: of the second)."""
