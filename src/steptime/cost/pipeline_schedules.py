@@ -59,21 +59,44 @@ def split_backward_bubble_s(stages: Num, forward_s: Num, inputs_s: Num, weights_
     return maximum((stages - 1) * (forward_s + inputs_s) - filling * minimum(forward_s, weights_s), 0.0)
 
 
-def v_shaped_bubble_s(stages: Num, micro_batches: Num, each_s: Num) -> Num:
+def v_shaped_bubble_s(stages: Num, micro_batches: Num, forward_s: Num, inputs_s: Num, weights_s: Num) -> Num:
     r"""Longest wait of a rank under ZB-V, from its first pass to its last.
 
-    $$t = [2p - 1 - m]_+\,T$$
+    $$t = (p - 1)(T_I - T_W) + [2p - 1 - m]_+\,T_F$$
 
-    where $p$ = `stages` is the number of ranks, $m$ = `micro_batches`, and forward passes, gradients of inputs and
-    gradients of weights of a rank take $T$ = `each_s` seconds each. Messages take no time.
+    where $p$ = `stages` is the number of ranks, $m$ = `micro_batches`, and $T_F$ = `forward_s`, $T_I$ = `inputs_s` and
+    $T_W$ = `weights_s` are the passes of a rank forward, for gradients of inputs and of weights, in seconds. Exact for
+    $T_W \le T_F \le T_I$ and $m \ge 2p - 1$, and for any $m$ where all three are alike. Messages take no time.
 
-    Source: Qi et al., arXiv 2401.10241, section 6 (no bubble with enough micro-batches); few micro-batches by the
-    longest path.
+    Source: Qi et al., arXiv 2401.10241, section 6 (no bubble where all three are alike); unequal ones and few
+    micro-batches by the longest path.
 
-    >>> v_shaped_bubble_s(4, 8, 1.0), v_shaped_bubble_s(4, 4, 1.0)
+    >>> v_shaped_bubble_s(4, 8, 1.0, 1.0, 1.0), v_shaped_bubble_s(4, 4, 1.0, 1.0, 1.0)
     (0.0, 3.0)
+    >>> v_shaped_bubble_s(3, 8, 1.0, 1.5, 0.75)
+    1.5
     """
-    return maximum(2 * stages - 1 - micro_batches, 0.0) * each_s
+    return (stages - 1) * (inputs_s - weights_s) + maximum(2 * stages - 1 - micro_batches, 0.0) * forward_s
+
+
+def paired_bubble_s(stages: Num, forward_s: Num, inputs_s: Num, weights_s: Num) -> Num:
+    r"""Longest wait of a rank under DualPipe, from its first pass to its last, where pairs take as long as their parts.
+
+    $$t = w\left(2\,T_F + [T_I - T_W]_+\right) + \left[w\,T_I - (w + 1)\,T_F\right]_+, \qquad w = \frac{p}{2} - 1$$
+
+    where $p$ = `stages` (even), and $T_F$ = `forward_s`, $T_I$ = `inputs_s` and $T_W$ = `weights_s` are the passes of a
+    stage forward, for gradients of inputs and of weights, in seconds. Where all three are alike it is
+    :func:`~steptime.cost.pipeline.dual_pipe_bubble_s`. Messages take no time.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, table 2 (passes that are alike); unequal ones by the longest path of its
+    schedule, figure 5.
+
+    >>> paired_bubble_s(8, 1.0, 1.0, 1.0), paired_bubble_s(8, 1.0, 1.5, 0.75), paired_bubble_s(2, 1.0, 1.0, 1.0)
+    (6.0, 8.75, 0.0)
+    """
+    waits = stages / 2 - 1
+    late = maximum(waits * inputs_s - (waits + 1) * forward_s, 0.0)
+    return waits * (2 * forward_s + maximum(inputs_s - weights_s, 0.0)) + late
 
 
 def v_shaped_in_flight(stages: Num, micro_batches: Num, stage: Num) -> Num:
@@ -142,7 +165,7 @@ def sliced_bubble_s(stages: Num, slices: Num, each_s: Num) -> Num:
 
 
 def stashed_versions(stages: Num, per_update: Num, stage: Num) -> Num:
-    r"""Versions of its weights that a stage holds if each backward pass reads those of its forward pass (PipeDream).
+    r"""Versions of its weights that a stage holds if each backward pass reads the weights of its forward pass.
 
     $$n = 1 + \left\lceil \frac{p - 1 - i}{k} \right\rceil$$
 
@@ -158,7 +181,7 @@ def stashed_versions(stages: Num, per_update: Num, stage: Num) -> Num:
 
 
 def mirrored_delay(stages: Num, per_update: Num, stage: Num) -> Num:
-    r"""Updates from the weights that a forward pass reads to those that its gradient changes, in PipeMare.
+    r"""Updates between a forward pass that reads weights and the update by its gradient, in PipeMare.
 
     $$\tau = \frac{2(p - 1 - i) + 1}{k}$$
 

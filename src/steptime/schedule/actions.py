@@ -13,7 +13,7 @@ from steptime.num import Array, Num
 
 
 class Kind(IntEnum):
-    """What an action does; the names of passes are those of PyTorch's pipelining schedules."""
+    """What an action does; passes have the names of PyTorch's pipelining schedules."""
 
     FORWARD = 0
     """F: forward pass of a stage."""

@@ -115,7 +115,7 @@ registered(Schedule(
     order=lambda p: _stashing(p, p.per_update or p.ranks), rules=(ONE_CHUNK, WHOLE_SEQUENCES, _GROUPS),
     bubble_s=lambda p: 0.0, in_flight=_ahead,
     weight_versions=lambda p, rank: 2, staleness=lambda p, rank: 1.0, bubble_free=True, synchronous=False,
-    note="two versions of weights; all ranks read those of the group of micro-batches before the last",
+    note="two versions of weights; all ranks read the version of the group of micro-batches before the last",
 ))  # fmt: skip
 registered(Schedule(
     name="pipemare", source="Yang et al., arXiv 1910.05124, section 2",

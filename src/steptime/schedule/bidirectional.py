@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.cost.pipeline import dual_pipe_bubble_s
-from steptime.cost.pipeline_schedules import chimera_bubble_s, chimera_in_flight
+from steptime.cost.pipeline_schedules import chimera_bubble_s, chimera_in_flight, paired_bubble_s
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
     EVEN_MICRO_BATCHES,
@@ -20,7 +19,6 @@ from steptime.schedule.schedules import (
     registered,
 )
 from steptime.schedule.words import LATE, PAIR, B, F, I, spelled
-from steptime.schedule.zero_bubble import alike
 
 
 def _dual_words(outward: int, inward: int, m: int) -> list[int]:
@@ -61,8 +59,8 @@ def _dual_pipe_v(pipeline: Pipeline) -> ActionTable:
 def _chimera(pipeline: Pipeline) -> ActionTable:
     """Half of each group of micro-batches enters at the first rank, half at the last, two slots apart.
 
-    The turn of a pass is its slot where forward and backward passes take one each; those of the two directions never
-    meet, and those of the next group of micro-batches fit behind.
+    The turn of a pass is its slot where forward and backward passes take one each. Slots of the two directions never
+    meet, and the next group of micro-batches fits behind.
     """
     p, m = pipeline.ranks, pipeline.micro_batches
     rank, each = np.arange(p)[:, None], np.arange(m)
@@ -76,14 +74,10 @@ def _chimera(pipeline: Pipeline) -> ActionTable:
     return arranged(passes, ranks=p, stages=p, micro_batches=m)
 
 
-def _dual_bubble_s(pipeline: Pipeline, stages: int, share: float) -> float | None:
-    times = pipeline.times
-    if not alike(times):
-        return None
-    each_s, backward_s, weights_s = (
-        share * seconds for seconds in (times.all_s, times.backward_s, times.weight_gradient_s)
-    )
-    return float(dual_pipe_bubble_s(stages, each_s, backward_s, weights_s, each_s, each_s))
+def _dual_bubble_s(pipeline: Pipeline, stages: int) -> float:
+    times, share = pipeline.times, pipeline.ranks / stages
+    parts_s = (times.forward_s, times.input_gradient_s, times.weight_gradient_s)
+    return float(paired_bubble_s(stages, *(share * each_s for each_s in parts_s)))
 
 
 def _chimera_bubble_s(pipeline: Pipeline) -> float:
@@ -98,14 +92,14 @@ _GROUPS = Rule(
 registered(Schedule(
     name="dualpipe", source="DeepSeek-V3, arXiv 2412.19437, section 3.2.1",
     order=_dual_pipe, rules=(EVEN_RANKS, EVEN_MICRO_BATCHES, TWICE_THE_RANKS, ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=lambda p: _dual_bubble_s(p, p.ranks, 1.0), in_flight=lambda p, rank: p.ranks + 1.0, copies=2,
-    note="pairs of a forward and a backward pass run at the same time",
+    bubble_s=lambda p: _dual_bubble_s(p, p.ranks), in_flight=lambda p, rank: p.ranks + 1.0, copies=2,
+    note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
 ))  # fmt: skip
 registered(Schedule(
     name="dualpipe-v", source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV", usual_chunks=2,
     order=_dual_pipe_v, rules=(TWICE_THE_RANKS, TWO_CHUNKS, WHOLE_SEQUENCES),
-    bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks, 0.5), in_flight=lambda p, rank: p.ranks + 0.5,
-    note="pairs of a forward and a backward pass run at the same time",
+    bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks), in_flight=lambda p, rank: p.ranks + 0.5,
+    note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
 ))  # fmt: skip
 registered(Schedule(
     name="chimera", source="Li and Hoefler, arXiv 2107.06925, section 3",

@@ -49,7 +49,7 @@ def _refuse(table: ActionTable, row: int, rule: str) -> NoReturn:
 
 
 def _refuse_where(table: ActionTable, broken: Array, rule: str) -> None:
-    """Refuse the first row of those that break a rule."""
+    """Refuse the first row that breaks a rule."""
     if broken.any():
         _refuse(table, int(np.argmax(broken)), rule)
 

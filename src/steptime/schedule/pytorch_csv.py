@@ -24,11 +24,11 @@ _EXAMPLES: Final = "cells are like 2F0, 2B0, 2I0, 2W0, 2SEND_F0, 2RECV_B0, 2UNSH
 def csv_text(table: ActionTable) -> str:
     """A table as PyTorch writes and loads it; it loads a table with messages as the format ``compute_comms``.
 
-    What ranks do beside messages goes with them: PyTorch adds nothing to a table that has messages, and divides
+    A table with messages needs all else that ranks do: PyTorch adds nothing to a table that has messages, and divides
     gradients by the number of micro-batches where it is told to sum them
     (:func:`~steptime.schedule.messages.with_messages`: `reduces`, and `gathered` for sharded weights). Updates at the
     end of a step are left out, because PyTorch's training loop makes them. PyTorch writes schedules like that of
-    DualPipe, with a stage on two ranks, but runs only those in which each stage is on one.
+    DualPipe, with a stage on two ranks, but runs only schedules in which each stage is on one.
 
     Raises:
         UserError: the table has what PyTorch's notation cannot say: slices of sequences, or updates within a step.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from numbers import Integral
 from typing import Any, Final
+
+import numpy as np
 
 from steptime.errors import UserError, counted
 from steptime.registry import Registry
@@ -84,7 +85,9 @@ class Schedule:
     rules: tuple[Rule, ...] = ()
     """What it requires beyond one rank, chunk and micro-batch at least."""
     bubble_s: Callable[[Pipeline], float | None] = lambda _: None
-    """Seconds in which the rank that idles longest waits, from the start of its first pass to the end of its last."""
+    """Seconds in which the rank that idles longest waits, from the start of its first pass to the end of its last.
+    Steps that follow each other without a barrier repeat at that distance. Of an asynchronous schedule: in a long
+    run."""
     in_flight: Callable[[Pipeline, int], float | None] = lambda _, __: None
     """Most micro-batches whose activations a rank holds at once: from the start of a forward pass to the end of the
     pass that ends its backward pass (of a backward pass in two parts: of the second)."""
@@ -94,7 +97,8 @@ class Schedule:
     """Copies of the model that the ranks hold together: 2, where half of the micro-batches go from the last rank to
     the first."""
     staleness: Callable[[Pipeline, int], float | None] = lambda _, __: 0.0
-    """Updates between the weights that a forward pass reads and those that the gradient of it is applied to."""
+    """Updates between the moment at which a forward pass reads weights and the moment at which its gradient changes
+    them."""
     any_graph: bool = True
     """Works for any computational graph that can be cut into stages, not only for attention that looks back."""
     bubble_free: bool = False
@@ -146,7 +150,7 @@ class Schedule:
 def _whole(pipeline: Pipeline) -> bool:
     numbers = [pipeline.ranks, pipeline.chunks, pipeline.micro_batches, pipeline.slices]
     numbers += [] if pipeline.per_update is None else [pipeline.per_update]
-    return all(isinstance(number, Integral) and number >= 1 for number in numbers)
+    return all(isinstance(number, int | np.integer) and number >= 1 for number in numbers)
 
 
 def _timed(pipeline: Pipeline) -> bool:

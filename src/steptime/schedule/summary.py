@@ -1,4 +1,4 @@
-"""All schedules beside each other: what each does to time, memory and convergence, in closed form."""
+"""All schedules in one table: what each does to time, memory and convergence, in closed form."""
 
 from __future__ import annotations
 

@@ -73,16 +73,17 @@ def _bubble_s(pipeline: Pipeline, depth: int) -> float | None:
     return float(split_backward_bubble_s(p, forward_s, inputs_s, weights_s, filling_passes(depth, p, m)))
 
 
-def alike(times: Times) -> bool:
-    """Whether forward passes and both parts of backward passes take the same time, and messages take none."""
-    same = isclose(times.forward_s, times.input_gradient_s) and isclose(times.forward_s, times.weight_gradient_s)
-    return same and not times.message_s
+def _alike(times: Times) -> bool:
+    """Whether forward passes and both parts of backward passes take the same time."""
+    return isclose(times.forward_s, times.input_gradient_s) and isclose(times.forward_s, times.weight_gradient_s)
 
 
 def _v_bubble_s(pipeline: Pipeline) -> float | None:
-    if not alike(pipeline.times):
+    p, m, times = pipeline.ranks, pipeline.micro_batches, pipeline.times
+    forward_s, inputs_s, weights_s = times.forward_s, times.input_gradient_s, times.weight_gradient_s
+    if not (_alike(times) or (weights_s <= forward_s <= inputs_s and m >= 2 * p - 1)):
         return None
-    return float(v_shaped_bubble_s(pipeline.ranks, pipeline.micro_batches, pipeline.times.forward_s))
+    return float(v_shaped_bubble_s(p, m, forward_s, inputs_s, weights_s))
 
 
 def _in_flight(pipeline: Pipeline, _: int, depth: int) -> float:

@@ -41,6 +41,16 @@ def test_the_bubble_is_exact(name: str) -> None:
     assert told
 
 
+def test_dual_pipe_where_the_wait_for_the_first_gradient_is_long() -> None:
+    for ranks, name, chunks in ((6, "dualpipe", 1), (8, "dualpipe", 1), (4, "dualpipe-v", 2)):
+        pipeline = Pipeline(ranks=ranks, chunks=chunks, micro_batches=2 * ranks)
+        table = table_of(name, pipeline)
+        for inputs_s, weights_s in ((1.2, 0.9), (1.4, 2.0), (2.0, 0.7)):
+            times = Times(input_gradient_s=inputs_s, weight_gradient_s=weights_s)
+            waited_s = longest_wait_s(table, times, share_of(pipeline, table.stages))
+            assert SCHEDULES[name].bubble_s(replace(pipeline, times=times)) == pytest.approx(waited_s)
+
+
 def test_fractions_of_gpipe_and_interleaving() -> None:
     """(p - 1) / (m + p - 1), and a v-th of the bubble over ideal time."""
     for name in ("gpipe", "1f1b"):
