@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 from steptime.registry import loaded
 
 if TYPE_CHECKING:
-    from steptime.api.calls import Difference as Difference
-    from steptime.api.calls import Ledger as Ledger
-    from steptime.api.calls import diff as diff
     from steptime.api.calls import estimate as estimate
-    from steptime.api.calls import ledger as ledger
     from steptime.api.calls import plan as plan
     from steptime.api.collective_times import Collective as Collective
     from steptime.api.collective_times import collective as collective
+    from steptime.api.comparison import Difference as Difference
+    from steptime.api.comparison import Ledger as Ledger
+    from steptime.api.comparison import diff as diff
+    from steptime.api.comparison import ledger as ledger
     from steptime.api.parameter_updates import Consistency as Consistency
     from steptime.api.parameter_updates import consistency as consistency
+    from steptime.api.simulation import SimulatedStep as SimulatedStep
+    from steptime.api.simulation import simulate as simulate
     from steptime.captured.fitting import fit as fit
     from steptime.lab.limits import Limits as Limits
     from steptime.lab.limits import limits as limits
@@ -29,17 +31,19 @@ if TYPE_CHECKING:
 PLACES: Final = {
     "Collective": "steptime.api.collective_times:Collective",
     "Consistency": "steptime.api.parameter_updates:Consistency",
-    "Difference": "steptime.api.calls:Difference",
-    "Ledger": "steptime.api.calls:Ledger",
+    "Difference": "steptime.api.comparison:Difference",
+    "Ledger": "steptime.api.comparison:Ledger",
     "Limits": "steptime.lab.limits:Limits",
+    "SimulatedStep": "steptime.api.simulation:SimulatedStep",
     "collective": "steptime.api.collective_times:collective",
     "consistency": "steptime.api.parameter_updates:consistency",
-    "diff": "steptime.api.calls:diff",
+    "diff": "steptime.api.comparison:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
-    "ledger": "steptime.api.calls:ledger",
+    "ledger": "steptime.api.comparison:ledger",
     "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.calls:plan",
+    "simulate": "steptime.api.simulation:simulate",
 }
 
 __all__ = sorted(PLACES)

@@ -23,9 +23,9 @@ from steptime.schedule.graph import Transport, graph_of
 from steptime.schedule.idle import Spent, spent
 from steptime.schedule.legality import check
 from steptime.schedule.memory import Footprint, MemoryReplay, memory_replay
-from steptime.schedule.messages import with_messages
 from steptime.schedule.pytorch_csv import read_csv
-from steptime.schedule.simulate import Durations, Jitter, Simulation, sampled_step_s, simulate, two_streams
+from steptime.schedule.simulate import Durations, Jitter, Simulation, sampled_step_s, two_streams
+from steptime.schedule.simulate import simulate as play
 
 WHOLE, SPLIT = "1f1b", "zb-h1"
 """Schedules whose estimate has the times of whole backward passes, and of backward passes in two parts."""
@@ -47,9 +47,10 @@ class SimulatedStep:
     stage_layers: Array
     """Layers of each stage."""
     pipeline_s: float
-    """From the first pass of a rank to its last, of the rank that takes longest: steps follow each other so."""
+    """From the first pass of a rank to its last, of the rank that takes longest: steps follow each other so. Of a
+    schedule whose steps run into each other what a further step takes."""
     once_s: Mapping[str, float]
-    """What a step has once besides: exposed data-parallel traffic, the optimiser, overheads, growth with devices."""
+    """What a step has once, apart from the pipeline: exposed data-parallel traffic, the optimiser, overheads, growth with devices."""
     closed_form_s: float | None
     """Step time of the estimate with the schedule's closed form; None: the estimate has none of this schedule."""
     samples_s: Array
@@ -98,7 +99,7 @@ class SimulatedStep:
         }
 
 
-def simulate_step(
+def simulate(
     model: NameOrPath,
     cluster: NameOrPath,
     *,
@@ -139,15 +140,18 @@ def simulate_step(
     layers = _layers(e, table)
     durations, transport = _durations(e, table, layers), Transport(overlap=bool(e.inputs.hides_stages))
     graph = graph_of(table, transport)
-    played = simulate(graph, durations)
+    played = play(graph, durations)
     pipeline_s = float(played.rank_span_s.max())
+    if read is None and not SCHEDULES[name].synchronous:
+        twice = play(_table(name, e, chunks, None, steps=2), durations, transport)
+        pipeline_s = float(twice.rank_span_s.max()) - pipeline_s
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
         schedule=name,
         table=table,
         simulation=played,
-        memory=memory_replay(played, _footprint(e, table, layers)),
+        memory=memory_replay(played, replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks))),
         spent=spent(played),
         stage_layers=layers,
         pipeline_s=pipeline_s,
@@ -190,8 +194,8 @@ def _closed_form_s(
     return float(e.step_time_s)
 
 
-def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | None) -> ActionTable:
-    """The schedule as a table with messages.
+def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | None, steps: int = 1) -> ActionTable:
+    """The schedule as a table; where it has no sends and receives, a pass sends its result when it ends.
 
     Raises:
         UserError: the schedule is unknown or cannot serve the plan, or a file has another number of ranks.
@@ -205,17 +209,29 @@ def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | Non
                 hint=f"give --pp {read.ranks}, and a global batch of {read.micro_batches} micro-batches per replica",
             )
         check(read)
-        return read if np.any(read.kind == Kind.SEND_FORWARD) else with_messages(read)
+        return read
+    schedule, pipeline = SCHEDULES[name], _pipeline(name, e, chunks, steps)
+    schedule.check(pipeline)
+    return schedule.order(pipeline)
+
+
+def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
+    """Whether ranks keep the weights that a forward pass read; a schedule from a file changes none within a step."""
+    if name not in SCHEDULES:
+        return True
+    return SCHEDULES[name].weight_versions(_pipeline(name, e, chunks), 0) != 1
+
+
+def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> Pipeline:
+    """What the schedule is made for."""
     schedule = SCHEDULES[name]
-    pipeline = Pipeline(
-        ranks=ranks,
+    return Pipeline(
+        ranks=int(e.plans.pp),
         chunks=schedule.usual_chunks if chunks is None else chunks,
-        micro_batches=micro_batches,
+        micro_batches=int(e.micro_batches) * steps,
         slices=schedule.usual_slices,
         times=_mean_times(e),
     )
-    schedule.check(pipeline)
-    return with_messages(schedule.order(pipeline))
 
 
 def _mean_times(e: Evaluation) -> Times:
@@ -320,4 +336,4 @@ def csv_of(found: SimulatedStep) -> ActionTable:
     """The passes of a simulated schedule alone, as PyTorch's pipelining reads them."""
     table = found.table
     passes = np.flatnonzero(table.kind <= Kind.WEIGHT_GRADIENT)
-    return replace(table.taken(passes))
+    return table.taken(passes)

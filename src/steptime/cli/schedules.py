@@ -79,7 +79,8 @@ def simulate(
     Takes the options of estimate. --schedule is a name of the command schedules, or a CSV file of PyTorch's pipelining;
     --vpp is the number of virtual stages of a rank.
     """
-    from steptime.api.simulation import csv_of, simulate_step
+    from steptime.api.simulation import csv_of
+    from steptime.api.simulation import simulate as play
     from steptime.cli.estimate import plan_given, written_given
     from steptime.cli.job import job_from, needed
     from steptime.cli.output import print_json
@@ -91,7 +92,7 @@ def simulate(
 
     asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
     schedule = asked.plan.get("schedule") or ("interleaved" if asked.plan.get("vpp", 1) > 1 else "1f1b")
-    found = simulate_step(
+    found = play(
         asked.model,
         needed(asked, "a simulation"),
         schedule=schedule,

@@ -37,10 +37,9 @@ def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message
     size = spread(message_bytes, (table.stages,), "message_bytes")[table.stage[messages.consumer]]
     row = np.concatenate([own, messages.producer, messages.consumer])
     kind = np.concatenate([table.kind[own], sent, sent + 1])
-    track = np.concatenate([
-        table.rank[own] * width + np.where(of_data, DATA, COMPUTE), messages.source * width + PEERS + messages.target,
-        (table.ranks + messages.target) * width + PEERS + messages.source,
-    ])  # fmt: skip
+    compute = table.rank[own] * width + np.where(of_data, DATA, COMPUTE)
+    away, back = messages.source * width + messages.target, (table.ranks + messages.target) * width + messages.source
+    track = np.concatenate([compute, PEERS + away, PEERS + back])
     item = np.concatenate([simulation.graph.item[own], messages.item, messages.item])
     depth = np.concatenate([(np.arange(len(table)) - first_of_groups(table))[own], np.zeros(2 * len(sent), np.int64)])
     nbytes = np.concatenate([np.zeros(len(own)), size, size]).astype(np.int64)
@@ -50,17 +49,25 @@ def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message
     sort = np.select([kind <= Kind.WEIGHT_GRADIENT, kind <= Kind.RECEIVE_BACKWARD, kind < Kind.UPDATE], [0, 2, 1], 0)
     return Trace(
         processes=[f"rank {rank}" for rank in range(table.ranks)],
-        tracks=[_track(each, width, table.ranks) for each in tracks.tolist()], names=LETTERS, categories=CATEGORIES,
+        tracks=[_track(each, width, table.ranks) for each in tracks.tolist()],
+        names=LETTERS,
+        categories=CATEGORIES,
         slices=Slices(
-            track=number, start_ns=_ns(simulation.starts[item][order]), end_ns=_ns(simulation.ends[item][order]),
-            name=kind[order], category=sort[order], depth=depth[order],
+            track=number,
+            start_ns=_ns(simulation.starts[item][order]),
+            end_ns=_ns(simulation.ends[item][order]),
+            name=kind[order],
+            category=sort[order],
+            depth=depth[order],
             numbers={
-                "stage": table.stage[row][order], "micro_batch": table.micro_batch[row][order], "bytes": nbytes[order],
+                "stage": table.stage[row][order],
+                "micro_batch": table.micro_batch[row][order],
+                "bytes": nbytes[order],
             },
         ),
         flows=(place[len(own) : len(own) + len(sent)], place[len(own) + len(sent) :]),
         counts=[] if memory is None else [_count(memory, rank) for rank in range(table.ranks)],
-    )  # fmt: skip
+    )
 
 
 def _ns(seconds: Array) -> Array:
@@ -82,6 +89,8 @@ def _count(memory: MemoryReplay, rank: int) -> Count:
     time_ns, in_use = _ns(memory.time_s[of]), memory.in_use_bytes[of]
     last = np.concatenate([np.diff(time_ns) > 0, [True]])[: len(time_ns)]
     return Count(
-        process=rank, name="memory", time_ns=time_ns[last],
+        process=rank,
+        name="memory",
+        time_ns=time_ns[last],
         values={"in use (predicted)": np.rint(in_use[last]).astype(np.int64)},
-    )  # fmt: skip
+    )

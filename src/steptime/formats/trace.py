@@ -204,9 +204,14 @@ def _events(time_ns: Array, body: Array, further: Array) -> Array:
     """Packets as rows of bytes; `further` bytes follow each."""
     count, width = body.shape
     inside = (
-        varint(TIMESTAMP << 3), padded(time_ns, INT_BYTES), field_int(SEQUENCE_ID, SEQUENCE), field_int(FLAGS, NEEDED),
-        varint(TRACK_EVENT << 3 | 2), padded(width + further, LENGTH_BYTES), body,
-    )  # fmt: skip
+        varint(TIMESTAMP << 3),
+        padded(time_ns, INT_BYTES),
+        field_int(SEQUENCE_ID, SEQUENCE),
+        field_int(FLAGS, NEEDED),
+        varint(TRACK_EVENT << 3 | 2),
+        padded(width + further, LENGTH_BYTES),
+        body,
+    )
     rest = _rows(count, *inside)
     return _rows(count, varint(PACKET << 3 | 2), padded(rest.shape[1] + further, LENGTH_BYTES), rest)
 
@@ -226,8 +231,9 @@ def _slice_packets(trace: Trace) -> list[bytes]:
     out: list[bytes] = []
     opened: list[bytes] = []
     last = -1
-    for place, depth, head, tail, close in zip(slices.track.tolist(), slices.depth.tolist(), begins, tails, ends,
-                                               strict=True):  # fmt: skip
+    for place, depth, head, tail, close in zip(
+        slices.track.tolist(), slices.depth.tolist(), begins, tails, ends, strict=True
+    ):
         while opened and (place != last or len(opened) > depth):
             out.append(opened.pop())
         out += (head, tail)
@@ -279,8 +285,9 @@ def chrome(trace: Trace) -> bytes:
     events = [*_metadata(trace), *_slice_events(trace), *_flow_events(trace)]
     for count in trace.counts:
         events += _count_events(count)
-    return ('{"traceEvents":[' + ",".join(events) + '],"displayTimeUnit":"ms",'
-            '"otherData":{"predicted_by":"steptime"}}').encode()  # fmt: skip
+    return (
+        '{"traceEvents":[' + ",".join(events) + '],"displayTimeUnit":"ms","otherData":{"predicted_by":"steptime"}}'
+    ).encode()
 
 
 def _microseconds(time_ns: Array) -> list[str]:

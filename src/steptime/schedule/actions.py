@@ -46,8 +46,19 @@ PASSES: Final = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_G
 MESSAGES: Final = (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
 """Kinds that move activations or their gradients between two ranks."""
 LETTERS: Final = (
-    "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD", "UPDATE",
-)  # fmt: skip
+    "F",
+    "B",
+    "I",
+    "W",
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "RECV_B",
+    "UNSHARD",
+    "RESHARD",
+    "REDUCE_GRAD",
+    "UPDATE",
+)
 """Name of each :class:`Kind` in PyTorch's notation; PyTorch has no UPDATE."""
 
 
@@ -159,6 +170,9 @@ def arranged(passes: Sequence[Passes], *, ranks: int, stages: int, micro_batches
     turn -= turn.min(initial=0)
     order = np.argsort(columns["rank"] * (turn.max(initial=0) + 1) + turn, kind="stable")
     return ActionTable(
-        ranks=ranks, stages=stages, micro_batches=micro_batches, slices=slices,
+        ranks=ranks,
+        stages=stages,
+        micro_batches=micro_batches,
+        slices=slices,
         **{name: column[order] for name, column in columns.items()},
-    )  # fmt: skip
+    )

@@ -15,7 +15,7 @@ from steptime.schedule.schedules import ONE_CHUNK, WHOLE_SEQUENCES, Pipeline, Ru
 
 
 def _with_updates(pipeline: Pipeline, forward: Array, backward: Array, per_update: int) -> ActionTable:
-    """Passes at their turns, by rank and micro-batch, and an update of a stage behind each so many backward passes.
+    """Passes at their turns, by rank and micro-batch, and an update of a stage after each group of backward passes.
 
     Gradients of the last micro-batches, too few for an update, wait for the next step.
     """
@@ -31,7 +31,7 @@ def _with_updates(pipeline: Pipeline, forward: Array, backward: Array, per_updat
 
 
 def _in_turn(pipeline: Pipeline, warm: Array, per_update: int) -> ActionTable:
-    """So many forward passes ahead, then one forward and one backward pass in turn."""
+    """A number of forward passes ahead, then one forward and one backward pass in turn."""
     each = np.arange(pipeline.micro_batches)
     ahead = np.minimum(warm, pipeline.micro_batches)[:, None]
     return _with_updates(pipeline, 2 * (each - ahead), 2 * each + 1 + 0 * ahead, per_update)
@@ -94,34 +94,62 @@ _LIMIT = Rule(text="memory for the activations of one micro-batch at least", hol
 _GROUPS = Rule(
     text="at least as many micro-batches per update as ranks",
     holds=lambda p: p.per_update is None or p.per_update >= p.ranks,
-)  # fmt: skip
+)
 
-registered(Schedule(
-    name="ampnet", source="Gaunt et al., arXiv 1705.09786, section 4",
-    order=_whenever_free, rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
-    bubble_s=lambda p: 0.0, staleness=lambda p, rank: None, bubble_free=True, synchronous=False,
-    note="a backward pass may read newer weights than its forward pass; the order follows from the times",
-))  # fmt: skip
-registered(Schedule(
-    name="pipedream", source="Harlap et al., arXiv 1806.03377, section 3",
-    order=lambda p: _stashing(p, p.per_update or 1), rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=lambda p: 0.0, in_flight=_ahead,
-    weight_versions=lambda p, rank: int(stashed_versions(p.ranks, p.per_update or 1, rank)),
-    staleness=lambda p, rank: (p.ranks - 1 - rank) / (p.per_update or 1), bubble_free=True, synchronous=False,
-    note="weight stashing: a backward pass reads the weights of its forward pass",
-))  # fmt: skip
-registered(Schedule(
-    name="pipedream-2bw", source="Narayanan et al., arXiv 2006.09503, section 3.1",
-    order=lambda p: _stashing(p, p.per_update or p.ranks), rules=(ONE_CHUNK, WHOLE_SEQUENCES, _GROUPS),
-    bubble_s=lambda p: 0.0, in_flight=_ahead,
-    weight_versions=lambda p, rank: 2, staleness=lambda p, rank: 1.0, bubble_free=True, synchronous=False,
-    note="two versions of weights; all ranks read the version of the group of micro-batches before the last",
-))  # fmt: skip
-registered(Schedule(
-    name="pipemare", source="Yang et al., arXiv 1910.05124, section 2",
-    order=_mirrored, rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=lambda p: 0.0, in_flight=lambda p, rank: float(min(2 * (p.ranks - rank), p.micro_batches)),
-    staleness=lambda p, rank: float(mirrored_delay(p.ranks, p.per_update or 1, rank)),
-    bubble_free=True, synchronous=False,
-    note="a backward pass reads newer weights than its forward pass; learning rates and weights are corrected for it",
-))  # fmt: skip
+registered(
+    Schedule(
+        name="ampnet",
+        source="Gaunt et al., arXiv 1705.09786, section 4",
+        order=_whenever_free,
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
+        bubble_s=lambda p: 0.0,
+        staleness=lambda p, rank: None,
+        bubble_free=True,
+        synchronous=False,
+        note="a backward pass may read newer weights than its forward pass; the order follows from the times",
+    )
+)
+registered(
+    Schedule(
+        name="pipedream",
+        source="Harlap et al., arXiv 1806.03377, section 3",
+        order=lambda p: _stashing(p, p.per_update or 1),
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=lambda p: 0.0,
+        in_flight=_ahead,
+        weight_versions=lambda p, rank: int(stashed_versions(p.ranks, p.per_update or 1, rank)),
+        staleness=lambda p, rank: (p.ranks - 1 - rank) / (p.per_update or 1),
+        bubble_free=True,
+        synchronous=False,
+        note="weight stashing: a backward pass reads the weights of its forward pass",
+    )
+)
+registered(
+    Schedule(
+        name="pipedream-2bw",
+        source="Narayanan et al., arXiv 2006.09503, section 3.1",
+        order=lambda p: _stashing(p, p.per_update or p.ranks),
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _GROUPS),
+        bubble_s=lambda p: 0.0,
+        in_flight=_ahead,
+        weight_versions=lambda p, rank: 2,
+        staleness=lambda p, rank: 1.0,
+        bubble_free=True,
+        synchronous=False,
+        note="two versions of weights; all ranks read the version of the group of micro-batches before the last",
+    )
+)
+registered(
+    Schedule(
+        name="pipemare",
+        source="Yang et al., arXiv 1910.05124, section 2",
+        order=_mirrored,
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=lambda p: 0.0,
+        in_flight=lambda p, rank: float(min(2 * (p.ranks - rank), p.micro_batches)),
+        staleness=lambda p, rank: float(mirrored_delay(p.ranks, p.per_update or 1, rank)),
+        bubble_free=True,
+        synchronous=False,
+        note="a backward pass reads newer weights than its forward pass; learning rates and weights are corrected for it",
+    )
+)

@@ -89,21 +89,39 @@ _GROUPS = Rule(
     text="a number of micro-batches that the number of ranks divides", holds=lambda p: p.micro_batches % p.ranks == 0
 )
 
-registered(Schedule(
-    name="dualpipe", source="DeepSeek-V3, arXiv 2412.19437, section 3.2.1",
-    order=_dual_pipe, rules=(EVEN_RANKS, EVEN_MICRO_BATCHES, TWICE_THE_RANKS, ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=lambda p: _dual_bubble_s(p, p.ranks), in_flight=lambda p, rank: p.ranks + 1.0, copies=2,
-    note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
-))  # fmt: skip
-registered(Schedule(
-    name="dualpipe-v", source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV", usual_chunks=2,
-    order=_dual_pipe_v, rules=(TWICE_THE_RANKS, TWO_CHUNKS, WHOLE_SEQUENCES),
-    bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks), in_flight=lambda p, rank: p.ranks + 0.5,
-    note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
-))  # fmt: skip
-registered(Schedule(
-    name="chimera", source="Li and Hoefler, arXiv 2107.06925, section 3",
-    order=_chimera, rules=(EVEN_RANKS, _GROUPS, ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=_chimera_bubble_s, in_flight=lambda p, rank: float(chimera_in_flight(p.ranks, rank)), copies=2,
-    note="groups of as many micro-batches as ranks follow each other directly",
-))  # fmt: skip
+registered(
+    Schedule(
+        name="dualpipe",
+        source="DeepSeek-V3, arXiv 2412.19437, section 3.2.1",
+        order=_dual_pipe,
+        rules=(EVEN_RANKS, EVEN_MICRO_BATCHES, TWICE_THE_RANKS, ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=lambda p: _dual_bubble_s(p, p.ranks),
+        in_flight=lambda p, rank: p.ranks + 1.0,
+        copies=2,
+        note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
+    )
+)
+registered(
+    Schedule(
+        name="dualpipe-v",
+        source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV",
+        usual_chunks=2,
+        order=_dual_pipe_v,
+        rules=(TWICE_THE_RANKS, TWO_CHUNKS, WHOLE_SEQUENCES),
+        bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks),
+        in_flight=lambda p, rank: p.ranks + 0.5,
+        note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
+    )
+)
+registered(
+    Schedule(
+        name="chimera",
+        source="Li and Hoefler, arXiv 2107.06925, section 3",
+        order=_chimera,
+        rules=(EVEN_RANKS, _GROUPS, ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=_chimera_bubble_s,
+        in_flight=lambda p, rank: float(chimera_in_flight(p.ranks, rank)),
+        copies=2,
+        note="groups of as many micro-batches as ranks follow each other directly",
+    )
+)

@@ -59,7 +59,7 @@ class MessageTable:
     """Item of the graph that is the transfer."""
 
     def sharing_buffers(self, count: int) -> tuple[Array, Array]:
-        """Messages (entries) that wait for a buffer, of so many, and for each the message that has it before."""
+        """Messages (entries) that wait for one of ``count`` buffers, and for each the message that has it before."""
         pair = self.source * (self.target.max(initial=0) + 1) + self.target
         by_pair = np.argsort(pair, kind="stable")
         same = np.flatnonzero(pair[by_pair[:-count]] == pair[by_pair[count:]])
@@ -203,9 +203,12 @@ def _needed(table: ActionTable) -> Array:
         UserError: the table breaks a rule that a simulation rests on.
     """
     for name, low, high in (
-        ("kind", 0, len(Kind)), ("rank", 0, table.ranks), ("stage", 0, table.stages), ("slice", 0, table.slices),
+        ("kind", 0, len(Kind)),
+        ("rank", 0, table.ranks),
+        ("stage", 0, table.stages),
+        ("slice", 0, table.slices),
         ("micro_batch", -1, table.micro_batches),
-    ):  # fmt: skip
+    ):
         column = getattr(table, name)
         if column.min(initial=high - 1) < low or column.max(initial=low) >= high:
             _refuse(table)
@@ -250,9 +253,14 @@ def _messages(table: ActionTable, needs: Array) -> MessageTable:
     order = np.flatnonzero(far)
     order = order[np.argsort(send[order], kind="stable")]
     return MessageTable(
-        producer=producer[order], consumer=consumer[order], send=send[order], receive=receive[order],
-        source=table.rank[send[order]], target=table.rank[consumer[order]], item=np.zeros(len(order), np.int64),
-    )  # fmt: skip
+        producer=producer[order],
+        consumer=consumer[order],
+        send=send[order],
+        receive=receive[order],
+        source=table.rank[send[order]],
+        target=table.rank[consumer[order]],
+        item=np.zeros(len(order), np.int64),
+    )
 
 
 def _rows(table: ActionTable, *kinds: Kind) -> Array:
@@ -390,7 +398,11 @@ class _Items:
             item[messages.receive[explicit]] = number[self.sent[explicit]]
         found = {name: getattr(messages, name) for name in ("producer", "consumer", "send", "receive", "source")}
         return ActionGraph(
-            table=table, transport=self.transport, first=np.concatenate([[1], stop[:-1]])[:chains], stop=stop,
-            cross=np.concatenate([[0], number[cross[order]]]), item=item,
+            table=table,
+            transport=self.transport,
+            first=np.concatenate([[1], stop[:-1]])[:chains],
+            stop=stop,
+            cross=np.concatenate([[0], number[cross[order]]]),
+            item=item,
             messages=MessageTable(**found, target=messages.target, item=number[self.sent]),
-        )  # fmt: skip
+        )

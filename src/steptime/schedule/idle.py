@@ -70,11 +70,14 @@ def spent(simulation: Simulation) -> Spent:
     taken = simulation.seconds[items]
     drain_s, data_s = _after_the_last(simulation)
     return Spent(
-        passes_s=by_rank(taken, is_pass), update_s=by_rank(taken, is_update), fill_s=by_rank(waits, fills),
-        drain_s=by_rank(waits, drains & ~fills) + drain_s, peers_s=by_rank(waits, ~fills & ~drains),
+        passes_s=by_rank(taken, is_pass),
+        update_s=by_rank(taken, is_update),
+        fill_s=by_rank(waits, fills),
+        drain_s=by_rank(waits, drains & ~fills) + drain_s,
+        peers_s=by_rank(waits, ~fills & ~drains),
         message_s=by_rank(rest, ~to_data) + by_rank(taken, is_message),
         data_s=by_rank(rest, to_data) + data_s,
-    )  # fmt: skip
+    )
 
 
 def _sorts(graph: ActionGraph) -> tuple[Array, Array, Array]:

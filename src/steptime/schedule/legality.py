@@ -204,8 +204,12 @@ def _no_circle(table: ActionTable, awaited: Array, messages: Array, buffers: int
     differ = by_send != by_receive
     if differ.any():
         one, other = (int(each[np.argmax(differ)]) for each in (by_send, by_receive))
-        _refuse(table, int(sends[one]), f"rank {table.rank[receives[one]]} expects {table.named(int(sends[other]))} "
-                f"first: two ranks have the messages between them in the same order")  # fmt: skip
+        _refuse(
+            table,
+            int(sends[one]),
+            f"rank {table.rank[receives[one]]} expects {table.named(int(sends[other]))} "
+            f"first: two ranks have the messages between them in the same order",
+        )
     if buffers:
         late, before = by_send[buffers:], by_send[: len(by_send) - buffers]
         same = channel[late] == channel[before]

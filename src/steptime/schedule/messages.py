@@ -33,7 +33,7 @@ def with_messages(
     if every send waits for its receive.
 
     Args:
-        table: passes; messages that it has already are made anew.
+        table: passes; messages that it has already are made again.
         gathered: stages whose weights a rank holds gathered at most (FSDP); 0: all of them, always.
         reduces: sum the gradients of each stage over replicas once its last weight gradient is there.
         updates: change the weights of all stages of a rank at its end, unless the table says when.

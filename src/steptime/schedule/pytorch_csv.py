@@ -101,9 +101,11 @@ def _parsed(text: str) -> ActionTable:
             pairs += pair is not None
     columns: Any = np.array(found, np.int64).reshape(-1, len(COLUMNS)).T
     return ActionTable(
-        ranks=len(rows), stages=int(columns[2].max(initial=0)) + 1,
-        micro_batches=int(columns[3].max(initial=0)) + 1, **dict(zip(COLUMNS, columns, strict=True)),
-    )  # fmt: skip
+        ranks=len(rows),
+        stages=int(columns[2].max(initial=0)) + 1,
+        micro_batches=int(columns[3].max(initial=0)) + 1,
+        **dict(zip(COLUMNS, columns, strict=True)),
+    )
 
 
 def _action(text: str, rank: int, place: int, cell: str) -> tuple[int, Kind, int]:

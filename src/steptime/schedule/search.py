@@ -52,8 +52,10 @@ class _Player:
         times = pipeline.times
         self.m, self.habits, self.limit = pipeline.micro_batches, habits, limit
         self.forward_s, self.input_s, self.weights_s = (
-            times.forward_s, times.input_gradient_s, times.weight_gradient_s
-        )  # fmt: skip
+            times.forward_s,
+            times.input_gradient_s,
+            times.weight_gradient_s,
+        )
         self.message_s = times.message_s
         self.ranks = [_Rank() for _ in range(pipeline.ranks)]
         self.most_waited = 0.0
@@ -164,7 +166,7 @@ class _Player:
 
 
 def by_search(pipeline: Pipeline, limit_per_rank: int) -> ActionTable:
-    """Zero-bubble order for the times of a pipeline and a memory of so many micro-batches per rank, unless it is given.
+    """Zero-bubble order for the times of a pipeline and a memory, in micro-batches per rank, unless it is given.
 
     Forward passes fill the time before the first backward pass as far as memory goes; then ranks make one forward and
     one backward pass in turn, and weight-gradient passes where they would wait or memory is full; the rest ends the

@@ -88,7 +88,7 @@ def _least_sums(seconds: Array, bounds: Array) -> tuple[Array, Array]:
 
 
 def _lengths(last: Array) -> tuple[int, ...]:
-    """Slices of all units, from the length of the last slice of so many units."""
+    """Slices of all units, from the length of the last slice of each number of units."""
     lengths, end = list[int](), len(last) - 1
     while end:
         lengths.append(int(last[end]))
@@ -96,10 +96,16 @@ def _lengths(last: Array) -> tuple[int, ...]:
     return tuple(reversed(lengths))
 
 
-registered(Schedule(
-    name="terapipe", source="Li et al., arXiv 2102.07988, section 3",
-    order=_sliced, rules=(ONE_CHUNK,),
-    bubble_s=lambda p: float(sliced_bubble_s(p.ranks, p.slices, p.times.all_s)),
-    in_flight=lambda p, rank: float(p.micro_batches), any_graph=False, usual_slices=4,
-    note="a token may look at tokens before it only",
-))  # fmt: skip
+registered(
+    Schedule(
+        name="terapipe",
+        source="Li et al., arXiv 2102.07988, section 3",
+        order=_sliced,
+        rules=(ONE_CHUNK,),
+        bubble_s=lambda p: float(sliced_bubble_s(p.ranks, p.slices, p.times.all_s)),
+        in_flight=lambda p, rank: float(p.micro_batches),
+        any_graph=False,
+        usual_slices=4,
+        note="a token may look at tokens before it only",
+    )
+)

@@ -168,7 +168,7 @@ def simulate(
         schedule: the table, or its graph from :func:`steptime.schedule.graph.graph_of`, which several simulations can
             share.
         durations: seconds of the actions.
-        transport: how messages travel, for a table; None: beside computation, on links of their own.
+        transport: how messages travel, for a table; None: overlapped with computation, on links of their own.
 
     Raises:
         UserError: the schedule breaks a rule, or a duration is negative or has the wrong shape.
@@ -184,7 +184,7 @@ def simulate(
 
 
 def sampled_step_s(graph: ActionGraph, durations: Durations, jitter: Jitter, samples: int, seed: int = 0) -> Array:
-    """Step time (s) of each of so many samples.
+    """Step time (s) of each of a number of samples.
 
     The same seed gives the same samples, of which the first ones do not depend on how many there are. Shared links
     keep the order of messages that the graph has.
@@ -302,8 +302,10 @@ def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
             place = (table.stage[rows], table.micro_batch[rows], table.slice[rows])
             seconds[rows] = sum(spread(getattr(durations, name), shape, name)[place] for name in names)
     for kind, value in (
-        (Kind.UNSHARD, durations.unshard_s), (Kind.REDUCE, durations.reduce_s), (Kind.UPDATE, durations.update_s),
-    ):  # fmt: skip
+        (Kind.UNSHARD, durations.unshard_s),
+        (Kind.REDUCE, durations.reduce_s),
+        (Kind.UPDATE, durations.update_s),
+    ):
         rows = np.flatnonzero(table.kind == kind)
         if rows.size:
             seconds[rows] = spread(value, (table.stages,), f"{kind.name.lower()}_s")[table.stage[rows]]

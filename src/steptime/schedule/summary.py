@@ -48,19 +48,37 @@ def summary(ranks: int, micro_batches: int, times: Times | None = None) -> list[
         times: times of passes; by default all three take the same.
     """
     return [
-        _row(schedule, Pipeline(ranks=ranks, chunks=schedule.usual_chunks, micro_batches=micro_batches,
-                                slices=schedule.usual_slices, times=times or Times()))
+        _row(
+            schedule,
+            Pipeline(
+                ranks=ranks,
+                chunks=schedule.usual_chunks,
+                micro_batches=micro_batches,
+                slices=schedule.usual_slices,
+                times=times or Times(),
+            ),
+        )
         for schedule in SCHEDULES.values()
-    ]  # fmt: skip
+    ]
 
 
 def _row(schedule: Schedule, pipeline: Pipeline) -> Row:
     row = Row(
-        name=schedule.name, chunks=pipeline.chunks, copies=schedule.copies, bubble_fraction=None, in_flight=None,
-        weight_versions=None, staleness=None, any_graph=schedule.any_graph, bubble_free=schedule.bubble_free,
-        synchronous=schedule.synchronous, requires=tuple(rule.text for rule in schedule.rules),
-        note=schedule.note, source=schedule.source, refused=None,
-    )  # fmt: skip
+        name=schedule.name,
+        chunks=pipeline.chunks,
+        copies=schedule.copies,
+        bubble_fraction=None,
+        in_flight=None,
+        weight_versions=None,
+        staleness=None,
+        any_graph=schedule.any_graph,
+        bubble_free=schedule.bubble_free,
+        synchronous=schedule.synchronous,
+        requires=tuple(rule.text for rule in schedule.rules),
+        note=schedule.note,
+        source=schedule.source,
+        refused=None,
+    )
     try:
         schedule.check(pipeline)
     except UserError as error:
@@ -81,8 +99,17 @@ def _most(values: Sequence[T | None]) -> T | None:
 
 
 _HEADS = (
-    "schedule", "chunks", "copies", "bubble", "in flight", "versions", "stale", "any graph", "no bubble", "converges",
-)  # fmt: skip
+    "schedule",
+    "chunks",
+    "copies",
+    "bubble",
+    "in flight",
+    "versions",
+    "stale",
+    "any graph",
+    "no bubble",
+    "converges",
+)
 
 
 def text_of(rows: Sequence[Row]) -> str:
@@ -110,7 +137,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     fraction = "-" if row.bubble_fraction is None else f"{row.bubble_fraction:.1%}"
     numbers = (row.in_flight, row.weight_versions, row.staleness)
     return (
-        row.name, str(row.chunks), str(row.copies), fraction,
+        row.name,
+        str(row.chunks),
+        str(row.copies),
+        fraction,
         *("-" if each is None else f"{each:g}" for each in numbers),
         *("yes" if each else "no" for each in (row.any_graph, row.bubble_free, row.synchronous)),
-    )  # fmt: skip
+    )

@@ -30,11 +30,17 @@ def alternated(
     rank = np.arange(p)[:, None]
     place = np.arange(len(forward[0]))
     passes = (
-        Passes(kind=Kind.FORWARD, rank=rank, stage=forward[0] * p + rank, micro_batch=forward[1],
-               turn=2 * (place - warm[:, None])),
-        Passes(kind=Kind.BACKWARD, rank=rank, stage=backward[0] * p + rank, micro_batch=backward[1],
-               turn=2 * place + 1),
-    )  # fmt: skip
+        Passes(
+            kind=Kind.FORWARD,
+            rank=rank,
+            stage=forward[0] * p + rank,
+            micro_batch=forward[1],
+            turn=2 * (place - warm[:, None]),
+        ),
+        Passes(
+            kind=Kind.BACKWARD, rank=rank, stage=backward[0] * p + rank, micro_batch=backward[1], turn=2 * place + 1
+        ),
+    )
     return arranged(passes, ranks=p, stages=p * pipeline.chunks, micro_batches=pipeline.micro_batches)
 
 
@@ -81,30 +87,55 @@ def _in_flight(pipeline: Pipeline, rank: int) -> float:
     return float(micro_batches_in_flight(p, m, v, rank))
 
 
-registered(Schedule(
-    name="naive", source="model parallelism without a pipeline: arXiv 1811.06965, figure 2b",
-    order=_one_after_another, rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=lambda p: float(naive_bubble_s(p.ranks, p.micro_batches, p.times.all_s)),
-    in_flight=lambda p, rank: 1.0,
-))  # fmt: skip
-registered(Schedule(
-    name="gpipe", source="Huang et al., arXiv 1811.06965, section 2.3",
-    order=_all_forward_first, rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=_fill_and_drain_s, in_flight=lambda p, rank: float(p.micro_batches),
-))  # fmt: skip
-registered(Schedule(
-    name="1f1b", source="Narayanan et al., arXiv 2104.04473, section 2.2",
-    order=_one_forward_one_backward, rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=_fill_and_drain_s, in_flight=_in_flight,
-))  # fmt: skip
-registered(Schedule(
-    name="interleaved", source="Narayanan et al., arXiv 2104.04473, section 2.2", usual_chunks=2,
-    order=_one_forward_one_backward, rules=(ROUNDS, WHOLE_SEQUENCES),
-    bubble_s=_fill_and_drain_s, in_flight=_in_flight,
-))  # fmt: skip
-registered(Schedule(
-    name="looped-bfs", source="Lamy-Poirier, arXiv 2211.05953, section 4", usual_chunks=2,
-    order=_breadth_first, rules=(WHOLE_SEQUENCES,),
-    bubble_s=lambda p: float(breadth_first_bubble_s(p.ranks, p.micro_batches, p.chunks, p.times.all_s)),
-    in_flight=lambda p, rank: float(p.micro_batches),
-))  # fmt: skip
+registered(
+    Schedule(
+        name="naive",
+        source="model parallelism without a pipeline: arXiv 1811.06965, figure 2b",
+        order=_one_after_another,
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=lambda p: float(naive_bubble_s(p.ranks, p.micro_batches, p.times.all_s)),
+        in_flight=lambda p, rank: 1.0,
+    )
+)
+registered(
+    Schedule(
+        name="gpipe",
+        source="Huang et al., arXiv 1811.06965, section 2.3",
+        order=_all_forward_first,
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=_fill_and_drain_s,
+        in_flight=lambda p, rank: float(p.micro_batches),
+    )
+)
+registered(
+    Schedule(
+        name="1f1b",
+        source="Narayanan et al., arXiv 2104.04473, section 2.2",
+        order=_one_forward_one_backward,
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=_fill_and_drain_s,
+        in_flight=_in_flight,
+    )
+)
+registered(
+    Schedule(
+        name="interleaved",
+        source="Narayanan et al., arXiv 2104.04473, section 2.2",
+        usual_chunks=2,
+        order=_one_forward_one_backward,
+        rules=(ROUNDS, WHOLE_SEQUENCES),
+        bubble_s=_fill_and_drain_s,
+        in_flight=_in_flight,
+    )
+)
+registered(
+    Schedule(
+        name="looped-bfs",
+        source="Lamy-Poirier, arXiv 2211.05953, section 4",
+        usual_chunks=2,
+        order=_breadth_first,
+        rules=(WHOLE_SEQUENCES,),
+        bubble_s=lambda p: float(breadth_first_bubble_s(p.ranks, p.micro_batches, p.chunks, p.times.all_s)),
+        in_flight=lambda p, rank: float(p.micro_batches),
+    )
+)

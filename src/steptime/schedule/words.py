@@ -50,10 +50,16 @@ def spelled(words: Sequence[Sequence[int]], stages: Array, first: Array, pipelin
     if len(late):
         chunk[late], number[late] = chunk[split], number[split]
     return ActionTable(
-        ranks=pipeline.ranks, stages=int(stages.max()) + 1, micro_batches=pipeline.micro_batches, rank=rank,
-        kind=_KINDS[letters // 2], stage=stages[rank, chunk], micro_batch=number, slice=np.zeros_like(letters),
+        ranks=pipeline.ranks,
+        stages=int(stages.max()) + 1,
+        micro_batches=pipeline.micro_batches,
+        rank=rank,
+        kind=_KINDS[letters // 2],
+        stage=stages[rank, chunk],
+        micro_batch=number,
+        slice=np.zeros_like(letters),
         together=np.where(pairs | np.roll(pairs, 1), np.cumsum(pairs) - 1, -1),
-    )  # fmt: skip
+    )
 
 
 def _counted(ranks: Array) -> Array:

@@ -38,9 +38,14 @@ def _handmade(pipeline: Pipeline, depth: int) -> ActionTable:
     passes = (
         Passes(kind=Kind.FORWARD, rank=rank, stage=chunk * p + rank, micro_batch=micro_batch, turn=3 * (place - warm)),
         Passes(kind=Kind.INPUT_GRADIENT, rank=rank, stage=back, micro_batch=micro_batch, turn=3 * place + 1),
-        Passes(kind=Kind.WEIGHT_GRADIENT, rank=rank, stage=back, micro_batch=micro_batch,
-               turn=3 * (place + depth * rank) + 2),
-    )  # fmt: skip
+        Passes(
+            kind=Kind.WEIGHT_GRADIENT,
+            rank=rank,
+            stage=back,
+            micro_batch=micro_batch,
+            turn=3 * (place + depth * rank) + 2,
+        ),
+    )
     return arranged(passes, ranks=p, stages=v * p, micro_batches=pipeline.micro_batches)
 
 
@@ -92,31 +97,57 @@ def _in_flight(pipeline: Pipeline, _: int, depth: int) -> float:
 
 _LIMIT = Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1)
 
-registered(Schedule(
-    name="zb-h1", source="Qi et al., arXiv 2401.10241, section 2.2",
-    order=partial(_handmade, depth=1), rules=(ROUNDS, WHOLE_SEQUENCES),
-    bubble_s=partial(_bubble_s, depth=1), in_flight=partial(_in_flight, depth=1),
-))  # fmt: skip
-registered(Schedule(
-    name="zb-h2", source="Qi et al., arXiv 2401.10241, section 2.3",
-    order=partial(_handmade, depth=2), rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-    bubble_s=partial(_bubble_s, depth=2), in_flight=partial(_in_flight, depth=2), bubble_free=True,
-    note="no bubble where T_F + T_I = 2 T_W, and no barrier between steps",
-))  # fmt: skip
-registered(Schedule(
-    name="zb-1p", source="Qi et al., arXiv 2401.10241, section 3.1",
-    order=partial(by_search, limit_per_rank=1), rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
-    note="searched for the times and the memory that are given; by default the memory of 1F1B",
-))  # fmt: skip
-registered(Schedule(
-    name="zb-2p", source="Qi et al., arXiv 2401.10241, section 3.1",
-    order=partial(by_search, limit_per_rank=2), rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT), bubble_free=True,
-    note="searched for the times and the memory that are given; by default twice the memory of 1F1B",
-))  # fmt: skip
-registered(Schedule(
-    name="zb-v", source="Qi et al., arXiv 2401.10241, section 6", usual_chunks=2,
-    order=_v_shaped, rules=(TWO_CHUNKS, WHOLE_SEQUENCES),
-    bubble_s=_v_bubble_s, in_flight=lambda p, rank: float(v_shaped_in_flight(p.ranks, p.micro_batches, rank)),
-    bubble_free=True,
-    note="no bubble where T_F = T_I = T_W, and no barrier between steps",
-))  # fmt: skip
+registered(
+    Schedule(
+        name="zb-h1",
+        source="Qi et al., arXiv 2401.10241, section 2.2",
+        order=partial(_handmade, depth=1),
+        rules=(ROUNDS, WHOLE_SEQUENCES),
+        bubble_s=partial(_bubble_s, depth=1),
+        in_flight=partial(_in_flight, depth=1),
+    )
+)
+registered(
+    Schedule(
+        name="zb-h2",
+        source="Qi et al., arXiv 2401.10241, section 2.3",
+        order=partial(_handmade, depth=2),
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble_s=partial(_bubble_s, depth=2),
+        in_flight=partial(_in_flight, depth=2),
+        bubble_free=True,
+        note="no bubble where T_F + T_I = 2 T_W, and no barrier between steps",
+    )
+)
+registered(
+    Schedule(
+        name="zb-1p",
+        source="Qi et al., arXiv 2401.10241, section 3.1",
+        order=partial(by_search, limit_per_rank=1),
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
+        note="searched for the times and the memory that are given; by default the memory of 1F1B",
+    )
+)
+registered(
+    Schedule(
+        name="zb-2p",
+        source="Qi et al., arXiv 2401.10241, section 3.1",
+        order=partial(by_search, limit_per_rank=2),
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
+        bubble_free=True,
+        note="searched for the times and the memory that are given; by default twice the memory of 1F1B",
+    )
+)
+registered(
+    Schedule(
+        name="zb-v",
+        source="Qi et al., arXiv 2401.10241, section 6",
+        usual_chunks=2,
+        order=_v_shaped,
+        rules=(TWO_CHUNKS, WHOLE_SEQUENCES),
+        bubble_s=_v_bubble_s,
+        in_flight=lambda p, rank: float(v_shaped_in_flight(p.ranks, p.micro_batches, rank)),
+        bubble_free=True,
+        note="no bubble where T_F = T_I = T_W, and no barrier between steps",
+    )
+)

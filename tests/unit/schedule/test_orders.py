@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.event_player import order_of, order_of_dual_pipe, order_of_zero_bubble
 
+from event_player import order_of, order_of_dual_pipe, order_of_zero_bubble
 from steptime.schedule import SCHEDULES, ActionTable, Kind
 
 SIZES = [(1, 1, 4), (2, 1, 2), (2, 1, 8), (4, 1, 4), (4, 1, 10), (5, 1, 3), (2, 2, 4), (4, 2, 8), (4, 3, 12), (3, 4, 9)]

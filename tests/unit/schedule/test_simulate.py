@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_player import Player
-from unit.event_player import Key, neighbour, order_of, order_of_zero_bubble, played
 
+from event_player import Key, neighbour, order_of, order_of_zero_bubble, played
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable
 from steptime.schedule.actions import Kind
