@@ -44,7 +44,7 @@ def test_a_file_may_say_what_an_option_may(run: Run, tmp_path: Path) -> None:
     [
         ((*ESTIMATE, "--graphs", "stpe"), "did you mean step"),
         ((*ESTIMATE, "--attention-dtype", "int8"), "there is no attention_dtype 'int8'"),
-        ((*ESTIMATE, "--attention-dtype", "fp8", "--attention", "unfused"), "attention unfused has no such kernel"),
+        ((*ESTIMATE, "--attention-dtype", "fp8", "--attention", "unfused"), "attention unfused has no kernel for it"),
         ((*PLAN, "--document-length", "0"), "the nearest is 1"),
         ((*ESTIMATE, "--document-length", "many"), "--document-length"),
     ],

@@ -180,8 +180,8 @@ def test_peaks_follow_a_stated_clock_but_for_those_that_are_stated_too(tmp_path:
     assert device.vector_flops_per_s["fp32"] == pytest.approx(base.vector_flops_per_s["fp32"] / 2)
     assert device.matrix_flops_per_s["fp8"] == base.matrix_flops_per_s["fp8"]
     assert device.memory_Bps == base.memory_Bps
-    assert "stated clock" in device.sources["matrix_flops_per_s.bf16"].text
-    assert "stated clock" not in device.sources["matrix_flops_per_s.fp8"].text
+    assert "given clock" in device.sources["matrix_flops_per_s.bf16"].text
+    assert "given clock" not in device.sources["matrix_flops_per_s.fp8"].text
 
 
 def test_fewer_units_say_that_the_peaks_stay() -> None:

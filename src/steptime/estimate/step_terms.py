@@ -150,7 +150,7 @@ def _copies_lines(e: Evaluation) -> Iterator[Line]:
     )  # fmt: skip
     one = layer_copy_arguments(e, e.machine)
     yield Line(path="offload/activations/one_layer/host_copy_s", part_s=float(e.inputs.copy_s),
-               recipe=known("offload.host_copy_s", one, e.machine.host_basis))  # fmt: skip
+               recipe=known("host.host_copy_s", one, e.machine.host_basis))  # fmt: skip
 
 
 def _copies_recipe(e: Evaluation) -> Made:
@@ -163,7 +163,7 @@ def _optimizer_line(e: Evaluation) -> Line:
     seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, optimizer_bytes(e.job, step.owned)
     if "optimizer" in e.job.offload:
         host = offloaded_arguments(e.job, step.owned, machine)
-        recipe = known("offload.host_adam_s", host, machine.host_basis)
+        recipe = known("host.host_adam_s", host, machine.host_basis)
         return Line(path="optimizer/host_adam_s", exposed_s=seconds, recipe=recipe)
     fitted = streamed(machine.models, moved)
     if fitted is None:
