@@ -468,21 +468,3 @@ def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement
     block = plans.with_columns(inside_columns)
     times = evaluate(mode.method, how, setting.job, setting.machine, as_float(block)).step_time_s
     return block.row(int(np.argmin(np.broadcast_to(np.asarray(times), (rows,)))))
-
-
-HEADLINE = (
-    "step_time_s",
-    "step_time_bracket_s",
-    "step_time_band_s",
-    "mfu",
-    "hfu",
-    "tokens_per_s_per_gpu",
-    "samples_per_s",
-    "peak_memory_bytes",
-    "memory_capacity_bytes",
-    "feasible",
-    "bottleneck",
-)
-
-OF_JOB = ("model", "cluster", "mode")
-"""What an estimate says of its job in addition to the workload."""

@@ -22,6 +22,23 @@ from steptime.plan.keys import MAX_SEQ
 from steptime.terms import Terms
 from steptime.units import format_bytes, format_seconds
 
+HEADLINE = (
+    "step_time_s",
+    "step_time_bracket_s",
+    "step_time_band_s",
+    "mfu",
+    "hfu",
+    "tokens_per_s_per_gpu",
+    "samples_per_s",
+    "peak_memory_bytes",
+    "memory_capacity_bytes",
+    "feasible",
+    "bottleneck",
+)
+
+OF_JOB = ("model", "cluster", "mode")
+"""What an estimate says of its job in addition to the workload."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:

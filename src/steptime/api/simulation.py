@@ -50,7 +50,7 @@ class SimulatedStep:
     """From the first pass of a rank to its last, of the rank that takes longest: steps follow each other so. Of a
     schedule whose steps run into each other what a further step takes."""
     once_s: Mapping[str, float]
-    """What a step has once, apart from the pipeline: exposed data-parallel traffic, the optimiser, overheads, growth with devices."""
+    """What a step has once: exposed data-parallel traffic, the optimiser, overheads, growth with devices."""
     closed_form_s: float | None
     """Step time of the estimate with the schedule's closed form; None: the estimate has none of this schedule."""
     samples_s: Array

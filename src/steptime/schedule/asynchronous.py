@@ -150,6 +150,7 @@ registered(
         staleness=lambda p, rank: float(mirrored_delay(p.ranks, p.per_update or 1, rank)),
         bubble_free=True,
         synchronous=False,
-        note="a backward pass reads newer weights than its forward pass; learning rates and weights are corrected for it",
+        note="a backward pass reads newer weights than its forward pass; learning rates and weights are "
+        "corrected for it",
     )
 )
