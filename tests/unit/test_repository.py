@@ -156,3 +156,18 @@ def test_scripts_are_executable_and_fit_on_a_screen():
         if path.is_file():
             assert os.access(path, os.X_OK), path
             assert path.read_text().count("\n") <= 80, path
+
+
+def test_every_path_that_the_pages_of_contributors_name_exists():
+    """Paths below the package in docs/house.md, and links to files in all pages."""
+    package = ROOT / "src" / "steptime"
+    named = re.findall(r"`([a-z_/]+\.(?:py|toml))`", (ROOT / "docs/house.md").read_text())
+    assert len(named) > 30
+    lost = [name for name in named if not (package / name).exists()]
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        links = re.findall(r"\]\(([^)#\s:]+\.(?:py|toml|md))[)#]", text)
+        lost += [f"{page.name}: {link}" for link in links if not (page.parent / link).exists()]
+        paths = re.findall(r"`(src/steptime/[\w/]+\.(?:py|toml))`", text)
+        lost += [f"{page.name}: {name}" for name in paths if not (ROOT / name).exists()]
+    assert not lost

@@ -92,7 +92,7 @@ def kind_of(row: Row) -> str:
     return OPERATORS[row.operator].kind
 
 
-def hides(row: Row, phase: str) -> bool:
+def may_overlap(row: Row, phase: str) -> bool:
     """Whether transfers of a row may run beside its own work in a phase."""
     share = _share_beside(row, phase)
     return not isinstance(share, float) or share > 0
@@ -106,7 +106,7 @@ def _share_beside(row: Row, phase: str) -> Num:
 
 
 def shown_s(time: PhaseTime, framework: Framework = IDEAL) -> Iterator[Num]:
-    """What shows of each transfer of a row under a framework; one after the other runs beside its work, if it may."""
+    """Exposed time of each transfer of a row under a framework; transfers use up the row's own time in turn."""
     left_s = time.beside_s * factor_of(kind_of(time.row), time.narrow, framework)
     for each in time.transfers:
         factor = framework.links(each.transfer.axis)
@@ -124,7 +124,7 @@ def _transfer_times(
             continue
         one = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
         one_s = one.seconds
-        covered_s = one_s * panels if hides(row, phase) else 0.0
+        covered_s = one_s * panels if may_overlap(row, phase) else 0.0
         if row.overlaps_near:
             anywhere = row.overlaps_backward if phase == BACKWARD else 0.0
             covered_s = where(plans.is_near(transfer.axis) | (anywhere > 0), covered_s, 0.0)

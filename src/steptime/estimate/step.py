@@ -432,7 +432,7 @@ def _waited_messages(inputs: StepInputs) -> Num:
 
 
 def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[Num, Call]:
-    """Bubble of the schedule in seconds, and how it was computed; of columns with and without mirrored stages mirrored.
+    """Bubble of the schedule in seconds, and its formula: where any plan has mirrored stages (DualPipe), the mirrored one.
 
     ``passes``: with the exchanges that are overlapped.
     """

@@ -14,7 +14,7 @@ import numpy as np
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.host import issued_s, router_wait_s
 from steptime.cost.roofline import held_to_peak_s
-from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, hides, kind_of
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, may_overlap
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import Framework
 from steptime.plan.plans import Plans
@@ -178,7 +178,7 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
             axis = each.transfer.axis
             links[axis] = links.get(axis, 0.0) + (each.busy_s - each.covered_s)
             busy[axis] = busy.get(axis, 0.0) + each.busy_s
-        if hides(time.row, time.phase):
+        if may_overlap(time.row, time.phase):
             beside[f"{time.phase}/{time.row.name}"] = _beside(time)
     operators = sum((into.pop(f"graph of {each}", 0.0) for each in graphs), start=into.get("operators", 0.0))
     return PhaseWork(
