@@ -432,7 +432,7 @@ def _waited_messages(inputs: StepInputs) -> Num:
 
 
 def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[Num, Call]:
-    """Bubble of the schedule in seconds, and its formula: where any plan has mirrored stages (DualPipe), the mirrored one.
+    """Bubble of the schedule in seconds, and its formula; mirrored (DualPipe) where any plan is.
 
     ``passes``: with the exchanges that are overlapped.
     """
