@@ -34,7 +34,7 @@ def test_a_picture_is_written_and_named(run: Run, tmp_path: Path) -> None:
     result = run(*GIVEN, "--plot", str(tmp_path / "a.png"))
     assert result.exit_code == 0 and "Drawn in" in result.stdout and (tmp_path / "a.png").stat().st_size > 1000
     refused = run(*GIVEN, "--plot", str(tmp_path / "a.xyz"))
-    assert refused.exit_code == 2 and "writes no such file" in refused.stderr and not refused.stdout
+    assert refused.exit_code == 2 and "cannot write such a file" in refused.stderr and not refused.stdout
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,17 @@ ANSWERS = (
     "limits --device dgx-a100 --tp-in 4 --tp-out 8 --dp 64 --tokens 65536",
 )  # fmt: skip
 
-COMMANDS = ("plan", "estimate", "profile", "fit", "diff", "reproduce", "doctor", "limits", "calibrate", "score",
-            "devices", "clusters", "models", "frameworks")  # fmt: skip
+COMMANDS = (
+    "plan", "estimate", "simulate", "profile", "fit", "diff", "collective", "consistency", "schedules", "reproduce",
+    "doctor", "limits", "calibrate", "score", "devices", "clusters", "models", "frameworks",
+)  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"
 REPORTS = (
+    f"simulate gpt3-175b --cluster dgx-h100 {JOB} --tp 8 --pp 4 --schedule zb-v",
+    f"simulate llama3-8b --cluster dgx-h100 {JOB} --pp 4 --vpp 2",
+    "schedules --ranks 4 --micro-batches 16",
+    "schedules dualpipe --ranks 4 --micro-batches 8",
+    "collective all_reduce --cluster dgx-h100 --ranks 16",
     f"estimate llama3.1-70b --cluster dgx-h100 {JOB} --tp 4 --pp 4 --vpp 2",
     f"estimate mixtral-8x7b --cluster dgx-h100 {JOB} --ep 8",
     f"estimate gpt3_1T {PUBLISHED} --gpus 512 --global-batch 512 --tp 8 --pp 16",

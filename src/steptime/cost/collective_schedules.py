@@ -357,8 +357,8 @@ def added_bytes(kind: str, algorithm: str, size_bytes: Num, ranks: Num, inside: 
       V = S \big(\lceil \log_2 t \rceil + \lceil \log_2 N \rceil\big) \ \text{(minimum spanning tree)}, \qquad
       V = S \ \text{(chain, double tree)}$$
 
-    where a group of $n$ = `ranks` has $t$ = `inside` in each of $N$ domains; nothing where a switch adds, and where
-    `kind` is no reduction. A tree that is not pipelined adds the whole tensor in every round.
+    where a group of $n$ = `ranks` has $t$ = `inside` in each of $N$ domains; nothing where a switch adds (`algorithm`),
+    and where `kind` is no reduction. A tree that is not pipelined adds the whole tensor in every round.
 
     Source: Chan et al. 2007, tables 1 and 3; the terms with gamma.
 
