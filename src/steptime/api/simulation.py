@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,12 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.memory import kept_of_layer, stage_memory
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.estimate.step import exposed_pass
-from steptime.num import Array
+from steptime.num import Array, Num
 from steptime.plan.job import SCHEDULES as CLOSED_FORMS
 from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline, Times
-from steptime.schedule.graph import Transport, graph_of
+from steptime.schedule.graph import ActionGraph, Transport, graph_of
 from steptime.schedule.idle import Spent, spent
+from steptime.schedule.layout import layout_text
 from steptime.schedule.legality import check
 from steptime.schedule.memory import Footprint, MemoryReplay, memory_replay
 from steptime.schedule.pytorch_csv import read_csv
@@ -30,6 +31,30 @@ from steptime.schedule.simulate import simulate as play
 WHOLE, SPLIT = "1f1b", "zb-h1"
 """Schedules whose estimate has the times of whole backward passes, and of backward passes in two parts."""
 MAX_SAMPLES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What the stages of a step have, take and hold."""
+
+    layers: Array
+    """Layers of each stage."""
+    durations: Durations
+    footprint: Footprint
+    layout: tuple[str, ...]
+    """Letters of each stage (:mod:`steptime.schedule.layout`)."""
+    capacity_bytes: Num
+    """Memory of a device: a number, or an array by rank."""
+    even_s: float | None = None
+    """Pipeline time of the even split, where another one was chosen."""
+    even_layout: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Pace = Callable[[Durations], float]
+"""Pipeline time with some durations."""
+StageChoice = Callable[[Evaluation, ActionGraph, Staged, Pace], Staged]
+"""From the stages that the estimate has to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +80,15 @@ class SimulatedStep:
     """Step time of the estimate with the schedule's closed form; None: the estimate has none of this schedule."""
     samples_s: Array
     """Pipeline times with jitter, if samples were asked for."""
-    capacity_bytes: float
-    """Memory of a device."""
+    capacity_bytes: Num
+    """Memory of a device: a number, or an array by rank."""
     message_bytes: float
     notes: tuple[str, ...]
+    layout: tuple[str, ...]
+    """Letters of each stage (:mod:`steptime.schedule.layout`)."""
+    even_step_s: float | None = None
+    """Time of the step with the even split, where another one was chosen."""
+    even_layout: tuple[str, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -82,6 +112,9 @@ class SimulatedStep:
             "stages": self.table.stages,
             "micro_batches": self.table.micro_batches,
             "stage_layers": self.stage_layers.tolist(),
+            "layout": layout_text(self.layout),
+            "even_layout": layout_text(self.even_layout) if self.even_layout else None,
+            "even_step_time_s": self.even_step_s,
             "step_time_s": self.step_s,
             "pipeline_s": self.pipeline_s,
             "once_s": dict(self.once_s),
@@ -93,7 +126,7 @@ class SimulatedStep:
                 "messages": float(path.seconds[path.message].sum()),
             },
             "peak_memory_bytes": self.memory.peak_bytes.tolist(),
-            "memory_capacity_bytes": self.capacity_bytes,
+            "memory_capacity_bytes": np.asarray(self.capacity_bytes).tolist(),
             "samples_s": self.samples_s.tolist(),
             "notes": list(self.notes),
         }
@@ -108,6 +141,7 @@ def simulate(
     samples: int = 0,
     seed: int = 0,
     plan: Mapping[str, Any] | None = None,
+    stages: StageChoice | None = None,
     **job: Any,
 ) -> SimulatedStep:
     """Simulates one step of a pipeline: any schedule of :data:`steptime.schedule.SCHEDULES`, or one from a file.
@@ -121,6 +155,7 @@ def simulate(
         samples: number of samples with jitter.
         seed: of the samples.
         plan: as for an estimate; ``vpp`` is the number of virtual stages of a rank.
+        stages: another split of the layers (:mod:`steptime.api.stages`); None: that of the estimate.
         job: the other arguments of :func:`steptime.api.estimate`.
 
     Raises:
@@ -138,29 +173,48 @@ def simulate(
         asked, e = _evaluated(model, cluster, given, job, SPLIT)
         table = _table(name, e, chunks, read)
     layers = _layers(e, table)
-    durations, transport = _durations(e, table, layers), Transport(overlap=bool(e.inputs.hides_stages))
+    transport = Transport(overlap=bool(e.inputs.hides_stages))
     graph = graph_of(table, transport)
-    played = play(graph, durations)
-    pipeline_s = float(played.rank_span_s.max())
-    if read is None and not SCHEDULES[name].synchronous:
-        twice = play(_table(name, e, chunks, None, steps=2), durations, transport)
-        pipeline_s = float(twice.rank_span_s.max()) - pipeline_s
+    again = read is None and not SCHEDULES[name].synchronous
+    twice = graph_of(_table(name, e, chunks, None, steps=2), transport) if again else None
+
+    def pace_s(durations: Durations) -> float:
+        once_s = float(play(graph, durations).rank_span_s.max())
+        return once_s if twice is None else float(play(twice, durations).rank_span_s.max()) - once_s
+
+    staged = Staged(
+        layers=layers,
+        durations=_durations(e, table, layers),
+        footprint=replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks)),
+        layout=_letters(e, layers),
+        capacity_bytes=float(e.machine.memory_bytes),
+    )
+    if stages is not None:
+        staged = stages(e, graph, staged, pace_s)
+    played, pipeline_s = play(graph, staged.durations), pace_s(staged.durations)
+    once_s = _once(e, pipeline_s)
+    even_s = None if staged.even_s is None else staged.even_s + sum(_once(e, staged.even_s).values())
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
         schedule=name,
         table=table,
         simulation=played,
-        memory=memory_replay(played, replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks))),
+        memory=memory_replay(played, staged.footprint),
         spent=spent(played),
-        stage_layers=layers,
+        stage_layers=staged.layers,
         pipeline_s=pipeline_s,
-        once_s=_once(e, pipeline_s),
-        closed_form_s=_closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
-        samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
-        capacity_bytes=float(e.machine.memory_bytes),
+        once_s=once_s,
+        closed_form_s=None
+        if stages is not None
+        else _closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
+        samples_s=sampled_step_s(graph, staged.durations, Jitter(action=jitter), samples, seed),
+        capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
-        notes=asked.notes,
+        notes=(*asked.notes, *staged.notes),
+        layout=staged.layout,
+        even_step_s=even_s,
+        even_layout=staged.even_layout,
     )
 
 
@@ -266,6 +320,13 @@ def _layers(e: Evaluation, table: ActionTable) -> Array:
         if found.sum() == layers:
             return found
     return np.diff(np.ceil(np.arange(stages + 1) * (layers / stages) - 1e-9))
+
+
+def _letters(e: Evaluation, layers: Array) -> tuple[str, ...]:
+    """Letters of each stage: embedding first, further tokens and loss last."""
+    found = ["t" * int(count) for count in layers]
+    found[0], found[-1] = "E" + found[0], found[-1] + "m" * int(e.job.model.mtp_depth) + "L"
+    return tuple(found)
 
 
 def _durations(e: Evaluation, table: ActionTable, layers: Array) -> Durations:

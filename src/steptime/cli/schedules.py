@@ -71,6 +71,19 @@ def simulate(
     ] = 0.05,
     samples: Annotated[int, o.number("--samples", "N", "Steps with jitter.", 0, 10_000)] = 0,
     seed: Annotated[int, o.number("--seed", "N", "Of the samples.", 0, 2**31)] = 0,
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Split the layers so that the step is fastest, and compare.")
+    ] = False,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="TEXT", help="Megatron-Core's layout: 'Et*3|(tt|)*29m|L'.")
+    ] = None,
+    rank_speeds: Annotated[
+        str | None,
+        typer.Option("--rank-speeds", metavar="LIST", help="Relative speed of each rank: 1,1,0.5,0.5 or 1*2,0.5*2."),
+    ] = None,
+    rank_memory: Annotated[
+        str | None, typer.Option("--rank-memory", metavar="LIST", help="Memory of each rank: 80GiB*8,40GiB*8.")
+    ] = None,
     json: o.Json = False,
     **job: Any,
 ) -> None:
@@ -80,7 +93,7 @@ def simulate(
     --vpp is the number of virtual stages of a rank.
     """
     from steptime.api.simulation import csv_of
-    from steptime.api.simulation import simulate as play
+    from steptime.api.stages import simulate_stages
     from steptime.cli.estimate import plan_given, written_given
     from steptime.cli.job import job_from, needed
     from steptime.cli.output import print_json
@@ -91,11 +104,13 @@ def simulate(
     from steptime.store.files import write_bytes
 
     asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
-    schedule = asked.plan.get("schedule") or ("interleaved" if asked.plan.get("vpp", 1) > 1 else "1f1b")
-    found = play(
+    found = simulate_stages(
         asked.model,
         needed(asked, "a simulation"),
-        schedule=schedule,
+        balance=balance,
+        layout=layout,
+        rank_speeds=rank_speeds,
+        rank_memory=rank_memory,
         jitter=jitter,
         samples=samples,
         seed=seed,

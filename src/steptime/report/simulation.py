@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
+import numpy as np
 from rich.table import Table
 
 from steptime.api.simulation import SimulatedStep
 from steptime.report import text as t
+from steptime.schedule import Kind
+from steptime.schedule.layout import layout_text
 from steptime.schedule.summary import Row
 
 SHOWN = 16
@@ -30,13 +34,41 @@ def print_simulation(found: SimulatedStep) -> None:
         low, high = found.samples_s.min(), found.samples_s.max()
         mean = t.seconds(float(found.samples_s.mean()))
         rows.append(("with jitter", f"pipeline {mean}, {t.seconds(float(low))} to {t.seconds(float(high))}"))
+    if found.even_step_s is not None:
+        rows += _split_rows(found, found.even_step_s)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        out.print(f"{name:{width}}  {value}")
+        out.print(f"{name:{width}}  {value}", soft_wrap=True)
     out.print()
+    if found.even_step_s is not None:
+        _print_stages(found)
+        out.print()
     _print_ranks(found)
     for note in found.notes:
         out.print(f"note: {note}")
+
+
+def _split_rows(found: SimulatedStep, even_s: float) -> list[tuple[str, str]]:
+    """The layout, and the even split next to it."""
+    change = 100 * (found.step_s / even_s - 1)
+    told = "as long as" if abs(change) < 0.05 else f"{abs(change):.1f} % {'less' if change < 0 else 'more'} than"
+    even = f"{layout_text(found.even_layout)}, step time {t.seconds(even_s)}: the layout takes {told} that"
+    return [("layout", layout_text(found.layout)), ("even split", even)]
+
+
+def _print_stages(found: SimulatedStep) -> None:
+    """What the stages of each rank have."""
+    out, table = t.console(), found.table
+    passes = table.taken(table.kind == Kind.FORWARD)
+    lines = []
+    for rank in range(table.ranks):
+        own = np.unique(passes.stage[passes.rank == rank]).tolist()
+        lines.append(" | ".join(layout_text([found.layout[stage]]) or "-" for stage in own))
+    rows = Table("ranks", "stages", box=None, pad_edge=False)
+    for text, ranks in groupby(range(table.ranks), key=lines.__getitem__):
+        some = list(ranks)
+        rows.add_row(str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}", text)
+    out.print(rows)
 
 
 def _print_ranks(found: SimulatedStep) -> None:
@@ -46,15 +78,16 @@ def _print_ranks(found: SimulatedStep) -> None:
     for head in heads:
         table.add_column(head, justify="right")
     count = found.table.ranks
+    capacity = np.broadcast_to(found.capacity_bytes, (count,))
     shown = range(count) if count <= SHOWN else sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
     for rank in shown:
         each = (of.passes_s, of.fill_s, of.drain_s, of.peers_s, of.message_s, of.data_s)
         peak = float(found.memory.peak_bytes[rank])
-        mark = " !" if peak > found.capacity_bytes else ""
+        mark = " !" if peak > capacity[rank] else ""
         table.add_row(str(rank), *(t.seconds(float(column[rank])) for column in each), t.memory(peak) + mark)
     t.console().print(table)
-    if (found.memory.peak_bytes > found.capacity_bytes).any():
-        t.console().print(f"!: more than the {t.memory(found.capacity_bytes)} of a device")
+    if (found.memory.peak_bytes > capacity).any():
+        t.console().print(f"!: more than the {t.memory(float(capacity.min()))} of a device")
 
 
 def print_schedules(rows: Sequence[Row], ranks: int, micro_batches: int) -> None:

@@ -206,7 +206,8 @@ def best_split(task: SplitTask) -> Solution:
 def candidates(task: SplitTask, slacks: Sequence[float] = SLACKS) -> list[Counts]:
     """Splits whose slowest rank is about as fast as can be; none where no split fits into the memory.
 
-    They differ in which ranks are less busy, which matters little for the pace and more for the bubble.
+    They differ in which ranks are less busy, which matters little for the pace and more for the bubble. With several
+    stages a rank those with the fastest slowest stage are among them: ranks wait for each other stage by stage.
     """
     if task.single:
         found = _chains(task, slacks)
@@ -216,6 +217,8 @@ def candidates(task: SplitTask, slacks: Sequence[float] = SLACKS) -> list[Counts
         found = _near_the_best(task, slacks)
     else:
         found = _descents(task)
+    if not task.single and len(slacks) > 1:
+        found = [*found, *(each for each in _chains(_alone(task), slacks) if task.fits(each))]
     return list(dict.fromkeys(found))
 
 
@@ -440,15 +443,19 @@ def _divided(task: SplitTask, way: _Way, late: bool) -> Counts:
 # -- several stages a rank, and items that differ: descent ----------------------------------------------------------------
 
 
-def _descents(task: SplitTask) -> list[Counts]:
-    """Splits that no move of one boundary makes better, from several starts; only those that fit."""
-    alone = SplitTask(
+def _alone(task: SplitTask) -> SplitTask:
+    """The task as if each stage were on a rank of its own, with all the memory of its rank."""
+    return SplitTask(
         seconds=task.seconds[task.rank],
         held_bytes=task.held_bytes[task.rank],
-        room_bytes=np.full(task.stages, inf),
+        room_bytes=task.room_bytes[task.rank],
         rank=np.arange(task.stages),
     )
-    starts = [*_chains(alone, SLACKS), even_counts(task.items, task.stages)]
+
+
+def _descents(task: SplitTask) -> list[Counts]:
+    """Splits that no move of one boundary makes better, from several starts; only those that fit."""
+    starts = [*_chains(_alone(task), SLACKS), even_counts(task.items, task.stages)]
     found = [_descended(task, counts) for counts in dict.fromkeys(starts)]
     fitting = [each for each in found if task.fits(each)]
     if not fitting and np.isfinite(task.room_bytes).all() and task.room_bytes.any():
