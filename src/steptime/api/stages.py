@@ -33,6 +33,9 @@ TRIES: Final = 48
 """Neighbours of the best candidate that are played."""
 ACTIONS: Final = 1_000_000
 """Actions that all tries play together at most, but for those of the candidates."""
+LACKING: Final = 1000.0
+"""How much longer a step counts for each whole memory that a rank lacks; a split that fits is always better."""
+ROUNDING: Final = 1e-6
 PREDICTED: Final = "mtp_"
 """Start of the names of rows that predict further tokens."""
 
@@ -152,15 +155,19 @@ def _balanced(
 ) -> Counts:
     """The split that is fastest when it is played and whose memory, played too, fits."""
 
-    def seconds_of(counts: Counts) -> float:
+    def lacking(counts: Counts) -> float:
         each = staged(counts)
         peak = memory_replay(play(graph, each.durations), each.footprint).peak_bytes
-        return pace_s(each.durations) if (peak <= np.asarray(each.capacity_bytes) * 1.000001).all() else inf
+        share = float((peak / np.asarray(each.capacity_bytes) - 1).max())
+        return share if share > ROUNDING else 0.0
 
-    best = best_split(task).counts
+    def seconds_of(counts: Counts) -> float:
+        return pace_s(staged(counts).durations) * (1 + LACKING * lacking(counts))
+
     tries = min(TRIES, ACTIONS // graph.size)
-    counts, time_s = fastest(task, [best, *candidates(task), usual], seconds_of, tries)
-    return counts if time_s < inf else best
+    fitting = candidates(task, fits=lambda counts: not lacking(counts))
+    starts = [best_split(task).counts, *fitting, usual]
+    return fastest(task, starts, seconds_of, tries)[0]
 
 
 def _rank_of_stages(graph: ActionGraph) -> Array:
@@ -192,12 +199,16 @@ def _ranks(
     for option, given in (("--rank-speeds", speeds), ("--rank-memory", memory)):
         if given is not None and len(given) != ranks:
             raise PlanError(f"{option} has {counted(len(given), 'value')}; --pp is {ranks}", hint="give one per rank")
-    whole = Footprint(activation_bytes=1.0 / chunks)
+    played, stages, count = play(graph, even.durations), graph.table.stages, len(found.items.letters)
+    shares = [np.full(stages, 1.0 / chunks), np.eye(stages)[0], np.eye(stages)[-1]]
+    of_layers, of_first, of_last = (memory_replay(played, Footprint(activation_bytes=each)).peak_bytes for each in shares)
+    in_flight = np.repeat(of_layers[:, None], count, axis=1)
+    in_flight[:, 0], in_flight[:, 1 + int(e.job.model.layers) :] = of_first, of_last[:, None]
     return Ranks(
         speed=np.ones(ranks) if speeds is None else speeds,
         memory_bytes=np.full(ranks, float(e.machine.memory_bytes)) if memory is None else memory,
         fixed_bytes=np.full(ranks, found.fixed_bytes),
-        in_flight=memory_replay(play(graph, even.durations), whole).peak_bytes,
+        in_flight=in_flight,
     )
 
 

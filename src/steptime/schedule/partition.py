@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from math import comb, inf
 from typing import Final, NamedTuple
 
@@ -80,7 +80,8 @@ class Ranks:
     fixed_bytes: Array
     """Of the memory what is needed whatever the layers: temporaries, buffers."""
     in_flight: Array
-    """Micro-batches whose activations it holds (:attr:`steptime.schedule.Schedule.in_flight`)."""
+    """Micro-batches whose activations it holds (:attr:`steptime.schedule.Schedule.in_flight`), by rank, or by rank and
+    item where it holds more of some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,7 @@ def task_of(items: Items, ranks: Ranks, rank: Array) -> SplitTask:
     if stages > count:
         parts = f"{count - 2} layers, embedding and head"
         raise UserError(f"{stages} stages of {parts}: a stage would be empty", hint="give a smaller --pp or --vpp")
-    held = items.state_bytes + ranks.in_flight[:, None] * items.activation_bytes
+    held = items.state_bytes + ranks.in_flight.reshape(shape[0], -1) * items.activation_bytes
     return SplitTask(
         seconds=np.broadcast_to(items.seconds, shape) / ranks.speed[:, None],
         held_bytes=np.broadcast_to(held, shape),
@@ -203,22 +204,30 @@ def best_split(task: SplitTask) -> Solution:
     return Solution(min(found, key=lambda each: _rated(task, each)), exact)
 
 
-def candidates(task: SplitTask, slacks: Sequence[float] = SLACKS) -> list[Counts]:
+def candidates(
+    task: SplitTask, slacks: Sequence[float] = SLACKS, fits: Callable[[Counts], bool] | None = None
+) -> list[Counts]:
     """Splits whose slowest rank is about as fast as can be; none where no split fits into the memory.
 
     They differ in which ranks are less busy, which matters little for the pace and more for the bubble. With several
     stages a rank those with the fastest slowest stage are among them: ranks wait for each other stage by stage.
+
+    Args:
+        task: what to split.
+        slacks: how much slower than the fastest the slowest rank may be.
+        fits: another rule for memory, of splits that fit by the task's own.
     """
+    fits = task.fits if fits is None else fits
     if task.single:
         found = _chains(task, slacks)
     elif task.apart <= MOST_APART:
-        found = _levelled(task, slacks)
+        found = _levelled(task, slacks, fits)
     elif _few(task):
         found = _near_the_best(task, slacks)
     else:
         found = _descents(task)
     if not task.single and len(slacks) > 1:
-        found = [*found, *(each for each in _chains(_alone(task), slacks) if task.fits(each))]
+        found = [*found, *(each for each in _chains(_alone(task), slacks) if task.fits(each) and fits(each))]
     return list(dict.fromkeys(found))
 
 
@@ -417,14 +426,21 @@ def _filled(base_s: Array, each_s: Array, least: Array, most: Array, count: int,
     return counts
 
 
-def _levelled(task: SplitTask, slacks: Sequence[float]) -> list[Counts]:
+def _levelled(task: SplitTask, slacks: Sequence[float], fits: Callable[[Counts], bool]) -> list[Counts]:
     """The best ways within the slack, each with its equal items divided over the stages of a rank."""
     ways = sorted(_ways(task), key=lambda way: way.slowest_s)
     if not ways:
         return []
     limit_s = _within(ways[0].slowest_s, max(slacks))
-    ways = [way for way in ways if way.slowest_s <= limit_s][:CANDIDATES]
-    return [_divided(task, way, late) for way in ways for late in (True, False)]
+    near = [way for way in ways if way.slowest_s <= limit_s]
+    found = {_divided(task, way, late) for way in near for late in (True, False)}
+
+    def rated(counts: Counts) -> tuple[tuple[float, float], float, Counts]:
+        ends = np.cumsum(counts)
+        of_stages = task.sums[0][task.rank, ends] - task.sums[0][task.rank, ends - np.asarray(counts)]
+        return _rated(task, counts), float(of_stages.max()), counts
+
+    return list(islice(filter(fits, sorted(found, key=rated)), CANDIDATES))
 
 
 def _divided(task: SplitTask, way: _Way, late: bool) -> Counts:
