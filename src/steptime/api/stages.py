@@ -29,12 +29,10 @@ from steptime.schedule.simulate import Durations
 from steptime.schedule.simulate import simulate as play
 from steptime.units import parse
 
-TRIES: Final = 48
+TRIES: Final = 160
 """Neighbours of the best candidate that are played."""
-ACTIONS: Final = 1_000_000
+ACTIONS: Final = 4_000_000
 """Actions that all tries play together at most, but for those of the candidates."""
-LACKING: Final = 1000.0
-"""How much longer a step counts for each whole memory that a rank lacks; a split that fits is always better."""
 ROUNDING: Final = 1e-6
 PREDICTED: Final = "mtp_"
 """Start of the names of rows that predict further tokens."""
@@ -162,12 +160,12 @@ def _balanced(
         return share if share > ROUNDING else 0.0
 
     def seconds_of(counts: Counts) -> float:
-        return pace_s(staged(counts).durations) * (1 + LACKING * lacking(counts))
+        return pace_s(staged(counts).durations)
 
     tries = min(TRIES, ACTIONS // graph.size)
     fitting = candidates(task, fits=lambda counts: not lacking(counts))
     starts = [best_split(task).counts, *fitting, usual]
-    return fastest(task, starts, seconds_of, tries)[0]
+    return fastest(task, starts, seconds_of, lacking, tries)
 
 
 def _rank_of_stages(graph: ActionGraph) -> Array:

@@ -227,7 +227,7 @@ def candidates(
     else:
         found = _descents(task)
     if not task.single and len(slacks) > 1:
-        found = [*found, *(each for each in _chains(_alone(task), slacks) if task.fits(each) and fits(each))]
+        found = [*found, *(each for each in _chains(_alone(task), slacks) if task.fits(each))]
     return list(dict.fromkeys(found))
 
 
@@ -508,30 +508,36 @@ def neighbours(counts: Counts) -> Iterator[Counts]:
 
 
 def fastest(
-    task: SplitTask, starts: Sequence[Counts], seconds_of: Callable[[Counts], float], tries: int
-) -> tuple[Counts, float]:
-    """The split that takes least time of those at the start, and of neighbours of the best for a number of tries.
+    task: SplitTask,
+    starts: Sequence[Counts],
+    seconds_of: Callable[[Counts], float],
+    lacking: Callable[[Counts], float],
+    tries: int,
+) -> Counts:
+    """The split that takes least time of those at the start and of neighbours, neighbours of the better ones, ...
 
     Args:
-        task: what memory there is; a start that does not fit counts only where none does.
+        task: what to split.
         starts: splits, one at least.
         seconds_of: step time of a split, as it is played.
+        lacking: memory that a split lacks, as it is played; 0: it fits.
         tries: neighbours that are played at most.
     """
-    known = {each: seconds_of(each) for each in dict.fromkeys(starts)}
-    fitting = [each for each in known if task.fits(each)] or list(known)
-    best = min(fitting, key=known.__getitem__)
-    better = True
-    while better and tries > 0:
-        better = False
-        near = [each for each in neighbours(best) if each not in known and task.fits(each)]
-        for each in sorted(near, key=task.slowest_s)[:tries]:
-            known[each] = seconds_of(each)
-            tries -= 1
-            if known[each] < known[best] * (1 - SAME):
-                best, better = each, True
+    known = {each: (lacking(each), seconds_of(each)) for each in dict.fromkeys(starts)}
+    origins = {min(known, key=known.__getitem__), min(known, key=lambda each: known[each][1])}
+    for best in sorted(origins):
+        left = tries // len(origins)
+        while left > 0:
+            near = [each for each in neighbours(best) if each not in known]
+            for each in sorted(near, key=task.slowest_s)[:left]:
+                lacks, left = lacking(each), left - 1
+                known[each] = (lacks, inf if lacks else seconds_of(each))
+                if known[each] < (known[best][0], known[best][1] * (1 - SAME)):
+                    best = each
+                    break
+            else:
                 break
-    return best, known[best]
+    return min(known, key=known.__getitem__)
 
 
 def even_counts(items: int, stages: int) -> Counts:
