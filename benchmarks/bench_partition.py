@@ -157,7 +157,7 @@ def gib(step: SimulatedStep) -> str:
 def grid() -> list[str]:
     """The split found against the even one, over models."""
     rows: dict[tuple[int, int], list[float]] = {plan: [] for plan in GRID_PLANS}
-    unfit = 0
+    unfit, uneven = 0, dict.fromkeys(GRID_PLANS, 0)
     for model in GRID:
         for pp, vpp in GRID_PLANS:
             plan = {"tp": 8, "pp": pp, **({"vpp": vpp} if vpp > 1 else {})}
@@ -168,14 +168,20 @@ def grid() -> list[str]:
             except UserError:
                 unfit += 1
                 continue
-            rows[pp, vpp].append(found.step_s / found.even_step_s - 1)
-    lines = ["| ranks | stages of a rank | models | slower | same | faster | mean | best |", "|---:|---:|---:|---:|---:|---:|---:|---:|"]
+            if found.even_fits:
+                rows[pp, vpp].append(found.step_s / found.even_step_s - 1)
+            else:
+                uneven[pp, vpp] += 1
+    lines = [
+        "| ranks | stages of a rank | models | slower | same | faster | mean | best | only the split found fits |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
     for (pp, vpp), each in rows.items():
         change = np.array(each)
         slower, faster = int((change > 1e-9).sum()), int((change < -1e-4).sum())
         lines.append(
             f"| {pp} | {vpp} | {len(each)} | {slower} | {len(each) - slower - faster} | {faster} | {change.mean():+.1%} "
-            f"| {change.min():+.1%} |"
+            f"| {change.min():+.1%} | {uneven[pp, vpp]} |"
         )
     return [*lines, "", f"Cases left out because nothing fits or the layers do not go round: {unfit}."]
 

@@ -48,6 +48,8 @@ class Staged:
     even_s: float | None = None
     """Pipeline time of the even split, where another one was chosen."""
     even_layout: tuple[str, ...] = ()
+    even_fits: bool = True
+    """Whether the even split fits into the memory."""
     notes: tuple[str, ...] = ()
 
 
@@ -89,6 +91,8 @@ class SimulatedStep:
     even_step_s: float | None = None
     """Time of the step with the even split, where another one was chosen."""
     even_layout: tuple[str, ...] = ()
+    even_fits: bool = True
+    """Whether the even split fits into the memory."""
 
     @property
     def step_s(self) -> float:
@@ -115,6 +119,7 @@ class SimulatedStep:
             "layout": layout_text(self.layout),
             "even_layout": layout_text(self.even_layout) if self.even_layout else None,
             "even_step_time_s": self.even_step_s,
+            "even_fits": None if self.even_step_s is None else self.even_fits,
             "step_time_s": self.step_s,
             "pipeline_s": self.pipeline_s,
             "once_s": dict(self.once_s),
@@ -215,6 +220,7 @@ def simulate(
         layout=staged.layout,
         even_step_s=even_s,
         even_layout=staged.even_layout,
+        even_fits=staged.even_fits,
     )
 
 

@@ -25,7 +25,7 @@ from steptime.schedule.graph import ActionGraph
 from steptime.schedule.layout import check_layout, parse_layout
 from steptime.schedule.memory import Footprint, memory_replay
 from steptime.schedule.partition import Counts, Items, Ranks, SplitTask, best_split, candidates, fastest, task_of
-from steptime.schedule.simulate import Durations
+from steptime.schedule.simulate import Durations, Simulation
 from steptime.schedule.simulate import simulate as play
 from steptime.units import parse
 
@@ -142,8 +142,13 @@ def _choice(
             counts = _balanced(task, usual, graph, staged, pace_s)
         else:
             counts = usual
-        even_s = pace_s(staged(usual).durations)
-        return replace(staged(counts), even_s=even_s, even_layout=even.layout)
+        own_even = staged(usual)
+        return replace(
+            staged(counts),
+            even_s=pace_s(own_even.durations),
+            even_layout=even.layout,
+            even_fits=not _lacking(graph, own_even),
+        )
 
     return chosen
 
@@ -154,10 +159,7 @@ def _balanced(
     """The split that is fastest when it is played and whose memory, played too, fits."""
 
     def lacking(counts: Counts) -> float:
-        each = staged(counts)
-        peak = memory_replay(play(graph, each.durations), each.footprint).peak_bytes
-        share = float((peak / np.asarray(each.capacity_bytes) - 1).max())
-        return share if share > ROUNDING else 0.0
+        return _lacking(graph, staged(counts))
 
     def seconds_of(counts: Counts) -> float:
         return pace_s(staged(counts).durations)
@@ -166,6 +168,13 @@ def _balanced(
     fitting = candidates(task, fits=lambda counts: not lacking(counts))
     starts = [best_split(task).counts, *fitting, usual]
     return fastest(task, starts, seconds_of, lacking, tries)
+
+
+def _lacking(graph: ActionGraph, staged: Staged) -> float:
+    """Share of its memory that the rank that lacks most lacks when the step is played; 0: all have enough."""
+    peak = memory_replay(play(graph, staged.durations), staged.footprint).peak_bytes
+    share = float((peak / np.asarray(staged.capacity_bytes) - 1).max())
+    return share if share > ROUNDING else 0.0
 
 
 def _rank_of_stages(graph: ActionGraph) -> Array:
@@ -199,7 +208,7 @@ def _ranks(
             raise PlanError(f"{option} has {counted(len(given), 'value')}; --pp is {ranks}", hint="give one per rank")
     played, stages, count = play(graph, even.durations), graph.table.stages, len(found.items.letters)
     shares = [np.full(stages, 1.0 / chunks), np.eye(stages)[0], np.eye(stages)[-1]]
-    of_layers, of_first, of_last = (memory_replay(played, Footprint(activation_bytes=each)).peak_bytes for each in shares)
+    of_layers, of_first, of_last = (_peak_bytes(played, each) for each in shares)
     in_flight = np.repeat(of_layers[:, None], count, axis=1)
     in_flight[:, 0], in_flight[:, 1 + int(e.job.model.layers) :] = of_first, of_last[:, None]
     return Ranks(
@@ -208,6 +217,11 @@ def _ranks(
         fixed_bytes=np.full(ranks, found.fixed_bytes),
         in_flight=in_flight,
     )
+
+
+def _peak_bytes(played: Simulation, kept: Array) -> Array:
+    """Peak by rank where a stage keeps as much of a micro-batch until its gradients of weights are there."""
+    return memory_replay(played, Footprint(activation_bytes=kept, deferred_bytes=kept)).peak_bytes
 
 
 def _staged(even: Staged, found: ModelItems, own: Ranks, rank: Array, counts: Sequence[int]) -> Staged:

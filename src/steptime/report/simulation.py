@@ -52,7 +52,8 @@ def _split_rows(found: SimulatedStep, even_s: float) -> list[tuple[str, str]]:
     """The layout, and the even split next to it."""
     change = 100 * (found.step_s / even_s - 1)
     told = "as long as" if abs(change) < 0.05 else f"{abs(change):.1f} % {'less' if change < 0 else 'more'} than"
-    even = f"{layout_text(found.even_layout)}, step time {t.seconds(even_s)}: the layout takes {told} that"
+    fits = "" if found.even_fits else ", more memory than there is"
+    even = f"{layout_text(found.even_layout)}: step time {t.seconds(even_s)}{fits}; the layout takes {told} that"
     return [("layout", layout_text(found.layout)), ("even split", even)]
 
 

@@ -40,8 +40,12 @@ SLACKS: Final = (0.0, 0.005, 0.02, 0.06)
 """How much slower than the fastest the slowest rank of a candidate may be."""
 CANDIDATES: Final = 24
 """Candidates with several stages a rank."""
+ORIGINS: Final = 4
+"""Splits that are improved by play."""
 ROUNDS: Final = 200
 """Moves of a descent."""
+REACH: Final = 3
+"""Boundaries that one move of a descent moves at most."""
 SAME: Final = 1e-12
 """Relative difference of two times that are the same."""
 
@@ -496,8 +500,8 @@ def _descended(task: SplitTask, counts: Counts) -> Counts:
 
 
 def neighbours(counts: Counts) -> Iterator[Counts]:
-    """Splits with one boundary between stages moved by one item, or an item moved over a whole stage."""
-    for reach in (1, 2):
+    """Splits with an item less on one stage and more on another near it: the boundaries between move by one item."""
+    for reach in range(1, min(len(counts), REACH + 1)):
         for stage in range(len(counts) - reach):
             for giver, taker in ((stage, stage + reach), (stage + reach, stage)):
                 if counts[giver] > 1:
@@ -524,8 +528,8 @@ def fastest(
         tries: neighbours that are played at most.
     """
     known = {each: (lacking(each), seconds_of(each)) for each in dict.fromkeys(starts)}
-    origins = {min(known, key=known.__getitem__), min(known, key=lambda each: known[each][1])}
-    for best in sorted(origins):
+    origins = [*sorted(known, key=known.__getitem__)[:ORIGINS], min(known, key=lambda each: known[each][1])]
+    for best in dict.fromkeys(origins):
         left = tries // len(origins)
         while left > 0:
             near = [each for each in neighbours(best) if each not in known]
