@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from time import process_time
@@ -21,7 +20,7 @@ from steptime.api.simulation import SimulatedStep
 from steptime.api.stages import simulate_stages
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES
-from steptime.schedule.graph import graph_of, Transport
+from steptime.schedule.graph import Transport, graph_of
 from steptime.schedule.layout import layout_text
 from steptime.schedule.partition import Counts, SplitTask, best_split, candidates, even_counts, fastest
 from steptime.schedule.partition_milp import proved_slowest_s
@@ -243,7 +242,7 @@ def main() -> None:
     notes = (
         "Small cases: the slowest rank's seconds, with memory limits, unequal devices and up to 3 stages a rank.\n"
         f"Published layouts ({sources}) are played with the same times as the split found, which has to fit.\n"
-        "Grid: models of the catalogue, tp 8, 16 micro-batches per 4 ranks, change of the step time by the split found.\n"
+        "Grid: models of the catalogue, tp 8; change of the step time by the split found.\n"
         "Learnt: a policy gradient on the same simulator; random layers without memory limits.\n"
     )
     report("partition", "Splits of layers over pipeline stages", "\n".join(lines), notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 import numpy as np
@@ -147,6 +147,10 @@ def played(task: SplitTask, micro_batches: int) -> tuple[list[Counts], dict[Coun
     return list(all_splits(task)), Times()
 
 
+def lacking(task: SplitTask) -> Callable[[Counts], float]:
+    return lambda each: 0.0 if task.fits(each) else 1.0
+
+
 @pytest.mark.parametrize(("items", "p", "v"), [(10, 3, 1), (11, 4, 1), (10, 2, 2), (12, 3, 2)])
 def test_the_fastest_split_is_near_the_fastest_of_all_when_played(items: int, p: int, v: int) -> None:
     random = np.random.default_rng(items)
@@ -158,7 +162,7 @@ def test_the_fastest_split_is_near_the_fastest_of_all_when_played(items: int, p:
         every, times = played(task, 2 * p)
         fitting = [each for each in every if task.fits(each)]
         starts = [best_split(task).counts, *candidates(task)]
-        found = fastest(task, starts, times.__getitem__, lambda each: 0.0 if task.fits(each) else 1.0, 160)
+        found = fastest(task, starts, times.__getitem__, lacking(task), 160)
         assert task.fits(found) and times[found] <= min(times[each] for each in starts)
         assert times[found] <= 1.01 * min(times[each] for each in fitting)
 
@@ -179,7 +183,7 @@ def test_a_policy_learns_to_place_layers() -> None:
     first, again = (learnt(task, times.__getitem__, 40, seed=5) for _ in range(2))
     assert first.counts == again.counts and task.fits(first.counts) and sum(first.counts) == 20
     assert first.history_s[-5:].mean() < 0.9 * first.history_s[:2].mean()
-    best = fastest(task, candidates(task), times.__getitem__, lambda each: 0.0 if task.fits(each) else 1.0, 160)
+    best = fastest(task, candidates(task), times.__getitem__, lacking(task), 160)
     assert times[best] <= first.seconds <= times[even_counts(20, 4)]
 
 

@@ -177,7 +177,6 @@ def simulate(
     if np.any(table.kind == Kind.WEIGHT_GRADIENT):
         asked, e = _evaluated(model, cluster, given, job, SPLIT)
         table = _table(name, e, chunks, read)
-    layers = _layers(e, table)
     transport = Transport(overlap=bool(e.inputs.hides_stages))
     graph = graph_of(table, transport)
     again = read is None and not SCHEDULES[name].synchronous
@@ -187,17 +186,11 @@ def simulate(
         once_s = float(play(graph, durations).rank_span_s.max())
         return once_s if twice is None else float(play(twice, durations).rank_span_s.max()) - once_s
 
-    staged = Staged(
-        layers=layers,
-        durations=_durations(e, table, layers),
-        footprint=replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks)),
-        layout=_letters(e, layers),
-        capacity_bytes=float(e.machine.memory_bytes),
-    )
+    staged = _staged(name, e, table, chunks)
     if stages is not None:
         staged = stages(e, graph, staged, pace_s)
     played, pipeline_s = play(graph, staged.durations), pace_s(staged.durations)
-    once_s = _once(e, pipeline_s)
+    closed = given | ({} if chunks is None else {"vpp": chunks})
     even_s = None if staged.even_s is None else staged.even_s + sum(_once(e, staged.even_s).values())
     return SimulatedStep(
         model=asked.setting.job.model.name,
@@ -209,10 +202,8 @@ def simulate(
         spent=spent(played),
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
-        once_s=once_s,
-        closed_form_s=None
-        if stages is not None
-        else _closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
+        once_s=_once(e, pipeline_s),
+        closed_form_s=None if stages is not None else _closed_form_s(model, cluster, name, closed, job),
         samples_s=sampled_step_s(graph, staged.durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
@@ -221,6 +212,18 @@ def simulate(
         even_step_s=even_s,
         even_layout=staged.even_layout,
         even_fits=staged.even_fits,
+    )
+
+
+def _staged(name: str, e: Evaluation, table: ActionTable, chunks: int | None) -> Staged:
+    """What stages have as the estimate splits the layers."""
+    layers = _layers(e, table)
+    return Staged(
+        layers=layers,
+        durations=_durations(e, table, layers),
+        footprint=replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks)),
+        layout=_letters(e, layers),
+        capacity_bytes=float(e.machine.memory_bytes),
     )
 
 

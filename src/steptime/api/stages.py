@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.api.request import NameOrPath
-from steptime.api.simulation import Pace, SimulatedStep, Staged, StageChoice, simulate
+from steptime.api.simulation import Pace, SimulatedStep, StageChoice, Staged, simulate
 from steptime.errors import PlanError, UserError, counted, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.layer import part_times
@@ -25,7 +25,7 @@ from steptime.schedule.graph import ActionGraph
 from steptime.schedule.layout import check_layout, parse_layout
 from steptime.schedule.memory import Footprint, memory_replay
 from steptime.schedule.partition import Counts, Items, Ranks, SplitTask, best_split, candidates, fastest, task_of
-from steptime.schedule.simulate import Durations, Simulation
+from steptime.schedule.simulate import Simulation
 from steptime.schedule.simulate import simulate as play
 from steptime.units import parse
 
@@ -257,7 +257,7 @@ def _staged(even: Staged, found: ModelItems, own: Ranks, rank: Array, counts: Se
     )
 
 
-# -- items of a model -----------------------------------------------------------------------------------------------------
+# -- items of a model -------------------------------------------------------------------------------------------------
 
 
 def items_of(e: Evaluation) -> ModelItems:

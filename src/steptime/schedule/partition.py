@@ -106,7 +106,7 @@ class SplitTask:
     @property
     def items(self) -> int:
         """Number of items."""
-        return self.seconds.shape[1]
+        return int(self.seconds.shape[1])
 
     @property
     def stages(self) -> int:
@@ -342,7 +342,7 @@ def _chains(task: SplitTask, slacks: Sequence[float]) -> list[Counts]:
     return found
 
 
-# -- several stages a rank: equal items one by one to the rank that is least busy ---------------------------------------
+# -- several stages a rank: equal items one by one to the rank that is least busy -------------------------------------
 
 
 def _compositions(count: int) -> Iterator[tuple[int, ...]]:
@@ -460,7 +460,7 @@ def _divided(task: SplitTask, way: _Way, late: bool) -> Counts:
     return tuple(counts)
 
 
-# -- several stages a rank, and items that differ: descent ----------------------------------------------------------------
+# -- several stages a rank, and items that differ: descent -----------------------------------------------------------
 
 
 def _alone(task: SplitTask) -> SplitTask:

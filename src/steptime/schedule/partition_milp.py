@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from steptime.errors import InternalError
@@ -19,13 +22,13 @@ def proved_slowest_s(task: SplitTask) -> float | None:
         return task.slowest_s((task.items,)) if task.fits((task.items,)) else None
     import highspy
 
-    solver = highspy.Highs()
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     stages, items = task.stages, task.items
     done = [[solver.addBinary() for _ in range(stages - 1)] for _ in range(items)]
     longest = solver.addVariable(lb=0, ub=highspy.kHighsInf, obj=1.0)
 
-    def on(item: int, stage: int) -> object:
+    def on(item: int, stage: int) -> Any:
         after = 1 if stage == stages - 1 else done[item][stage]
         return after if stage == 0 else after - done[item][stage - 1]
 
@@ -53,6 +56,6 @@ def proved_slowest_s(task: SplitTask) -> float | None:
     return float(solver.getInfo().objective_function_value)
 
 
-def _summed(on: object, stages: list[int], values: Array, items: int) -> object:
+def _summed(on: Callable[[int, int], Any], stages: list[int], values: Array, items: int) -> Any:
     """Sum of the values of the items on some stages."""
     return sum(float(values[item]) * on(item, stage) for item in range(items) for stage in stages)
