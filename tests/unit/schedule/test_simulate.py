@@ -18,7 +18,7 @@ from steptime.schedule.actions import Kind
 from steptime.schedule.graph import Transport, graph_of
 from steptime.schedule.idle import Spent, spent
 from steptime.schedule.memory import Footprint, memory_replay, weight_versions
-from steptime.schedule.messages import with_messages
+from steptime.schedule.messages import with_copies, with_messages
 from steptime.schedule.schedules import Pipeline, Times
 from steptime.schedule.simulate import (
     Durations,
@@ -42,6 +42,7 @@ def random_durations(random: np.random.Generator, table: ActionTable, together: 
         forward_s=random.random(shape), input_gradient_s=random.random(shape[:2]),
         weight_gradient_s=random.random(shape[:1]), unshard_s=random.random(table.stages),
         reduce_s=random.random(table.stages), update_s=float(random.random()),
+        offload_s=2 * random.random(table.stages), reload_s=2 * random.random(table.stages),
         message_s=random.random((table.ranks, table.ranks)), slowdown=1 + random.random(table.ranks),
         together=TOGETHER[together], collective_share=random.random(table.stages),
     )  # fmt: skip
@@ -85,6 +86,8 @@ def tables(draw: st.DrawFn) -> tuple[ActionTable, np.random.Generator]:
                 together[row : row + 2] = row
         table = replace(table, together=together)
     if draw(st.booleans()):
+        table = with_copies(table, ahead=draw(st.integers(0, 2)))
+    if draw(st.booleans()):
         table = with_messages(table, gathered=draw(st.integers(0, 2)), reduces=draw(st.booleans()),
                               updates=draw(st.booleans()))  # fmt: skip
     return table, random
@@ -103,20 +106,26 @@ def checked(found: Simulation) -> Spent:
 
 @given(
     drawn=tables(), together=st.integers(0, 3), overlap=st.booleans(), buffers=st.sampled_from([None, 2, 4]),
-    shared=st.booleans(),
+    shared=st.booleans(), ahead=st.integers(0, 2),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_as_the_naive_player(
-    drawn: tuple[ActionTable, np.random.Generator], together: int, overlap: bool, buffers: int | None, shared: bool
+    drawn: tuple[ActionTable, np.random.Generator],
+    together: int,
+    overlap: bool,
+    buffers: int | None,
+    shared: bool,
+    ahead: int,
 ) -> None:
     table, random = drawn
     durations = random_durations(random, table, together)
     number = random.integers(3, size=(table.ranks, table.ranks))
-    transport = Transport(overlap=overlap, buffers=buffers, link=(lambda a, b: number[a, b]) if shared else None)
+    transport = Transport(overlap=overlap, buffers=buffers, link=(lambda a, b: number[a, b]) if shared else None,
+                          copies_ahead=ahead)  # fmt: skip
     player = Player(
         table, seconds_of_rows(table, durations).tolist(), durations.together,
         durations.collective_share.tolist(), lambda a, b: durations.message_s[a, b],
-        overlap, buffers, (lambda a, b: number[a, b]) if shared else None,
+        overlap, buffers, (lambda a, b: number[a, b]) if shared else None, ahead,
     )  # fmt: skip
     try:
         found = simulate(table, durations, transport)
