@@ -11,20 +11,30 @@ import numpy as np
 
 from steptime.api.calls import AskedPlan, asked_plan
 from steptime.api.request import NameOrPath, number, text, whole
+from steptime.api.simulated_times import (
+    durations_of,
+    footprint_of,
+    mean_times,
+    measured,
+    measured_mean,
+    once_of,
+    slowdown_of,
+)
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.memory import kept_of_layer, stage_memory
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.estimate.step import exposed_pass
+from steptime.formats.stage_times import StageTimes, read_stage_times
 from steptime.num import Array
 from steptime.plan.job import SCHEDULES as CLOSED_FORMS
-from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline, Times
-from steptime.schedule.graph import Transport, graph_of
+from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline
+from steptime.schedule.actions import COMPUTE, DATA, FROM_HOST, STREAM, TO_HOST
+from steptime.schedule.graph import ActionGraph, Transport, graph_of
 from steptime.schedule.idle import Spent, spent
 from steptime.schedule.legality import check
-from steptime.schedule.memory import Footprint, MemoryReplay, memory_replay
+from steptime.schedule.memory import MemoryReplay, memory_replay
+from steptime.schedule.messages import with_copies
 from steptime.schedule.pytorch_csv import read_csv
-from steptime.schedule.simulate import Durations, Jitter, Simulation, sampled_step_s, two_streams
+from steptime.schedule.simulate import Durations, Jitter, Simulation, sampled_step_s
 from steptime.schedule.simulate import simulate as play
 
 WHOLE, SPLIT = "1f1b", "zb-h1"
@@ -58,6 +68,10 @@ class SimulatedStep:
     capacity_bytes: float
     """Memory of a device."""
     message_bytes: float
+    slow_ranks: Mapping[int, float]
+    """Factor on the passes of ranks that are slow, by rank."""
+    equal_ranks_s: float
+    """The pipeline's time if no rank were slow."""
     notes: tuple[str, ...]
 
     @property
@@ -68,11 +82,14 @@ class SimulatedStep:
     @property
     def bubble_fraction(self) -> float:
         """Share of the pipeline's time in which a rank does no pass, mean over ranks."""
-        return float(1 - np.mean(self.spent.passes_s + self.spent.update_s) / self.pipeline_s)
+        busy_s = self.spent.passes_s + self.spent.tensor_s + self.spent.update_s
+        return float(1 - np.mean(busy_s) / self.pipeline_s)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         path = self.simulation.critical_path()
+        stream = np.where(path.message, -1, STREAM[self.table.kind[path.row]])
+        critical = {"messages": -1, "passes": COMPUTE, "data": DATA, "to_host": TO_HOST, "from_host": FROM_HOST}
         return {
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
@@ -88,10 +105,9 @@ class SimulatedStep:
             "closed_form_s": self.closed_form_s,
             "bubble_fraction": self.bubble_fraction,
             "spent_by_rank_s": {each.name: getattr(self.spent, each.name).tolist() for each in fields(Spent)},
-            "critical_path_s": {
-                "passes": float(path.seconds[~path.message].sum()),
-                "messages": float(path.seconds[path.message].sum()),
-            },
+            "critical_path_s": {name: float(path.seconds[stream == of].sum()) for name, of in critical.items()},
+            "slow_ranks": {str(rank): factor for rank, factor in self.slow_ranks.items()},
+            "stragglers_s": self.pipeline_s - self.equal_ranks_s,
             "peak_memory_bytes": self.memory.peak_bytes.tolist(),
             "memory_capacity_bytes": self.capacity_bytes,
             "samples_s": self.samples_s.tolist(),
@@ -104,6 +120,9 @@ def simulate(
     cluster: NameOrPath,
     *,
     schedule: str = WHOLE,
+    stage_times: str | Path | None = None,
+    overhead: float = 0.0,
+    slow_ranks: Mapping[int, float] | None = None,
     jitter: float = 0.0,
     samples: int = 0,
     seed: int = 0,
@@ -114,9 +133,15 @@ def simulate(
 
     Durations of passes and messages, the layers of stages and what they hold are those of the estimate. What a step has
     once (traffic of data parallelism, optimiser, overheads) is added to the pipeline's time as the estimate has it.
+    With ``offload activations`` what a stage keeps of a micro-batch goes to the host as a whole during the rank's next
+    pass, and comes back during the pass before it is needed.
 
     Args:
         schedule: a name, or a CSV file of PyTorch's pipelining.
+        stage_times: CSV file of measured times of the stages' passes, in place of the estimate's
+            (:func:`steptime.formats.stage_times.read_stage_times`).
+        overhead: seconds that each micro-batch takes on each rank beyond its measured times.
+        slow_ranks: factor on the passes of ranks, by rank.
         jitter: standard deviation of the factor on each pass (mean 1), for samples.
         samples: number of samples with jitter.
         seed: of the samples.
@@ -128,6 +153,9 @@ def simulate(
     """
     name, jitter = text("schedule", schedule), number("jitter", jitter, 0.0, 2.0, "standard deviation of a factor")
     samples = whole("samples", samples, 0, MAX_SAMPLES)
+    overhead = number("overhead", overhead, 0.0, 3600.0, "seconds")
+    if overhead and stage_times is None:
+        raise UserError("an overhead per micro-batch is for measured times", hint="give --stage-times FILE.csv too")
     given = dict(plan or {})
     chunks = given.pop("vpp", None)
     given.pop("schedule", None)
@@ -137,31 +165,76 @@ def simulate(
     if np.any(table.kind == Kind.WEIGHT_GRADIENT):
         asked, e = _evaluated(model, cluster, given, job, SPLIT)
         table = _table(name, e, chunks, read)
+    times = None if stage_times is None else _read_times(Path(stage_times), e, table)
+    if times is not None:
+        table = _table(name, e, chunks, read, times=times)
     layers = _layers(e, table)
-    durations, transport = _durations(e, table, layers), Transport(overlap=bool(e.inputs.hides_stages))
-    graph = graph_of(table, transport)
-    played = play(graph, durations)
-    pipeline_s = float(played.rank_span_s.max())
+    durations = durations_of(e, table, layers)
+    if times is not None:
+        durations = measured(durations, times, table, overhead)
+    transport = Transport(overlap=bool(e.inputs.hides_stages), copies_ahead=_copies_ahead(e))
+    twice = None
     if read is None and not SCHEDULES[name].synchronous:
-        twice = play(_table(name, e, chunks, None, steps=2), durations, transport)
-        pipeline_s = float(twice.rank_span_s.max()) - pipeline_s
+        twice = graph_of(_table(name, e, chunks, None, steps=2, times=times), transport)
+    graph, slow_ranks = graph_of(table, transport), dict(slow_ranks or {})
+    equal, durations = durations, replace(durations, slowdown=slowdown_of(slow_ranks, table.ranks))
+    played, pipeline_s = play(graph, durations), _pipeline_s(graph, twice, durations)
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
         schedule=name,
         table=table,
         simulation=played,
-        memory=memory_replay(played, replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks))),
+        memory=memory_replay(played, replace(footprint_of(e, table, layers), stashes=_stashes(name, e, chunks))),
         spent=spent(played),
+        slow_ranks=slow_ranks,
+        equal_ranks_s=_pipeline_s(graph, twice, equal) if slow_ranks else pipeline_s,
         stage_layers=layers,
         pipeline_s=pipeline_s,
-        once_s=_once(e, pipeline_s),
-        closed_form_s=_closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
+        once_s=once_of(e, pipeline_s),
+        closed_form_s=None
+        if times or slow_ranks
+        else _closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
         samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=float(e.machine.memory_bytes),
         message_bytes=float(e.sizes.boundary_bytes),
-        notes=asked.notes,
+        notes=asked.notes + _notes(e, times),
     )
+
+
+def _pipeline_s(graph: ActionGraph, twice: ActionGraph | None, durations: Durations) -> float:
+    """From the first pass of a rank to its last, of the rank that takes longest; or what a further step takes."""
+    one_s = float(play(graph, durations).rank_span_s.max())
+    return one_s if twice is None else float(play(twice, durations).rank_span_s.max()) - one_s
+
+
+def _read_times(path: Path, e: Evaluation, table: ActionTable) -> StageTimes:
+    """Measured times of the stages of a table."""
+    model = e.job.model
+    job = {
+        "pp": table.ranks, "microbatches": table.micro_batches, "micro_batch": int(e.plans.micro_batch),
+        "layers": int(model.layers), "hidden": int(model.hidden), "heads": int(model.heads),
+        "seq_len": int(e.job.seq_len),
+    }  # fmt: skip
+    return read_stage_times(path, stages=table.stages, ranks=table.ranks, job=job)
+
+
+def _copies_ahead(e: Evaluation) -> int:
+    """Passes that run while activations are copied: one, or none where copies do not overlap."""
+    return int(e.inputs.hides_copies > 0)
+
+
+def _notes(e: Evaluation, times: StageTimes | None) -> tuple[str, ...]:
+    """What the numbers leave out."""
+    notes = []
+    if times is not None:
+        notes.append("passes take the measured times; what a step has once, and memory, are those of the estimate")
+    if e.inputs.copy_s:
+        notes.append(
+            "activations go to the host and back by whole passes of a stage: ranks hold more of them than the two "
+            "layers of the estimate; --csv leaves copies out"
+        )
+    return tuple(notes)
 
 
 def _evaluated(
@@ -194,8 +267,13 @@ def _closed_form_s(
     return float(e.step_time_s)
 
 
-def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | None, steps: int = 1) -> ActionTable:
+def _table(
+    name: str, e: Evaluation, chunks: int | None, read: ActionTable | None, steps: int = 1,
+    times: StageTimes | None = None,
+) -> ActionTable:  # fmt: skip
     """The schedule as a table; where it has no sends and receives, a pass sends its result when it ends.
+
+    Where activations are offloaded, it has their copies.
 
     Raises:
         UserError: the schedule is unknown or cannot serve the plan, or a file has another number of ranks.
@@ -209,10 +287,14 @@ def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | Non
                 hint=f"give --pp {read.ranks}, and a global batch of {read.micro_batches} micro-batches per replica",
             )
         check(read)
-        return read
-    schedule, pipeline = SCHEDULES[name], _pipeline(name, e, chunks, steps)
-    schedule.check(pipeline)
-    return schedule.order(pipeline)
+        table = read
+    else:
+        schedule, pipeline = SCHEDULES[name], _pipeline(name, e, chunks, steps)
+        if times is not None:
+            pipeline = replace(pipeline, times=measured_mean(times, pipeline.ranks))
+        schedule.check(pipeline)
+        table = schedule.order(pipeline)
+    return with_copies(table, ahead=_copies_ahead(e)) if e.inputs.copy_s else table
 
 
 def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
@@ -230,24 +312,7 @@ def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> P
         chunks=schedule.usual_chunks if chunks is None else chunks,
         micro_batches=int(e.micro_batches) * steps,
         slices=schedule.usual_slices,
-        times=_mean_times(e),
-    )
-
-
-def _mean_times(e: Evaluation) -> Times:
-    """Times of a stage of mean length, for orders that follow from times."""
-    layer, ends, stages = exposed_pass(e.passes.layer, e.step.exchanges), (e.passes.first, e.passes.last), e.plans.pp
-    whole, again = float(e.inputs.layout.whole), e.inputs.layout.recomputed
-    forward_s = whole * layer.forward_s + sum(end.forward_s for end in ends)
-    backward_s = whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
-    weights_s = whole * layer.weights_s + sum(end.weights_s for end in ends)
-    if not weights_s:
-        weights_s = backward_s / 2
-    return Times(
-        forward_s=float(forward_s / stages),
-        input_gradient_s=float((backward_s - weights_s) / stages),
-        weight_gradient_s=float(weights_s / stages),
-        message_s=float(e.step.stage_link_s),
+        times=mean_times(e),
     )
 
 
@@ -266,70 +331,6 @@ def _layers(e: Evaluation, table: ActionTable) -> Array:
         if found.sum() == layers:
             return found
     return np.diff(np.ceil(np.arange(stages + 1) * (layers / stages) - 1e-9))
-
-
-def _durations(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
-    """Seconds of passes by stage, and of messages by the ranks that they are between."""
-    layer, again = exposed_pass(e.passes.layer, e.step.exchanges), e.inputs.layout.recomputed
-
-    def of_stages(of_layer: Any, of_first: Any, of_last: Any) -> Array:
-        seconds = layers * float(of_layer)
-        seconds[0] += float(of_first)
-        seconds[-1] += float(of_last)
-        return seconds
-
-    first, last = e.passes.first, e.passes.last
-    backward_s = of_stages(layer.backward_with_s(again), first.backward_s, last.backward_s)
-    weights_s = of_stages(layer.weights_s, first.weights_s, last.weights_s)
-    inside, links = max(int(e.plans.in_pp), 1), e.job.framework.stage_links
-    near_s, far_s = float(e.inputs.fast_link_s * links), float(e.inputs.slow_link_s * links)
-    return Durations(
-        forward_s=of_stages(layer.forward_s, first.forward_s, last.forward_s) / table.slices,
-        input_gradient_s=(backward_s - weights_s) / table.slices,
-        weight_gradient_s=weights_s / table.slices,
-        message_s=lambda sender, receiver: (
-            np.where(sender // inside == receiver // inside, near_s, far_s) / table.slices
-        ),
-        together=two_streams,
-    )
-
-
-def _footprint(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
-    """Bytes that stages hold; those of a rank's states and temporaries are divided over its stages."""
-    stages, sizes = table.stages, e.sizes
-    each = float(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, e.plans))
-    kept = layers * each
-    kept[0] += float(sizes.first.kept_bytes)
-    kept[-1] += float(sizes.last.kept_bytes)
-    ranks = table.ranks
-    held, weights = np.zeros(stages), np.zeros(stages)
-    for stage in range(stages):
-        name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
-        found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
-        own = {path: float(call.value) for path, call in found.held.items()}
-        working = {path: float(call.value) for path, call in found.calls().items() if path.startswith("working/")}
-        weights[stage] = sum(value for path, value in own.items() if path.split("/")[0].endswith("weights"))
-        held[stage] = sum(own.values()) - weights[stage] + sum(working.values())
-    share = ranks / stages
-    return Footprint(
-        activation_bytes=kept, deferred_bytes=kept, weights_bytes=weights * share, fixed_bytes=held * share
-    )
-
-
-def _once(e: Evaluation, pipeline_s: float) -> dict[str, float]:
-    """What a step has once, in seconds, by name; the growth is that of the whole step's work."""
-    step = e.step
-    found = {
-        "data_parallel": float(step.data.exposed_s + step.replicated_s),
-        "optimizer": float(step.optimizer_s),
-        "host": float(step.stage_host_s),
-        "copies": float(step.copies_s),
-    }
-    work_s = pipeline_s + sum(found.values())
-    grown = float(step.growth_s) / float(step.work_s) * work_s
-    return {
-        name: value for name, value in {**found, "overhead": float(step.overhead_s), "growth": grown}.items() if value
-    }
 
 
 def csv_of(found: SimulatedStep) -> ActionTable:

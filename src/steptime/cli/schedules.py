@@ -66,6 +66,16 @@ def simulate(
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the order for PyTorch's pipelining.")
     ] = None,
+    stage_times: Annotated[
+        Path | None, typer.Option("--stage-times", metavar="FILE", help="CSV of measured times of the stages' passes.")
+    ] = None,
+    overhead: Annotated[
+        float, o.real("--overhead", "SECONDS", "More time of each micro-batch on each rank, for --stage-times.")
+    ] = 0.0,
+    slow_rank: Annotated[
+        list[str] | None,
+        typer.Option("--slow-rank", metavar="RANK:FACTOR", help="A slow rank; 3:1.2: passes of rank 3 take 1.2 times."),
+    ] = None,
     jitter: Annotated[
         float, o.real("--jitter", "SHARE", "Standard deviation of the factor on each pass, for --samples.")
     ] = 0.05,
@@ -96,6 +106,9 @@ def simulate(
         asked.model,
         needed(asked, "a simulation"),
         schedule=schedule,
+        stage_times=stage_times,
+        overhead=overhead,
+        slow_ranks=dict(_slow_rank(each) for each in slow_rank or ()),
         jitter=jitter,
         samples=samples,
         seed=seed,
@@ -111,3 +124,14 @@ def simulate(
         print_json(found.to_json())
         return
     print_simulation(found)
+
+
+def _slow_rank(given: str) -> tuple[int, float]:
+    """Rank and factor of an option."""
+    from steptime.errors import UserError, shown
+
+    rank, _, factor = given.partition(":")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise UserError(f"--slow-rank {shown(given)}", hint="a rank and a factor, as 3:1.2") from None

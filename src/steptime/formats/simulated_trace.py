@@ -81,7 +81,8 @@ def _without_tensor(simulation: Simulation) -> Array:
     """When each action ends but for its exposed communication with tensor, context and expert ranks, by row (s)."""
     graph = simulation.graph
     sent: Array = np.bincount(graph.item, simulation.tensor_s, graph.size)
-    return simulation.end_s - sent[graph.item] * (STREAM[graph.table.kind] == COMPUTE)
+    ends: Array = simulation.end_s - sent[graph.item] * (STREAM[graph.table.kind] == COMPUTE)
+    return ends
 
 
 def _ns(seconds: Array) -> Array:

@@ -79,14 +79,14 @@ STREAM: Final = np.array([COMPUTE] * 8 + [DATA] * 3 + [COMPUTE, TO_HOST, FROM_HO
 class ActionTable:
     """Actions of a step in columns of the same length, rank by rank, each rank's in the order in which it starts them.
 
-    No two passes have the same (kind, stage, micro-batch, slice), no two messages and no two copies; a stage whose ranks
-    are two (bidirectional pipelines) has each micro-batch on one of them. What an action waits for follows from what it is: a
-    forward pass waits for that of the stage before, a backward pass for that of the stage after and for its own
-    forward pass, a pass of another rank's result for the message that carries it. A weight-gradient pass waits for its
-    input-gradient pass. A table may lack messages (:func:`steptime.schedule.messages.with_messages` adds them): then a
-    pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass that stands before
-    it has ended; where a micro-batch has copies (:func:`steptime.schedule.messages.with_copies`), its backward pass
-    waits for the copy back.
+    No two passes have the same (kind, stage, micro-batch, slice), no two messages and no two copies; a stage whose
+    ranks are two (bidirectional pipelines) has each micro-batch on one of them. What an action waits for follows from
+    what it is: a forward pass waits for that of the stage before, a backward pass for that of the stage after and for
+    its own forward pass, a pass of another rank's result for the message that carries it. A weight-gradient pass waits
+    for its input-gradient pass. A table may lack messages (:func:`steptime.schedule.messages.with_messages` adds them):
+    then a pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass that stands
+    before it has ended; where a micro-batch has copies (:func:`steptime.schedule.messages.with_copies`), its backward
+    pass waits for the copy back.
     """
 
     ranks: int

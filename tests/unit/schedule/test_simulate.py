@@ -316,6 +316,23 @@ def test_passes_that_run_together() -> None:
     assert told == [2.0, 3.0, 1.5]
 
 
+def test_communication_of_passes_stands_apart_and_takes_no_further_time() -> None:
+    """A pair of F (2 s, half of it communication) and B (4 s, a quarter): two streams of 4 s and 2 s make 4 s."""
+    table = replace(SCHEDULES["naive"].actions(1, 1, 3), together=np.array([-1, -1, 5, 5, -1, -1]))
+    share = np.array([[0.5, 0.25, 0.9, 0.0]])
+    durations = Durations(forward_s=2.0, backward_s=4.0, together=two_streams, collective_share=share)
+    found = simulate(table, durations)
+    assert found.step_s == 16.0 and found.tensor_s.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+    causes = checked(found)
+    assert causes.tensor_s.tolist() == [4.0] and causes.passes_s.tolist() == [12.0]
+    held = checked(simulate(table, replace(durations, together=total)))
+    assert held.tensor_s.tolist() == [6.0] and held.passes_s.tolist() == [12.0]
+    mostly = replace(durations, collective_share=np.array([[0.75, 0.75, 0.0, 0.0]]))
+    # Streams of 1.5 s and 4.5 s: the pair computes 1.5 s, and for 3 s of the 4.5 s it only communicates.
+    assert simulate(table, mostly).tensor_s[2:4].tolist() == pytest.approx([1.0, 2.0])
+    assert checked(simulate(table, replace(durations, collective_share=0.0))).tensor_s.tolist() == [0.0]
+
+
 @given(drawn=tables())
 @settings(max_examples=20, deadline=None)
 def test_levels_give_the_same_ends(drawn: tuple[ActionTable, np.random.Generator]) -> None:
