@@ -98,7 +98,7 @@ PARTS = ("layer", "first", "last")
 """Parts of the model by name in an evaluation's works."""
 
 
-def measured(durations: Durations, times: StageTimes, table: ActionTable, overhead_s: float) -> Durations:
+def measured(durations: Durations, times: StageTimes | None, table: ActionTable, overhead_s: float) -> Durations:
     """Durations with measured times of passes, and of messages if there are some, in place of the estimate's.
 
     A message takes what its sender's stages say, the mean where a rank has several. Copies to the host stay those of
@@ -106,13 +106,15 @@ def measured(durations: Durations, times: StageTimes, table: ActionTable, overhe
 
     Args:
         durations: those of the estimate.
-        times: of each stage.
+        times: of each stage; None: the estimate's stay.
         table: the schedule.
         overhead_s: what each micro-batch takes longer on each rank, spread over its passes as their times are.
 
     Raises:
         UserError: the schedule has backward passes in two parts, and the times do not.
     """
+    if times is None:
+        return durations
     if np.any(table.kind == Kind.WEIGHT_GRADIENT) and times.weight_gradient_s is None:
         raise UserError(
             "the schedule has gradients of weights in passes of their own, which the measured times do not have",
@@ -197,9 +199,12 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
         held[stage] = sum(own.values()) - weights[stage] + sum(working.values())
     share = ranks / stages
     return Footprint(
-        activation_bytes=kept, copied_bytes=copied, deferred_bytes=kept, weights_bytes=weights * share,
+        activation_bytes=kept,
+        copied_bytes=copied,
+        deferred_bytes=kept,
+        weights_bytes=weights * share,
         fixed_bytes=held * share,
-    )  # fmt: skip
+    )
 
 
 def once_of(e: Evaluation, pipeline_s: float) -> dict[str, float]:

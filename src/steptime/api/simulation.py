@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,14 +115,31 @@ class SimulatedStep:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What is known of a run, in place of what the estimate has."""
+
+    stage_times: str | Path | None = None
+    """CSV file of measured times of the stages' passes (:func:`steptime.formats.stage_times.read_stage_times`)."""
+    overhead_s: float = 0.0
+    """Seconds that each micro-batch takes on each rank beyond its measured times."""
+    slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    """Factor on the passes of ranks, by rank."""
+
+    def checked(self) -> Observed:
+        """The same; UserError: an overhead is out of range, or there are no measured times that it belongs to."""
+        overhead_s = number("overhead", self.overhead_s, 0.0, 3600.0, "seconds")
+        if overhead_s and self.stage_times is None:
+            raise UserError("an overhead per micro-batch is for measured times", hint="give --stage-times FILE.csv too")
+        return self
+
+
 def simulate(
     model: NameOrPath,
     cluster: NameOrPath,
     *,
     schedule: str = WHOLE,
-    stage_times: str | Path | None = None,
-    overhead: float = 0.0,
-    slow_ranks: Mapping[int, float] | None = None,
+    observed: Observed = Observed(),
     jitter: float = 0.0,
     samples: int = 0,
     seed: int = 0,
@@ -131,17 +148,14 @@ def simulate(
 ) -> SimulatedStep:
     """Simulates one step of a pipeline: any schedule of :data:`steptime.schedule.SCHEDULES`, or one from a file.
 
-    Durations of passes and messages, the layers of stages and what they hold are those of the estimate. What a step has
-    once (traffic of data parallelism, optimiser, overheads) is added to the pipeline's time as the estimate has it.
+    Durations of passes and messages, the layers of stages and what they hold are those of the estimate. What a step
+    has once (traffic of data parallelism, optimiser, overheads) is added to the pipeline's time as the estimate has it.
     With ``offload activations`` what a stage keeps of a micro-batch goes to the host as a whole during the rank's next
     pass, and comes back during the pass before it is needed.
 
     Args:
         schedule: a name, or a CSV file of PyTorch's pipelining.
-        stage_times: CSV file of measured times of the stages' passes, in place of the estimate's
-            (:func:`steptime.formats.stage_times.read_stage_times`).
-        overhead: seconds that each micro-batch takes on each rank beyond its measured times.
-        slow_ranks: factor on the passes of ranks, by rank.
+        observed: measured times and slow ranks.
         jitter: standard deviation of the factor on each pass (mean 1), for samples.
         samples: number of samples with jitter.
         seed: of the samples.
@@ -152,33 +166,27 @@ def simulate(
         UserError: something in the input is wrong; the message says what to change.
     """
     name, jitter = text("schedule", schedule), number("jitter", jitter, 0.0, 2.0, "standard deviation of a factor")
-    samples = whole("samples", samples, 0, MAX_SAMPLES)
-    overhead = number("overhead", overhead, 0.0, 3600.0, "seconds")
-    if overhead and stage_times is None:
-        raise UserError("an overhead per micro-batch is for measured times", hint="give --stage-times FILE.csv too")
-    given = dict(plan or {})
-    chunks = given.pop("vpp", None)
-    given.pop("schedule", None)
+    samples, slow_ranks = whole("samples", samples, 0, MAX_SAMPLES), dict(observed.checked().slow_ranks)
+    given = {key: value for key, value in (plan or {}).items() if key not in ("schedule", "vpp")}
+    chunks = (plan or {}).get("vpp")
     read = read_csv(Path(name)) if name.lower().endswith(".csv") else None
     asked, e = _evaluated(model, cluster, given, job, WHOLE)
     table = _table(name, e, chunks, read)
     if np.any(table.kind == Kind.WEIGHT_GRADIENT):
         asked, e = _evaluated(model, cluster, given, job, SPLIT)
         table = _table(name, e, chunks, read)
-    times = None if stage_times is None else _read_times(Path(stage_times), e, table)
+    times = _measured_times(observed, e, table)
     if times is not None:
         table = _table(name, e, chunks, read, times=times)
     layers = _layers(e, table)
-    durations = durations_of(e, table, layers)
-    if times is not None:
-        durations = measured(durations, times, table, overhead)
+    equal = measured(durations_of(e, table, layers), times, table, observed.overhead_s)
     transport = Transport(overlap=bool(e.inputs.hides_stages), copies_ahead=_copies_ahead(e))
-    twice = None
-    if read is None and not SCHEDULES[name].synchronous:
+    graph, twice = graph_of(table, transport), None
+    if name in SCHEDULES and not SCHEDULES[name].synchronous:
         twice = graph_of(_table(name, e, chunks, None, steps=2, times=times), transport)
-    graph, slow_ranks = graph_of(table, transport), dict(slow_ranks or {})
-    equal, durations = durations, replace(durations, slowdown=slowdown_of(slow_ranks, table.ranks))
+    durations = replace(equal, slowdown=slowdown_of(slow_ranks, table.ranks))
     played, pipeline_s = play(graph, durations), _pipeline_s(graph, twice, durations)
+    closed = given | ({} if chunks is None else {"vpp": chunks})
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
@@ -192,9 +200,7 @@ def simulate(
         stage_layers=layers,
         pipeline_s=pipeline_s,
         once_s=once_of(e, pipeline_s),
-        closed_form_s=None
-        if times or slow_ranks
-        else _closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
+        closed_form_s=None if times or slow_ranks else _closed_form_s(model, cluster, name, closed, job),
         samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=float(e.machine.memory_bytes),
         message_bytes=float(e.sizes.boundary_bytes),
@@ -208,15 +214,21 @@ def _pipeline_s(graph: ActionGraph, twice: ActionGraph | None, durations: Durati
     return one_s if twice is None else float(play(twice, durations).rank_span_s.max()) - one_s
 
 
-def _read_times(path: Path, e: Evaluation, table: ActionTable) -> StageTimes:
-    """Measured times of the stages of a table."""
+def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> StageTimes | None:
+    """Measured times of the stages of a table; None: there are none."""
+    if observed.stage_times is None:
+        return None
     model = e.job.model
     job = {
-        "pp": table.ranks, "microbatches": table.micro_batches, "micro_batch": int(e.plans.micro_batch),
-        "layers": int(model.layers), "hidden": int(model.hidden), "heads": int(model.heads),
+        "pp": table.ranks,
+        "microbatches": table.micro_batches,
+        "micro_batch": int(e.plans.micro_batch),
+        "layers": int(model.layers),
+        "hidden": int(model.hidden),
+        "heads": int(model.heads),
         "seq_len": int(e.job.seq_len),
-    }  # fmt: skip
-    return read_stage_times(path, stages=table.stages, ranks=table.ranks, job=job)
+    }
+    return read_stage_times(Path(observed.stage_times), stages=table.stages, ranks=table.ranks, job=job)
 
 
 def _copies_ahead(e: Evaluation) -> int:
@@ -268,9 +280,13 @@ def _closed_form_s(
 
 
 def _table(
-    name: str, e: Evaluation, chunks: int | None, read: ActionTable | None, steps: int = 1,
+    name: str,
+    e: Evaluation,
+    chunks: int | None,
+    read: ActionTable | None,
+    steps: int = 1,
     times: StageTimes | None = None,
-) -> ActionTable:  # fmt: skip
+) -> ActionTable:
     """The schedule as a table; where it has no sends and receives, a pass sends its result when it ends.
 
     Where activations are offloaded, it has their copies.

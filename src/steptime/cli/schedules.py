@@ -89,7 +89,7 @@ def simulate(
     Takes the options of estimate. --schedule is a name of the command schedules, or a CSV file of PyTorch's pipelining;
     --vpp is the number of virtual stages of a rank.
     """
-    from steptime.api.simulation import csv_of
+    from steptime.api.simulation import Observed, csv_of
     from steptime.api.simulation import simulate as play
     from steptime.cli.estimate import plan_given, written_given
     from steptime.cli.job import job_from, needed
@@ -106,9 +106,9 @@ def simulate(
         asked.model,
         needed(asked, "a simulation"),
         schedule=schedule,
-        stage_times=stage_times,
-        overhead=overhead,
-        slow_ranks=dict(_slow_rank(each) for each in slow_rank or ()),
+        observed=Observed(
+            stage_times=stage_times, overhead_s=overhead, slow_ranks=dict(map(_slow_rank, slow_rank or ()))
+        ),
         jitter=jitter,
         samples=samples,
         seed=seed,

@@ -111,10 +111,13 @@ def _columns(path: Path, columns: Iterable[str], equal: bool) -> dict[str, tuple
     parts = {"input_gradient", "weight_gradient"}
     if "forward" not in there or not ("backward" in there or parts <= there):
         raise FieldError(
-            f"{path}, line 1", "forward" if "forward" not in there else "backward", "is missing",
-            hint=f"give {', '.join(EQUAL)}" if equal else "give stage, forward_s, and backward_s or both "
-            "input_gradient_s and weight_gradient_s",
-        )  # fmt: skip
+            f"{path}, line 1",
+            "forward" if "forward" not in there else "backward",
+            "is missing",
+            hint=f"give {', '.join(EQUAL)}"
+            if equal
+            else "give stage, forward_s, and backward_s or both input_gradient_s and weight_gradient_s",
+        )
     if "backward" in there and there & parts:
         raise FieldError(f"{path}, line 1", "backward", "is given whole and in parts", hint="give one of both")
     return found

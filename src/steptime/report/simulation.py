@@ -51,9 +51,15 @@ def _print_ranks(found: SimulatedStep) -> None:
     """Seconds and memory by rank."""
     of = found.spent
     columns = {
-        "passes": of.passes_s, "tensor": of.tensor_s, "fill": of.fill_s, "drain": of.drain_s, "peers": of.peers_s,
-        "messages": of.message_s, "data": of.data_s, "copies": of.copy_s,
-    }  # fmt: skip
+        "passes": of.passes_s,
+        "tensor": of.tensor_s,
+        "fill": of.fill_s,
+        "drain": of.drain_s,
+        "peers": of.peers_s,
+        "messages": of.message_s,
+        "data": of.data_s,
+        "copies": of.copy_s,
+    }
     columns = {name: seconds for name, seconds in columns.items() if seconds.max() > 1e-9}
     table = Table(box=None, pad_edge=False, collapse_padding=len(columns) > WIDE)
     for head in ("rank", *columns, "memory"):

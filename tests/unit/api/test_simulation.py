@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from typer.testing import CliRunner
 
 from steptime import UserError, api
-from steptime.api.simulation import SimulatedStep, simulate
+from steptime.api.simulation import Observed, SimulatedStep, simulate
 from steptime.cli.main import app
 from steptime.schedule import SCHEDULES
 
@@ -76,7 +76,7 @@ def test_offloaded_activations_take_the_time_of_the_estimate(
 
 
 def test_a_slow_rank_and_what_it_costs() -> None:
-    found = simulate("gpt3-175b", "dgx-h100", slow_ranks={2: 1.2}, plan=PLAN, **JOB)
+    found = simulate("gpt3-175b", "dgx-h100", observed=Observed(slow_ranks={2: 1.2}), plan=PLAN, **JOB)
     calm = played("1f1b")
     assert found.equal_ranks_s == calm.pipeline_s and found.closed_form_s is None
     busy_s, before_s = ((each.spent.passes_s + each.spent.tensor_s) for each in (found, calm))
@@ -87,7 +87,7 @@ def test_a_slow_rank_and_what_it_costs() -> None:
     assert "stragglers" in shown.output and "rank 2 x 1.2" in shown.output
     for ranks, words in (({4: 1.2}, "the pipeline has ranks 0 to 3"), ({0: 0.0}, "a factor of 0")):
         with pytest.raises(UserError, match=words):
-            simulate("gpt3-175b", "dgx-h100", slow_ranks=ranks, plan=PLAN, **JOB)
+            simulate("gpt3-175b", "dgx-h100", observed=Observed(slow_ranks=ranks), plan=PLAN, **JOB)
     for given in ("x", "1", "1:y", "1.5:2"):
         assert "a rank and a factor" in CliRunner().invoke(app, ["simulate", *OPTIONS, "--slow-rank", given]).output
 
@@ -96,14 +96,16 @@ MEASURED = Path(__file__).parents[2] / "data" / "stage_times"
 
 
 def test_measured_times_stand_in_for_those_of_the_estimate() -> None:
-    found = simulate("gpt3-175b", "dgx-h100", stage_times=MEASURED / "four_stages.csv", plan=PLAN, **JOB)
+    found = simulate(
+        "gpt3-175b", "dgx-h100", observed=Observed(stage_times=MEASURED / "four_stages.csv"), plan=PLAN, **JOB
+    )
     assert found.spent.passes_s.tolist() == pytest.approx([32 * each for each in (47.5e-3, 45.9e-3, 45.9e-3, 53.1e-3)])
     assert not found.spent.tensor_s.any() and found.once_s["optimizer"] == played("1f1b").once_s["optimizer"]
     last = found.simulation.seconds[found.simulation.graph.messages.item]
     assert (last == 0.6e-3).all() and found.pipeline_s > 32 * 53.1e-3
     equal = {
         (name, overhead): simulate(
-            "gpt3-175b", "dgx-h100", schedule=name, stage_times=str(MEASURED / "equal_stages.csv"), overhead=overhead,
+            "gpt3-175b", "dgx-h100", schedule=name, observed=Observed(stage_times=str(MEASURED / "equal_stages.csv"), overhead_s=overhead),
             plan={**PLAN, **({"vpp": 2} if name == "interleaved" else {})}, **JOB,
         )
         for name, overhead in (("1f1b", 0.0), ("1f1b", 0.002), ("interleaved", 0.002), ("dualpipe", 0.002))
@@ -116,13 +118,22 @@ def test_measured_times_stand_in_for_those_of_the_estimate() -> None:
 def test_measured_times_that_do_not_serve(tmp_path: Path) -> None:
     whole = tmp_path / "whole.csv"
     whole.write_text("stage,forward_s,backward_s\n" + "".join(f"{stage},1,2\n" for stage in range(4)))
-    assert simulate("gpt3-175b", "dgx-h100", stage_times=whole, plan=PLAN, **JOB).pipeline_s == pytest.approx(105, 0.01)
+    assert simulate(
+        "gpt3-175b", "dgx-h100", observed=Observed(stage_times=whole), plan=PLAN, **JOB
+    ).pipeline_s == pytest.approx(105, 0.01)
     with pytest.raises(UserError, match="gradients of weights in passes of their own"):
-        simulate("gpt3-175b", "dgx-h100", schedule="zb-h1", stage_times=whole, plan=PLAN, **JOB)
+        simulate("gpt3-175b", "dgx-h100", schedule="zb-h1", observed=Observed(stage_times=whole), plan=PLAN, **JOB)
     with pytest.raises(UserError, match="stage 4 is missing: the schedule has stages 0 to 7"):
-        simulate("gpt3-175b", "dgx-h100", schedule="interleaved", stage_times=whole, plan={**PLAN, "vpp": 2}, **JOB)
+        simulate(
+            "gpt3-175b",
+            "dgx-h100",
+            schedule="interleaved",
+            observed=Observed(stage_times=whole),
+            plan={**PLAN, "vpp": 2},
+            **JOB,
+        )
     with pytest.raises(UserError, match="an overhead per micro-batch is for measured times"):
-        simulate("gpt3-175b", "dgx-h100", overhead=0.1, plan=PLAN, **JOB)
+        simulate("gpt3-175b", "dgx-h100", observed=Observed(overhead_s=0.1), plan=PLAN, **JOB)
 
 
 def test_every_schedule_plays_or_says_what_it_requires() -> None:
