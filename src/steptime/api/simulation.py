@@ -180,10 +180,9 @@ def simulate(
         table = _table(name, e, chunks, read, times=times)
     layers = _layers(e, table)
     equal = measured(durations_of(e, table, layers), times, table, observed.overhead_s)
-    transport = Transport(overlap=bool(e.inputs.hides_stages), copies_ahead=_copies_ahead(e))
-    graph, twice = graph_of(table, transport), None
+    graph, twice = _graph(e, table), None
     if name in SCHEDULES and not SCHEDULES[name].synchronous:
-        twice = graph_of(_table(name, e, chunks, None, steps=2, times=times), transport)
+        twice = _graph(e, _table(name, e, chunks, None, steps=2, times=times))
     durations = replace(equal, slowdown=slowdown_of(slow_ranks, table.ranks))
     played, pipeline_s = play(graph, durations), _pipeline_s(graph, twice, durations)
     closed = given | ({} if chunks is None else {"vpp": chunks})
@@ -229,6 +228,11 @@ def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> St
         "seq_len": int(e.job.seq_len),
     }
     return read_stage_times(Path(observed.stage_times), stages=table.stages, ranks=table.ranks, job=job)
+
+
+def _graph(e: Evaluation, table: ActionTable) -> ActionGraph:
+    """What actions wait for where messages and copies overlap as the plan says."""
+    return graph_of(table, Transport(overlap=bool(e.inputs.hides_stages), copies_ahead=_copies_ahead(e)))
 
 
 def _copies_ahead(e: Evaluation) -> int:

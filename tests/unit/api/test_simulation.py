@@ -105,7 +105,8 @@ def test_measured_times_stand_in_for_those_of_the_estimate() -> None:
     assert (last == 0.6e-3).all() and found.pipeline_s > 32 * 53.1e-3
     equal = {
         (name, overhead): simulate(
-            "gpt3-175b", "dgx-h100", schedule=name, observed=Observed(stage_times=str(MEASURED / "equal_stages.csv"), overhead_s=overhead),
+            "gpt3-175b", "dgx-h100", schedule=name,
+            observed=Observed(stage_times=str(MEASURED / "equal_stages.csv"), overhead_s=overhead),
             plan={**PLAN, **({"vpp": 2} if name == "interleaved" else {})}, **JOB,
         )
         for name, overhead in (("1f1b", 0.0), ("1f1b", 0.002), ("interleaved", 0.002), ("dualpipe", 0.002))
