@@ -83,11 +83,10 @@ def test_memory_falls_when_a_copy_out_has_ended_and_rises_when_one_back_starts()
 def test_tables_whose_copies_cannot_run() -> None:
     table = with_copies(SCHEDULES["gpipe"].actions(2, 1, 4))
     kind = table.kind
-    first_back = int(np.flatnonzero(kind == Kind.RELOAD)[0])
-    late = np.arange(len(table))
-    late[[first_back, first_back + 2]] = late[[first_back + 2, first_back]]
+    first_back, last_back = np.flatnonzero(kind == Kind.RELOAD)[[0, -1]]
     for broken, words in (
         (table.taken(np.arange(len(table)) != first_back), "do not come back from the host"),
+        (table.taken(np.arange(len(table)) != last_back), "do not come back from the host"),
         (table.taken(kind != Kind.OFFLOAD), "what it needs is not in the schedule"),
         (table.taken(np.append(np.arange(2), np.arange(1, len(table)))), "twice"),
         (replace(table, micro_batch=np.where(kind == Kind.OFFLOAD, -1, table.micro_batch)), "micro-batches are 0 to 3"),
