@@ -123,10 +123,10 @@ def measured(durations: Durations, times: StageTimes | None, table: ActionTable,
     all_s = times.forward_s + times.backward_s
     extra_s = np.divide(overhead_s * table.ranks / table.stages, all_s, out=np.zeros_like(all_s), where=all_s > 0)
     factor = (1 + extra_s) / table.slices
-    shape = (table.stages, table.micro_batches)
 
     def of(seconds: Array | None) -> Array:
-        return np.broadcast_to(factor * (0.0 if seconds is None else seconds), shape)
+        each: Array = factor * (0.0 if seconds is None else seconds)
+        return each if each.shape[1] > 1 else each[:, 0]
 
     message: Any = durations.message_s
     if times.message_s is not None:
@@ -145,6 +145,13 @@ def measured(durations: Durations, times: StageTimes | None, table: ActionTable,
         together=total,
         collective_share=0.0,
     )
+
+
+def of_two_steps(durations: Durations) -> Durations:
+    """Durations of two steps that run into each other, as one: those by micro-batch come twice."""
+    names = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s")
+    by_micro_batch = {name: getattr(durations, name) for name in names if np.ndim(getattr(durations, name)) > 1}
+    return replace(durations, **{name: np.tile(seconds, (1, 2)) for name, seconds in by_micro_batch.items()})
 
 
 def measured_mean(times: StageTimes, ranks: int) -> Times:

@@ -17,6 +17,7 @@ from steptime.api.simulated_times import (
     mean_times,
     measured,
     measured_mean,
+    of_two_steps,
     once_of,
     slowdown_of,
 )
@@ -210,7 +211,7 @@ def simulate(
 def _pipeline_s(graph: ActionGraph, twice: ActionGraph | None, durations: Durations) -> float:
     """From the first pass of a rank to its last, of the rank that takes longest; or what a further step takes."""
     one_s = float(play(graph, durations).rank_span_s.max())
-    return one_s if twice is None else float(play(twice, durations).rank_span_s.max()) - one_s
+    return one_s if twice is None else float(play(twice, of_two_steps(durations)).rank_span_s.max()) - one_s
 
 
 def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> StageTimes | None:

@@ -116,6 +116,17 @@ def test_measured_times_stand_in_for_those_of_the_estimate() -> None:
         assert each.spent.passes_s.tolist() == pytest.approx([32 * (47e-3 + overhead)] * 4)
 
 
+def test_measured_times_by_micro_batch_also_of_steps_that_run_into_each_other(tmp_path: Path) -> None:
+    """Every other micro-batch takes 3 s forward, all others 1 s, and 2 s backward: 4 s in the mean."""
+    rows = [f"{stage},{number},{1 + 2 * (number % 2)},2" for stage in range(4) for number in range(32)]
+    path = tmp_path / "times.csv"
+    path.write_text("\n".join(["stage,micro_batch,forward_s,backward_s", *rows]))
+    for name, pipeline_s in (("1f1b", None), ("pipedream", 128.0)):
+        found = simulate("gpt3-175b", "dgx-h100", schedule=name, observed=Observed(stage_times=path), plan=PLAN, **JOB)
+        assert found.spent.passes_s.tolist() == pytest.approx([128.0] * 4)
+        assert pipeline_s is None or pipeline_s <= found.pipeline_s < 1.3 * pipeline_s
+
+
 def test_measured_times_that_do_not_serve(tmp_path: Path) -> None:
     whole = tmp_path / "whole.csv"
     whole.write_text("stage,forward_s,backward_s\n" + "".join(f"{stage},1,2\n" for stage in range(4)))
