@@ -150,10 +150,9 @@ def measured(durations: Durations, times: StageTimes | None, table: ActionTable,
 def of_two_steps(durations: Durations) -> Durations:
     """Durations of two steps that run into each other, as one: those by micro-batch come twice."""
     names = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s")
-    by_micro_batch: dict[str, Any] = {
-        name: getattr(durations, name) for name in names if np.ndim(getattr(durations, name)) > 1
-    }
-    return replace(durations, **{name: np.tile(seconds, (1, 2)) for name, seconds in by_micro_batch.items()})
+    given = {name: getattr(durations, name) for name in names}
+    twice: dict[str, Any] = {name: np.tile(each, (1, 2)) for name, each in given.items() if np.ndim(each) > 1}
+    return replace(durations, **twice)
 
 
 def measured_mean(times: StageTimes, ranks: int) -> Times:
