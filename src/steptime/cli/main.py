@@ -37,6 +37,7 @@ COMMANDS: Final = {
         "steptime.captured.cli.profile",
         "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",
     ),
+    "guide": ("steptime.cli.guide", "The questions by which a plan is chosen by hand, and what they miss."),
     "fit": ("steptime.captured.cli.fit", "The cheapest way to make a training step fit on one device."),
     "simulate": (
         "steptime.cli.schedules",
