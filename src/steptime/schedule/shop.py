@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import exp, inf
-from random import Random
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -287,7 +286,11 @@ class _Lister:
                 self.do(now, rank, letter)
                 return
             soonest = min(soonest, ready)
-        late = [letter for letter in range(2 * v, 3 * v) if nexts[letter] - first[letter] < nexts[letter - v] - first[letter - v]]
+        late = [
+            letter
+            for letter in range(2 * v, 3 * v)
+            if nexts[letter] - first[letter] < nexts[letter - v] - first[letter - v]
+        ]
         if late:
             letter = min(late, key=lambda each: nexts[each] - first[each])
             if short or soonest - now >= self.habits.patience * shop.takes[nexts[letter]]:
@@ -333,4 +336,6 @@ def waited_s(shop: Shop, first: int, last: int) -> float:
     """From the start of the forward pass of stage `first` to the start of the input-gradient pass of stage `last` of
     the same micro-batch (s), if nothing else runs."""
     forward, inputs = shop.seconds[F], shop.seconds[I]
-    return float(forward[first:].sum() + shop.lag[0][first:].sum() + inputs[last + 1 :].sum() + shop.lag[1][last:].sum())
+    return float(
+        forward[first:].sum() + shop.lag[0][first:].sum() + inputs[last + 1 :].sum() + shop.lag[1][last:].sum()
+    )
