@@ -9,8 +9,8 @@ from typing import Final
 
 from steptime.schedule.shop import Orders, Shop, W
 
-WARM: Final = 0.01
-"""Share of the span by which a change may lengthen it at first; it falls to a hundredth of that."""
+WARM: Final = 0.05
+"""Share of the span by which a change may lengthen it at first; it falls to a hundredth of this share."""
 
 
 def annealed(shop: Shop, orders: Orders, rounds: int, enough_s: float, seed: int) -> Iterator[tuple[int, Orders]]:

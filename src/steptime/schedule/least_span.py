@@ -3,9 +3,9 @@ r"""No schedule of a kind is faster: lower bounds on the time from one step to t
 The kind: each stage is on one rank, as a placement says; each micro-batch has on each stage a forward pass (F), an
 input-gradient pass (I) and a weight-gradient pass (W); a rank does one pass at a time; a stage holds the activations of
 a micro-batch from the start of F to the end of W (a share of them from the end of I on), and no rank ever holds more
-than its limit. The bounded time is the span of the rank with the longest: from the start of its first pass to the end
-of its last. Whole backward passes are I and W in turn, and pairs that take as long as both of their passes are passes in
-turn, so that schedules of both sorts are of the kind.
+than its limit. The bounded time is the longest span of a rank: from the start of its first pass to the end of its last.
+Whole backward passes are I and W in turn, and pairs that take as long as both of their passes are passes in turn, so
+that schedules of both sorts are of the kind.
 
 A bound is the largest of the bounds that follow. Each argues with what one rank cannot do while it waits; passes of
 other ranks are taken to run as soon as their inputs arrive, so that no schedule waits less.
@@ -27,13 +27,14 @@ def least_span_s(shop: Shop) -> float:
        the first micro-batch has to reach the last stage and come back. Before it the rank can only make forward passes,
        at most $n$, because nothing is freed before a weight-gradient pass. It idles at least $A$ minus the $n$ longest.
     2. *Last wait.* The last forward pass of the rank is of its last stage. From its start to the end of the last
-       weight-gradient pass of that micro-batch at least $B$ pass. In this time the rank can only do that forward pass
+       weight-gradient pass of its micro-batch at least $B$ pass. In this time the rank can only do this forward pass
        and backward passes of what it holds, at most $n$ activations. It idles at least $B$ minus their time. If the
        rank makes more forward passes than $n$, the last is behind the first backward pass, and both waits add up:
        span $\ge w$ + first wait + last wait; otherwise their larger one counts.
     3. *Memory.* An activation of stage $s$ is held for at least $h_s$: its way to the last stage and back, and W. The
-       limit times the span is at least the sum of all $h_s$, plus what is free at both ends: the $j$-th activation comes
-       after $j - 1$ forward passes, and the last $j - 1$ go $j - 1$ weight-gradient passes before the end.
+       limit times the span is at least the sum of all $h_s$, plus what is free at both ends: the $j$-th activation
+       comes after $j - 1$ forward passes, and the $j$-th to the last goes $j - 1$ weight-gradient passes before the
+       end.
     4. *Rounds.* Forward pass $k + n$ of a stage starts after weight-gradient pass $k$: every $n$ micro-batches a round
        of $h_s$ passes; what is left of the micro-batches adds forward passes and a last $h_s$. (Where weight-gradient
        passes hold less than forward passes, memory frees sooner: at the end of I.)
@@ -139,5 +140,5 @@ def _forward_s(shop: Shop, first: int, last: int) -> float:
 
 
 def _backward_s(shop: Shop, last: int, first: int) -> float:
-    """From the end of an input-gradient pass of stage `last` to the end of that of stage `first`, not behind it."""
+    """From the end of an input-gradient pass of stage `last` to the end of the one of stage `first`, not behind it."""
     return float(shop.seconds[I, first:last].sum() + shop.lag[1][first:last].sum())

@@ -15,7 +15,7 @@ from steptime.schedule.actions import ActionTable, Kind
 
 KINDS: Final = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """Kinds of passes, in the order of their numbers in a shop."""
-F, I, W = range(3)
+F, I, W = range(3)  # noqa: E741
 LEAST: Final = 1e-9
 """Share of a limit, or of a span, that is rounding."""
 
@@ -43,7 +43,7 @@ PLACEMENTS: Final = (
 class Shop:
     """A pipeline as a job shop: ranks are machines, passes are numbered, each takes its seconds.
 
-    Pass `(kind * stages + stage) * micro_batches + micro_batch` is of the kind of that place in :data:`KINDS`.
+    Pass `(kind * stages + stage) * micro_batches + micro_batch` is of the kind at this place of :data:`KINDS`.
     """
 
     placement: Placement
@@ -64,7 +64,7 @@ class Shop:
     awaits: list[int]
     """Pass of the stage before (behind, backward) that each pass waits for; the number of passes: of none."""
     lags: list[float]
-    """Seconds from the end of that pass on."""
+    """Seconds from the end of the awaited pass to the start of the pass that awaits it, at least."""
     owner: list[int]
     """Rank of each pass."""
 
@@ -87,8 +87,7 @@ class Shop:
         while ready:
             rank = ready.pop()
             order, now, at = orders[rank], clock[rank], place[rank]
-            for at in range(at, len(order)):
-                number = order[at]
+            for number in order[at:] if at else order:
                 before = awaits[number]
                 end = ends[before]
                 if end < 0:
@@ -98,10 +97,9 @@ class Shop:
                 now = (now if now > end else end) + takes[number]
                 ends[number] = now
                 left -= 1
+                at += 1
                 if blocked[number] >= 0:
                     ready.append(blocked[number])
-            else:
-                at = len(order)
             place[rank], clock[rank] = at, now
         return None if left else ends
 
@@ -327,9 +325,9 @@ class _Lister:
 
 def fillers(shop: Shop) -> Array:
     """By rank, the micro-batches whose forward passes fill the time until its first gradient arrives."""
-    first, last = shop.stages[:, 0], shop.stages[:, -1]
-    forward_s = np.maximum(shop.seconds[F][shop.stages].sum(axis=1), 1e-12)
-    return np.array([waited_s(shop, int(a), int(a)) for a in first]) / forward_s
+    waits_s = np.array([waited_s(shop, int(stage), int(stage)) for stage in shop.stages[:, 0]])
+    found: Array = waits_s / shop.seconds[F][shop.stages].sum(axis=1)
+    return found
 
 
 def waited_s(shop: Shop, first: int, last: int) -> float:

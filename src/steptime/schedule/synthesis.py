@@ -22,9 +22,10 @@ from steptime.schedule.schedules import (
     Pipeline,
     Rule,
     Schedule,
+    Times,
     registered,
 )
-from steptime.schedule.shop import LEAST, PLACEMENTS, Habits, Orders, Placement, Shop, listed, shop_of
+from steptime.schedule.shop import LEAST, PLACEMENTS, Habits, Orders, Shop, listed, shop_of
 from steptime.schedule.simulate import Durations, spread
 
 NAME: Final = "searched"
@@ -153,7 +154,7 @@ def synthesised(
         deferred: share of the activations that the weight-gradient pass needs; the rest is free behind the
             input-gradient pass.
         effort: passes that are timed, of all orders together.
-        seconds: stop after this time; then `effort` counts only if it is given.
+        seconds: stop after this time, whatever the effort; None: no limit of time.
         seed: of the changes.
         progress: called with the passes timed, the best span and the bound (s).
 
@@ -167,12 +168,14 @@ def synthesised(
     >>> print(*found.table.of_rank(1))
     1F0 1I0 1F1 1I1 1F2 1I2 1F3 1I3 1W0 1W1 1W2 1W3
     """
-    SCHEDULES[NAME].check(replace(pipeline, memory_limit=inf))
-    limits = _limits(pipeline.memory_limit if memory_limit is None else memory_limit, pipeline.ranks)
+    SCHEDULES[NAME].check(replace(pipeline, memory_limit=inf, times=Times()))
+    limits = limits_of(pipeline.memory_limit if memory_limit is None else memory_limit, pipeline.ranks)
     if not 0 <= deferred <= 1:
         raise UserError(f"deferred is no share: {deferred}", hint="0 to 1, of the activations of a micro-batch")
-    shops = _shops(pipeline, durations or _durations(pipeline), limits, deferred)
-    return _Search(pipeline, shops, effort, seconds, seed, progress).found()
+    if seconds is not None and not seconds > 0:
+        raise UserError(f"a search of {seconds:g} seconds", hint="above 0")
+    shops = _shops(pipeline, durations or durations_of(pipeline), limits, deferred)
+    return _Search(pipeline, shops, effort if seconds is None else inf, seconds, seed, progress).found()
 
 
 class _Search:
@@ -289,28 +292,25 @@ class _Search:
 
 def _first_orders(pipeline: Pipeline, shop: Shop, quick: int) -> Iterator[tuple[str, Orders]]:
     """Orders of named schedules and of rules of thumb, each with a name."""
-    for name, table in named_tables(pipeline, shop.placement, min(shop.limit)):
-        yield name, shop.orders_of(table)
+    for schedule, table in named_tables(pipeline, min(shop.limit)):
+        if schedule.copies == 1 and table.stages == shop.stages.size and _on(table, shop.stages):
+            yield schedule.name, shop.orders_of(table)
     for habits in HABITS[:quick]:
         yield "list scheduling", listed(shop, habits)
 
 
-def named_tables(pipeline: Pipeline, placement: Placement, memory_limit: float) -> Iterator[tuple[str, ActionTable]]:
-    """Named synchronous schedules of one copy of the model whose stages are on the ranks of a placement.
+def named_tables(pipeline: Pipeline, memory_limit: float) -> Iterator[tuple[Schedule, ActionTable]]:
+    """Named synchronous schedules that serve a pipeline, other than the searched one.
 
-    Schedules whose order follows from the memory come for the limit and for what they use by default.
+    Schedules whose order follows from the memory come for the limit, and for what they use by default.
     """
-    stages = placement.stages(pipeline.ranks)
-    for name, schedule in SCHEDULES.items():
-        if name == NAME or not schedule.synchronous or schedule.copies > 1:
+    for schedule in SCHEDULES.values():
+        if not schedule.synchronous or schedule.name == NAME:
             continue
         for limit in (memory_limit, inf):
-            asked = replace(pipeline, chunks=placement.chunks, memory_limit=limit)
-            if not all(rule.holds(asked) for rule in schedule.rules):
-                continue
-            table = schedule.order(asked)
-            if table.stages == stages.size and _on(table, stages):
-                yield name, table
+            asked = replace(pipeline, memory_limit=limit)
+            if all(rule.holds(asked) for rule in schedule.rules):
+                yield schedule, schedule.order(asked)
 
 
 def _on(table: ActionTable, stages: Array) -> bool:
@@ -318,7 +318,8 @@ def _on(table: ActionTable, stages: Array) -> bool:
     return bool((table.stage[:, None] == stages[table.rank]).any(axis=1).all())
 
 
-def _durations(pipeline: Pipeline) -> Durations:
+def durations_of(pipeline: Pipeline) -> Durations:
+    """Times of a pipeline, each stage an equal share of the model."""
     times, chunks = pipeline.times, pipeline.chunks
     return Durations(
         forward_s=times.forward_s / chunks,
@@ -328,8 +329,12 @@ def _durations(pipeline: Pipeline) -> Durations:
     )
 
 
-def _limits(memory_limit: Num, ranks: int) -> list[float]:
-    """The limit of each rank."""
+def limits_of(memory_limit: Num, ranks: int) -> list[float]:
+    """The limit of each rank.
+
+    Raises:
+        UserError: a limit is below one micro-batch, or there is not one for each rank.
+    """
     given = np.asarray(memory_limit, np.float64)
     if given.shape not in ((), (ranks,)):
         raise UserError(f"memory limits of {given.size} ranks", hint=f"a number, or one for each of {ranks} ranks")
@@ -376,6 +381,7 @@ registered(
             WHOLE_SEQUENCES,
             Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1),
         ),
-        note="searched for the times and the memory that are given, from all others that fit; by default without a limit",
+        note="searched for the times and the memory that are given, no slower than the others that fit; by default "
+        "without a limit",
     )
 )
