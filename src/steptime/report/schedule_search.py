@@ -53,4 +53,5 @@ def print_found(found: FoundSchedule) -> None:
         faster = 1 - found.found.span_s / best.span_s
         out.print(f"found is {100 * max(faster, 0.0):.2f} % faster than {best.name}, made from {found.found.began}")
     out.print(f"gap to the bound: {100 * found.gap:.2f} %; {found.found.stop}")
-    out.print("step to step: longest time from a rank's first pass to its last; held: micro-batches")
+    out.print("step to step: longest time from a rank's first pass to its last;")
+    out.print("held: micro-batches whose activations the fullest rank holds")
