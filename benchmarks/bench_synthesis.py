@@ -19,7 +19,7 @@ from machine import report
 from steptime.api.schedule_search import FoundSchedule, search_schedule
 from steptime.schedule.simulate import Durations, simulate
 
-SETTINGS, EFFORT = 200, 1_000_000
+SETTINGS, EFFORT = 200, 2_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from steptime.num import Array
 from steptime.schedule.memory import Footprint, memory_replay
 from steptime.schedule.schedules import Pipeline, Times
 from steptime.schedule.simulate import Durations, simulate
-from steptime.schedule.synthesis import EFFORT, Progress, Synthesis, limits_of, named_tables, synthesised
+from steptime.schedule.synthesis import Interrupted, Synthesis, limits_of, named_tables, synthesised
 
 CHUNKS = (1, 2)
 """Chunks of a rank that are searched where none are given."""
@@ -87,12 +87,9 @@ def search_schedule(
     times: tuple[Values, Values, Values] = (1.0, 1.0, 1.0),
     message_s: float = 0.0,
     memory: Values = np.inf,
-    deferred: float = 1.0,
     chunks: int | None = None,
-    effort: float = EFFORT,
     seconds: float | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
+    **search: Any,
 ) -> FoundSchedule:
     """Searches for the fastest pipeline schedule of one copy of the model, and compares it with the named ones.
 
@@ -103,12 +100,12 @@ def search_schedule(
             the model, or one for each stage, whose number then decides about the chunks.
         message_s: seconds of a message between two ranks.
         memory: micro-batches whose activations, of a p-th part of the model, fit: of all ranks, or one for each.
-        deferred: share of the activations that the weight-gradient pass needs.
-        chunks: virtual stages of a rank, 1 or 2; None: both are searched, one after the other.
+        chunks: virtual stages of a rank, 1 or 2; None: both are searched, one after the other, until the user stops
+            the search.
         effort: passes that are timed, for each number of chunks.
         seconds: stop after this time, for all numbers of chunks together.
-        seed: of the search.
-        progress: called with the passes timed, the best span and the bound.
+        search: other arguments of :func:`steptime.schedule.synthesis.synthesised`: deferred, effort (for each number of
+            chunks), seed, progress.
 
     Raises:
         UserError: a number is none that is allowed; the message has it.
@@ -125,14 +122,13 @@ def search_schedule(
             pipeline,
             durations,
             memory_limit=np.array(limits),
-            deferred=deferred,
-            effort=effort,
             seconds=None if seconds is None else seconds / len(tried),
-            seed=seed,
-            progress=progress,
+            **search,
         )
         found.append((number, one))
-        named += _named(pipeline, durations, np.array(limits), deferred)
+        named += _named(pipeline, durations, np.array(limits), search.get("deferred", 1.0))
+        if isinstance(one.stop, Interrupted):
+            break
     best = min(found, key=lambda each: each[1].span_s)
     return FoundSchedule(
         ranks=ranks,
@@ -150,7 +146,7 @@ def _chunks(times: tuple[Values, Values, Values], ranks: int, chunks: int | None
     Raises:
         UserError: times of stages are of other stages.
     """
-    tried = CHUNKS if chunks is None else (chunks,)
+    tried: tuple[int, ...] = CHUNKS if chunks is None else (chunks,)
     for name, each in zip(("forward", "input-gradient", "weight-gradient"), times, strict=True):
         stages = np.size(each)
         if stages == 1:
@@ -167,9 +163,11 @@ def _chunks(times: tuple[Values, Values, Values], ranks: int, chunks: int | None
 def _durations(times: tuple[Values, Values, Values], message_s: float, chunks: int) -> Durations:
     forward, inputs, weights = (np.asarray(each, np.float64) / (chunks if np.size(each) == 1 else 1) for each in times)
     return Durations(
-        forward_s=forward.squeeze(), input_gradient_s=inputs.squeeze(), weight_gradient_s=weights.squeeze(),
+        forward_s=forward.squeeze(),
+        input_gradient_s=inputs.squeeze(),
+        weight_gradient_s=weights.squeeze(),
         message_s=message_s,
-    )  # fmt: skip
+    )
 
 
 def _mean(times: tuple[Values, Values, Values], ranks: int, message_s: float) -> Times:

@@ -49,8 +49,13 @@ def schedules(
     from steptime.schedule.summary import notes_of, summary
     from steptime.store.files import write_bytes
 
-    for option, value in (("--times", times), ("--message", message), ("--memory", memory), ("--chunks", chunks),
-                          ("--seconds", seconds)):  # fmt: skip
+    for option, value in (
+        ("--times", times),
+        ("--message", message),
+        ("--memory", memory),
+        ("--chunks", chunks),
+        ("--seconds", seconds),
+    ):
         if value is not None:
             raise UserError(f"{option} is of a search", hint="add --search")
     rows = summary(ranks, micro_batches)

@@ -39,19 +39,7 @@ def least_span_s(
     def takes(one: Pass) -> float:
         return float(seconds[one[0]][one[1]])
 
-    def after(one: Pass, other: Pass, lag: float = 0.0) -> None:
-        solver.addConstr(start[other] - start[one] >= takes(one) + lag)
-
-    for stage, number in product(range(count), range(m)):
-        if stage:
-            lag = message_s * (owner[stage] != owner[stage - 1])
-            after(("F", stage - 1, number), ("F", stage, number), lag)
-            after(("I", stage, number), ("I", stage - 1, number), lag)
-        after(("F", stage, number), ("I", stage, number))
-        after(("I", stage, number), ("W", stage, number))
-        if number:
-            for kind in "FIW":
-                after((kind, stage, number - 1), (kind, stage, number))
+    _chains(solver, start, takes, owner, message_s)
     span, begun = solver.addVariable(0, most), 0.0
     for row in stages:
         solver.addConstr(start["F", int(row[0]), 0] == begun)
@@ -68,6 +56,24 @@ def least_span_s(
     solver.minimize(span)
     assert solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
     return float(solver.getInfo().objective_function_value)
+
+
+def _chains(solver, start, takes, owner, message_s):  # type: ignore[no-untyped-def]
+    """Each pass is behind what it needs, and behind those of its kind and stage with smaller numbers."""
+
+    def after(one: Pass, other: Pass, lag: float = 0.0) -> None:
+        solver.addConstr(start[other] - start[one] >= takes(one) + lag)
+
+    for kind, stage, number in start:
+        if number:
+            after((kind, stage, number - 1), (kind, stage, number))
+    for _, stage, number in [one for one in start if one[0] == "F"]:
+        after(("F", stage, number), ("I", stage, number))
+        after(("I", stage, number), ("W", stage, number))
+        if stage:
+            lag = message_s * (owner[stage] != owner[stage - 1])
+            after(("F", stage - 1, number), ("F", stage, number), lag)
+            after(("I", stage, number), ("I", stage - 1, number), lag)
 
 
 def _orders(solver, start, own, takes, most):  # type: ignore[no-untyped-def]
