@@ -49,15 +49,7 @@ def schedules(
     from steptime.schedule.summary import notes_of, summary
     from steptime.store.files import write_bytes
 
-    for option, value in (
-        ("--times", times),
-        ("--message", message),
-        ("--memory", memory),
-        ("--chunks", chunks),
-        ("--seconds", seconds),
-    ):
-        if value is not None:
-            raise UserError(f"{option} is of a search", hint="add --search")
+    _no_search({"times": times, "message": message, "memory": memory, "chunks": chunks, "seconds": seconds})
     rows = summary(ranks, micro_batches)
     if name is None:
         if csv is not None:
@@ -79,6 +71,15 @@ def schedules(
     print(notes_of(own))
     for rank in range(min(ranks, 8)):
         print(f"rank {rank}: {' '.join(table.of_rank(rank)[:24])}{' ...' if len(table.of_rank(rank)) > 24 else ''}")
+
+
+def _no_search(given: dict[str, object]) -> None:
+    """Refuse options of the search without it."""
+    from steptime.errors import UserError
+
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"--{name} is of a search", hint="add --search")
 
 
 def _searched(
