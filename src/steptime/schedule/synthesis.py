@@ -161,12 +161,11 @@ def synthesised(
     Raises:
         UserError: the pipeline is not served, a time is no time, or a memory limit is below one micro-batch.
 
-    >>> from steptime.schedule.schedules import Times
     >>> found = synthesised(Pipeline(ranks=2, micro_batches=4, memory_limit=3))
     >>> found.span_s, found.bound_s, str(found.stop)     # 4 micro-batches of 3 seconds: no bubble
     (12.0, 12.0, 'proved: no schedule of the kind is faster')
     >>> print(*found.table.of_rank(1))
-    1F0 1I0 1F1 1I1 1F2 1I2 1F3 1I3 1W0 1W1 1W2 1W3
+    1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3
     """
     SCHEDULES[NAME].check(replace(pipeline, memory_limit=inf, times=Times()))
     limits = limits_of(pipeline.memory_limit if memory_limit is None else memory_limit, pipeline.ranks)
