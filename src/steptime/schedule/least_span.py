@@ -4,9 +4,9 @@ The kind: each stage is on one rank, as a placement says; each micro-batch has o
 input-gradient pass (I) and a weight-gradient pass (W); a rank does one pass at a time; a stage holds the activations of
 a micro-batch from the start of F to the end of W (a share of them from the end of I on), and no rank ever holds more
 than its limit. The bounded time is the longest span of a rank: from the start of its first pass to the end of its last.
-Micro-batches are alike, so that each stage may number them as they come: to exchange two changes no time. Whole backward
-passes are I and W in turn, and pairs that take as long as both of their passes are passes in turn, so that schedules of both
-sorts are of the kind.
+Micro-batches are alike, so that each stage may number them as they come: to exchange two changes no time. Whole
+backward passes are I and W in turn, and pairs that take as long as both of their passes are passes in turn, so that
+schedules of both sorts are of the kind.
 
 A bound is the largest of the bounds that follow. Each argues with what one rank cannot do while it waits; passes of
 other ranks are taken to run as soon as their inputs arrive, so that no schedule waits less.
