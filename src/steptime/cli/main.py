@@ -57,7 +57,7 @@ COMMANDS: Final = {
     "devices": ("steptime.cli.catalogue", "List devices, or show one with the source of every number."),
     "clusters": ("steptime.cli.catalogue", "List clusters, or show one with the source of every number."),
     "models": ("steptime.cli.catalogue", "List models, or show one."),
-    "schedules": ("steptime.cli.schedules", "List pipeline schedules, or show one with its order."),
+    "schedules": ("steptime.cli.schedules", "List pipeline schedules, show one, or search for a better one."),
     "frameworks": ("steptime.cli.catalogue", "List training frameworks, or show one with its fitted overheads."),
 }
 
