@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from steptime.api.comparison import Ledger as Ledger
     from steptime.api.comparison import diff as diff
     from steptime.api.comparison import ledger as ledger
+    from steptime.api.decisions import Guide as Guide
+    from steptime.api.decisions import guide as guide
     from steptime.api.parameter_updates import Consistency as Consistency
     from steptime.api.parameter_updates import consistency as consistency
     from steptime.api.simulation import SimulatedStep as SimulatedStep
@@ -32,6 +34,7 @@ PLACES: Final = {
     "Collective": "steptime.api.collective_times:Collective",
     "Consistency": "steptime.api.parameter_updates:Consistency",
     "Difference": "steptime.api.comparison:Difference",
+    "Guide": "steptime.api.decisions:Guide",
     "Ledger": "steptime.api.comparison:Ledger",
     "Limits": "steptime.lab.limits:Limits",
     "SimulatedStep": "steptime.api.simulation:SimulatedStep",
@@ -40,6 +43,7 @@ PLACES: Final = {
     "diff": "steptime.api.comparison:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
+    "guide": "steptime.api.decisions:guide",
     "ledger": "steptime.api.comparison:ledger",
     "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.calls:plan",

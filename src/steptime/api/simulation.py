@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,21 +12,32 @@ import numpy as np
 
 from steptime.api.calls import AskedPlan, asked_plan
 from steptime.api.request import NameOrPath, number, text, whole
+from steptime.api.simulated_times import (
+    durations_of,
+    footprint_of,
+    mean_times,
+    measured,
+    measured_mean,
+    of_two_steps,
+    once_of,
+    slowdown_of,
+)
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.estimate.memory import kept_of_layer, stage_memory
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.estimate.step import exposed_pass
+from steptime.formats.stage_times import StageTimes, read_stage_times
 from steptime.num import Array, Num
 from steptime.plan.job import SCHEDULES as CLOSED_FORMS
-from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline, Times
+from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline
+from steptime.schedule.actions import COMPUTE, DATA, FROM_HOST, STREAM, TO_HOST
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
 from steptime.schedule.idle import Spent, spent
 from steptime.schedule.layout import layout_text
 from steptime.schedule.legality import check
 from steptime.schedule.memory import Footprint, MemoryReplay, memory_replay
+from steptime.schedule.messages import with_copies
 from steptime.schedule.pytorch_csv import read_csv
-from steptime.schedule.simulate import Durations, Jitter, Simulation, sampled_step_s, two_streams
+from steptime.schedule.simulate import Durations, Jitter, Simulation, sampled_step_s
 from steptime.schedule.simulate import simulate as play
 
 WHOLE, SPLIT = "1f1b", "zb-h1"
@@ -85,6 +97,10 @@ class SimulatedStep:
     capacity_bytes: Num
     """Memory of a device: a number, or an array by rank."""
     message_bytes: float
+    slow_ranks: Mapping[int, float]
+    """Factor on the passes of ranks that are slow, by rank."""
+    equal_ranks_s: float
+    """The pipeline's time if no rank were slow."""
     notes: tuple[str, ...]
     layout: tuple[str, ...]
     """Letters of each stage (:mod:`steptime.schedule.layout`)."""
@@ -102,11 +118,14 @@ class SimulatedStep:
     @property
     def bubble_fraction(self) -> float:
         """Share of the pipeline's time in which a rank does no pass, mean over ranks."""
-        return float(1 - np.mean(self.spent.passes_s + self.spent.update_s) / self.pipeline_s)
+        busy_s = self.spent.passes_s + self.spent.tensor_s + self.spent.update_s
+        return float(1 - np.mean(busy_s) / self.pipeline_s)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         path = self.simulation.critical_path()
+        stream = np.where(path.message, -1, STREAM[self.table.kind[path.row]])
+        critical = {"messages": -1, "passes": COMPUTE, "data": DATA, "to_host": TO_HOST, "from_host": FROM_HOST}
         return {
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
@@ -126,10 +145,9 @@ class SimulatedStep:
             "closed_form_s": self.closed_form_s,
             "bubble_fraction": self.bubble_fraction,
             "spent_by_rank_s": {each.name: getattr(self.spent, each.name).tolist() for each in fields(Spent)},
-            "critical_path_s": {
-                "passes": float(path.seconds[~path.message].sum()),
-                "messages": float(path.seconds[path.message].sum()),
-            },
+            "critical_path_s": {name: float(path.seconds[stream == of].sum()) for name, of in critical.items()},
+            "slow_ranks": {str(rank): factor for rank, factor in self.slow_ranks.items()},
+            "stragglers_s": self.pipeline_s - self.equal_ranks_s,
             "peak_memory_bytes": self.memory.peak_bytes.tolist(),
             "memory_capacity_bytes": np.asarray(self.capacity_bytes).tolist(),
             "samples_s": self.samples_s.tolist(),
@@ -137,54 +155,74 @@ class SimulatedStep:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What is known of a run, in place of what the estimate has."""
+
+    stage_times: str | Path | None = None
+    """CSV file of measured times of the stages' passes (:func:`steptime.formats.stage_times.read_stage_times`)."""
+    overhead_s: float = 0.0
+    """Seconds that each micro-batch takes on each rank beyond its measured times."""
+    slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    """Factor on the passes of ranks, by rank."""
+    stages: StageChoice | None = None
+    """Another split of the layers (:mod:`steptime.api.stages`); None: that of the estimate."""
+
+    def checked(self) -> Observed:
+        """The same; UserError: an overhead is out of range, or there are no measured times that it belongs to."""
+        overhead_s = number("overhead", self.overhead_s, 0.0, 3600.0, "seconds")
+        if overhead_s and self.stage_times is None:
+            raise UserError("an overhead per micro-batch is for measured times", hint="give --stage-times FILE.csv too")
+        return self
+
+
 def simulate(
     model: NameOrPath,
     cluster: NameOrPath,
     *,
     schedule: str = WHOLE,
+    observed: Observed = Observed(),
     jitter: float = 0.0,
     samples: int = 0,
     seed: int = 0,
     plan: Mapping[str, Any] | None = None,
-    stages: StageChoice | None = None,
     **job: Any,
 ) -> SimulatedStep:
     """Simulates one step of a pipeline: any schedule of :data:`steptime.schedule.SCHEDULES`, or one from a file.
 
-    Durations of passes and messages, the layers of stages and what they hold are those of the estimate. What a step has
-    once (traffic of data parallelism, optimiser, overheads) is added to the pipeline's time as the estimate has it.
+    Durations of passes and messages, the layers of stages and what they hold are those of the estimate. What a step
+    has once (traffic of data parallelism, optimiser, overheads) is added to the pipeline's time as the estimate has it.
+    With ``offload activations`` what a stage keeps of a micro-batch goes to the host as a whole during the rank's next
+    pass, and comes back during the pass before it is needed.
 
     Args:
         schedule: a name, or a CSV file of PyTorch's pipelining.
+        observed: measured times, slow ranks, another split of the layers.
         jitter: standard deviation of the factor on each pass (mean 1), for samples.
         samples: number of samples with jitter.
         seed: of the samples.
         plan: as for an estimate; ``vpp`` is the number of virtual stages of a rank.
-        stages: another split of the layers (:mod:`steptime.api.stages`); None: that of the estimate.
         job: the other arguments of :func:`steptime.api.estimate`.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
     name, jitter = text("schedule", schedule), number("jitter", jitter, 0.0, 2.0, "standard deviation of a factor")
-    samples = whole("samples", samples, 0, MAX_SAMPLES)
-    given = dict(plan or {})
-    chunks = given.pop("vpp", None)
-    given.pop("schedule", None)
+    samples, slow_ranks = whole("samples", samples, 0, MAX_SAMPLES), dict(observed.checked().slow_ranks)
+    given = {key: value for key, value in (plan or {}).items() if key not in ("schedule", "vpp")}
+    chunks = (plan or {}).get("vpp")
     read = read_csv(Path(name)) if name.lower().endswith(".csv") else None
-    asked, e = _evaluated(model, cluster, given, job, WHOLE)
-    table = _table(name, e, chunks, read)
-    if np.any(table.kind == Kind.WEIGHT_GRADIENT):
-        asked, e = _evaluated(model, cluster, given, job, SPLIT)
-        table = _table(name, e, chunks, read)
-    transport = Transport(overlap=bool(e.inputs.hides_stages))
-    graph = graph_of(table, transport)
-    again = read is None and not SCHEDULES[name].synchronous
-    pace_s = _pace(graph, graph_of(_table(name, e, chunks, None, steps=2), transport) if again else None)
-    staged = _staged(name, e, table, chunks)
-    if stages is not None:
-        staged = stages(e, graph, staged, pace_s)
-    played, pipeline_s = play(graph, staged.durations), pace_s(staged.durations)
+    asked, e, table, times = _asked_table(model, cluster, name, chunks, read, observed, given, job)
+    graph, twice = _graph(e, table), None
+    if name in SCHEDULES and not SCHEDULES[name].synchronous:
+        twice = _graph(e, _table(name, e, chunks, None, steps=2, times=times))
+    pace_s = partial(_pipeline_s, graph, twice)
+    staged = _staged(name, e, table, chunks, lambda own: measured(own, times, table, observed.overhead_s))
+    if observed.stages is not None:
+        staged = observed.stages(e, graph, staged, pace_s)
+    durations = replace(staged.durations, slowdown=staged.durations.slowdown * slowdown_of(slow_ranks, table.ranks))
+    played, pipeline_s = play(graph, durations), pace_s(durations)
+    other = bool(times or slow_ranks or observed.stages)
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
@@ -193,14 +231,16 @@ def simulate(
         simulation=played,
         memory=memory_replay(played, staged.footprint),
         spent=spent(played),
+        slow_ranks=slow_ranks,
+        equal_ranks_s=pace_s(staged.durations) if slow_ranks else pipeline_s,
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
-        once_s=_once(e, pipeline_s),
-        closed_form_s=None if stages is not None else _closed_form_s(model, cluster, name, given, chunks, job),
-        samples_s=sampled_step_s(graph, staged.durations, Jitter(action=jitter), samples, seed),
+        once_s=once_of(e, pipeline_s),
+        closed_form_s=None if other else _closed_form_s(model, cluster, name, given, chunks, job),
+        samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
-        notes=(*asked.notes, *staged.notes),
+        notes=(*asked.notes, *_notes(e, times), *staged.notes),
         layout=staged.layout,
         even_step_s=_even_step_s(e, staged),
         even_layout=staged.even_layout,
@@ -208,26 +248,86 @@ def simulate(
     )
 
 
-def _pace(graph: ActionGraph, twice: ActionGraph | None) -> Pace:
-    """Pipeline time of one step; of steps that run into each other what the second adds."""
+def _asked_table(
+    model: NameOrPath,
+    cluster: NameOrPath,
+    name: str,
+    chunks: int | None,
+    read: ActionTable | None,
+    observed: Observed,
+    plan: Mapping[str, Any],
+    job: Mapping[str, Any],
+) -> tuple[AskedPlan, Evaluation, ActionTable, StageTimes | None]:
+    """The estimate whose backward passes are those of the schedule, the schedule's table, and measured times."""
+    asked, e = _evaluated(model, cluster, plan, job, WHOLE)
+    table = _table(name, e, chunks, read)
+    if np.any(table.kind == Kind.WEIGHT_GRADIENT):
+        asked, e = _evaluated(model, cluster, plan, job, SPLIT)
+        table = _table(name, e, chunks, read)
+    times = _measured_times(observed, e, table)
+    if times is not None:
+        table = _table(name, e, chunks, read, times=times)
+    return asked, e, table, times
 
-    def pace_s(durations: Durations) -> float:
-        once_s = float(play(graph, durations).rank_span_s.max())
-        return once_s if twice is None else float(play(twice, durations).rank_span_s.max()) - once_s
 
-    return pace_s
-
-
-def _staged(name: str, e: Evaluation, table: ActionTable, chunks: int | None) -> Staged:
+def _staged(
+    name: str, e: Evaluation, table: ActionTable, chunks: int | None, known: Callable[[Durations], Durations]
+) -> Staged:
     """What stages have as the estimate splits the layers."""
     layers = _layers(e, table)
     return Staged(
         layers=layers,
-        durations=_durations(e, table, layers),
-        footprint=replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks)),
+        durations=known(durations_of(e, table, layers)),
+        footprint=replace(footprint_of(e, table, layers), stashes=_stashes(name, e, chunks)),
         layout=_letters(e, layers),
         capacity_bytes=float(e.machine.memory_bytes),
     )
+
+
+def _pipeline_s(graph: ActionGraph, twice: ActionGraph | None, durations: Durations) -> float:
+    """From the first pass of a rank to its last, of the rank that takes longest; or what a further step takes."""
+    one_s = float(play(graph, durations).rank_span_s.max())
+    return one_s if twice is None else float(play(twice, of_two_steps(durations)).rank_span_s.max()) - one_s
+
+
+def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> StageTimes | None:
+    """Measured times of the stages of a table; None: there are none."""
+    if observed.stage_times is None:
+        return None
+    model = e.job.model
+    job = {
+        "pp": table.ranks,
+        "microbatches": table.micro_batches,
+        "micro_batch": int(e.plans.micro_batch),
+        "layers": int(model.layers),
+        "hidden": int(model.hidden),
+        "heads": int(model.heads),
+        "seq_len": int(e.job.seq_len),
+    }
+    return read_stage_times(Path(observed.stage_times), stages=table.stages, ranks=table.ranks, job=job)
+
+
+def _graph(e: Evaluation, table: ActionTable) -> ActionGraph:
+    """What actions wait for where messages and copies overlap as the plan says."""
+    return graph_of(table, Transport(overlap=bool(e.inputs.hides_stages), copies_ahead=_copies_ahead(e)))
+
+
+def _copies_ahead(e: Evaluation) -> int:
+    """Passes that run while activations are copied: one, or none where copies do not overlap."""
+    return int(e.inputs.hides_copies > 0)
+
+
+def _notes(e: Evaluation, times: StageTimes | None) -> tuple[str, ...]:
+    """What the numbers leave out."""
+    notes = []
+    if times is not None:
+        notes.append("passes take the measured times; what a step has once, and memory, are those of the estimate")
+    if e.inputs.copy_s:
+        notes.append(
+            "activations go to the host and back by whole passes of a stage: ranks hold more of them than the two "
+            "layers of the estimate; --csv leaves copies out"
+        )
+    return tuple(notes)
 
 
 def _evaluated(
@@ -266,8 +366,17 @@ def _closed_form_s(
     return float(e.step_time_s)
 
 
-def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | None, steps: int = 1) -> ActionTable:
+def _table(
+    name: str,
+    e: Evaluation,
+    chunks: int | None,
+    read: ActionTable | None,
+    steps: int = 1,
+    times: StageTimes | None = None,
+) -> ActionTable:
     """The schedule as a table; where it has no sends and receives, a pass sends its result when it ends.
+
+    Where activations are offloaded, it has their copies.
 
     Raises:
         UserError: the schedule is unknown or cannot serve the plan, or a file has another number of ranks.
@@ -281,10 +390,14 @@ def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | Non
                 hint=f"give --pp {read.ranks}, and a global batch of {read.micro_batches} micro-batches per replica",
             )
         check(read)
-        return read
-    schedule, pipeline = SCHEDULES[name], _pipeline(name, e, chunks, steps)
-    schedule.check(pipeline)
-    return schedule.order(pipeline)
+        table = read
+    else:
+        schedule, pipeline = SCHEDULES[name], _pipeline(name, e, chunks, steps)
+        if times is not None:
+            pipeline = replace(pipeline, times=measured_mean(times, pipeline.ranks))
+        schedule.check(pipeline)
+        table = schedule.order(pipeline)
+    return with_copies(table, ahead=_copies_ahead(e)) if e.inputs.copy_s else table
 
 
 def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
@@ -302,24 +415,7 @@ def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> P
         chunks=schedule.usual_chunks if chunks is None else chunks,
         micro_batches=int(e.micro_batches) * steps,
         slices=schedule.usual_slices,
-        times=_mean_times(e),
-    )
-
-
-def _mean_times(e: Evaluation) -> Times:
-    """Times of a stage of mean length, for orders that follow from times."""
-    layer, ends, stages = exposed_pass(e.passes.layer, e.step.exchanges), (e.passes.first, e.passes.last), e.plans.pp
-    whole, again = float(e.inputs.layout.whole), e.inputs.layout.recomputed
-    forward_s = whole * layer.forward_s + sum(end.forward_s for end in ends)
-    backward_s = whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
-    weights_s = whole * layer.weights_s + sum(end.weights_s for end in ends)
-    if not weights_s:
-        weights_s = backward_s / 2
-    return Times(
-        forward_s=float(forward_s / stages),
-        input_gradient_s=float((backward_s - weights_s) / stages),
-        weight_gradient_s=float(weights_s / stages),
-        message_s=float(e.step.stage_link_s),
+        times=mean_times(e),
     )
 
 
@@ -347,73 +443,9 @@ def _letters(e: Evaluation, layers: Array) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _durations(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
-    """Seconds of passes by stage, and of messages by the ranks that they are between."""
-    layer, again = exposed_pass(e.passes.layer, e.step.exchanges), e.inputs.layout.recomputed
-
-    def of_stages(of_layer: Any, of_first: Any, of_last: Any) -> Array:
-        seconds = layers * float(of_layer)
-        seconds[0] += float(of_first)
-        seconds[-1] += float(of_last)
-        return seconds
-
-    first, last = e.passes.first, e.passes.last
-    backward_s = of_stages(layer.backward_with_s(again), first.backward_s, last.backward_s)
-    weights_s = of_stages(layer.weights_s, first.weights_s, last.weights_s)
-    inside, links = max(int(e.plans.in_pp), 1), e.job.framework.stage_links
-    near_s, far_s = float(e.inputs.fast_link_s * links), float(e.inputs.slow_link_s * links)
-    return Durations(
-        forward_s=of_stages(layer.forward_s, first.forward_s, last.forward_s) / table.slices,
-        input_gradient_s=(backward_s - weights_s) / table.slices,
-        weight_gradient_s=weights_s / table.slices,
-        message_s=lambda sender, receiver: (
-            np.where(sender // inside == receiver // inside, near_s, far_s) / table.slices
-        ),
-        together=two_streams,
-    )
-
-
-def _footprint(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
-    """Bytes that stages hold; those of a rank's states and temporaries are divided over its stages."""
-    stages, sizes = table.stages, e.sizes
-    each = float(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, e.plans))
-    kept = layers * each
-    kept[0] += float(sizes.first.kept_bytes)
-    kept[-1] += float(sizes.last.kept_bytes)
-    ranks = table.ranks
-    held, weights = np.zeros(stages), np.zeros(stages)
-    for stage in range(stages):
-        name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
-        found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
-        own = {path: float(call.value) for path, call in found.held.items()}
-        working = {path: float(call.value) for path, call in found.calls().items() if path.startswith("working/")}
-        weights[stage] = sum(value for path, value in own.items() if path.split("/")[0].endswith("weights"))
-        held[stage] = sum(own.values()) - weights[stage] + sum(working.values())
-    share = ranks / stages
-    return Footprint(
-        activation_bytes=kept, deferred_bytes=kept, weights_bytes=weights * share, fixed_bytes=held * share
-    )
-
-
-def _once(e: Evaluation, pipeline_s: float) -> dict[str, float]:
-    """What a step has once, in seconds, by name; the growth is that of the whole step's work."""
-    step = e.step
-    found = {
-        "data_parallel": float(step.data.exposed_s + step.replicated_s),
-        "optimizer": float(step.optimizer_s),
-        "host": float(step.stage_host_s),
-        "copies": float(step.copies_s),
-    }
-    work_s = pipeline_s + sum(found.values())
-    grown = float(step.growth_s) / float(step.work_s) * work_s
-    return {
-        name: value for name, value in {**found, "overhead": float(step.overhead_s), "growth": grown}.items() if value
-    }
-
-
 def _even_step_s(e: Evaluation, staged: Staged) -> float | None:
     """Time of the step with the even split, where another one was chosen."""
-    return None if staged.even_s is None else staged.even_s + sum(_once(e, staged.even_s).values())
+    return None if staged.even_s is None else staged.even_s + sum(once_of(e, staged.even_s).values())
 
 
 def csv_of(found: SimulatedStep) -> ActionTable:

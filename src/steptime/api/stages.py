@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.api.request import NameOrPath
-from steptime.api.simulation import Pace, SimulatedStep, StageChoice, Staged, simulate
+from steptime.api.simulation import Observed, Pace, SimulatedStep, StageChoice, Staged, simulate
 from steptime.errors import PlanError, UserError, counted, shorten
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.layer import part_times
@@ -88,7 +88,8 @@ def simulate_stages(
     choice = None
     if balance or letters is not None or speeds is not None or memory is not None:
         choice = _choice(balance, layout, letters, speeds, memory)
-    return simulate(model, cluster, schedule=schedule, plan=given, stages=choice, **further)
+    observed = replace(further.pop("observed", Observed()), stages=choice)
+    return simulate(model, cluster, schedule=schedule, plan=given, observed=observed, **further)
 
 
 def _by_rank(option: str, given: str | Sequence[float] | None, read: Callable[[str], float]) -> Array | None:

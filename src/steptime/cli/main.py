@@ -37,6 +37,7 @@ COMMANDS: Final = {
         "steptime.captured.cli.profile",
         "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",
     ),
+    "guide": ("steptime.cli.guide", "The questions by which a plan is chosen by hand, and what they miss."),
     "fit": ("steptime.captured.cli.fit", "The cheapest way to make a training step fit on one device."),
     "simulate": (
         "steptime.cli.schedules",
@@ -56,7 +57,7 @@ COMMANDS: Final = {
     "devices": ("steptime.cli.catalogue", "List devices, or show one with the source of every number."),
     "clusters": ("steptime.cli.catalogue", "List clusters, or show one with the source of every number."),
     "models": ("steptime.cli.catalogue", "List models, or show one."),
-    "schedules": ("steptime.cli.schedules", "List pipeline schedules, or show one with its order."),
+    "schedules": ("steptime.cli.schedules", "List pipeline schedules, show one, or search for a better one."),
     "frameworks": ("steptime.cli.catalogue", "List training frameworks, or show one with its fitted overheads."),
 }
 

@@ -17,12 +17,28 @@ def schedules(
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the order of NAME for PyTorch's pipelining.")
     ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Search for a faster one; for the options below.")] = False,
+    times: Annotated[
+        str | None,
+        typer.Option("--times", metavar="F,I,W", help="Seconds of the passes; of each stage with colons: 1:1:2,..."),
+    ] = None,
+    message: Annotated[float | None, o.real("--message", "SECONDS", "From rank to rank.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="N", help="Micro-batches that fit into a rank; of each rank with colons."),
+    ] = None,
+    chunks: Annotated[int | None, o.number("--chunks", "1|2", "Stages of a rank; default: both.", 1, 2)] = None,
+    seconds: Annotated[float | None, o.real("--seconds", "S", "Search so long, not by work.")] = None,
+    seed: Annotated[int, o.number("--seed", "N", "Of the search.", 0, 2**31)] = 0,
     json: o.Json = False,
 ) -> None:
-    """List pipeline schedules: bubble, activations, versions of weights; or show one.
+    """List pipeline schedules: bubble, activations, versions of weights; show one; or search for a better one.
 
     Closed forms for equal stages whose forward passes and both parts of the backward pass take the same time.
     """
+    if search:
+        _searched(name, ranks, micro_batches, (times, message, memory, chunks, seconds, seed), csv, json)
+        return
     from dataclasses import asdict
 
     from steptime.cli.output import document, print_json
@@ -33,6 +49,7 @@ def schedules(
     from steptime.schedule.summary import notes_of, summary
     from steptime.store.files import write_bytes
 
+    _no_search({"times": times, "message": message, "memory": memory, "chunks": chunks, "seconds": seconds})
     rows = summary(ranks, micro_batches)
     if name is None:
         if csv is not None:
@@ -56,6 +73,64 @@ def schedules(
         print(f"rank {rank}: {' '.join(table.of_rank(rank)[:24])}{' ...' if len(table.of_rank(rank)) > 24 else ''}")
 
 
+def _no_search(given: dict[str, object]) -> None:
+    """Refuse options of the search without it."""
+    from steptime.errors import UserError
+
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"--{name} is of a search", hint="add --search")
+
+
+def _searched(
+    name: str | None, ranks: int, micro_batches: int, asked: tuple[Any, ...], csv: Path | None, json: bool
+) -> None:
+    """Search, and show what was found next to the named schedules."""
+    from steptime.api.schedule_search import search_schedule
+    from steptime.cli.output import print_json
+    from steptime.errors import UserError
+    from steptime.report.schedule_search import print_found, progress_line
+    from steptime.schedule.pytorch_csv import csv_text
+    from steptime.store.files import write_bytes
+
+    times, message, memory, chunks, seconds, seed = asked
+    if name is not None:
+        raise UserError(f"--search finds a schedule of its own; got the name {name}", hint="leave the name out")
+    parts = ("1,1,1" if times is None else times).split(",")
+    if len(parts) != 3:
+        raise UserError(f"--times {times}: {len(parts)} times", hint="three, as in --times 1,1.2,0.8")
+    forward, inputs, weights = (_numbers(f"--times {times}", part) for part in parts)
+    with progress_line() as progress:
+        found = search_schedule(
+            ranks,
+            micro_batches,
+            times=(forward, inputs, weights),
+            message_s=0.0 if message is None else message,
+            memory=float("inf") if memory is None else _numbers(f"--memory {memory}", memory),
+            chunks=chunks,
+            seconds=seconds,
+            seed=seed,
+            progress=progress,
+        )
+    if csv is not None:
+        write_bytes(csv, csv_text(found.found.table).encode())
+    if json:
+        print_json(found.to_json())
+    else:
+        print_found(found)
+
+
+def _numbers(option: str, text: str) -> float | list[float]:
+    """A number, or several with colons between them."""
+    from steptime.errors import UserError
+
+    try:
+        numbers = [float(each) for each in text.split(":")]
+    except ValueError:
+        raise UserError(f"{option}: {text!r} is no number", hint="a number, or numbers with colons: 1:1:2") from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
 @o.describes_job(after="model")
 def simulate(
     model: o.ModelOrRun,
@@ -65,6 +140,16 @@ def simulate(
     ] = None,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the order for PyTorch's pipelining.")
+    ] = None,
+    stage_times: Annotated[
+        Path | None, typer.Option("--stage-times", metavar="FILE", help="CSV of measured times of the stages' passes.")
+    ] = None,
+    overhead: Annotated[
+        float, o.real("--overhead", "SECONDS", "More time of each micro-batch on each rank, for --stage-times.")
+    ] = 0.0,
+    slow_rank: Annotated[
+        list[str] | None,
+        typer.Option("--slow-rank", metavar="RANK:FACTOR", help="A slow rank; 3:1.2: passes of rank 3 take 1.2 times."),
     ] = None,
     jitter: Annotated[
         float, o.real("--jitter", "SHARE", "Standard deviation of the factor on each pass, for --samples.")
@@ -92,7 +177,7 @@ def simulate(
     Takes the options of estimate. --schedule is a name of the command schedules, or a CSV file of PyTorch's pipelining;
     --vpp is the number of virtual stages of a rank.
     """
-    from steptime.api.simulation import csv_of
+    from steptime.api.simulation import Observed, csv_of
     from steptime.api.stages import simulate_stages
     from steptime.cli.estimate import plan_given, written_given
     from steptime.cli.job import job_from, needed
@@ -111,6 +196,9 @@ def simulate(
         layout=layout,
         rank_speeds=rank_speeds,
         rank_memory=rank_memory,
+        observed=Observed(
+            stage_times=stage_times, overhead_s=overhead, slow_ranks=dict(map(_slow_rank, slow_rank or ()))
+        ),
         jitter=jitter,
         samples=samples,
         seed=seed,
@@ -126,3 +214,14 @@ def simulate(
         print_json(found.to_json())
         return
     print_simulation(found)
+
+
+def _slow_rank(given: str) -> tuple[int, float]:
+    """Rank and factor of an option."""
+    from steptime.errors import UserError, shown
+
+    rank, _, factor = given.partition(":")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise UserError(f"--slow-rank {shown(given)}", hint="a rank and a factor, as 3:1.2") from None

@@ -301,7 +301,13 @@ def stale_regret(diameter: Num, lipschitz: Num, workers: Num, bound: Num, update
     :func:`stale_step`. With $s = 0$ it is the bound of bulk-synchronous training; without a bound on staleness there is
     none.
 
-    Source: Ho et al. 2013, theorem 1 (the SSP expectation bound).
+    With $\kappa = (s+1)P$ the proof sums, in units of $F L \sqrt{2\kappa/T}$: $1/(2\kappa)$ for the lengths of the
+    gradients, 1 for the distance of the start, $2s/(s+1)$ for updates that a worker does not see yet or sees too early
+    (:func:`stale_updates`, none older than $\kappa$), and at most $\sqrt{2sP/T}$ for the first $\kappa$ updates. They
+    are no more than 4 from $T = 2sP / (1 - 1/(2\kappa))^2$ on; for shorter runs the bound is not proved.
+
+    Source: Ho et al. 2013, theorem 1 (the SSP expectation bound): the form of the bound and of the steps; the constant
+    follows from the sum above, which is own.
 
     >>> stale_regret(1.0, 1.0, 8, 3, 6400)
     0.4

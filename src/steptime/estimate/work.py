@@ -232,6 +232,16 @@ def device_s(work: PhaseWork, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
     total = products_s(work, framework)
     total = total + held_to_peak_s(total, work.peak_s) + work.vector_s * framework.vector
+    return _with_links_s(total, work, framework)
+
+
+def exposed_links_s(work: PhaseWork, framework: Framework) -> Num:
+    """Exposed time of the transfers of some work."""
+    return _with_links_s(0.0, work, framework)
+
+
+def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
+    """A time with that of the exposed transfers of some work behind it."""
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
     for each in work.beside.values():

@@ -6,23 +6,29 @@ import numpy as np
 
 from steptime.formats.trace import Count, Slices, Trace
 from steptime.num import Array, Num
-from steptime.schedule.actions import LETTERS, Kind
+from steptime.schedule.actions import COMPUTE, LETTERS, STREAM, STREAMS, Kind
 from steptime.schedule.memory import MemoryReplay
 from steptime.schedule.simulate import Simulation, spread
 from steptime.schedule.waits import first_of_groups, is_message
 
-CATEGORIES = ("pass", "data", "message")
-COMPUTE, DATA, PEERS = 0, 1, 2
-"""Tracks of a rank; from the third on one for each other rank, to it. Tracks from other ranks come behind those of all
-ranks, so that an arrow is known when it ends."""
+CATEGORIES = ("pass", "data", "message", "copy", "tensor")
+CATEGORY = np.array([0] * 4 + [2] * 4 + [1] * 3 + [0, 3, 3])
+"""Category of each kind of action."""
+TRACKS = ("compute", "data", "to host", "from host", "tensor")
+"""Tracks of a rank by stream, and what its passes communicate with tensor, context and expert ranks; behind them one
+for each other rank, to it. Tracks from other ranks come behind those of all ranks, so that an arrow is known when it
+ends."""
+TENSOR, PEERS = STREAMS, STREAMS + 1
 
 
 def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message_bytes: Num = 0) -> Trace:
     """The trace of a simulated schedule.
 
-    Every action is a slice with its stage, micro-batch (-1: of none) and bytes. Each rank has the tracks `compute`,
-    `data` if it communicates with replicas, and one for messages to and one for messages from each other rank. Passes
-    that run together share their time, one inside another.
+    Every action is a slice with its stage, micro-batch (-1: of none) and bytes. Each rank has the track `compute`,
+    further ones for what else it does (:data:`TRACKS`), and one for messages to and one for messages from each other
+    rank. A pass that communicates with tensor, context or expert ranks is two slices: all that it computes, and behind
+    it on the track `tensor` all that is exposed of its communication, although layers do both in turn. Passes that run
+    together share their time, one inside another.
 
     Args:
         simulation: the schedule with its times.
@@ -31,22 +37,27 @@ def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message
     """
     table, messages = simulation.table, simulation.graph.messages
     own = np.flatnonzero(~is_message(table))
-    of_data = (table.kind[own] > Kind.WEIGHT_GRADIENT) & (table.kind[own] != Kind.UPDATE)
+    sends = np.flatnonzero(simulation.tensor_s > 0)
     forward = table.kind[messages.consumer] == Kind.FORWARD
     sent, width = np.where(forward, Kind.SEND_FORWARD, Kind.SEND_BACKWARD), PEERS + table.ranks
     size = spread(message_bytes, (table.stages,), "message_bytes")[table.stage[messages.consumer]]
-    row = np.concatenate([own, messages.producer, messages.consumer])
-    kind = np.concatenate([table.kind[own], sent, sent + 1])
-    compute = table.rank[own] * width + np.where(of_data, DATA, COMPUTE)
+    row = np.concatenate([own, sends, messages.producer, messages.consumer])
+    kind = np.concatenate([table.kind[own], table.kind[sends], sent, sent + 1])
     away, back = messages.source * width + messages.target, (table.ranks + messages.target) * width + messages.source
-    track = np.concatenate([compute, PEERS + away, PEERS + back])
-    item = np.concatenate([simulation.graph.item[own], messages.item, messages.item])
-    depth = np.concatenate([(np.arange(len(table)) - first_of_groups(table))[own], np.zeros(2 * len(sent), np.int64)])
-    nbytes = np.concatenate([np.zeros(len(own)), size, size]).astype(np.int64)
-    order = np.lexsort((depth, simulation.starts[item], track))
-    place = np.argsort(order)
+    streams = table.rank[own] * width + STREAM[table.kind[own]], table.rank[sends] * width + TENSOR
+    track = np.concatenate([*streams, PEERS + away, PEERS + back])
+    apart = _without_tensor(simulation)
+    start = np.concatenate([simulation.start_s[own], apart[sends], *[simulation.starts[messages.item]] * 2])
+    end = np.concatenate([apart[own], simulation.end_s[sends], *[simulation.ends[messages.item]] * 2])
+    inside = np.arange(len(table)) - first_of_groups(table)
+    depth = np.concatenate([inside[own], inside[sends], np.zeros(2 * len(sent), np.int64)])
+    nbytes = np.concatenate([np.zeros(len(own) + len(sends)), size, size]).astype(np.int64)
+    sort = CATEGORY[kind]
+    sort[len(own) : len(own) + len(sends)] = CATEGORIES.index("tensor")
+    order = np.lexsort((depth, start, track))
+    place = np.argsort(order)[len(own) + len(sends) :]
     tracks, number = np.unique(track[order], return_inverse=True)
-    sort = np.select([kind <= Kind.WEIGHT_GRADIENT, kind <= Kind.RECEIVE_BACKWARD, kind < Kind.UPDATE], [0, 2, 1], 0)
+    numbers = {"stage": table.stage[row], "micro_batch": table.micro_batch[row], "bytes": nbytes}
     return Trace(
         processes=[f"rank {rank}" for rank in range(table.ranks)],
         tracks=[_track(each, width, table.ranks) for each in tracks.tolist()],
@@ -54,20 +65,24 @@ def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message
         categories=CATEGORIES,
         slices=Slices(
             track=number,
-            start_ns=_ns(simulation.starts[item][order]),
-            end_ns=_ns(simulation.ends[item][order]),
+            start_ns=_ns(start[order]),
+            end_ns=_ns(end[order]),
             name=kind[order],
             category=sort[order],
             depth=depth[order],
-            numbers={
-                "stage": table.stage[row][order],
-                "micro_batch": table.micro_batch[row][order],
-                "bytes": nbytes[order],
-            },
+            numbers={name: values[order] for name, values in numbers.items()},
         ),
-        flows=(place[len(own) : len(own) + len(sent)], place[len(own) + len(sent) :]),
+        flows=(place[: len(sent)], place[len(sent) :]),
         counts=[] if memory is None else [_count(memory, rank) for rank in range(table.ranks)],
     )
+
+
+def _without_tensor(simulation: Simulation) -> Array:
+    """When each action ends but for its exposed communication with tensor, context and expert ranks, by row (s)."""
+    graph = simulation.graph
+    sent: Array = np.bincount(graph.item, simulation.tensor_s, graph.size)
+    ends: Array = simulation.end_s - sent[graph.item] * (STREAM[graph.table.kind] == COMPUTE)
+    return ends
 
 
 def _ns(seconds: Array) -> Array:
@@ -79,7 +94,7 @@ def _track(number: int, width: int, ranks: int) -> tuple[int, str]:
     """Rank and name of a track."""
     rank, stream = divmod(number, width)
     if stream < PEERS:
-        return rank, "data" if stream == DATA else "compute"
+        return rank, TRACKS[stream]
     return rank % ranks, f"{'to' if rank < ranks else 'from'} rank {stream - PEERS}"
 
 

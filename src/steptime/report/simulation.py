@@ -17,6 +17,9 @@ from steptime.schedule.summary import Row
 SHOWN = 16
 """Ranks that the table has at most; of more, the first, some between and the last."""
 
+WIDE = 6
+"""Columns of times that fit with two spaces between them; of more, one."""
+
 
 def print_simulation(found: SimulatedStep) -> None:
     """The step time and its parts, and what each rank does and holds."""
@@ -28,6 +31,11 @@ def print_simulation(found: SimulatedStep) -> None:
     rows = [("step time", t.seconds(found.step_s)), ("pipeline", t.seconds(found.pipeline_s))]
     rows += [(name.replace("_", " "), t.seconds(value)) for name, value in found.once_s.items()]
     rows.append(("bubble", f"{100 * found.bubble_fraction:.1f} % of the pipeline's time, mean of the ranks"))
+    if found.slow_ranks:
+        more_s = found.pipeline_s - found.equal_ranks_s
+        which = ", ".join(f"rank {rank} x {factor:g}" for rank, factor in found.slow_ranks.items())
+        share = f"{100 * more_s / found.equal_ranks_s:.1f} %"
+        rows.append(("stragglers", f"{t.seconds(more_s)} of the pipeline, {share} more: {which}"))
     if found.closed_form_s is not None:
         rows.append(("closed form", f"{t.seconds(found.closed_form_s)}: what estimate says"))
     if len(found.samples_s):
@@ -74,18 +82,30 @@ def _print_stages(found: SimulatedStep) -> None:
 
 def _print_ranks(found: SimulatedStep) -> None:
     """Seconds and memory by rank."""
-    heads = ("rank", "passes", "fill", "drain", "peers", "messages", "data", "memory")
-    table, of = Table(box=None, pad_edge=False), found.spent
-    for head in heads:
+    of = found.spent
+    columns = {
+        "passes": of.passes_s,
+        "tensor": of.tensor_s,
+        "fill": of.fill_s,
+        "drain": of.drain_s,
+        "peers": of.peers_s,
+        "messages": of.message_s,
+        "data": of.data_s,
+        "copies": of.copy_s,
+    }
+    columns = {name: seconds for name, seconds in columns.items() if seconds.max() > 1e-9}
+    table = Table(box=None, pad_edge=False, collapse_padding=len(columns) > WIDE)
+    for head in ("rank", *columns, "memory"):
         table.add_column(head, justify="right")
     count = found.table.ranks
     capacity = np.broadcast_to(found.capacity_bytes, (count,))
     shown = range(count) if count <= SHOWN else sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
     for rank in shown:
-        each = (of.passes_s, of.fill_s, of.drain_s, of.peers_s, of.message_s, of.data_s)
         peak = float(found.memory.peak_bytes[rank])
         mark = " !" if peak > capacity[rank] else ""
-        table.add_row(str(rank), *(t.seconds(float(column[rank])) for column in each), t.memory(peak) + mark)
+        table.add_row(
+            str(rank), *(t.seconds(float(column[rank])) for column in columns.values()), t.memory(peak) + mark
+        )
     t.console().print(table)
     if (found.memory.peak_bytes > capacity).any():
         t.console().print(f"!: more than the {t.memory(float(capacity.min()))} of a device")

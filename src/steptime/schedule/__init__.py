@@ -8,6 +8,7 @@ from steptime.schedule import zero_bubble  # noqa: F401
 from steptime.schedule import bidirectional  # noqa: F401
 from steptime.schedule import sequence  # noqa: F401
 from steptime.schedule import asynchronous  # noqa: F401
+from steptime.schedule import synthesis  # noqa: F401
 from steptime.schedule.actions import ActionTable, Kind
 from steptime.schedule.schedules import SCHEDULES, Pipeline, Schedule, Times
 

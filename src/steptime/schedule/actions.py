@@ -39,12 +39,18 @@ class Kind(IntEnum):
     """Gradients of the weights of a stage are summed over replicas."""
     UPDATE = 11
     """The optimiser changes the weights of a stage."""
+    OFFLOAD = 12
+    """Activations that the forward pass of a stage keeps go to the memory of the host."""
+    RELOAD = 13
+    """They come back; the backward pass waits for them."""
 
 
 PASSES: Final = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """Kinds that compute."""
 MESSAGES: Final = (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
 """Kinds that move activations or their gradients between two ranks."""
+COPIES: Final = (Kind.OFFLOAD, Kind.RELOAD)
+"""Kinds that move activations between a rank and its host."""
 LETTERS: Final = (
     "F",
     "B",
@@ -58,20 +64,29 @@ LETTERS: Final = (
     "RESHARD",
     "REDUCE_GRAD",
     "UPDATE",
+    "OFFLOAD",
+    "RELOAD",
 )
-"""Name of each :class:`Kind` in PyTorch's notation; PyTorch has no UPDATE."""
+"""Name of each :class:`Kind` in PyTorch's notation; PyTorch has no UPDATE, OFFLOAD and RELOAD."""
+COMPUTE, DATA, TO_HOST, FROM_HOST = range(4)
+"""Streams of a rank. Copies to the host and back have one each, because PCI Express carries both ways at once."""
+STREAMS: Final = 4
+STREAM: Final = np.array([COMPUTE] * 8 + [DATA] * 3 + [COMPUTE, TO_HOST, FROM_HOST])
+"""Stream of each :class:`Kind`; messages are on it where they do not overlap, else on links between ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTable:
     """Actions of a step in columns of the same length, rank by rank, each rank's in the order in which it starts them.
 
-    No two passes have the same (kind, stage, micro-batch, slice), and no two messages; a stage whose ranks are two
-    (bidirectional pipelines) has each micro-batch on one of them. What an action waits for follows from what it is: a
-    forward pass waits for that of the stage before, a backward pass for that of the stage after and for its own
-    forward pass, a pass of another rank's result for the message that carries it. A weight-gradient pass waits for its
-    input-gradient pass. A table may lack messages (:func:`steptime.schedule.messages.with_messages` adds them): then a
-    pass waits for the pass of the other rank itself.
+    No two passes have the same (kind, stage, micro-batch, slice), no two messages and no two copies; a stage whose
+    ranks are two (bidirectional pipelines) has each micro-batch on one of them. What an action waits for follows from
+    what it is: a forward pass waits for that of the stage before, a backward pass for that of the stage after and for
+    its own forward pass, a pass of another rank's result for the message that carries it. A weight-gradient pass waits
+    for its input-gradient pass. A table may lack messages (:func:`steptime.schedule.messages.with_messages` adds them):
+    then a pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass that stands
+    before it has ended; where a micro-batch has copies (:func:`steptime.schedule.messages.with_copies`), its backward
+    pass waits for the copy back.
     """
 
     ranks: int
@@ -138,6 +153,12 @@ class ActionTable:
     def numbers(self) -> int:
         """How many numbers there are (:meth:`number`)."""
         return len(Kind) * self.stages * (self.micro_batches + 1) * self.slices
+
+    @property
+    def singles(self) -> Array:
+        """Whether each action is of a micro-batch and there once: passes, messages, copies."""
+        found: Array = (self.kind <= MESSAGES[-1]) | (self.kind >= COPIES[0])
+        return found
 
 
 COLUMNS: Final = ("rank", "kind", "stage", "micro_batch", "slice", "together")

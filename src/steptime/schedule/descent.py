@@ -1,8 +1,9 @@
 r"""Stochastic gradient descent with the stale parameters of a played run, and the bounds of the theory.
 
 The problem is small and convex: absolute deviations $f_t(x) = |a_t^\top (x - x^*)|$ with unit vectors $a_t$, so that
-gradients are no longer than $L = 1$ and the least loss is 0. Step sizes follow the theorem
-(:func:`steptime.cost.data_parallel.stale_step`).
+gradients are no longer than $L = 1$ and the least loss is 0. Step sizes follow theorem 1 of Ho
+et al. (NIPS 2013; :func:`steptime.cost.data_parallel.stale_step`). The constant of its bound is derived at
+:func:`steptime.cost.data_parallel.stale_regret`.
 """
 
 from __future__ import annotations

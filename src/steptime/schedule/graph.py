@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.errors import InternalError, UserError
 from steptime.num import Array
-from steptime.schedule.actions import MESSAGES, PASSES, ActionTable, Kind
+from steptime.schedule.actions import COPIES, PASSES, STREAM, STREAMS, ActionTable, Kind
 from steptime.schedule.legality import check
 from steptime.schedule.waits import NONE, Places, first_of_groups, is_message, needed
 
@@ -29,6 +29,10 @@ class Transport:
     link: Callable[[Array, Array], Array] | None = None
     """Number of the link between two ranks (sender, receiver), 0 or more. Messages on a link go one after another, in
     the order in which they are ready. None: each sender has a link of its own to each receiver."""
+    copies_ahead: int = 1
+    """Passes that a rank starts while a copy to the host that stands before them is on its way; the next one waits for
+    it. 1: one pass computes while what the pass before it keeps goes to the host. 0: passes and copies run one after
+    another, a copy back behind the copies to the host that stand before it."""
 
     def links(self, source: Array, target: Array) -> Array:
         """Link of each message, numbered from 0 on without gaps."""
@@ -93,7 +97,7 @@ class ActionGraph:
 
     @cached_property
     def chain(self) -> Array:
-        """Chain of each item: 2 x rank for compute streams, 2 x rank + 1 for data streams, links above; -1: item 0."""
+        """Chain of each item: those of a rank are :data:`STREAMS` x rank + its stream; links above; -1: item 0."""
         return np.concatenate([[-1], np.repeat(np.arange(len(self.first)), self.stop - self.first)])
 
     @cached_property
@@ -139,7 +143,7 @@ class ActionGraph:
         while chain not in seen:
             seen.append(chain)
             chain = int(self.chain[self.cross[stuck[chain]]])
-        of_ranks = [each for each in seen[seen.index(chain) :] if each < 2 * self.table.ranks]
+        of_ranks = [each for each in seen[seen.index(chain) :] if each < STREAMS * self.table.ranks]
         waits = [f"{self._name(stuck[each])} waits for {self._name(int(self.cross[stuck[each]]))}" for each in of_ranks]
         return "actions wait for each other: " + "; ".join(sorted(waits)[:3])
 
@@ -214,20 +218,22 @@ def _needed(table: ActionTable) -> Array:
             _refuse(table)
     places = Places.of(table)
     rows, needs = np.arange(len(table)), needed(table, places)
-    single = table.kind <= MESSAGES[-1]
+    single = table.singles
     if (places.rows[table.identity] != rows)[single].any() or (np.diff(table.rank) < 0).any():
         _refuse(table)
     first, own = needs[:, 0], needs[:, 1:]
     backward = (table.kind == Kind.BACKWARD) | (table.kind == Kind.INPUT_GRADIENT)
     ends = ((table.kind == Kind.FORWARD) & (table.stage == 0)) | (backward & (table.stage == table.stages - 1))
-    alone = single & ((first != NONE) | ends | (table.kind == Kind.WEIGHT_GRADIENT))
+    copies = table.kind >= COPIES[0]
+    alone = single & ((first != NONE) | ends | copies | (table.kind == Kind.WEIGHT_GRADIENT))
     sends = (table.kind == Kind.SEND_FORWARD) | (table.kind == Kind.SEND_BACKWARD)
     local = sends | (single & ~is_message(table) & is_message(table)[first])
     late = (needs >= rows[:, None]) & (table.rank[needs] == table.rank[:, None])
     apart = (own != NONE) & (table.rank[own] != table.rank[:, None])
-    apart[:, 0] |= (own[:, 0] == NONE) & (backward | (table.kind == Kind.WEIGHT_GRADIENT))
+    apart[:, 0] |= (own[:, 0] == NONE) & (backward | copies | (table.kind == Kind.WEIGHT_GRADIENT))
     distant = local & (first != NONE) & (table.rank[first] != table.rank)
-    if (single & ~alone).any() or late.any() or apart.any() or distant.any():
+    lost = np.count_nonzero(table.kind == Kind.OFFLOAD) != np.count_nonzero(table.kind == Kind.RELOAD)
+    if (single & ~alone).any() or late.any() or apart.any() or distant.any() or lost:
         _refuse(table)
     return needs
 
@@ -300,6 +306,37 @@ def _data_dependencies(table: ActionTable) -> tuple[Array, Array]:
     return np.concatenate(waits), np.concatenate(needs)
 
 
+def _copy_dependencies(table: ActionTable, needs: Array, ahead: int) -> tuple[Array, Array]:
+    """Rows that wait for copies to the host and back, or for passes before they are made, and what they wait for."""
+    copies = _rows(table, *COPIES)
+    if not copies.size:
+        return copies, copies
+    first, passes, ranks = first_of_groups(table), _rows(table, *PASSES), table.ranks
+    begins = np.unique(first[passes])
+    before = np.searchsorted(passes, copies) - 1
+    told = (before >= 0) & (table.rank[passes[before]] == table.rank[copies])
+    waits, wanted = [copies[told]], [passes[before[told]]]
+    # A backward pass waits for its copy back, and that for the copy to the host.
+    chained = np.concatenate((copies[table.kind[copies] == Kind.RELOAD], passes[table.kind[passes] != Kind.FORWARD]))
+    chained = chained[np.isin(table.kind[needs[chained, 1]], COPIES)]
+    waits.append(chained)
+    wanted.append(needs[chained, 1])
+    out = copies[table.kind[copies] == Kind.OFFLOAD]
+    if not ahead:
+        back = np.setdiff1d(copies, out)
+        at = np.searchsorted(out, back) - 1
+        same = (at >= 0) & (table.rank[out[at]] == table.rank[back])
+        waits.append(back[same])
+        wanted.append(out[at[same]])
+    # The pass that is too far ahead of a copy to the host waits for it.
+    turn = np.searchsorted(begins, out) + ahead
+    ends = np.searchsorted(table.rank[begins], np.arange(ranks), side="right")[table.rank[out]]
+    out, turn = out[turn < ends], turn[turn < ends]
+    waits.append(begins[turn])
+    wanted.append(out)
+    return np.concatenate(waits), np.concatenate(wanted)
+
+
 # -- items ------------------------------------------------------------------------------------------------------------
 
 
@@ -318,27 +355,28 @@ def graph_of(table: ActionTable, transport: Transport = Transport(), order: Arra
     """
     if transport.buffers is not None and transport.buffers < 1:
         raise UserError(f"{transport.buffers} buffers for messages", hint="1 or more; None: any number")
-    messages = _messages(table, _needed(table))
-    return _Items(table, messages, transport, order).graph()
+    if transport.copies_ahead < 0:
+        raise UserError(f"{transport.copies_ahead} passes ahead of copies", hint="0 or more")
+    return _Items(table, _needed(table), transport, order).graph()
 
 
 class _Items:
     """Items are numbered: first those of rows, then those of messages; `_numbered` sorts them into chains."""
 
-    def __init__(self, table: ActionTable, messages: MessageTable, transport: Transport, order: Array | None) -> None:
-        self.table, self.messages, self.transport = table, messages, transport
+    def __init__(self, table: ActionTable, needs: Array, transport: Transport, order: Array | None) -> None:
+        messages = _messages(table, needs)
+        self.table, self.needs, self.messages, self.transport = table, needs, messages, transport
         self.order = np.arange(len(messages.send)) if order is None else order
         self.separate = transport.overlap or not (messages.receive >= 0).any()
         """Whether messages are items of their own, not those of sends and receives."""
-        on_compute = (table.kind <= Kind.WEIGHT_GRADIENT) | (table.kind == Kind.UPDATE)
-        on_compute |= (told := is_message(table)) & (not transport.overlap)
+        told = is_message(table)
         lead = np.where(table.kind <= Kind.WEIGHT_GRADIENT, first_of_groups(table), np.arange(len(table)))
         self.leaders = np.flatnonzero((lead == np.arange(len(table))) & ~(told & transport.overlap))
         """Rows that are items: of those that run together the first."""
         self.place = np.full(len(table), NONE)
         self.place[self.leaders] = np.arange(len(self.leaders))
         self.place = self.place[lead]
-        self.chain = (2 * table.rank + ~on_compute)[self.leaders]
+        self.chain = (STREAMS * table.rank + STREAM[table.kind])[self.leaders]
         count = len(self.leaders)
         self.sent = count + np.arange(len(messages.send)) if self.separate else self.place[messages.send]
 
@@ -347,18 +385,18 @@ class _Items:
         table, messages, transport = self.table, self.messages, self.transport
         chain, key = self.chain, 4 * self.leaders + 1
         if self.separate:
-            on = 2 * messages.source
+            on = STREAMS * messages.source
             if transport.overlap:
-                on = 2 * table.ranks + transport.links(messages.source, messages.target)
+                on = STREAMS * table.ranks + transport.links(messages.source, messages.target)
             chain = np.concatenate([chain, on])
             key = np.concatenate([key, 4 * (self.order if transport.overlap else messages.send) + 3])
         return self._numbered(chain, key, *self._crosses())
 
     def _crosses(self) -> tuple[Array, Array]:
         """Items that wait for items of other chains, and the ones that they wait for."""
-        messages, waits, needs = self.messages, *_data_dependencies(self.table)
-        own = not self.transport.overlap
-        targets, sources = [self.place[waits]], [self.place[needs]]
+        messages, own = self.messages, not self.transport.overlap
+        rows = _data_dependencies(self.table), _copy_dependencies(self.table, self.needs, self.transport.copies_ahead)
+        targets, sources = ([self.place[each] for each in pair] for pair in zip(*rows, strict=True))
         takes = messages.receive if own and not self.separate else messages.consumer
         targets.append(self.place[takes])
         sources.append(self.sent)
@@ -389,7 +427,7 @@ class _Items:
         order = np.argsort(chain * (4 * len(self.table) + 4) + key, kind="stable")
         number = np.empty(len(order) + 1, np.int64)
         number[order], number[-1] = np.arange(1, len(order) + 1), 0
-        chains = max(int(chain.max(initial=-1)) + 1, 2 * table.ranks)
+        chains = max(int(chain.max(initial=-1)) + 1, STREAMS * table.ranks)
         stop = np.cumsum(np.bincount(chain, minlength=chains)) + 1
         item = number[self.place]
         item[messages.send] = np.where(messages.send == messages.producer, item[messages.send], number[self.sent])

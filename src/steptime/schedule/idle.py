@@ -1,4 +1,4 @@
-"""How the ranks of a simulated schedule spend a step: passes, updates, and the bubble by cause."""
+"""How the ranks of a simulated schedule spend a step: computing, communicating, and the bubble by cause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from steptime.num import Array
-from steptime.schedule.actions import Kind
+from steptime.schedule.actions import COMPUTE, DATA, STREAMS, Kind
 from steptime.schedule.graph import ActionGraph
 from steptime.schedule.simulate import Simulation
 
@@ -21,7 +21,9 @@ class Spent:
     """
 
     passes_s: Array
-    """Forward and backward passes."""
+    """Forward and backward passes, without their exposed communication with tensor, context and expert ranks."""
+    tensor_s: Array
+    """This communication."""
     update_s: Array
     """Optimiser."""
     fill_s: Array
@@ -34,11 +36,13 @@ class Spent:
     """Waits for a result that is there and is queued or on its way; sends it, where no message overlaps."""
     data_s: Array
     """Waits for data-parallel communication of its own: gathers of weights, reductions of gradients."""
+    copy_s: Array
+    """Waits for activations on their way to its host or back."""
 
     @property
     def bubble_s(self) -> Array:
-        """All but passes and updates (s), by rank."""
-        return self.fill_s + self.drain_s + self.peers_s + self.message_s + self.data_s
+        """All but passes with their communication, and updates (s), by rank."""
+        return self.fill_s + self.drain_s + self.peers_s + self.message_s + self.data_s + self.copy_s
 
     @property
     def total_s(self) -> Array:
@@ -51,8 +55,8 @@ def spent(simulation: Simulation) -> Spent:
     """What each rank does in a step, in seconds."""
     graph, ends = simulation.graph, simulation.ends
     ranks = graph.table.ranks
-    items = np.flatnonzero((graph.chain < 2 * ranks) & (graph.chain % 2 == 0) & (graph.chain >= 0))
-    rank = graph.chain[items] // 2
+    items = np.flatnonzero((graph.chain < STREAMS * ranks) & (graph.chain % STREAMS == COMPUTE) & (graph.chain >= 0))
+    rank = graph.chain[items] // STREAMS
     before, start = ends[graph.previous[items]], simulation.starts[items]
 
     def by_rank(seconds: Array, where: Array) -> Array:
@@ -61,22 +65,27 @@ def spent(simulation: Simulation) -> Spent:
 
     is_pass, is_update, is_message = (each[items] for each in _sorts(graph))
     to_chain = graph.chain[graph.cross[items]]
-    to_data = (to_chain < 2 * ranks) & (to_chain % 2 == 1) & (to_chain >= 0)
+    of_rank = (to_chain < STREAMS * ranks) & (to_chain >= 0)
+    to_data = of_rank & (to_chain % STREAMS == DATA)
+    to_copy = of_rank & (to_chain % STREAMS > DATA)
     ready = _ready_s(simulation)[graph.cross[items]]
-    waits = np.where(to_data, 0.0, np.clip(np.minimum(ready, start) - before, 0.0, None))
+    waits = np.where(to_data | to_copy, 0.0, np.clip(np.minimum(ready, start) - before, 0.0, None))
     rest = start - before - waits
     first, last = _turning_points(graph)
     fills, drains = items <= first[rank], items > last[rank]
     taken = simulation.seconds[items]
-    drain_s, data_s = _after_the_last(simulation)
+    drain_s, data_s, copy_s = _after_the_last(simulation)
+    tensor_s: Array = np.bincount(graph.table.rank, simulation.tensor_s, ranks).astype(float)
     return Spent(
-        passes_s=by_rank(taken, is_pass),
+        passes_s=by_rank(taken, is_pass) - tensor_s,
+        tensor_s=tensor_s,
         update_s=by_rank(taken, is_update),
         fill_s=by_rank(waits, fills),
         drain_s=by_rank(waits, drains & ~fills) + drain_s,
         peers_s=by_rank(waits, ~fills & ~drains),
-        message_s=by_rank(rest, ~to_data) + by_rank(taken, is_message),
+        message_s=by_rank(rest, ~to_data & ~to_copy) + by_rank(taken, is_message),
         data_s=by_rank(rest, to_data) + data_s,
+        copy_s=by_rank(rest, to_copy) + copy_s,
     )
 
 
@@ -108,12 +117,13 @@ def _turning_points(graph: ActionGraph) -> tuple[Array, Array]:
     return first, last
 
 
-def _after_the_last(simulation: Simulation) -> tuple[Array, Array]:
-    """Seconds from the last pass or update of each rank to the end of the step, without and with communication."""
+def _after_the_last(simulation: Simulation) -> tuple[Array, Array, Array]:
+    """Seconds from the last pass or update of each rank to the end of the step: idle, communicating, copying."""
     graph = simulation.graph
-    last = np.zeros(2 * graph.table.ranks)
+    last = np.zeros(STREAMS * graph.table.ranks)
     filled = np.flatnonzero((graph.first < graph.stop)[: len(last)])
     last[filled] = simulation.ends[graph.stop[filled] - 1]
-    compute, data = last[::2], last[1::2]
+    compute, data, *copies = last.reshape(-1, STREAMS).T
     data_s = np.clip(data - compute, 0.0, None)
-    return simulation.step_s - compute - data_s, data_s
+    copy_s = np.clip(np.maximum(*copies) - compute - data_s, 0.0, None)
+    return simulation.step_s - compute - data_s - copy_s, data_s, copy_s

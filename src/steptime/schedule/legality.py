@@ -9,7 +9,7 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.num import Array
-from steptime.schedule.actions import MESSAGES, PASSES, ActionTable, Kind
+from steptime.schedule.actions import COPIES, MESSAGES, PASSES, ActionTable, Kind
 from steptime.schedule.waits import NONE, Places, awaited_of_others, first_of_groups, is_message, needed, played
 
 _SENDS = {Kind.SEND_FORWARD: Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD: Kind.RECEIVE_BACKWARD}
@@ -20,8 +20,8 @@ def check(table: ActionTable, *, buffers: int = 1) -> None:
 
     Every micro-batch has on every stage one forward pass and one backward pass, whole or in two parts, all on one rank;
     each rank has its actions after what they need; where there are messages, both ends of each one that is needed are
-    there, and two ranks send and receive in the same order; weights are there when a pass needs them; gradients are
-    complete when they are summed; and no ranks wait for each other in a circle.
+    there, and two ranks send and receive in the same order; what is copied to the host comes back; weights are there
+    when a pass needs them; gradients are complete when they are summed; and no ranks wait for each other in a circle.
 
     Args:
         table: the actions.
@@ -39,6 +39,7 @@ def check(table: ActionTable, *, buffers: int = 1) -> None:
     _after_what_they_need(table, rows)
     if is_message(table).any():
         _both_ends(table, places)
+    _copied_back(table, places)
     _gathered(table)
     _reduced_when_complete(table)
     _no_circle(table, awaited_of_others(table, rows), _messages(table, places), buffers)
@@ -57,7 +58,7 @@ def _refuse_where(table: ActionTable, broken: Array, rule: str) -> None:
 def _in_range(table: ActionTable) -> None:
     if not len(table):
         raise UserError("a schedule without actions")
-    none = table.kind > MESSAGES[-1]
+    none = ~table.singles
     _refuse_where(table, (table.kind < 0) | (table.kind >= len(Kind)), "unknown kind of action")
     _refuse_where(table, (table.rank < 0) | (table.rank >= table.ranks), f"ranks are 0 to {table.ranks - 1}")
     _refuse_where(table, np.diff(table.rank, prepend=0) < 0, "actions of a rank do not follow each other")
@@ -94,8 +95,9 @@ def _missing(table: ActionTable, stage: int, number: int, piece: int, kind: str)
 
 def _each_once(table: ActionTable) -> Places:
     places = Places.of(table)
-    single = table.kind <= MESSAGES[-1]
-    _refuse_where(table, single & (places.rows[table.identity] != np.arange(len(table))), "is in the schedule twice")
+    _refuse_where(
+        table, table.singles & (places.rows[table.identity] != np.arange(len(table))), "is in the schedule twice"
+    )
     return places
 
 
@@ -142,9 +144,10 @@ def _needs_nothing(table: ActionTable, column: int) -> Array:
     kind, stage = table.kind, table.stage
     backward = (kind == Kind.BACKWARD) | (kind == Kind.INPUT_GRADIENT)
     ends = ((kind == Kind.FORWARD) & (stage == 0)) | (backward & (stage == table.stages - 1))
+    own = backward | (kind == Kind.WEIGHT_GRADIENT) | (kind >= COPIES[0])
     found: Array = np.select(
         [np.full(len(table), column == 0), np.full(len(table), column == 1)],
-        [ends | (kind == Kind.WEIGHT_GRADIENT) | (kind > MESSAGES[-1]), ~backward & (kind != Kind.WEIGHT_GRADIENT)],
+        [ends | (kind == Kind.WEIGHT_GRADIENT) | (kind > MESSAGES[-1]), ~own],
         True,
     )
     return found
@@ -236,6 +239,20 @@ def _circle(table: ActionTable, waits: Array, stuck: Array) -> list[int]:
         seen.append(row)
         row = at[int(table.rank[waits[row]])]
     return seen[seen.index(row) :]
+
+
+def _copied_back(table: ActionTable, places: Places) -> None:
+    """What is copied to the host comes back, all on the rank of the pass."""
+    for one, other, rule in (
+        (Kind.OFFLOAD, Kind.RELOAD, "its activations do not come back from the host"),
+        (Kind.OFFLOAD, Kind.FORWARD, "its forward pass is on another rank"),
+        (Kind.RELOAD, Kind.FORWARD, "its forward pass is on another rank"),
+    ):
+        rows = np.flatnonzero(table.kind == one)
+        found = places.at(other, table.stage[rows], table.micro_batch[rows], table.slice[rows])
+        broken = np.zeros(len(table), bool)
+        broken[rows] = (found == NONE) | (table.rank[found] != table.rank[rows])
+        _refuse_where(table, broken, rule)
 
 
 def _gathered(table: ActionTable) -> None:

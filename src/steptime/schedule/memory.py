@@ -20,6 +20,8 @@ class Footprint:
 
     activation_bytes: Num = 0.0
     """What a whole micro-batch keeps of a stage from the start of its forward pass on."""
+    copied_bytes: Num | None = None
+    """Of these, what OFFLOAD moves to the host, until RELOAD brings it back; None: all."""
     deferred_bytes: Num = 0.0
     """Of these, what gradients of weights still need where they are a pass of their own: the rest is free at the end
     of the gradients of inputs."""
@@ -122,7 +124,10 @@ def _static(changes: _Changes, footprint: Footprint) -> None:
 
 
 def _activations(changes: _Changes, footprint: Footprint) -> None:
-    """Kept from the start of a forward pass to the end of the pass that needs them last."""
+    """Kept from the start of a forward pass to the end of the pass that needs them last, but for what is on the host.
+
+    A copy to the host frees memory when it has ended; a copy back takes it from its start.
+    """
     table = changes.table
     shape = (table.stages, table.micro_batches)
     whole = spread(footprint.activation_bytes, shape, "activation_bytes") / table.slices
@@ -138,6 +143,13 @@ def _activations(changes: _Changes, footprint: Footprint) -> None:
     changes.add(backward, True, -of(whole, backward))
     changes.add(inputs, True, of(late, inputs) - of(whole, inputs))
     changes.add(weights, True, -of(late, weights))
+    out, back = changes.rows(Kind.OFFLOAD), changes.rows(Kind.RELOAD)
+    if out.size:
+        copied = whole
+        if footprint.copied_bytes is not None:
+            copied = np.minimum(spread(footprint.copied_bytes, shape, "copied_bytes") / table.slices, whole)
+        changes.add(out, True, -of(copied, out))
+        changes.add(back, False, of(copied, back))
 
 
 def _gathered(changes: _Changes, footprint: Footprint) -> None:

@@ -1,4 +1,5 @@
-"""From the passes of a schedule to all that its ranks do: messages, gathered weights, reduced gradients, updates."""
+"""From the passes of a schedule to all that its ranks do: messages, gathered weights, reduced gradients, updates,
+copies of activations to the host."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.num import Array
-from steptime.schedule.actions import COLUMNS, PASSES, ActionTable, Kind
+from steptime.schedule.actions import COLUMNS, COPIES, PASSES, ActionTable, Kind
 from steptime.schedule.waits import (
+    NONE,
     TICKS,
+    Places,
     awaited_of_others,
     first_of_groups,
     is_message,
@@ -57,6 +60,41 @@ def with_messages(
             f"{table.rank[awaited[row]]}, which waits for it in a circle"
         )
     return _merged(table, ended, awaited)
+
+
+def with_copies(table: ActionTable, *, ahead: int = 1) -> ActionTable:
+    """The table with the activations of each micro-batch copied to the host after its forward pass, and back.
+
+    The copy out starts when the forward pass has ended, the copy back `ahead` passes before the backward pass that
+    waits for it. A micro-batch whose backward pass follows so soon that the copies could not each run during `ahead`
+    passes stays on the device: such as all of them on the last rank of 1F1B.
+
+    Args:
+        table: passes, with messages and other actions or without; copies that it has already are made again.
+        ahead: passes of the rank during which a copy back may run; 0: none, the rank computes nothing meanwhile.
+
+    >>> from steptime.schedule import SCHEDULES
+    >>> print(*with_copies(SCHEDULES["gpipe"].actions(1, 1, 3)).of_rank(0))
+    0F0 0OFFLOAD0 0F1 0OFFLOAD1 0RELOAD0 0F2 0OFFLOAD2 0RELOAD1 0B0 0RELOAD2 0B1 0B2
+    """
+    table = table.taken(table.kind < COPIES[0])
+    first = first_of_groups(table)
+    passes = np.flatnonzero(table.kind <= PASSES[-1])
+    turn = np.full(len(table), NONE)
+    begins = np.unique(first[passes])
+    turn[passes] = np.searchsorted(begins, first[passes])
+    forward = np.flatnonzero(table.kind == Kind.FORWARD)
+    places = Places.of(table)
+    backward = places.backward(table.stage[forward], table.micro_batch[forward], table.slice[forward])
+    between = turn[backward] - turn[forward] - 1
+    kept = (backward != NONE) & (between >= max(2 * ahead, 1))
+    forward, backward = forward[kept], backward[kept]
+    behind = np.searchsorted(first, first[forward], side="right")
+    before = begins[turn[backward] - ahead]
+    made = {name: np.tile(getattr(table, name)[forward], 2) for name in COLUMNS}
+    made["kind"] = np.repeat(np.array(COPIES, np.int64), len(forward))
+    made["together"][:] = -1
+    return _in_order(table, made, np.concatenate((2 * np.arange(len(table)) + 1, 2 * behind, 2 * before)))
 
 
 def _merged(table: ActionTable, ended: Array, awaited: Array) -> ActionTable:

@@ -11,13 +11,13 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from steptime.errors import InputFileError, UserError, shown
-from steptime.schedule.actions import COLUMNS, LETTERS, MESSAGES, ActionTable, Kind
+from steptime.schedule.actions import COLUMNS, COPIES, LETTERS, MESSAGES, ActionTable, Kind
 from steptime.schedule.legality import check
 from steptime.schedule.waits import first_of_groups
 
 _ACTION: Final = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 _PAIR: Final = re.compile(r"\((.*)\)OVERLAP_F_B")
-_KINDS: Final = {letters: Kind(place) for place, letters in enumerate(LETTERS) if place != Kind.UPDATE}
+_KINDS: Final = {letters: Kind(place) for place, letters in enumerate(LETTERS) if place < Kind.UPDATE}
 _EXAMPLES: Final = "cells are like 2F0, 2B0, 2I0, 2W0, 2SEND_F0, 2RECV_B0, 2UNSHARD, (2F1;1B0)OVERLAP_F_B, or empty"
 
 
@@ -31,12 +31,20 @@ def csv_text(table: ActionTable) -> str:
     DualPipe, with a stage on two ranks, but runs only schedules in which each stage is on one.
 
     Raises:
-        UserError: the table has what PyTorch's notation cannot say: slices of sequences, or updates within a step.
+        UserError: the table has what PyTorch's notation cannot say: slices of sequences, updates within a step, or
+            copies to the host.
     """
-    within = (table.kind == Kind.UPDATE) & (table.micro_batch >= 0)
-    if table.slices > 1 or within.any():
-        what = "slices of sequences" if table.slices > 1 else "updates of weights within a step"
-        raise UserError(f"PyTorch's pipelining CSV has no {what}", hint="choose a schedule without them")
+    for cannot, what, hint in (
+        (table.slices > 1, "slices of sequences", "choose a schedule without them"),
+        (
+            ((table.kind == Kind.UPDATE) & (table.micro_batch >= 0)).any(),
+            "updates of weights within a step",
+            "choose a schedule without them",
+        ),
+        ((table.kind >= COPIES[0]).any(), "copies to the host", "write the table without OFFLOAD and RELOAD"),
+    ):
+        if cannot:
+            raise UserError(f"PyTorch's pipelining CSV has no {what}", hint=hint)
     table = table.taken(table.kind != Kind.UPDATE)
     first = first_of_groups(table)
     out = StringIO()

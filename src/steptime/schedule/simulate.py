@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.num import Array, Num, maximum
-from steptime.schedule.actions import PASSES, ActionTable, Kind
+from steptime.schedule.actions import COMPUTE, PASSES, STREAMS, ActionTable, Kind
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
 
 Together = Callable[[Num, Num, Num], Num]
@@ -45,7 +45,7 @@ class Durations:
     """Seconds of actions.
 
     Those of passes are a number, or an array by stage, by stage and micro-batch, or by stage, micro-batch and slice;
-    those of a stage (`unshard_s`, `reduce_s`, `update_s`) are a number or an array by stage.
+    those of a stage (`unshard_s`, `reduce_s`, `update_s`, `offload_s`, `reload_s`) are a number or an array by stage.
     """
 
     forward_s: Num
@@ -61,6 +61,10 @@ class Durations:
     """Reduction of the gradients of a stage over replicas."""
     update_s: Num = 0.0
     """Optimiser of a stage."""
+    offload_s: Num = 0.0
+    """Copy of what a forward pass keeps to the host; of one slice, where there are several."""
+    reload_s: Num = 0.0
+    """Copy of the same back."""
     message_s: Num | Callable[[Array, Array], Num] = 0.0
     """A message between two ranks: a number, an array by sender and receiver, or a function of arrays of both."""
     slowdown: Num = 1.0
@@ -69,8 +73,8 @@ class Durations:
     """Seconds of passes that run together, from those of the longest, of all one after another, and of what all of
     them communicate with tensor or expert ranks; :func:`total`, :func:`longest`, :func:`two_streams`, or another."""
     collective_share: Num = 0.0
-    """Share of a pass in which it communicates with tensor or expert ranks and computes nothing, 0 to 1: a number, or
-    an array by stage."""
+    """Share of a pass in which it communicates with tensor, context or expert ranks and computes nothing, 0 to 1: a
+    number, or an array by stage, or by stage and kind of pass (F, B, I, W)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class Jitter:
     rank: float = 0.0
     """Of all passes and updates of a rank, for a whole step."""
     message: float = 0.0
-    """Of each message and collective on its own."""
+    """Of each message, collective and copy on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,9 @@ class Simulation:
     """Seconds of each item of the graph."""
     ends: Array
     """End of each item of the graph (s)."""
+    tensor_s: Array
+    """Exposed communication with tensor, context and expert ranks of each action (s), by row of the table. Of passes
+    that run together, what they communicate while none of them computes, in proportion."""
 
     @property
     def table(self) -> ActionTable:
@@ -138,7 +145,8 @@ class Simulation:
 
         The largest is the time from one step to the next where steps follow each other without a barrier.
         """
-        first, stop = self.graph.first[: 2 * self.table.ranks : 2], self.graph.stop[: 2 * self.table.ranks : 2]
+        of_ranks = slice(COMPUTE, STREAMS * self.table.ranks, STREAMS)
+        first, stop = self.graph.first[of_ranks], self.graph.stop[of_ranks]
         begin, end = np.minimum(first, self.graph.size - 1), np.maximum(stop - 1, 0)
         return np.where(first < stop, self.ends[end] - self.starts[begin], 0.0)
 
@@ -180,7 +188,8 @@ def simulate(
         if graph.transport.link is not None:
             graph = _as_they_are_ready(graph, durations)
     seconds = seconds_of_items(graph, durations)
-    return Simulation(graph=graph, seconds=seconds, ends=graph.ends_s(seconds))
+    tensor_s = _exposed_tensor_s(graph, durations, seconds)
+    return Simulation(graph=graph, seconds=seconds, ends=graph.ends_s(seconds), tensor_s=tensor_s)
 
 
 def sampled_step_s(graph: ActionGraph, durations: Durations, jitter: Jitter, samples: int, seed: int = 0) -> Array:
@@ -220,7 +229,7 @@ def _of_ranks(graph: ActionGraph) -> tuple[Array, Array]:
     computes = np.zeros(graph.size, bool)
     kind = graph.table.kind
     computes[graph.item[(kind <= Kind.WEIGHT_GRADIENT) | (kind == Kind.UPDATE)]] = True
-    return computes, np.where(graph.chain < 2 * graph.table.ranks, graph.chain // 2, 0)
+    return computes, np.where(graph.chain < STREAMS * graph.table.ranks, graph.chain // STREAMS, 0)
 
 
 def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
@@ -305,6 +314,8 @@ def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
         (Kind.UNSHARD, durations.unshard_s),
         (Kind.REDUCE, durations.reduce_s),
         (Kind.UPDATE, durations.update_s),
+        (Kind.OFFLOAD, durations.offload_s),
+        (Kind.RELOAD, durations.reload_s),
     ):
         rows = np.flatnonzero(table.kind == kind)
         if rows.size:
@@ -336,9 +347,31 @@ def _join(graph: ActionGraph, durations: Durations, by_row: Array, seconds: Arra
     items, place = np.unique(graph.item[rows], return_inverse=True)
     most, every = np.zeros(len(items)), np.bincount(place, by_row[rows])
     np.maximum.at(most, place, by_row[rows])
-    share = spread(durations.collective_share, (graph.table.stages,), "collective_share")[graph.table.stage[rows]]
-    joint = durations.together(most, every, np.bincount(place, share * by_row[rows]))
+    joint = durations.together(most, every, np.bincount(place, _shares(graph.table, durations)[rows] * by_row[rows]))
     seconds[items] = np.where(np.bincount(place) == 1, every, joint)
+
+
+def _shares(table: ActionTable, durations: Durations) -> Array:
+    """Share of each action in which it communicates with tensor, context or expert ranks: 0 of all but passes."""
+    share = spread(durations.collective_share, (table.stages, len(PASSES)), "collective_share")
+    found: Array = np.where(table.kind < len(PASSES), share[table.stage, np.minimum(table.kind, PASSES[-1])], 0.0)
+    return found
+
+
+def _exposed_tensor_s(graph: ActionGraph, durations: Durations, seconds: Array) -> Array:
+    """What passes communicate with tensor, context and expert ranks while their rank computes nothing, by row."""
+    table = graph.table
+    if not np.any(durations.collective_share):
+        return np.zeros(len(table))
+    alone_s = seconds_of_rows(table, durations)
+    sent_s = _shares(table, durations) * alone_s
+    rows = np.flatnonzero((table.together >= 0) & (table.kind <= Kind.WEIGHT_GRADIENT))
+    if rows.size:
+        items, place = np.unique(graph.item[rows], return_inverse=True)
+        sent, computed = (np.bincount(place, each[rows]) for each in (sent_s, alone_s - sent_s))
+        exposed = np.clip(seconds[items] - computed, 0.0, sent)
+        sent_s[rows] *= np.divide(exposed, sent, out=np.zeros(len(items)), where=sent > 0)[place]
+    return sent_s
 
 
 def _message_seconds(graph: ActionGraph, durations: Durations) -> Array:

@@ -47,7 +47,8 @@ def needed(table: ActionTable, places: Places | None = None) -> Array:
 
     The first is the result of another stage: of a pass the message that brings it, without one the pass that makes it;
     of a receive the send, of a send the pass. The second is of the same stage and slice (a backward pass needs its
-    forward pass, a weight-gradient pass its input-gradient pass), the third of a slice before (behind, backward).
+    forward pass, or the copy that brings its activations back, which needs the copy to the host, which needs the
+    forward pass; a weight-gradient pass its input-gradient pass), the third of a slice before (behind, backward).
     """
     places = places or Places.of(table)
     found = np.full((len(table), 3), NONE, np.int64)
@@ -67,8 +68,13 @@ def needed(table: ActionTable, places: Places | None = None) -> Array:
         rows, stage, number, piece = of(kind)
         received = places.at(Kind.RECEIVE_BACKWARD, stage, number, piece)
         found[rows, 0] = first_there(received, places.backward(stage + 1, number, piece))
-        found[rows, 1] = places.at(Kind.FORWARD, stage, number, piece)
+        found[rows, 1] = first_there(
+            places.at(Kind.RELOAD, stage, number, piece), places.at(Kind.FORWARD, stage, number, piece)
+        )
         found[rows, 2] = places.backward(stage, number, piece + 1)
+    for kind, before in ((Kind.OFFLOAD, Kind.FORWARD), (Kind.RELOAD, Kind.OFFLOAD)):
+        rows, stage, number, piece = of(kind)
+        found[rows, 1] = places.at(before, stage, number, piece)
     rows, stage, number, piece = of(Kind.WEIGHT_GRADIENT)
     found[rows, 1] = places.at(Kind.INPUT_GRADIENT, stage, number, piece)
     rows, stage, number, piece = of(Kind.SEND_FORWARD)

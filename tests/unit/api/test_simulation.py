@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from typer.testing import CliRunner
 
 from steptime import UserError, api
-from steptime.api.simulation import SimulatedStep, simulate
+from steptime.api.simulation import Observed, SimulatedStep, simulate
 from steptime.cli.main import app
 from steptime.schedule import SCHEDULES
 
@@ -44,6 +44,110 @@ def test_memory_is_that_of_the_estimate() -> None:
         assert played(schedule).memory.peak_bytes.max() == pytest.approx(expected, rel=0.02)
 
 
+def test_communication_with_tensor_ranks_is_that_of_the_estimate_and_takes_no_further_time() -> None:
+    found, e = played("1f1b"), api.estimate("gpt3-175b", "dgx-h100", plan=PLAN, **JOB)
+    sent_s = sum(value for path, value in e.to_json()["time"].items() if path.startswith("tp_comm/"))
+    assert found.spent.tensor_s.max() == pytest.approx(sent_s, rel=1e-6)
+    assert found.step_s == pytest.approx(e.step_time_s, rel=0.002)
+    alone = simulate("gpt3-175b", "dgx-h100", plan={"tp": 1, "pp": 8, "micro_batch": 1}, **JOB)
+    assert not alone.spent.tensor_s.any() and alone.spent.passes_s.all()
+    # Without overlapped exchanges of experts pairs take as long as both of their passes.
+    pairs = played("dualpipe")
+    assert pairs.spent.tensor_s.max() == pytest.approx(found.spent.tensor_s.max(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "schedule", "batch", "within"),
+    [("dp,pp,offload", "1f1b", 64, 0.03), ("dp,pp,offload", "gpipe", 64, 0.03), ("dp,pp,offload", "1f1b", 512, 0.02),
+     ("dp,tp,pp,offload", "1f1b", 64, 0.06), ("dp,pp", "1f1b", 64, 0.07), ("dp,pp", "1f1b", 512, 0.02),
+     ("dp,pp,offload", "zb-h1", 64, 0.04)],
+)  # fmt: skip
+def test_offloaded_activations_take_the_time_of_the_estimate(
+    overlap: str, schedule: str, batch: int, within: float
+) -> None:
+    """Played steps are no longer: the last rank, which has the head, has no copies, and copies overlap with waits."""
+    plan = {**PLAN, "offload": "activations", "overlap": overlap}
+    found = simulate("gpt3-175b", "dgx-h100", schedule=schedule, plan=plan, gpus=64, global_batch=batch)
+    assert found.closed_form_s is not None and "copies" not in found.once_s
+    assert found.spent.copy_s[0] > 0 and found.spent.copy_s[0] > 5 * found.spent.message_s[0]
+    assert found.closed_form_s * (1 - within) < found.step_s < found.closed_form_s * 1.002
+    assert found.memory.peak_bytes[0] < played(schedule).memory.peak_bytes[0]
+    assert "whole passes" in " ".join(found.notes)
+
+
+def test_a_slow_rank_and_what_it_costs() -> None:
+    found = simulate("gpt3-175b", "dgx-h100", observed=Observed(slow_ranks={2: 1.2}), plan=PLAN, **JOB)
+    calm = played("1f1b")
+    assert found.equal_ranks_s == calm.pipeline_s and found.closed_form_s is None
+    busy_s, before_s = ((each.spent.passes_s + each.spent.tensor_s) for each in (found, calm))
+    assert (busy_s / before_s).tolist() == pytest.approx([1, 1, 1.2, 1])
+    more_s = found.to_json()["stragglers_s"]
+    assert 0.19 * 32 / 35 * calm.pipeline_s * 0.9 < more_s < 0.2 * calm.pipeline_s
+    shown = CliRunner().invoke(app, ["simulate", *OPTIONS, "--slow-rank", "2:1.2"])
+    assert "stragglers" in shown.output and "rank 2 x 1.2" in shown.output
+    for ranks, words in (({4: 1.2}, "the pipeline has ranks 0 to 3"), ({0: 0.0}, "a factor of 0")):
+        with pytest.raises(UserError, match=words):
+            simulate("gpt3-175b", "dgx-h100", observed=Observed(slow_ranks=ranks), plan=PLAN, **JOB)
+    for given in ("x", "1", "1:y", "1.5:2"):
+        assert "a rank and a factor" in CliRunner().invoke(app, ["simulate", *OPTIONS, "--slow-rank", given]).output
+
+
+MEASURED = Path(__file__).parents[2] / "data" / "stage_times"
+
+
+def test_measured_times_stand_in_for_those_of_the_estimate() -> None:
+    found = simulate(
+        "gpt3-175b", "dgx-h100", observed=Observed(stage_times=MEASURED / "four_stages.csv"), plan=PLAN, **JOB
+    )
+    assert found.spent.passes_s.tolist() == pytest.approx([32 * each for each in (47.5e-3, 45.9e-3, 45.9e-3, 53.1e-3)])
+    assert not found.spent.tensor_s.any() and found.once_s["optimizer"] == played("1f1b").once_s["optimizer"]
+    last = found.simulation.seconds[found.simulation.graph.messages.item]
+    assert (last == 0.6e-3).all() and found.pipeline_s > 32 * 53.1e-3
+    equal = {
+        (name, overhead): simulate(
+            "gpt3-175b", "dgx-h100", schedule=name,
+            observed=Observed(stage_times=str(MEASURED / "equal_stages.csv"), overhead_s=overhead),
+            plan={**PLAN, **({"vpp": 2} if name == "interleaved" else {})}, **JOB,
+        )
+        for name, overhead in (("1f1b", 0.0), ("1f1b", 0.002), ("interleaved", 0.002), ("dualpipe", 0.002))
+    }  # fmt: skip
+    assert equal["1f1b", 0.0].spent.passes_s.tolist() == pytest.approx([32 * 47e-3] * 4)
+    for (_, overhead), each in equal.items():
+        assert each.spent.passes_s.tolist() == pytest.approx([32 * (47e-3 + overhead)] * 4)
+
+
+def test_measured_times_by_micro_batch_also_of_steps_that_run_into_each_other(tmp_path: Path) -> None:
+    """Every other micro-batch takes 3 s forward, all others 1 s, and 2 s backward: 4 s in the mean."""
+    rows = [f"{stage},{number},{1 + 2 * (number % 2)},2" for stage in range(4) for number in range(32)]
+    path = tmp_path / "times.csv"
+    path.write_text("\n".join(["stage,micro_batch,forward_s,backward_s", *rows]))
+    for name, pipeline_s in (("1f1b", None), ("pipedream", 128.0)):
+        found = simulate("gpt3-175b", "dgx-h100", schedule=name, observed=Observed(stage_times=path), plan=PLAN, **JOB)
+        assert found.spent.passes_s.tolist() == pytest.approx([128.0] * 4)
+        assert pipeline_s is None or pipeline_s <= found.pipeline_s < 1.3 * pipeline_s
+
+
+def test_measured_times_that_do_not_serve(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.csv"
+    whole.write_text("stage,forward_s,backward_s\n" + "".join(f"{stage},1,2\n" for stage in range(4)))
+    assert simulate(
+        "gpt3-175b", "dgx-h100", observed=Observed(stage_times=whole), plan=PLAN, **JOB
+    ).pipeline_s == pytest.approx(105, 0.01)
+    with pytest.raises(UserError, match="gradients of weights in passes of their own"):
+        simulate("gpt3-175b", "dgx-h100", schedule="zb-h1", observed=Observed(stage_times=whole), plan=PLAN, **JOB)
+    with pytest.raises(UserError, match="stage 4 is missing: the schedule has stages 0 to 7"):
+        simulate(
+            "gpt3-175b",
+            "dgx-h100",
+            schedule="interleaved",
+            observed=Observed(stage_times=whole),
+            plan={**PLAN, "vpp": 2},
+            **JOB,
+        )
+    with pytest.raises(UserError, match="an overhead per micro-batch is for measured times"):
+        simulate("gpt3-175b", "dgx-h100", observed=Observed(overhead_s=0.1), plan=PLAN, **JOB)
+
+
 def test_every_schedule_plays_or_says_what_it_requires() -> None:
     slowest = played("naive").step_s
     for name, schedule in SCHEDULES.items():
@@ -55,7 +159,7 @@ def test_every_schedule_plays_or_says_what_it_requires() -> None:
 
 def test_steps_that_run_into_each_other_have_no_bubble_but_that_of_the_slowest_stage() -> None:
     found = played("pipedream-2bw")
-    assert found.pipeline_s == pytest.approx(float(found.spent.passes_s.max()), rel=0.01)
+    assert found.pipeline_s == pytest.approx(float((found.spent.passes_s + found.spent.tensor_s).max()), rel=0.01)
     assert played("pipedream").memory.peak_bytes[0] > found.memory.peak_bytes[0] > played("1f1b").memory.peak_bytes[0]
 
 

@@ -11,6 +11,7 @@ from steptime.schedule.actions import ActionTable, Kind
 PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 DATA = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE)
 SENDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+COPIES = (Kind.OFFLOAD, Kind.RELOAD)
 RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
 
 
@@ -41,6 +42,7 @@ class Player:
     overlap: bool = True
     buffers: int | None = None
     link: Callable[[int, int], int] | None = None
+    ahead: int = 1
     ends: dict[int, float] = field(default_factory=dict)
     starts: dict[int, float] = field(default_factory=dict)
 
@@ -89,7 +91,7 @@ class Player:
         for rank in range(t.ranks):
             compute: list[list[int]] = []
             for i in rows:
-                if t.rank[i] != rank or t.kind[i] in DATA or (self.overlap and t.kind[i] in SENDS + RECEIVES):
+                if t.rank[i] != rank or t.kind[i] in DATA + COPIES or (self.overlap and t.kind[i] in SENDS + RECEIVES):
                     continue
                 last = compute[-1][-1] if compute else None
                 if last is not None and t.together[i] >= 0 and t.together[last] == t.together[i]:
@@ -97,7 +99,8 @@ class Player:
                 else:
                     compute.append([i])
             self.queues.append(self.with_sends(compute))
-            self.queues.append([[i] for i in rows if t.rank[i] == rank and t.kind[i] in DATA])
+            for kinds in (DATA, COPIES[:1], COPIES[1:]):
+                self.queues.append([[i] for i in rows if t.rank[i] == rank and t.kind[i] in kinds])
 
     def with_sends(self, compute: list[list[int]]) -> list[list[int]]:
         """Where no message overlaps and the table has none: each is sent after what makes it, as row -1 - turn."""
@@ -114,9 +117,20 @@ class Player:
         same = [j for j in range(len(t.rank)) if t.rank[j] == t.rank[i] and t.stage[j] == t.stage[i]]
         before = [j for j in same if j < i]
         kind = t.kind[i]
+        earlier = [j for j in range(i) if t.rank[j] == t.rank[i]]
+        if kind in COPIES:
+            told = [] if kind == Kind.OFFLOAD else [self.row(Kind.OFFLOAD, i)]
+            if told and not self.ahead:
+                told += [j for j in earlier if t.kind[j] == Kind.OFFLOAD][-1:]
+            return [j for j in earlier if t.kind[j] in PASSES][-1:] + told  # type: ignore[operator]
         if kind in PASSES:
-            gathers = [j for j in before if t.kind[j] == Kind.UNSHARD]
-            return gathers[-1:]
+            gathers = [j for j in before if t.kind[j] == Kind.UNSHARD][-1:]
+            if kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT) and (back := self.row(Kind.RELOAD, i)) is not None:
+                gathers.append(back)
+            for j in earlier:
+                if t.kind[j] == Kind.OFFLOAD and self.groups_between(j, i) >= self.ahead:
+                    gathers.append(j)
+            return gathers
         if kind in (Kind.RESHARD, Kind.REDUCE):
             needs = [j for j in before if t.kind[j] in PASSES][-1:]
             if kind == Kind.REDUCE:
@@ -129,6 +143,14 @@ class Player:
                         needs += passes[-1:]
             return needs
         return [j for j in before if t.kind[j] == Kind.REDUCE][-1:] if kind == Kind.UPDATE else []
+
+    def groups_between(self, one: int, other: int) -> int:
+        """Passes, or groups of them, behind a row and before that of another."""
+
+        def name(j: int) -> tuple[int, int]:
+            return (int(self.table.together[j]), -1) if self.table.together[j] >= 0 else (-1, j)
+
+        return len({name(j) for j in range(one, other) if self.table.kind[j] in PASSES} - {name(other)})
 
     def sent_by(self, i: int) -> Sent | None:
         if i < 0:

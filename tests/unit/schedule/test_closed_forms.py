@@ -13,7 +13,7 @@ from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, Pipeline, Times
 
 SYNCHRONOUS = [name for name, each in SCHEDULES.items() if each.synchronous]
-SEARCHED = ("zb-1p", "zb-2p")
+SEARCHED = ("zb-1p", "zb-2p", "searched")
 SIZES = list(range(1, 7))
 
 
@@ -111,7 +111,7 @@ def test_columns() -> None:
 
 NAMES = (
     "gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipe-v chimera terapipe "
-    "ampnet pipedream pipedream-2bw pipemare"
+    "ampnet pipedream pipedream-2bw pipemare searched"
 )
 
 

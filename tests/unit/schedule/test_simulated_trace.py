@@ -13,7 +13,7 @@ from steptime.formats.simulated_trace import trace_of
 from steptime.formats.trace import Trace, chrome, padded, perfetto
 from steptime.schedule import SCHEDULES
 from steptime.schedule.memory import Footprint, memory_replay
-from steptime.schedule.messages import with_messages
+from steptime.schedule.messages import with_copies, with_messages
 from steptime.schedule.simulate import Durations, Simulation, longest, simulate
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -127,6 +127,27 @@ def test_both_formats_have_every_action(name: str, micro_batches: int, further: 
     assert {s[3] for s in slices if s[2] in ("UNSHARD", "RESHARD", "REDUCE_GRAD")} <= {"data"}
     if name == "dualpipe":
         assert any(one[4] == two[4] and one[0] == two[0] and one[2] != two[2] for one in slices for two in slices)
+
+
+def test_streams_of_a_rank_have_tracks_of_their_own() -> None:
+    """Passes of 1 s and 2 s, a fifth of each communication; copies of 0.5 s and 0.25 s."""
+    table = with_copies(SCHEDULES["gpipe"].actions(1, 1, 3))
+    durations = Durations(forward_s=1.0, backward_s=2.0, offload_s=0.5, reload_s=0.25, collective_share=0.2)
+    simulation = simulate(table, durations)
+    slices, _, _ = read(perfetto(trace_of(simulation)))
+    assert slices == read_chrome(chrome(trace_of(simulation)))
+    seconds = {
+        track: [((start) / 1e9, end / 1e9) for _, own, _, _, start, end, *_ in sorted(slices, key=lambda s: s[4])
+                if own == track]
+        for track in ("compute", "tensor", "to host", "from host")
+    }  # fmt: skip
+    assert seconds["compute"] == [(0, 0.8), (1, 1.8), (2, 2.8), (3, 4.6), (5, 6.6), (7, 8.6)]
+    assert seconds["tensor"] == [(0.8, 1), (1.8, 2), (2.8, 3), (4.6, 5), (6.6, 7), (8.6, 9)]
+    assert seconds["to host"] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+    assert seconds["from host"] == [(2, 2.25), (3, 3.25), (5, 5.25)]
+    assert {(own, kind) for _, own, _, kind, *_ in slices} == {
+        ("compute", "pass"), ("tensor", "tensor"), ("to host", "copy"), ("from host", "copy")
+    }  # fmt: skip
 
 
 def test_chrome_flows_and_counters() -> None:

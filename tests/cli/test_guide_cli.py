@@ -1,0 +1,35 @@
+"""``steptime guide``: its report at every width, its JSON, and its refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_api import Run
+from typer.testing import CliRunner
+
+from steptime.cli.main import app
+
+GIVEN = ("guide", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_report_fits_every_width(columns: int) -> None:
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(GIVEN)).stdout
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+    words = " ".join(shown.split())
+    for part in ("1 Does the model fit one device? no.", "beaten: ", "turned round by: ", "exhaustive search find?"):
+        assert part in words
+
+
+def test_json_is_the_record(run: Run) -> None:
+    found = json.loads(run(*GIVEN, "--json").stdout)
+    assert found["schema_version"] == 1 and found["gpus"] == 16
+    assert found["best"]["step_time_s"] <= found["shortcut"]["step_time_s"]
+    assert {"question", "answer", "numbers", "because", "beaten", "turns", "plan"} <= set(found["decisions"][0])
+
+
+def test_bad_input_is_refused(run: Run) -> None:
+    for more, words in ((("--steps", "5"), "belong together"), (("--steps", "5", "--within", "3 GB"), "unit of bytes")):
+        result = run(*GIVEN, *more)
+        assert result.exit_code == 2 and words in " ".join(result.stderr.split()) and not result.stdout
