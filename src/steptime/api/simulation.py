@@ -180,18 +180,11 @@ def simulate(
     transport = Transport(overlap=bool(e.inputs.hides_stages))
     graph = graph_of(table, transport)
     again = read is None and not SCHEDULES[name].synchronous
-    twice = graph_of(_table(name, e, chunks, None, steps=2), transport) if again else None
-
-    def pace_s(durations: Durations) -> float:
-        once_s = float(play(graph, durations).rank_span_s.max())
-        return once_s if twice is None else float(play(twice, durations).rank_span_s.max()) - once_s
-
+    pace_s = _pace(graph, graph_of(_table(name, e, chunks, None, steps=2), transport) if again else None)
     staged = _staged(name, e, table, chunks)
     if stages is not None:
         staged = stages(e, graph, staged, pace_s)
     played, pipeline_s = play(graph, staged.durations), pace_s(staged.durations)
-    closed = given | ({} if chunks is None else {"vpp": chunks})
-    even_s = None if staged.even_s is None else staged.even_s + sum(_once(e, staged.even_s).values())
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
@@ -203,16 +196,26 @@ def simulate(
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
         once_s=_once(e, pipeline_s),
-        closed_form_s=None if stages is not None else _closed_form_s(model, cluster, name, closed, job),
+        closed_form_s=None if stages is not None else _closed_form_s(model, cluster, name, given, chunks, job),
         samples_s=sampled_step_s(graph, staged.durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
         notes=(*asked.notes, *staged.notes),
         layout=staged.layout,
-        even_step_s=even_s,
+        even_step_s=_even_step_s(e, staged),
         even_layout=staged.even_layout,
         even_fits=staged.even_fits,
     )
+
+
+def _pace(graph: ActionGraph, twice: ActionGraph | None) -> Pace:
+    """Pipeline time of one step; of steps that run into each other what the second adds."""
+
+    def pace_s(durations: Durations) -> float:
+        once_s = float(play(graph, durations).rank_span_s.max())
+        return once_s if twice is None else float(play(twice, durations).rank_span_s.max()) - once_s
+
+    return pace_s
 
 
 def _staged(name: str, e: Evaluation, table: ActionTable, chunks: int | None) -> Staged:
@@ -243,13 +246,19 @@ def _evaluated(
 
 
 def _closed_form_s(
-    model: NameOrPath, cluster: NameOrPath, name: str, plan: Mapping[str, Any], job: Mapping[str, Any]
+    model: NameOrPath,
+    cluster: NameOrPath,
+    name: str,
+    plan: Mapping[str, Any],
+    chunks: int | None,
+    job: Mapping[str, Any],
 ) -> float | None:
     """Step time of the estimate with the closed form of the schedule; None where there is none for the plan."""
     if name not in CLOSED_FORMS:
         return None
     try:
-        asked = asked_plan(model, cluster, plan={**plan, "schedule": name}, **job)
+        vpp = {} if chunks is None else {"vpp": chunks}
+        asked = asked_plan(model, cluster, plan={**plan, **vpp, "schedule": name}, **job)
     except UserError:
         return None
     setting = asked.setting
@@ -400,6 +409,11 @@ def _once(e: Evaluation, pipeline_s: float) -> dict[str, float]:
     return {
         name: value for name, value in {**found, "overhead": float(step.overhead_s), "growth": grown}.items() if value
     }
+
+
+def _even_step_s(e: Evaluation, staged: Staged) -> float | None:
+    """Time of the step with the even split, where another one was chosen."""
+    return None if staged.even_s is None else staged.even_s + sum(_once(e, staged.even_s).values())
 
 
 def csv_of(found: SimulatedStep) -> ActionTable:

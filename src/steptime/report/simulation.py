@@ -65,11 +65,11 @@ def _print_stages(found: SimulatedStep) -> None:
     for rank in range(table.ranks):
         own = np.unique(passes.stage[passes.rank == rank]).tolist()
         lines.append(" | ".join(layout_text([found.layout[stage]]) or "-" for stage in own))
-    rows = Table("ranks", "stages", box=None, pad_edge=False)
+    out.print("ranks  stages")
     for text, ranks in groupby(range(table.ranks), key=lines.__getitem__):
         some = list(ranks)
-        rows.add_row(str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}", text)
-    out.print(rows)
+        name = str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}"
+        out.print(f"{name:>5}  {text}", highlight=False, markup=False)
 
 
 def _print_ranks(found: SimulatedStep) -> None:
