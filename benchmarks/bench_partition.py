@@ -34,6 +34,7 @@ DEEPSEEK: dict[str, Any] = {"gpus": 1024, "global_batch": 8192, "seq": 4096, "dt
 DEEPSEEK_PLAN = {"tp": 1, "pp": 16, "ep": 64, "recompute": "norm+activation+up_projection+experts"}
 PUBLISHED = (
     ("llama3.1-405b", "dgx-h100", LLAMA, LLAMA_PLAN, "Et*7|(t*8|)*14t*7L", "arXiv 2407.21783, section 3.3.2"),
+    ("llama3.1-405b", "dgx-h100", LLAMA, LLAMA_PLAN, "E|(t|)*126L", "arXiv 2407.21783, section 3.3.2"),
     ("deepseek-v3", "dgx-h200", DEEPSEEK, DEEPSEEK_PLAN, "Et*3|(tt|)*29m|L", "Megatron-Core, user guide"),
     ("deepseek-v3", "dgx-h100", DEEPSEEK, DEEPSEEK_PLAN, "Et*3|(tt|)*29m|L", "Megatron-Core, user guide"),
     ("deepseek-v3", "dgx-h100", DEEPSEEK, DEEPSEEK_PLAN, "Et*4|(t*4|)*14tmL", "Megatron-Bridge, recipe"),
@@ -180,7 +181,7 @@ def grid() -> list[str]:
         change = np.array(each)
         slower, faster = int((change > 1e-9).sum()), int((change < -1e-4).sum())
         lines.append(
-            f"| {pp} | {vpp} | {len(each)} | {slower} | {len(each) - slower - faster} | {faster} | "
+            f"| {pp} | {vpp} | {len(each)} | {slower} | {len(each) - slower - faster} | {faster} "
             f"| {change.mean():+.1%} | {change.min():+.1%} | {uneven[pp, vpp]} |"
         )
     return [*lines, "", f"Cases left out because nothing fits or the layers do not go round: {unfit}."]

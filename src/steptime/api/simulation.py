@@ -422,10 +422,14 @@ def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> P
 def _layers(e: Evaluation, table: ActionTable) -> Array:
     """Layers of each stage: with one stage a rank those of the estimate, with several as equal as can be, fewer last.
 
+    With one or two stages more than layers the last, or the first and the last, have head and embedding alone.
+
     Raises:
-        PlanError: there are more stages than layers.
+        PlanError: there are more stages than layers, embedding and head.
     """
     layers, stages = int(e.job.model.layers), table.stages
+    if 0 < stages - layers <= 2:
+        return np.concatenate([np.zeros(stages - layers - 1), np.ones(layers), [0.0]])
     if stages > layers:
         raise PlanError(f"{stages} stages of {layers} layers", hint="give a smaller --pp or --vpp")
     if stages == int(e.plans.pp):

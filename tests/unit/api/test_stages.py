@@ -99,6 +99,13 @@ def test_virtual_stages_follow_from_the_layout() -> None:
     assert found.to_json()["layout"] == layout
 
 
+def test_embedding_and_head_may_have_stages_of_their_own() -> None:
+    plan = {"tp": 8, "pp": 14, "vpp": 7}
+    found = stages(plan=plan, gpus=112, global_batch=28, balance=True)
+    assert layout_text(found.layout) == layout_text(found.even_layout) == "E|(t|)*96L"
+    assert found.spent.passes_s[0] < found.spent.passes_s[1]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
