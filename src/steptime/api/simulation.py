@@ -17,7 +17,6 @@ from steptime.estimate.memory import kept_of_layer, stage_memory
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.estimate.step import exposed_pass
 from steptime.num import Array
-from steptime.plan.job import SCHEDULES as CLOSED_FORMS
 from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline, Times
 from steptime.schedule.graph import Transport, graph_of
 from steptime.schedule.idle import Spent, spent
@@ -137,7 +136,8 @@ def simulate(
     if np.any(table.kind == Kind.WEIGHT_GRADIENT):
         asked, e = _evaluated(model, cluster, given, job, SPLIT)
         table = _table(name, e, chunks, read)
-    layers = _layers(e, table)
+    layers, copies = _layers(e, table), 1 if read is not None else SCHEDULES[name].copies
+    own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
     durations, transport = _durations(e, table, layers), Transport(overlap=bool(e.inputs.hides_stages))
     graph = graph_of(table, transport)
     played = play(graph, durations)
@@ -151,12 +151,12 @@ def simulate(
         schedule=name,
         table=table,
         simulation=played,
-        memory=memory_replay(played, replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks))),
+        memory=memory_replay(played, replace(_footprint(e, table, layers, copies), stashes=_stashes(name, e, chunks))),
         spent=spent(played),
         stage_layers=layers,
         pipeline_s=pipeline_s,
-        once_s=_once(e, pipeline_s),
-        closed_form_s=_closed_form_s(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job),
+        once_s=_once(own or e, pipeline_s),
+        closed_form_s=None if own is None else float(own.step_time_s),
         samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=float(e.machine.memory_bytes),
         message_bytes=float(e.sizes.boundary_bytes),
@@ -179,19 +179,16 @@ def _evaluated(
     return asked, evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
 
 
-def _closed_form_s(
+def _of_schedule(
     model: NameOrPath, cluster: NameOrPath, name: str, plan: Mapping[str, Any], job: Mapping[str, Any]
-) -> float | None:
-    """Step time of the estimate with the closed form of the schedule; None where there is none for the plan."""
-    if name not in CLOSED_FORMS:
+) -> Evaluation | None:
+    """The estimate with the closed forms of the schedule; None where there are none for the plan."""
+    if name not in SCHEDULES:
         return None
     try:
-        asked = asked_plan(model, cluster, plan={**plan, "schedule": name}, **job)
+        return _evaluated(model, cluster, plan, job, name)[1]
     except UserError:
         return None
-    setting = asked.setting
-    e = evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
-    return float(e.step_time_s)
 
 
 def _table(name: str, e: Evaluation, chunks: int | None, read: ActionTable | None, steps: int = 1) -> ActionTable:
@@ -219,7 +216,7 @@ def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
     """Whether ranks keep the weights that a forward pass read; a schedule from a file changes none within a step."""
     if name not in SCHEDULES:
         return True
-    return SCHEDULES[name].weight_versions(_pipeline(name, e, chunks), 0) != 1
+    return bool(SCHEDULES[name].weight_versions(_pipeline(name, e, chunks), 0) != 1)
 
 
 def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> Pipeline:
@@ -294,8 +291,11 @@ def _durations(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
     )
 
 
-def _footprint(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
-    """Bytes that stages hold; those of a rank's states and temporaries are divided over its stages."""
+def _footprint(e: Evaluation, table: ActionTable, layers: Array, copies: int) -> Footprint:
+    """Bytes that stages hold; those of a rank's states and temporaries are divided over its stages.
+
+    ZeRO shards states of the optimiser over all ``copies`` of the model.
+    """
     stages, sizes = table.stages, e.sizes
     each = float(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, e.plans))
     kept = layers * each
@@ -307,6 +307,8 @@ def _footprint(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
         name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
         found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
         own = {path: float(call.value) for path, call in found.held.items()}
+        if e.plans.shares("optimizer"):
+            own = {path: value / (copies if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}
         working = {path: float(call.value) for path, call in found.calls().items() if path.startswith("working/")}
         weights[stage] = sum(value for path, value in own.items() if path.split("/")[0].endswith("weights"))
         held[stage] = sum(own.values()) - weights[stage] + sum(working.values())
