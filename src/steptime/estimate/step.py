@@ -5,7 +5,7 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.plan.strategies import StageSplit
-from steptime.schedule import Schedule
+from steptime.schedule import SCHEDULES, Schedule
 
 BUBBLE, ZERO_BUBBLE = formula_of(pipeline_bubble_s), formula_of(zero_bubble_s)
 COPIES, HIDDEN = Formula(exposed_copies_s), Formula(hidden_exchange_s)
@@ -67,8 +67,8 @@ class Layout(StageSplit):
     """Share of the layers whose forward runs once more."""
     held: Num
     """Stages that a rank holds; where two, ``first`` and ``last`` are their mean."""
-    folded: bool = False
-    """The first rank has embedding and head."""
+    folded: Num = 0.0
+    """1 where the first rank has embedding and head."""
     paired: Num
     """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
 
@@ -104,7 +104,7 @@ def layout_of(planned: PlannedJob) -> Layout:
     return Layout(
         stages=plans.pp, virtual_stages=plans.vpp, first=first, middle=split.middle, last=last,
         whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed, held=held,
-        folded=planned.job.pipeline.folded,
+        folded=float(planned.job.pipeline.folded),
         paired=_paired(planned) * (1.0 - full),
     )  # fmt: skip
 
@@ -117,7 +117,9 @@ def _of_mirrored(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
 
 def shared_ends(layout: Layout, first: Num, last: Num) -> tuple[Num, Num]:
     """What the first and the last rank have of the two ends of the model, for one micro-batch."""
-    return (first + last, 0.0) if layout.folded else _of_mirrored(layout.held, first, last)
+    if isinstance(layout.folded, np.ndarray) or layout.folded:
+        first, last = where(layout.folded > 0, first + last, first), where(layout.folded > 0, 0.0 * last, last)
+    return _of_mirrored(layout.held, first, last)
 
 
 def _paired(planned: PlannedJob) -> Num:
@@ -243,7 +245,7 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num,
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
-    first_held, last_held = _of_mirrored(layout.held, first, first if layout.folded else last)
+    first_held, last_held = _of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
     slowest_weights_s = layers * layer.weights_s + first * of_weights[0] + last * of_weights[2]
     forward_s: Num = 0.0
     if stages.fills:
@@ -278,7 +280,8 @@ class StepInputs:
     micro_batches: Num
     host_starts: Num
     """Micro-batches that the host starts one by one."""
-    schedule: Schedule
+    schedules: Mapping[str, Num]
+    """1 where plans have a schedule, by its name."""
     filling: Num
     """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
@@ -392,7 +395,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         host_starts=micro_batches if job.graphs != "step" else 0.0,
-        schedule=row,
+        schedules={row.name: 1.0},
         filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
         hides_data=float("dp" in job.overlap),
         shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
@@ -413,7 +416,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
-    waited, filling = _waited_messages(inputs), 2 * (stages - 1) if inputs.schedule.synchronous else 0.0
+    waited, filling = _messages(inputs)
     backward_s = layer.backward_with_s(layout.recomputed)
     idle_s, bubble = _bubble(inputs, passes, stage)
     waits = _copies(inputs, layer, stage, copies)
@@ -445,29 +448,44 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     )  # fmt: skip
 
 
-def _waited_messages(inputs: StepInputs) -> Num:
-    """Messages between stages that a step waits for, without those that fill and drain the pipeline."""
+def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
+    """Something of each plan's schedule; of a single one without more ado, as searches cost large blocks of it."""
+    each = [(of_row(SCHEDULES[name]), share) for name, share in inputs.schedules.items()]
+    if len(each) == 1:
+        return each[0][0]
+    return sum((where(share > 0, value, 0.0) for value, share in each), start=0.0)
+
+
+def _messages(inputs: StepInputs) -> tuple[Num, Num]:
+    """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
     layout = inputs.layout
-    return formula_of(inputs.schedule.messages)({
+    arguments = {
         "stages": layout.stages, "micro_batches": inputs.micro_batches, "virtual_stages": layout.virtual_stages,
         "hides": inputs.hides_stages,
-    })  # fmt: skip
+    }  # fmt: skip
+    waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
+    return waited, _by_schedule(inputs, lambda row: 2 * (layout.stages - 1) if row.synchronous else 0.0)
 
 
 def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[Num, Call]:
-    """Bubble of the schedule in seconds, and its formula.
+    """Bubble of the schedule in seconds, and its formula; of plans with several schedules that of the last.
 
     ``passes``: with the exchanges that are overlapped.
     """
-    layout, formula = inputs.layout, formula_of(inputs.schedule.closed_forms()[0])
+    calls = {name: _bubble_call(inputs, SCHEDULES[name], passes, stage) for name in inputs.schedules}
+    bubble_s = _by_schedule(inputs, lambda row: calls[row.name].value)
+    return where(inputs.layout.stages > 1, bubble_s, 0.0), [*calls.values()][-1]
+
+
+def _bubble_call(inputs: StepInputs, row: Schedule, passes: Passes, stage: CriticalStage) -> Call:
+    layout, formula = inputs.layout, formula_of(row.closed_forms()[0])
     arguments = {
         **_stage_times(stage), "stages": layout.stages, "virtual_stages": layout.virtual_stages,
-        "micro_batches": inputs.micro_batches, "slices": inputs.schedule.usual_slices, "filling": inputs.filling,
+        "micro_batches": inputs.micro_batches, "slices": row.usual_slices, "filling": inputs.filling,
     }  # fmt: skip
     if "forward_s" in formula.arguments:
         arguments |= _mean_passes(layout, passes)
-    call = Call(formula, {name: arguments[name] for name in formula.arguments})
-    return where(layout.stages > 1, call.value, 0.0), call
+    return Call(formula, {name: arguments[name] for name in formula.arguments})
 
 
 def _stage_times(stage: CriticalStage) -> dict[str, Num]:
@@ -494,7 +512,8 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
 def _filled_bubble(inputs: StepInputs, stage: CriticalStage) -> Call:
     """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
     arguments = {**_stage_times(stage), "virtual_stages": inputs.layout.virtual_stages, "filling": inputs.filling}
-    formula = ZERO_BUBBLE if inputs.schedule.fills else BUBBLE
+    fills = isinstance(inputs.filling, np.ndarray) or inputs.filling
+    formula = ZERO_BUBBLE if fills else BUBBLE
     return Call(formula, {name: arguments[name] for name in formula.arguments})
 
 
