@@ -136,7 +136,7 @@ def simulate(
     if np.any(table.kind == Kind.WEIGHT_GRADIENT):
         asked, e = _evaluated(model, cluster, given, job, SPLIT)
         table = _table(name, e, chunks, read)
-    layers, copies = _layers(e, table), 1 if read is not None else SCHEDULES[name].copies
+    layers = _layers(e, table)
     own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
     durations, transport = _durations(e, table, layers), Transport(overlap=bool(e.inputs.hides_stages))
     graph = graph_of(table, transport)
@@ -151,7 +151,7 @@ def simulate(
         schedule=name,
         table=table,
         simulation=played,
-        memory=memory_replay(played, replace(_footprint(e, table, layers, copies), stashes=_stashes(name, e, chunks))),
+        memory=memory_replay(played, replace(_footprint(e, table, layers), stashes=_stashes(name, e, chunks))),
         spent=spent(played),
         stage_layers=layers,
         pipeline_s=pipeline_s,
@@ -291,10 +291,10 @@ def _durations(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
     )
 
 
-def _footprint(e: Evaluation, table: ActionTable, layers: Array, copies: int) -> Footprint:
+def _footprint(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
     """Bytes that stages hold; those of a rank's states and temporaries are divided over its stages.
 
-    ZeRO shards states of the optimiser over all ``copies`` of the model.
+    ZeRO shards states of the optimiser over all copies of the model that the ranks hold together.
     """
     stages, sizes = table.stages, e.sizes
     each = float(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, e.plans))
@@ -302,13 +302,13 @@ def _footprint(e: Evaluation, table: ActionTable, layers: Array, copies: int) ->
     kept[0] += float(sizes.first.kept_bytes)
     kept[-1] += float(sizes.last.kept_bytes)
     ranks = table.ranks
+    sharing = len(np.unique(table.rank * stages + table.stage)) / stages if e.plans.shares("optimizer") else 1.0
     held, weights = np.zeros(stages), np.zeros(stages)
     for stage in range(stages):
         name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
         found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
         own = {path: float(call.value) for path, call in found.held.items()}
-        if e.plans.shares("optimizer"):
-            own = {path: value / (copies if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}
+        own = {path: value / (sharing if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}
         working = {path: float(call.value) for path, call in found.calls().items() if path.startswith("working/")}
         weights[stage] = sum(value for path, value in own.items() if path.split("/")[0].endswith("weights"))
         held[stage] = sum(own.values()) - weights[stage] + sum(working.values())
