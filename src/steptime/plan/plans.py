@@ -21,7 +21,7 @@ from steptime.plan.job import (
     replica_sequences,
     virtual_stage,
 )
-from steptime.schedule.schedules import NAMED, ROUNDS, SEVERAL_RANKS, PipelineBlock
+from steptime.schedule.schedules import EVEN_RANKS, NAMED, ROUNDS, SEVERAL_RANKS, TWICE_THE_RANKS, PipelineBlock
 from steptime.schedule.schedules import Rule as ScheduleRule
 
 RECOMPUTE_CODES = {
@@ -280,6 +280,8 @@ class Rule:
     """Whether a plan breaks the rule (boolean or array of booleans)."""
     always: bool = False
     """Whether it means something for captured modules too."""
+    of_mesh: bool = True
+    """Whether degrees break it whatever the micro-batch and the virtual stages are, if they do with one of each."""
 
 
 def _indivisible_kv(job: Job, p: Plans) -> Any:
@@ -328,6 +330,7 @@ def _served(rule: ScheduleRule) -> Rule:
         always=True,
         meaning=f"the schedule requires {rule.text}",
         broken=partial(_unserved, name=rule.name),
+        of_mesh=rule in (EVEN_RANKS, TWICE_THE_RANKS),
     )
 
 
@@ -428,6 +431,7 @@ RULES: tuple[Rule, ...] = (
         always=True,
         meaning="the schedule requires something else (steptime schedules NAME)",
         broken=partial(_unserved, name="schedule"),
+        of_mesh=False,
     ),
     Rule(
         name="schedule_offload",
