@@ -383,8 +383,7 @@ def asked_plan(
         columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
-    if "schedule" in checked:
-        _check_served(setting, plans)
+    _check_served(setting, plans, checked)
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
@@ -418,19 +417,22 @@ def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
     return 0 if "shard" in given else int(found.plan["shard"])
 
 
-def _check_served(setting: Setting, plans: Plans) -> None:
-    """Refuses what the schedule that is named cannot serve.
+def _check_served(setting: Setting, plans: Plans, given: Mapping[str, Any]) -> None:
+    """Refuses what a schedule cannot serve that the plan names.
 
     Raises:
         UserError: the message has the rule and the numbers that break it.
     """
+    if "schedule" not in given:
+        return
     job, row = setting.job, setting.job.pipeline
     ranks, chunks = int(plans.pp), int(plans.vpp)
     micro_batches = int(setting.method.micro_batches(job, plans))
     pipeline = Pipeline(ranks=ranks, chunks=chunks, micro_batches=micro_batches, slices=row.usual_slices)
-    for rule in () if row.one_rank else (SEVERAL_RANKS,):
-        if not rule.holds(pipeline):
-            raise PlanError(f"schedule {row.name} requires {rule.text}; got {pipeline}", hint="give --pp 2 or more")
+    if not (row.one_rank or SEVERAL_RANKS.holds(pipeline)):
+        raise PlanError(
+            f"schedule {row.name} requires {SEVERAL_RANKS.text}; got {pipeline}", hint="give --pp 2 or more"
+        )
     row.check(pipeline)
     if ranks * chunks > job.model.layers:
         raise PlanError(

@@ -194,13 +194,13 @@ def _stashed_calls(planned: PlannedJob, stage: Stage, bytes_each: float) -> Call
     if not isinstance(versions, np.ndarray) and versions == 1:
         return {}
     pools = ("weights", planned.gradient_ranks), ("expert_weights", planned.expert_ranks)
-    return {
-        f"weight_versions/{pool}/stashed_weights_bytes": Call(STASHED, {
-            "parameters": on_stage(planned, pool, stage), "bytes_each": bytes_each,
-            "shards": plans.shards("weights", ranks), "versions": versions,
-        })
-        for pool, ranks in pools if pool == "weights" or planned.sizes.has(pool)
-    }  # fmt: skip
+    out: Calls = {}
+    for pool, ranks in pools:
+        if pool == "weights" or planned.sizes.has(pool):
+            arguments = {"parameters": on_stage(planned, pool, stage), "bytes_each": bytes_each, "versions": versions}
+            shards = plans.shards("weights", ranks)
+            out[f"weight_versions/{pool}/stashed_weights_bytes"] = Call(STASHED, arguments | {"shards": shards})
+    return out
 
 
 def state_bytes(job: Job) -> States:

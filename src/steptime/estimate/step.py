@@ -265,9 +265,7 @@ def _mean_passes(layout: Layout, passes: Passes) -> dict[str, Num]:
     forward_s = layout.whole * layer.forward_s + sum(end.forward_s for end in ends)
     backward_s = layout.whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
     weights_s = layout.whole * layer.weights_s + sum(end.weights_s for end in ends)
-    sums_s = {
-        "forward_s": forward_s, "inputs_s": backward_s - weights_s, "weights_s": weights_s, "hidden_s": hidden_s,
-    }  # fmt: skip
+    sums_s = {"forward_s": forward_s, "inputs_s": backward_s - weights_s, "weights_s": weights_s, "hidden_s": hidden_s}
     return {name: sum_s / layout.stages for name, sum_s in sums_s.items()}
 
 
@@ -386,10 +384,9 @@ class Step:
 def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
     job, plans, micro_batches = planned.job, planned.plans, planned.micro_batches
-    row = job.pipeline
     fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
     slow_s = slow_s * planned.method.slow_link_share(plans)
-    owned = owned_parameters(planned)
+    owned, row = owned_parameters(planned), job.pipeline
     is_near = plans.is_near("dp") & plans.is_near("cp") & planned.copies_near
     near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
@@ -407,9 +404,21 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     )  # fmt: skip
 
 
+def _split(inputs: StepInputs, passes: Passes) -> Passes:
+    """The passes, of which only plans whose schedule splits backward passes have gradients of weights apart.
+
+    Plans with several schedules side by side all have the column, which means something for some of them.
+    """
+    if len(inputs.schedules) == 1:
+        return passes
+    splits = _by_schedule(inputs, lambda row: float(row.splits))
+    parts = {part: getattr(passes, part) for part in ("layer", "first", "last")}
+    return Passes(**{part: replace(each, weights_s=each.weights_s * splits) for part, each in parts.items()})
+
+
 def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     """One optimiser step from the times of its parts."""
-    layout = inputs.layout
+    layout, passes = inputs.layout, _split(inputs, passes)
     exchanges = overlapped_exchanges(layout, passes.layer)
     layer = exposed_pass(passes.layer, exchanges)
     copies = _layer_copies(inputs, layer)
@@ -459,10 +468,9 @@ def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
 def _messages(inputs: StepInputs) -> tuple[Num, Num]:
     """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
     layout = inputs.layout
-    arguments = {
-        "stages": layout.stages, "micro_batches": inputs.micro_batches, "virtual_stages": layout.virtual_stages,
-        "hides": inputs.hides_stages,
-    }  # fmt: skip
+    names = ("stages", "micro_batches", "virtual_stages", "hides")
+    values = (layout.stages, inputs.micro_batches, layout.virtual_stages, inputs.hides_stages)
+    arguments = dict(zip(names, values, strict=True))
     waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
     return waited, _by_schedule(inputs, lambda row: 2 * (layout.stages - 1) if row.synchronous else 0.0)
 
@@ -478,22 +486,21 @@ def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[N
 
 
 def _bubble_call(inputs: StepInputs, row: Schedule, passes: Passes, stage: CriticalStage) -> Call:
-    layout, formula = inputs.layout, formula_of(row.closed_forms()[0])
+    formula = formula_of(row.closed_forms()[0])
+    means = _mean_passes(inputs.layout, passes) if "forward_s" in formula.arguments else {}
+    return _waits(inputs, stage, formula, {"slices": row.usual_slices, **means})
+
+
+def _waits(inputs: StepInputs, stage: CriticalStage, formula: Formula, further: Mapping[str, Num]) -> Call:
+    """A formula of waits with what it takes of the times of stages."""
     arguments = {
-        **_stage_times(stage), "stages": layout.stages, "virtual_stages": layout.virtual_stages,
-        "micro_batches": inputs.micro_batches, "slices": row.usual_slices, "filling": inputs.filling,
-    }  # fmt: skip
-    if "forward_s" in formula.arguments:
-        arguments |= _mean_passes(layout, passes)
-    return Call(formula, {name: arguments[name] for name in formula.arguments})
-
-
-def _stage_times(stage: CriticalStage) -> dict[str, Num]:
-    return {
         "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s,
         "all_weights_s": stage.all_weights_s, "slowest_weights_s": stage.slowest_weights_s,
         "first_weights_s": stage.first_weights_s, "slowest_forward_s": stage.slowest_forward_s,
+        "stages": inputs.layout.stages, "virtual_stages": inputs.layout.virtual_stages,
+        "micro_batches": inputs.micro_batches, "filling": inputs.filling, **further,
     }  # fmt: skip
+    return Call(formula, {name: arguments[name] for name in formula.arguments})
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
@@ -511,10 +518,8 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
 
 def _filled_bubble(inputs: StepInputs, stage: CriticalStage) -> Call:
     """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
-    arguments = {**_stage_times(stage), "virtual_stages": inputs.layout.virtual_stages, "filling": inputs.filling}
     fills = isinstance(inputs.filling, np.ndarray) or inputs.filling
-    formula = ZERO_BUBBLE if fills else BUBBLE
-    return Call(formula, {name: arguments[name] for name in formula.arguments})
+    return _waits(inputs, stage, ZERO_BUBBLE if fills else BUBBLE, {})
 
 
 def _layer_copies(inputs: StepInputs, layer: Pass) -> Copies:

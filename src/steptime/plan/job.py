@@ -338,7 +338,7 @@ class Job:
         return SCHEDULES[row.interleaved_as] if row.interleaved_as else row
 
     def schedule_with(self, virtual_stages: int) -> str:
-        """Name of the schedule of a plan with so many virtual stages."""
+        """Name of the schedule of a plan with a number of virtual stages."""
         return self.pipeline.name if virtual_stages > 1 else self.schedule
 
     @property

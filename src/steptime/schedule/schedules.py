@@ -120,12 +120,12 @@ class Schedule:
 
     * ``stages`` (ranks), ``virtual_stages`` (of each), ``micro_batches``, ``slices``, ``filling`` (passes that fill);
     * ``all_stages_s``, ``slowest_stage_s``: one micro-batch through all ranks, and its part in the slowest rank;
-      ``all_weights_s``, ``slowest_weights_s``, ``first_weights_s``: what of both, and of the first rank, makes
+      ``all_weights_s``, ``slowest_weights_s``, ``first_weights_s``: the parts of both, and of the first rank, that make
       gradients of weights; ``slowest_forward_s``: the forward pass of the slowest, but of the last its ``weights``;
     * ``forward_s``, ``inputs_s``, ``weights_s``: passes of a rank forward, for gradients of inputs and of weights,
       mean over the ranks; ``hidden_s``: what a pair of passes saves."""
     exact: Callable[[Pipeline], bool] = lambda _: True
-    """Whether the formula is exact for a pipeline of equal stages; elsewhere an estimate takes it all the same."""
+    """Whether the formula is exact for a pipeline of equal stages; elsewhere it approximates."""
     held: Callable[[Counts, Num], Num] | None = None
     """Most micro-batches whose activations a rank holds at once: from the start of a forward pass to the end of the
     pass that ends its backward pass (of a backward pass in two parts: of the second); None: no closed form."""
@@ -198,14 +198,22 @@ class Schedule:
             return None
         p, times = pipeline.ranks, pipeline.times
         found: dict[str, Num] = {
-            "stages": p, "virtual_stages": pipeline.chunks, "micro_batches": pipeline.micro_batches,
-            "slices": pipeline.slices, "filling": filling_passes(self.fills, p, pipeline.micro_batches),
-            "all_stages_s": p * times.all_s, "slowest_stage_s": times.all_s,
-            "all_weights_s": p * times.weight_gradient_s, "slowest_weights_s": times.weight_gradient_s,
-            "first_weights_s": times.weight_gradient_s, "slowest_forward_s": times.forward_s,
-            "forward_s": times.forward_s, "inputs_s": times.input_gradient_s, "weights_s": times.weight_gradient_s,
+            "stages": p,
+            "virtual_stages": pipeline.chunks,
+            "micro_batches": pipeline.micro_batches,
+            "slices": pipeline.slices,
+            "filling": filling_passes(self.fills, p, pipeline.micro_batches),
+            "all_stages_s": p * times.all_s,
+            "slowest_stage_s": times.all_s,
+            "all_weights_s": p * times.weight_gradient_s,
+            "slowest_weights_s": times.weight_gradient_s,
+            "first_weights_s": times.weight_gradient_s,
+            "slowest_forward_s": times.forward_s,
+            "forward_s": times.forward_s,
+            "inputs_s": times.input_gradient_s,
+            "weights_s": times.weight_gradient_s,
             "hidden_s": 0.0,
-        }  # fmt: skip
+        }
         return float(self.bubble(**{name: found[name] for name in arguments_of(self.bubble)}))
 
     def in_flight(self, pipeline: Pipeline, rank: int) -> float | None:
@@ -234,9 +242,12 @@ class Schedule:
         Raises:
             UserError: the message has the rule that is broken and the numbers that break it.
         """
-        for rule in (*_OF_ALL, *self.rules):
-            if not rule.holds(pipeline):
-                raise UserError(f"schedule {self.name} requires {rule.text}; got {pipeline}")
+        requirements = [(text, holds(pipeline)) for text, holds in _OF_ALL]
+        if all(held for _, held in requirements):
+            requirements = [(rule.text, rule.holds(pipeline)) for rule in self.rules]
+        for text, held in requirements:
+            if not held:
+                raise UserError(f"schedule {self.name} requires {text}; got {pipeline}")
 
     def bubble_fraction(self, pipeline: Pipeline) -> float | None:
         """Share of a rank's time from its first to its last pass in which it waits, in closed form; None: no form."""
@@ -259,11 +270,9 @@ def _timed(pipeline: Pipeline) -> bool:
     return 0 < times.forward_s < inf and all(0 <= each < inf for each in others_s)
 
 
-_OF_ALL: Final = (
-    Rule(
-        text="whole numbers of ranks, chunks, micro-batches, slices and micro-batches per update from 1", holds=_whole
-    ),
-    Rule(text="times from 0 on, of forward passes above 0", holds=_timed),
+_OF_ALL: Final[tuple[tuple[str, Callable[[Pipeline], bool]], ...]] = (
+    ("whole numbers of ranks, chunks, micro-batches, slices and micro-batches per update from 1", _whole),
+    ("times from 0 on, of forward passes above 0", _timed),
 )
 
 SCHEDULES: Final = Registry[Schedule]("schedule", "steptime.schedules")

@@ -89,9 +89,14 @@ def _v_is_exact(pipeline: Pipeline) -> bool:
 def _handmade_row(name: str, depth: int, **further: Any) -> Schedule:
     """A schedule with the closed forms of ZB-H1 (depth 1) or ZB-H2 (2)."""
     return Schedule(
-        name=name, splits=True, fills=float(depth), bubble=zero_bubble_s, to_host=True,
-        held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, depth), **further,
-    )  # fmt: skip
+        name=name,
+        splits=True,
+        fills=float(depth),
+        bubble=zero_bubble_s,
+        held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, depth),
+        to_host=True,
+        **further,
+    )
 
 
 def _searched_row(name: str, depth: int, like: str, memory: str, **further: Any) -> Schedule:

@@ -15,10 +15,10 @@ from steptime import UserError, api
 from steptime.api.models import load_model
 from steptime.api.simulation import simulate
 from steptime.cli.main import app
-from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.memory import stage_terms
 from steptime.estimate.step import Passes, Step, compose
-from steptime.estimate.work import Pass
+from steptime.estimate.work import Pass, stacked
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans, broken_rules, concatenate, names_of
@@ -153,6 +153,20 @@ def test_a_block_of_plans_costs_what_each_of_them_does(name: str) -> None:
         e = evaluated(row, each, 64)
         assert float(np.broadcast_to(block.step_time_s, 3)[i]) == pytest.approx(float(e.step_time_s), rel=1e-12)
         assert float(np.broadcast_to(block.peak_bytes, 3)[i]) == pytest.approx(float(e.peak_bytes), rel=1e-12)
+
+
+def test_plans_with_several_schedules_side_by_side_cost_what_each_of_them_does() -> None:
+    """As the fit of frameworks stacks its runs, slow heads and whole backward passes among them."""
+    names = [name for name, row in SCHEDULES.items() if row.only_chunks == 1]
+    each = [evaluated(SCHEDULES[name], Plans(pp=4), 16) for name in names]
+    works, inputs = stacked([e.works for e in each]), stacked([e.inputs for e in each])
+    head = Pass(forward_s=0.01, backward_s=0.02, weights_s=0.01)
+    passes = replace(passes_of(works, IDEAL), last=head)
+    together = compose(inputs, passes, IDEAL).total_s
+    for e, seconds in zip(each, together, strict=True):
+        last = replace(head, weights_s=head.weights_s * e.job.splits_backward)
+        alone = compose(e.inputs, replace(passes_of(e.works, IDEAL), last=last), IDEAL)
+        assert float(alone.total_s) == pytest.approx(float(seconds), rel=1e-12), e.job.schedule
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
