@@ -45,6 +45,7 @@ from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
 from steptime.plan.space import Constraint, panels_worth_trying
 from steptime.plan.strategies import Strategy
+from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
 from steptime.search.modes import MODES, Mode
@@ -382,6 +383,7 @@ def asked_plan(
         columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
+    _check_served(setting, plans, checked)
     placed = _placed(setting, chosen, name, plans, checked.get("placement"))
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
@@ -413,6 +415,30 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
     """Ranks that share optimiser states where the user gave no number."""
     return 0 if "shard" in given else int(found.plan["shard"])
+
+
+def _check_served(setting: Setting, plans: Plans, given: Mapping[str, Any]) -> None:
+    """Refuses what a schedule cannot serve that the plan names.
+
+    Raises:
+        UserError: the message has the rule and the numbers that break it.
+    """
+    if "schedule" not in given:
+        return
+    job, row = setting.job, setting.job.pipeline
+    ranks, chunks = int(plans.pp), int(plans.vpp)
+    micro_batches = int(setting.method.micro_batches(job, plans))
+    pipeline = Pipeline(ranks=ranks, chunks=chunks, micro_batches=micro_batches, slices=row.usual_slices)
+    if not (row.one_rank or SEVERAL_RANKS.holds(pipeline)):
+        raise PlanError(
+            f"schedule {row.name} requires {SEVERAL_RANKS.text}; got {pipeline}", hint="give --pp 2 or more"
+        )
+    row.check(pipeline)
+    if ranks * chunks > job.model.layers:
+        raise PlanError(
+            f"schedule {row.name}: {ranks * chunks} stages of {job.model.layers} layers",
+            hint="give a smaller --pp or --vpp",
+        )
 
 
 def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:

@@ -26,13 +26,13 @@ from steptime.plan.job import (
     GRAPH_PARTS,
     GRAPHS,
     OFFLOADS,
-    SCHEDULES,
 )
 from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
 from steptime.plan.overlap import OVERLAPS
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.space import OPERATORS, Constraint
+from steptime.schedule import SCHEDULES
 from steptime.search.modes import Mode
 
 NameOrPath: TypeAlias = "str | os.PathLike[str]"
@@ -186,7 +186,6 @@ def _noun(is_gpu: bool) -> str:
 
 
 CHOICES = {
-    "schedule": tuple(SCHEDULES),
     "attention": ATTENTIONS,
     "attention_dtype": ATTENTION_DTYPES,
     "context": CONTEXTS,
@@ -222,6 +221,8 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> di
 def _checked(key: str, value: Any, framework: str = "") -> Any:
     if key in COUNTS:
         return whole(key, value, *COUNTS[key])
+    if key == "schedule":
+        return choice(key, value, tuple(SCHEDULES))
     if key in CHOICES:
         return choice(key, value, CHOICES[key])
     if key in RATIOS:
@@ -294,13 +295,19 @@ def check_mode(out: Mapping[str, Any], mode: Mode) -> None:
         _check_published(out)
 
 
-def _check_schedule(out: Mapping[str, Any]) -> None:
-    interleaved = out.get("vpp", 1) > 1
-    if "schedule" in out and (out["schedule"] == "interleaved") != interleaved:
-        raise PlanError(
-            f"schedule {out['schedule']} contradicts vpp {out.get('vpp', 1)}",
-            hint=f"interleaved needs vpp of at least 2; {', '.join(n for n in SCHEDULES if n != 'interleaved')} need 1",
-        )
+def _check_schedule(out: dict[str, Any]) -> None:
+    """Virtual stages follow from a schedule that is given without them."""
+    if "schedule" not in out:
+        return
+    row = SCHEDULES[out["schedule"]]
+    row.closed_forms()
+    chunks = out.get("vpp", 1 if row.follows else row.usual_chunks)
+    if row.follows and chunks < 2:
+        raise PlanError(f"schedule {row.name} contradicts vpp {chunks}", hint=f"{row.name} needs vpp of at least 2")
+    if row.only_chunks not in (None, chunks):
+        raise PlanError(f"schedule {row.name} contradicts vpp {chunks}", hint=f"{row.name} needs vpp {row.only_chunks}")
+    if chunks > 1:
+        out["vpp"] = chunks
 
 
 _NEUTRAL = {
@@ -478,6 +485,8 @@ def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         UserError: a choice is wrong.
     """
     chosen = {key: _checked(key, value) for key, value in fix.items() if key in JOB_KEYS}
-    if chosen.get("schedule") == "interleaved":
-        raise PlanError("schedule interleaved follows from vpp", hint="give --limit 'vpp>=2'")
+    row = SCHEDULES[chosen.get("schedule", "1f1b")]
+    row.closed_forms()
+    if row.follows:
+        raise PlanError(f"schedule {row.name} follows from vpp", hint="give --limit 'vpp>=2'")
     return chosen, {key: value for key, value in fix.items() if key not in JOB_KEYS}

@@ -197,11 +197,13 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
     kept[0] += float(sizes.first.kept_bytes)
     kept[-1] += float(sizes.last.kept_bytes)
     ranks = table.ranks
+    sharing = len(np.unique(table.rank * stages + table.stage)) / stages if e.plans.shares("optimizer") else 1.0
     held, weights = np.zeros(stages), np.zeros(stages)
     for stage in range(stages):
         name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
         found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
         own = {path: float(call.value) for path, call in found.held.items()}
+        own = {path: value / (sharing if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}
         working = {path: float(call.value) for path, call in found.calls().items() if path.startswith("working/")}
         weights[stage] = sum(value for path, value in own.items() if path.split("/")[0].endswith("weights"))
         held[stage] = sum(own.values()) - weights[stage] + sum(working.values())

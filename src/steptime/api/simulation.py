@@ -27,7 +27,6 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.formats.stage_times import StageTimes, read_stage_times
 from steptime.num import Array, Num
-from steptime.plan.job import SCHEDULES as CLOSED_FORMS
 from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline
 from steptime.schedule.actions import COMPUTE, DATA, FROM_HOST, STREAM, TO_HOST
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
@@ -222,6 +221,7 @@ def simulate(
         staged = observed.stages(e, graph, staged, pace_s)
     durations = replace(staged.durations, slowdown=staged.durations.slowdown * slowdown_of(slow_ranks, table.ranks))
     played, pipeline_s = play(graph, durations), pace_s(durations)
+    own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
     other = bool(times or slow_ranks or observed.stages)
     return SimulatedStep(
         model=asked.setting.job.model.name,
@@ -235,8 +235,8 @@ def simulate(
         equal_ranks_s=pace_s(staged.durations) if slow_ranks else pipeline_s,
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
-        once_s=once_of(e, pipeline_s),
-        closed_form_s=None if other else _closed_form_s(model, cluster, name, given, chunks, job),
+        once_s=once_of(own or e, pipeline_s),
+        closed_form_s=None if other or own is None else float(own.step_time_s),
         samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
@@ -345,25 +345,16 @@ def _evaluated(
     return asked, evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
 
 
-def _closed_form_s(
-    model: NameOrPath,
-    cluster: NameOrPath,
-    name: str,
-    plan: Mapping[str, Any],
-    chunks: int | None,
-    job: Mapping[str, Any],
-) -> float | None:
-    """Step time of the estimate with the closed form of the schedule; None where there is none for the plan."""
-    if name not in CLOSED_FORMS:
+def _of_schedule(
+    model: NameOrPath, cluster: NameOrPath, name: str, plan: Mapping[str, Any], job: Mapping[str, Any]
+) -> Evaluation | None:
+    """The estimate with the closed forms of the schedule; None where there are none for the plan."""
+    if name not in SCHEDULES:
         return None
     try:
-        vpp = {} if chunks is None else {"vpp": chunks}
-        asked = asked_plan(model, cluster, plan={**plan, **vpp, "schedule": name}, **job)
+        return _evaluated(model, cluster, plan, job, name)[1]
     except UserError:
         return None
-    setting = asked.setting
-    e = evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
-    return float(e.step_time_s)
 
 
 def _table(
@@ -404,7 +395,7 @@ def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
     """Whether ranks keep the weights that a forward pass read; a schedule from a file changes none within a step."""
     if name not in SCHEDULES:
         return True
-    return SCHEDULES[name].weight_versions(_pipeline(name, e, chunks), 0) != 1
+    return bool(SCHEDULES[name].weight_versions(_pipeline(name, e, chunks), 0) != 1)
 
 
 def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> Pipeline:

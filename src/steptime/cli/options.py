@@ -128,14 +128,17 @@ RecomputeEvery = Annotated[
 ]
 Schedule = Annotated[
     str | None,
-    typer.Option("--schedule", help="gpipe, 1f1b, zb-h1, zb-h2, dualpipe; interleaved where vpp is more than 1."),
+    typer.Option(
+        "--schedule",
+        help="A name of the command schedules, as gpipe, 1f1b, zb-h1, zb-v, dualpipe; interleaved follows from vpp.",
+    ),
 ]
 Overlap = Annotated[
     str | None,
     typer.Option(
         "--overlap",
         help="Hidden behind compute: of dp, tp, pp, ep, offload, joined by commas, or none; default the framework's, "
-        "with dualpipe pp and ep too.",
+        "with dualpipe and dualpipev pp and ep too.",
     ),
 ]
 Offload = Annotated[

@@ -73,6 +73,22 @@ def gathered_weights_bytes(
     return (layers_at_once * parameters + ends_parameters) * bytes_each + trained * gradient_bytes
 
 
+def stashed_weights_bytes(parameters: Num, bytes_each: Num, shards: Num, versions: Num) -> Num:
+    r"""Older versions of its weights that a stage keeps for backward passes that read what their forward pass read.
+
+    $$M = (n - 1)\, \frac{P E}{s}$$
+
+    where $P$ = `parameters` of $E$ = `bytes_each` are divided over $s$ = `shards`, and $n$ = `versions` are held at
+    once (:func:`steptime.cost.pipeline_schedules.stashed_versions`), the current one among them.
+
+    Source: Harlap et al. (PipeDream), arXiv 1806.03377, section 3.3.
+
+    >>> stashed_weights_bytes(10, 2, 1, 4)
+    60.0
+    """
+    return (versions - 1) * parameters * bytes_each / shards
+
+
 def reserved_bytes(allocated_bytes: Num, slack: Num) -> Num:
     r"""Memory that the caching allocator takes from the device.
 

@@ -48,6 +48,38 @@ def waited_messages(stages: Num, micro_batches: Num, virtual_stages: Num, hides:
     return shown - hides * (shown - minimum(waited, shown))
 
 
+def paired_messages(micro_batches: Num, virtual_stages: Num, hides: Num) -> Num:
+    r"""Messages that a step of DualPipe waits for, without those that fill and drain the pipeline.
+
+    $$n = 2\,m\,v\,(1 - h)$$
+
+    where $m$ = `micro_batches` pass $v$ = `virtual_stages` chunks of a rank, and $h$ = `hides` is 1 where messages may
+    run next to computation: what pairs of passes send or receive hides completely.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.1.
+
+    >>> paired_messages(8, 1, 0.0), paired_messages(8, 1, 1.0)
+    (16.0, 0.0)
+    """
+    return 2 * micro_batches * virtual_stages * (1.0 - hides)
+
+
+def serial_messages(stages: Num, micro_batches: Num) -> Num:
+    r"""Messages that a step waits for where one micro-batch passes all stages before the next one starts.
+
+    $$n = 2\,(m - 1)\,(p - 1)$$
+
+    where $m$ = `micro_batches` cross the $p - 1$ links of $p$ = `stages` there and back; those of the first micro-batch
+    are counted as filling and draining the pipeline.
+
+    Source: Huang et al., arXiv 1811.06965, figure 2b.
+
+    >>> serial_messages(4, 8)
+    42
+    """
+    return 2 * (micro_batches - 1) * (stages - 1)
+
+
 def pipeline_bubble_s(all_stages_s: Num, slowest_stage_s: Num, virtual_stages: Num) -> Num:
     r"""Idle time of the slowest stage while the pipeline fills and drains (GPipe, 1F1B, interleaved 1F1B).
 
@@ -71,58 +103,81 @@ def zero_bubble_s(
     all_weights_s: Num,
     slowest_weights_s: Num,
     first_weights_s: Num,
+    slowest_forward_s: Num,
     filling: Num,
     virtual_stages: Num,
 ) -> Num:
     r"""Bubble of schedules that move the gradients of weights out of the way of the other stages.
 
-    $$t = \max\left(\frac{\sum_i (t_i - w_i) - (t_{\max} - w_{\max})}{v} + w_1 - (f + 1)\,w_{\max},\ 0\right)$$
+    $$t = \frac{1}{v}\left[\sum_i (t_i - w_i) - (t_{\max} - w_{\max}) + w_1 - w_{\max}
+      - f \min(w_{\max}, t_F)\right]_+$$
 
-    where $\sum_i t_i$ = `all_stages_s` and $t_{\max}$ = `slowest_stage_s` are those of :func:`pipeline_bubble_s`,
+    where $\sum_i t_i$ = `all_stages_s` and $t_{\max}$ = `slowest_stage_s` are as in :func:`pipeline_bubble_s`,
     $\sum_i w_i$ = `all_weights_s`, $w_{\max}$ = `slowest_weights_s` and $w_1$ = `first_weights_s` the parts of all
-    stages, of the slowest and of the first that make gradients of weights, $f$ = `filling` (:func:`filling_passes`),
-    $v$ = `virtual_stages`, more than 1 only where backward passes are whole (all $w$ = 0). While the slowest stage
-    waits for the other passes of all others, $f$ of its own passes for gradients of weights fill the wait, and its last
-    one falls beside that of the first stage. With equal stages and enough micro-batches it is $(p-1)(T_F + T_B - T_W)$
-    for ZB-H1 ($f = p-1$) and $(p-1)(T_F + T_B - 2\,T_W)$ for ZB-H2 ($f = 2(p-1)$), $T_B$ without $T_W$. Steps follow
-    each other without a barrier.
+    stages, of the slowest and of the first that make gradients of weights, $t_F$ = `slowest_forward_s` the forward pass
+    of the slowest stage, $f$ = `filling` (:func:`filling_passes`) and $v$ = `virtual_stages`. The slowest stage waits
+    for the other passes of all others. It fills the wait with $f$ of its own passes: before its first backward pass
+    with forward passes, after its last forward pass with gradients of weights. The last stage has the latter alone, so
+    that its $t_F$ is $w_{\max}$. The last gradient of weights falls in the time of that of the first stage. With equal
+    stages and enough micro-batches it is $(p-1)(T_F + T_B - T_W)$ for ZB-H1 ($f = p-1$) and
+    $(p-1)(T_F + T_B - 2\,T_W)$ for ZB-H2 ($f = 2(p-1)$), $T_B$ without $T_W$ and $T_W \le T_F$. Steps follow each
+    other without a barrier.
 
-    Source: Qi et al., arXiv 2401.10241, table 1; unequal stages by the longest path, through the slowest.
+    Source: Qi et al., arXiv 2401.10241, table 1 ($T_W \le T_F$); longer $T_W$ and unequal stages by the longest path.
 
-    >>> [zero_bubble_s(12.0, 3.0, 4.0, 1.0, 1.0, filling, 1) for filling in (0, 3, 6)]   # four stages, F = B = W = 1
+    >>> [zero_bubble_s(12.0, 3.0, 4.0, 1.0, 1.0, 1.0, filling, 1) for filling in (0, 3, 6)]   # F = B = W = 1
     [6.0, 3.0, 0.0]
-    >>> zero_bubble_s(13.5, 4.5, 4.5, 1.5, 1.0, 3, 1)   # the last of them half as slow again
+    >>> zero_bubble_s(13.5, 4.5, 4.5, 1.5, 1.0, 1.5, 3, 1)   # the last of four stages half as slow again
     1.0
+    >>> zero_bubble_s(16.0, 4.0, 8.0, 2.0, 2.0, 1.0, 3, 1)   # gradients of weights of 2 s fill as much as those of 1 s
+    3.0
     """
-    others_s = pipeline_bubble_s(all_stages_s - all_weights_s, slowest_stage_s - slowest_weights_s, virtual_stages)
-    return maximum(others_s + first_weights_s - (filling + 1) * slowest_weights_s, 0.0)
+    others_s = pipeline_bubble_s(all_stages_s - all_weights_s, slowest_stage_s - slowest_weights_s, 1)
+    unfilled_s = filling * maximum(slowest_weights_s - slowest_forward_s, 0.0)
+    return maximum(others_s + first_weights_s - (filling + 1) * slowest_weights_s + unfilled_s, 0.0) / virtual_stages
 
 
 def dual_pipe_bubble_s(
-    stages: Num, together_s: Num, backward_s: Num, weights_s: Num, slowest_s: Num, mean_s: Num
+    stages: Num,
+    virtual_stages: Num,
+    forward_s: Num,
+    inputs_s: Num,
+    weights_s: Num,
+    hidden_s: Num,
+    all_stages_s: Num,
+    slowest_stage_s: Num,
 ) -> Num:
-    r"""Idle time of a rank under DualPipe, whose pipeline runs from both ends at once.
+    r"""Idle time of a rank under DualPipe, whose pipeline runs from both ends at once, and under DualPipeV.
 
-    $$t = \max\Big(w\,(T_{F\&B} + T_B - 3\,T_W) - 2\,(p-1)\,(t_{\max} - \bar t),\ w\,(T_B - 2\,T_W),\ 0\Big), \quad
-      w = \frac{p}{2} - 1$$
+    $$t = \frac{1}{v} \max\Big(w\,(2\,T_F + [T_I - T_W]_+ - h) + \big[w\,T_I - (w + 1)\,T_F\big]_+
+      - 2\,v\,(p-1)\,(t_{\max} - \bar t),\ w\,[T_I - T_W]_+\Big), \quad w = \frac{p\,v}{2} - 1$$
 
-    where $p$ = `stages` (even), $T_{F\&B}$ = `together_s` is one forward and one backward pass of a stage beside each
-    other, $T_B$ = `backward_s` its whole backward pass and $T_W$ = `weights_s` the part of it that makes gradients of
-    weights, each the mean over the stages. A rank holds stage $r$ and stage $p - 1 - r$; where a pair of stages takes
-    $t_{\max}$ = `slowest_s` in place of the mean $\bar t$ = `mean_s`, the others catch up with it by the difference at
-    each of the $2(p-1)$ passes that fill and drain the pipeline, but for the least that its ends wait for.
+    where $p$ = `stages` is the number of ranks, $v$ = `virtual_stages` (1, or 2 for DualPipeV), $T_F$ = `forward_s`,
+    $T_I$ = `inputs_s` and $T_W$ = `weights_s` are the passes of a rank forward, for gradients of inputs and of weights,
+    each the mean over the ranks, and $h$ = `hidden_s` is what a forward and a backward pass save when they run as a
+    pair, all in seconds. Where a rank takes $t_{\max}$ = `slowest_stage_s` in place of the mean $\bar t$ =
+    `all_stages_s` $/ p$, the others catch up with it by the difference at each of the $2(p-1)$ passes that fill and
+    drain the pipeline, but for the least that its ends wait for. With passes that are alike it is the published
+    $w\,(T_{F\&B} + T_B - 3\,T_W)$. Messages take no time.
 
-    Source: DeepSeek-V3, arXiv 2412.19437, table 2 (equal stages); unequal ones by the longest path of the schedule.
+    Source: DeepSeek-V3, arXiv 2412.19437, table 2 (passes that are alike); other passes and unequal stages by the
+    longest path of its schedule, figure 5.
 
-    >>> dual_pipe_bubble_s(8, 3.0, 2.0, 1.0, 3.0, 3.0), dual_pipe_bubble_s(2, 3.0, 2.0, 1.0, 3.0, 3.0)   # F = B = W = 1
-    (6.0, 0.0)
-    >>> dual_pipe_bubble_s(8, 3.0, 2.0, 1.0, 5.0, 3.2)
+    >>> dual_pipe_bubble_s(8, 1, 1.0, 1.0, 1.0, 0.0, 24.0, 3.0)
+    6.0
+    >>> dual_pipe_bubble_s(8, 1, 1.0, 1.5, 0.75, 0.0, 26.0, 3.25)
+    8.75
+    >>> dual_pipe_bubble_s(4, 2, 2.0, 2.0, 2.0, 0.0, 24.0, 6.0)   # DualPipeV on half of the ranks
+    6.0
+    >>> dual_pipe_bubble_s(8, 1, 1.0, 1.0, 1.0, 0.0, 25.6, 5.0)   # a rank that is slower by more than they wait
     0.0
     """
-    waits = maximum(stages / 2 - 1, 0)
-    caught_up = 2 * (stages - 1) * (slowest_s - mean_s)
-    least = waits * maximum(backward_s - 2 * weights_s, 0.0)
-    return maximum(waits * (together_s + backward_s - 3 * weights_s) - caught_up, least)
+    waits = stages * virtual_stages / 2 - 1
+    least = waits * maximum(inputs_s - weights_s, 0.0)
+    late = maximum(waits * inputs_s - (waits + 1) * forward_s, 0.0)
+    caught_up = 2 * virtual_stages * (stages - 1) * (slowest_stage_s - all_stages_s / stages)
+    whole = waits * (2 * forward_s - hidden_s) + least + late
+    return maximum(maximum(whole - caught_up, least), 0.0) / virtual_stages
 
 
 def filling_passes(fills: Num, stages: Num, micro_batches: Num) -> Num:
@@ -160,18 +215,18 @@ def zero_bubble_in_flight(stages: Num, micro_batches: Num, depths: Num) -> Num:
 
 
 def dual_pipe_in_flight(stages: Num, micro_batches: Num) -> Num:
-    r"""Micro-batches whose activations a rank between the ends holds under DualPipe, in the mean over its two stages.
+    r"""Micro-batches whose activations a rank holds under DualPipe, of both of its stages together.
 
-    $$m = \min\left(\frac{n_m}{2},\ \frac{p + 1}{2}\right)$$
+    $$m = \min\left(n_m,\ p + 1\right)$$
 
     where $p$ = `stages` and $n_m$ = `micro_batches` of a step: $p + 1$ passes of two equal stages.
 
     Source: DeepSeek-V3, arXiv 2412.19437, table 2.
 
     >>> dual_pipe_in_flight(8, 20)
-    4.5
+    9
     """
-    return minimum(micro_batches, stages + 1) / 2
+    return minimum(micro_batches, stages + 1)
 
 
 def dual_pipe_in_flight_at_ends(stages: Num, micro_batches: Num, share: Num) -> Num:

@@ -5,98 +5,71 @@ from __future__ import annotations
 from steptime.num import Num, ceil_div, maximum, minimum
 
 
-def naive_bubble_s(stages: Num, micro_batches: Num, each_s: Num) -> Num:
+def naive_bubble_s(all_stages_s: Num, slowest_stage_s: Num, micro_batches: Num) -> Num:
     r"""Time in which a rank waits where one micro-batch passes all stages forward and back before the next one starts.
 
-    $$t = m\,(p - 1)\,t_1$$
+    $$t = m \left(\sum_i t_i - t_{\max}\right)$$
 
-    where $p$ = `stages`, $m$ = `micro_batches` and $t_1$ = `each_s` is the time of one micro-batch in one stage,
-    forward and backward, in seconds: $1 - 1/p$ of the step.
+    where $\sum_i t_i$ = `all_stages_s` is one micro-batch through all stages forward and backward, $t_{\max}$ =
+    `slowest_stage_s` the part of the slowest stage, in seconds, and $m$ = `micro_batches`. With $p$ equal stages it is
+    $1 - 1/p$ of the step.
 
     Source: Huang et al., arXiv 1811.06965, figure 2b.
 
-    >>> naive_bubble_s(4, 8, 3.0)
+    >>> naive_bubble_s(12.0, 3.0, 8)
     72.0
     """
-    return micro_batches * (stages - 1) * each_s
+    return micro_batches * (all_stages_s - slowest_stage_s)
 
 
-def breadth_first_bubble_s(stages: Num, micro_batches: Num, virtual_stages: Num, each_s: Num) -> Num:
+def breadth_first_bubble_s(all_stages_s: Num, slowest_stage_s: Num, micro_batches: Num, virtual_stages: Num) -> Num:
     r"""Time in which a rank waits where all micro-batches pass a virtual stage before the next one of the rank begins.
 
-    $$t = \big(p - 1 + (v - 1)\,[p - m]_+\big)\,\frac{t_1}{v}$$
+    $$t = \frac{\sum_i t_i - t_{\max} + (v - 1) \left[\sum_i t_i - m\,t_{\max}\right]_+}{v}$$
 
-    where $p$ = `stages`, $m$ = `micro_batches`, $v$ = `virtual_stages` per rank and $t_1$ = `each_s` is the time of one
-    micro-batch on one rank, forward and backward, in seconds. With fewer micro-batches than stages a rank also waits
-    for the first of them to come round, once for each further virtual stage.
+    where $\sum_i t_i$ = `all_stages_s` is one micro-batch through all stages forward and backward, $t_{\max}$ =
+    `slowest_stage_s` the part of the slowest rank, in seconds, $m$ = `micro_batches` and $v$ = `virtual_stages` per
+    rank. With fewer micro-batches than equal stages a rank also waits for the first of them to come round, once for
+    each further virtual stage.
 
     Source: Lamy-Poirier, arXiv 2211.05953, section 4; few micro-batches by the longest path.
 
-    >>> breadth_first_bubble_s(4, 8, 2, 3.0), breadth_first_bubble_s(4, 3, 2, 3.0)
+    >>> breadth_first_bubble_s(12.0, 3.0, 8, 2), breadth_first_bubble_s(12.0, 3.0, 3, 2)
     (4.5, 6.0)
     """
-    return (stages - 1 + (virtual_stages - 1) * maximum(stages - micro_batches, 0)) * each_s / virtual_stages
+    round_s = maximum(all_stages_s - micro_batches * slowest_stage_s, 0.0)
+    return (all_stages_s - slowest_stage_s + (virtual_stages - 1) * round_s) / virtual_stages
 
 
-def split_backward_bubble_s(stages: Num, forward_s: Num, inputs_s: Num, weights_s: Num, filling: Num) -> Num:
-    r"""Longest wait of a rank of equal stages under ZB-H1 and ZB-H2, from its first pass to its last.
-
-    $$t = \big[(p - 1)(T_F + T_I) - f \min(T_F, T_W)\big]_+$$
-
-    where $p$ = `stages`, $T_F$ = `forward_s`, $T_I$ = `inputs_s` and $T_W$ = `weights_s` are the passes of a stage
-    forward, for gradients of inputs and of weights, in seconds, and $f$ = `filling`
-    (:func:`~steptime.cost.pipeline.filling_passes`) passes fill the wait: before the first backward pass with forward
-    passes, after the last forward pass with gradients of weights. For $T_W \le T_F$ it is
-    :func:`~steptime.cost.pipeline.zero_bubble_s` of equal stages. Messages take no time.
-
-    Source: Qi et al., arXiv 2401.10241, table 1 ($T_W \le T_F$); longer $T_W$ by the longest path.
-
-    >>> [split_backward_bubble_s(4, 1.0, 1.0, 1.0, filling) for filling in (0, 3, 6)]
-    [6.0, 3.0, 0.0]
-    >>> split_backward_bubble_s(4, 1.0, 1.0, 2.0, 3)   # longer gradients of weights fill no more
-    3.0
-    """
-    return maximum((stages - 1) * (forward_s + inputs_s) - filling * minimum(forward_s, weights_s), 0.0)
-
-
-def v_shaped_bubble_s(stages: Num, micro_batches: Num, forward_s: Num, inputs_s: Num, weights_s: Num) -> Num:
+def v_shaped_bubble_s(
+    stages: Num,
+    micro_batches: Num,
+    forward_s: Num,
+    inputs_s: Num,
+    weights_s: Num,
+    all_stages_s: Num,
+    slowest_stage_s: Num,
+) -> Num:
     r"""Longest wait of a rank under ZB-V, from its first pass to its last.
 
-    $$t = (p - 1)(T_I - T_W) + [2p - 1 - m]_+\,T_F$$
+    $$t = \left[(p - 1)(T_I - T_W) + [2p - 1 - m]_+\,T_F - m\,(t_{\max} - \bar t)\right]_+$$
 
-    where $p$ = `stages` is the number of ranks, $m$ = `micro_batches`, and $T_F$ = `forward_s`, $T_I$ = `inputs_s` and
-    $T_W$ = `weights_s` are the passes of a rank forward, for gradients of inputs and of weights, in seconds. Exact for
-    $T_W \le T_F \le T_I$ and $m \ge 2p - 1$, and for any $m$ where all three are alike. Messages take no time.
+    where $p$ = `stages` is the number of ranks, $m$ = `micro_batches`, $T_F$ = `forward_s`, $T_I$ = `inputs_s` and
+    $T_W$ = `weights_s` are the passes of a rank forward, for gradients of inputs and of weights, each the mean over the
+    ranks, in seconds. The slowest rank takes $t_{\max}$ = `slowest_stage_s` for a micro-batch in place of the mean
+    $\bar t$ = `all_stages_s` $/ p$, which the others wait for. Exact for equal ranks, $T_W \le T_F \le T_I$ and
+    $m \ge 2p - 1$, and for any $m$ where all three are alike. Messages take no time.
 
     Source: Qi et al., arXiv 2401.10241, section 6 (no bubble where all three are alike); unequal ones and few
     micro-batches by the longest path.
 
-    >>> v_shaped_bubble_s(4, 8, 1.0, 1.0, 1.0), v_shaped_bubble_s(4, 4, 1.0, 1.0, 1.0)
+    >>> v_shaped_bubble_s(4, 8, 1.0, 1.0, 1.0, 12.0, 3.0), v_shaped_bubble_s(4, 4, 1.0, 1.0, 1.0, 12.0, 3.0)
     (0.0, 3.0)
-    >>> v_shaped_bubble_s(3, 8, 1.0, 1.5, 0.75)
+    >>> v_shaped_bubble_s(3, 8, 1.0, 1.5, 0.75, 9.75, 3.25)
     1.5
     """
-    return (stages - 1) * (inputs_s - weights_s) + maximum(2 * stages - 1 - micro_batches, 0.0) * forward_s
-
-
-def paired_bubble_s(stages: Num, forward_s: Num, inputs_s: Num, weights_s: Num) -> Num:
-    r"""Longest wait of a rank under DualPipe, from its first pass to its last, where pairs take as long as their parts.
-
-    $$t = w\left(2\,T_F + [T_I - T_W]_+\right) + \left[w\,T_I - (w + 1)\,T_F\right]_+, \qquad w = \frac{p}{2} - 1$$
-
-    where $p$ = `stages` (even), and $T_F$ = `forward_s`, $T_I$ = `inputs_s` and $T_W$ = `weights_s` are the passes of a
-    stage forward, for gradients of inputs and of weights, in seconds. Where all three are alike it is
-    :func:`~steptime.cost.pipeline.dual_pipe_bubble_s`. Messages take no time.
-
-    Source: DeepSeek-V3, arXiv 2412.19437, table 2 (passes that are alike); unequal ones by the longest path of its
-    schedule, figure 5.
-
-    >>> paired_bubble_s(8, 1.0, 1.0, 1.0), paired_bubble_s(8, 1.0, 1.5, 0.75), paired_bubble_s(2, 1.0, 1.0, 1.0)
-    (6.0, 8.75, 0.0)
-    """
-    waits = stages / 2 - 1
-    late = maximum(waits * inputs_s - (waits + 1) * forward_s, 0.0)
-    return waits * (2 * forward_s + maximum(inputs_s - weights_s, 0.0)) + late
+    whole = (stages - 1) * (inputs_s - weights_s) + maximum(2 * stages - 1 - micro_batches, 0.0) * forward_s
+    return maximum(whole - micro_batches * (slowest_stage_s - all_stages_s / stages), 0.0)
 
 
 def v_shaped_in_flight(stages: Num, micro_batches: Num, stage: Num) -> Num:
@@ -114,22 +87,36 @@ def v_shaped_in_flight(stages: Num, micro_batches: Num, stage: Num) -> Num:
     return minimum(minimum(stages, micro_batches), (micro_batches + 1 + stage) / 2)
 
 
-def chimera_bubble_s(stages: Num, micro_batches: Num, forward_s: Num, backward_s: Num) -> Num:
+def chimera_bubble_s(
+    stages: Num,
+    micro_batches: Num,
+    forward_s: Num,
+    inputs_s: Num,
+    weights_s: Num,
+    all_stages_s: Num,
+    slowest_stage_s: Num,
+) -> Num:
     r"""Idle time of a rank under Chimera: two pipelines of opposite directions share the ranks.
 
-    $$t = (p - 2)\left(\max(T_F, T_B) + \left(\frac{m}{p} - 1\right)\lvert T_F - T_B\rvert\right)$$
+    $$t = \left[(p - 2)\left(\max(T_F, T_B) + \left(\frac{m}{p} - 1\right)\lvert T_F - T_B\rvert\right)
+      - m\,(t_{\max} - \bar t)\right]_+, \quad T_B = T_I + T_W$$
 
     where $p$ = `stages` (even), $m$ = `micro_batches` in groups of $p$ that follow each other directly, and $T_F$ =
-    `forward_s` and $T_B$ = `backward_s` are the passes of a stage in seconds. Messages take no time.
+    `forward_s`, $T_I$ = `inputs_s` and $T_W$ = `weights_s` are the passes of a stage forward, for gradients of inputs
+    and of weights, each the mean over the stages, in seconds. The slowest rank takes $t_{\max}$ = `slowest_stage_s` for
+    a micro-batch in place of the mean $\bar t$ = `all_stages_s` $/ p$, which the others wait for. Messages take no
+    time.
 
     Source: Li and Hoefler, arXiv 2107.06925, table 2 ($T_B = T_F$: $p - 2$ of $2m + p - 2$ slots; one group and
     $T_B = 2\,T_F$: $p - 2$ of $3m/2 + p - 2$); several groups of unequal passes by the longest path.
 
-    >>> chimera_bubble_s(4, 16, 1.0, 1.0), chimera_bubble_s(4, 4, 1.0, 2.0), chimera_bubble_s(4, 8, 1.0, 2.0)
-    (2.0, 4.0, 6.0)
+    >>> chimera_bubble_s(4, 16, 1.0, 0.5, 0.5, 8.0, 2.0), chimera_bubble_s(4, 8, 1.0, 1.0, 1.0, 12.0, 3.0)
+    (2.0, 6.0)
     """
+    backward_s = inputs_s + weights_s
     longer_s, shorter_s = maximum(forward_s, backward_s), minimum(forward_s, backward_s)
-    return (stages - 2) * (longer_s + (micro_batches / stages - 1) * (longer_s - shorter_s))
+    whole = (stages - 2) * (longer_s + (micro_batches / stages - 1) * (longer_s - shorter_s))
+    return maximum(whole - micro_batches * (slowest_stage_s - all_stages_s / stages), 0.0)
 
 
 def chimera_in_flight(stages: Num, stage: Num) -> Num:
@@ -148,20 +135,36 @@ def chimera_in_flight(stages: Num, stage: Num) -> Num:
     return minimum(stages, stages // 2 + 1 + nearer)
 
 
-def sliced_bubble_s(stages: Num, slices: Num, each_s: Num) -> Num:
+def sliced_bubble_s(all_stages_s: Num, slowest_stage_s: Num, slices: Num) -> Num:
     r"""Time in which a rank waits where equal slices of sequences pass the stages one after another.
 
-    $$t = (p - 1)\,\frac{t_1}{s}$$
+    $$t = \frac{\sum_i t_i - t_{\max}}{s}$$
 
-    where $p$ = `stages`, $s$ = `slices` of each sequence and $t_1$ = `each_s` is the time of one micro-batch in one
-    stage, forward and backward, in seconds.
+    where $\sum_i t_i$ = `all_stages_s` is one micro-batch through all stages forward and backward, $t_{\max}$ =
+    `slowest_stage_s` the part of the slowest stage, in seconds, and $s$ = `slices` of each sequence.
 
     Source: Li et al. (TeraPipe), arXiv 2102.07988, section 3.2.
 
-    >>> sliced_bubble_s(4, 8, 3.0)
+    >>> sliced_bubble_s(12.0, 3.0, 8)
     1.125
     """
-    return (stages - 1) * each_s / slices
+    return (all_stages_s - slowest_stage_s) / slices
+
+
+def continuous_bubble_s(slowest_stage_s: Num) -> Num:
+    r"""Idle time of the slowest stage under an asynchronous schedule in a long run: none, whatever its passes take.
+
+    $$t = 0 \cdot t_{\max}$$
+
+    where $t_{\max}$ = `slowest_stage_s` is one micro-batch in the slowest stage, in seconds. Steps run into each other,
+    so that the pipeline neither fills nor drains.
+
+    Source: Harlap et al. (PipeDream), arXiv 1806.03377, section 3.
+
+    >>> continuous_bubble_s(3.0)
+    0.0
+    """
+    return 0.0 * slowest_stage_s
 
 
 def stashed_versions(stages: Num, per_update: Num, stage: Num) -> Num:

@@ -18,19 +18,15 @@ from steptime.cost.memory import (
     held_buffers_bytes,
     largest_temporary_bytes,
     parameter_bytes,
-)
-from steptime.cost.pipeline import (
-    dual_pipe_in_flight,
-    dual_pipe_in_flight_at_ends,
-    micro_batches_in_flight,
-    zero_bubble_in_flight,
+    stashed_weights_bytes,
 )
 from steptime.estimate.operators import Call, Formula
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.sizes import Sizes
 from steptime.num import Num, maximum, minimum, where
-from steptime.plan.job import SCHEDULES, Job
+from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.schedule.schedules import PipelineBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +95,13 @@ def _parts(planned: PlannedJob, name: str) -> dict[str, Any]:
     if planned.job.stages_held > 1:
         return _mirrored(planned, name, exists)
     is_first, is_last = float(name == "first"), float(name == "last")
+    ahead = planned.split.first
+    ends = is_last + is_first * where(plans.pp <= 1, 1.0, 0.0)
+    if planned.job.pipeline.folded:
+        ahead, ends = ahead / plans.vpp, is_first
     return {
         "name": name, "exists": exists, "layers": exists * getattr(planned.split, name),
-        "ahead": exists * is_first * planned.split.first, "first": exists * is_first,
-        "last": exists * (is_last + is_first * where(plans.pp <= 1, 1.0, 0.0)),
+        "ahead": exists * is_first * ahead, "first": exists * is_first, "last": exists * ends,
     }  # fmt: skip
 
 
@@ -134,20 +133,23 @@ def _share_of_first(planned: PlannedJob) -> Num:
     return kept / where(both > 0, both, 1)
 
 
+def _place(planned: PlannedJob, stage: str) -> tuple[PipelineBlock, Num]:
+    """What the schedule is made for, and the rank of the first, the fullest of the middle or the last stage."""
+    plans, row = planned.plans, planned.job.pipeline
+    index = {"first": 0, "middle": row.fullest(plans.pp), "last": plans.pp - 1}[stage]
+    counts = PipelineBlock(
+        ranks=plans.pp, chunks=plans.vpp, micro_batches=planned.micro_batches, slices=row.usual_slices
+    )
+    return counts, index
+
+
 def _in_flight(planned: PlannedJob, stage: str) -> Num:
-    """Micro-batches in flight on the first, the second (the fullest of the middle) or the last stage."""
-    plans, micro_batches = planned.plans, planned.micro_batches
-    index = {"first": 0, "middle": minimum(1, plans.pp - 1), "last": plans.pp - 1}[stage]
-    if planned.job.stages_held > 1:
-        if stage == "first":
-            return dual_pipe_in_flight_at_ends(plans.pp, micro_batches, _share_of_first(planned))
-        return dual_pipe_in_flight(plans.pp, micro_batches)
-    schedule = SCHEDULES[planned.job.schedule]
-    if schedule.holds_all:
-        return micro_batches
-    if schedule.depths:
-        return zero_bubble_in_flight(plans.pp, micro_batches, schedule.depths)
-    return micro_batches_in_flight(plans.pp, micro_batches, plans.vpp, index)
+    """Micro-batches in flight on a stage; where a rank holds two stages, the mean of both."""
+    row, (counts, index) = planned.job.pipeline, _place(planned, stage)
+    if row.held_at_ends is not None and stage == "first":
+        return row.held_at_ends(counts.ranks, counts.micro_batches, _share_of_first(planned))
+    held = row.closed_forms()[1](counts, index)
+    return held / row.copies if row.copies > 1 else held
 
 
 STAGES = ("first", "middle", "last")
@@ -163,7 +165,7 @@ Calls = dict[str, Call]
 States = dict[str, float]
 PARAMETERS, ACTIVATIONS = Formula(parameter_bytes), Formula(activation_bytes)
 TEMPORARY, GATHERED = Formula(largest_temporary_bytes), Formula(gathered_weights_bytes)
-HELD = Formula(held_buffers_bytes)
+HELD, STASHED = Formula(held_buffers_bytes), Formula(stashed_weights_bytes)
 
 
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
@@ -180,8 +182,25 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
         **{f"{name}/parameter_bytes": states(name) for name in each},
         **_expert_calls(planned, stage, each),
         **_frozen_calls(planned, stage),
+        **_stashed_calls(planned, stage, each["weights"]),
         **_buffer_calls(planned, stage),
     }
+
+
+def _stashed_calls(planned: PlannedJob, stage: Stage, bytes_each: float) -> Calls:
+    """Older versions of weights that asynchronous schedules keep."""
+    plans, job = planned.plans, planned.job
+    versions = job.pipeline.weight_versions(*_place(planned, stage.name))
+    if not isinstance(versions, np.ndarray) and versions == 1:
+        return {}
+    pools = ("weights", planned.gradient_ranks), ("expert_weights", planned.expert_ranks)
+    out: Calls = {}
+    for pool, ranks in pools:
+        if pool == "weights" or planned.sizes.has(pool):
+            arguments = {"parameters": on_stage(planned, pool, stage), "bytes_each": bytes_each, "versions": versions}
+            shards = plans.shards("weights", ranks)
+            out[f"weight_versions/{pool}/stashed_weights_bytes"] = Call(STASHED, arguments | {"shards": shards})
+    return out
 
 
 def state_bytes(job: Job) -> States:

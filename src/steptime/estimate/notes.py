@@ -45,6 +45,11 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
     )
 
 
+def stood_in_schedule(job: Job) -> tuple[str, ...]:
+    """A note where a schedule without closed forms takes those of another one, or bounds."""
+    return (f"schedule {job.schedule}: {job.pipeline.bound}",) if job.pipeline.bound else ()
+
+
 def dropped_choices(job: Job) -> tuple[str, ...]:
     """A note where experts have fewer slots than there are choices of them.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -45,6 +45,12 @@ class Formula:
     def name(self) -> str:
         """Dotted name below ``steptime.cost``."""
         return f"{self.function.__module__.removeprefix('steptime.cost.')}.{self.function.__name__}"
+
+
+@lru_cache
+def formula_of(function: Callable[..., Num]) -> Formula:
+    """The formula of a function, the same one each time."""
+    return Formula(function)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from steptime.estimate.notes import (
     plain_operands,
     rate_stood_in,
     saved_copies,
+    stood_in_schedule,
     unaligned_heads,
     uneven_batch,
 )
@@ -228,6 +229,7 @@ def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) ->
         *uneven_batch(job, plans), *dropped_choices(job), *unaligned_heads(job),
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
         *plain_operands(strategy, job.precision), *levels_left_out(setting.cluster, job.gpus),
+        *stood_in_schedule(job),
     )  # fmt: skip
 
 
@@ -245,7 +247,7 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         "recompute": recompute_text(int(p.recompute)),
         "recompute_every": int(p.recompute_every),
         "zero": int(p.zero),
-        "schedule": "interleaved" if p.vpp > 1 else job.schedule,
+        "schedule": job.schedule_with(int(p.vpp)),
         "attention": job.attention,
         **({"attention_dtype": dtype} if (dtype := job.precision.attention_dtype) in ATTENTION_DTYPES else {}),
         **({"document_length": job.document_length} if job.attended < job.seq_len else {}),

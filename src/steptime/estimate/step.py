@@ -5,7 +5,7 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,19 +19,12 @@ from steptime.cost.data_parallel import (
 )
 from steptime.cost.experts import dual_paired_share, hidden_exchange_s, paired_share
 from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
-from steptime.cost.pipeline import (
-    dual_pipe_bubble_s,
-    filling_passes,
-    mean_stage_link_s,
-    pipeline_bubble_s,
-    waited_messages,
-    zero_bubble_s,
-)
+from steptime.cost.pipeline import filling_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.machine import Machine
-from steptime.estimate.operators import Call, Formula
+from steptime.estimate.operators import Call, Formula, formula_of
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.traffic import (
     Sums,
@@ -45,12 +38,12 @@ from steptime.estimate.traffic import (
 from steptime.estimate.work import EXPERT_AXIS, Pass
 from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
-from steptime.plan.job import SCHEDULES
 from steptime.plan.plans import FULL_RECOMPUTE, is_set
 from steptime.plan.strategies import StageSplit
+from steptime.schedule import SCHEDULES, Schedule
 
-BUBBLE, ZERO_BUBBLE = Formula(pipeline_bubble_s), Formula(zero_bubble_s)
-DUAL_PIPE, COPIES, HIDDEN = Formula(dual_pipe_bubble_s), Formula(exposed_copies_s), Formula(hidden_exchange_s)
+BUBBLE, ZERO_BUBBLE = formula_of(pipeline_bubble_s), formula_of(zero_bubble_s)
+COPIES, HIDDEN = Formula(exposed_copies_s), Formula(hidden_exchange_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +67,8 @@ class Layout(StageSplit):
     """Share of the layers whose forward runs once more."""
     held: Num
     """Stages that a rank holds; where two, ``first`` and ``last`` are their mean."""
+    folded: Num = 0.0
+    """1 where the first rank has embedding and head."""
     paired: Num
     """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
 
@@ -86,7 +81,7 @@ class CriticalStage:
     first: Num
     """Share of the micro-batches that pass the embedding there: 1, 0, or a half where it is mirrored."""
     last: Num
-    """Likewise the head."""
+    """Share of the micro-batches that pass the head there."""
     all_stages_s: Num
     """One micro-batch through all stages, forward and backward."""
     slowest_s: Num
@@ -95,6 +90,8 @@ class CriticalStage:
     """Parts of both that make gradients of weights, and that of the first stage."""
     slowest_weights_s: Num
     first_weights_s: Num
+    slowest_forward_s: Num
+    """Forward pass of the slowest stage; of the last one its gradients of weights (:func:`zero_bubble_s`)."""
 
 
 def layout_of(planned: PlannedJob) -> Layout:
@@ -103,18 +100,26 @@ def layout_of(planned: PlannedJob) -> Layout:
     equal = (split.first == split.middle) & (split.middle == split.last)
     whole = where(equal, split.first * plans.pp, float(planned.job.model.layers))
     full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
-    first, last = shared_ends(held, split.first, split.last)
+    first, last = _of_mirrored(held, split.first, split.last)
     return Layout(
         stages=plans.pp, virtual_stages=plans.vpp, first=first, middle=split.middle, last=last,
         whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed, held=held,
+        folded=float(planned.job.pipeline.folded),
         paired=_paired(planned) * (1.0 - full),
     )  # fmt: skip
 
 
-def shared_ends(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
-    """Something of the first and of the last stage; the mean of both where a rank holds both (DualPipe)."""
+def _of_mirrored(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
+    """Something of the first and of the last stage; the mean of both where a rank holds both of two copies."""
     mean = (first + last) / 2
     return where(held > 1, mean, first), where(held > 1, mean, last)
+
+
+def shared_ends(layout: Layout, first: Num, last: Num) -> tuple[Num, Num]:
+    """What the first and the last rank have of the two ends of the model, for one micro-batch."""
+    if isinstance(layout.folded, np.ndarray) or layout.folded:
+        first, last = where(layout.folded > 0, first + last, first), where(layout.folded > 0, 0.0 * last, last)
+    return _of_mirrored(layout.held, first, last)
 
 
 def _paired(planned: PlannedJob) -> Num:
@@ -122,8 +127,8 @@ def _paired(planned: PlannedJob) -> Num:
     job, plans = planned.job, planned.plans
     if EXPERT_AXIS not in job.overlap or job.model.experts is None:
         return 0.0 * plans.pp
-    if job.stages_held > 1:
-        return dual_paired_share(planned.micro_batches, plans.pp)
+    if job.pipeline.pairs:
+        return dual_paired_share(planned.micro_batches * plans.vpp, plans.pp * plans.vpp)
     return paired_share(planned.micro_batches, plans.vpp, plans.pp)
 
 
@@ -159,6 +164,19 @@ class Copies(NamedTuple):
     """How much longer where nothing of the backward pass makes gradients of weights."""
 
 
+class _Stages(NamedTuple):
+    """The first, a middle and the last stage, each for one micro-batch."""
+
+    fills: bool
+    """Whether their passes for gradients of weights fill waits."""
+    layers: tuple[Num, Num, Num]
+    busy_s: tuple[Num, Num, Num]
+    ends_weights_s: tuple[Num, Num, Num]
+    """Gradients of weights of embedding and head."""
+    forward_s: tuple[Num, Num]
+    """Of the first and a middle stage."""
+
+
 def _lasting_s(busy_s: Num, layers: Num, copies: Copies) -> Num:
     """Passes of a stage of so many layers with the waits for their copies."""
     waits = isinstance(copies.wait_s, np.ndarray) or copies.wait_s
@@ -166,12 +184,12 @@ def _lasting_s(busy_s: Num, layers: Num, copies: Copies) -> Num:
 
 
 def _paces_s(
-    layout: Layout, layer: Pass, busy_s: tuple[Num, ...], counts: tuple[Num, ...], whole: Mapping[str, Num],
-    of_weights: tuple[Num, ...], copies: Copies, filling: Num, micro_batches: Num,
+    layout: Layout, layer: Pass, stages: _Stages, whole: Mapping[str, Num], copies: Copies, filling: Num,
+    micro_batches: Num,
 ) -> list[Num]:  # fmt: skip
     """What makes one stage slower than another: its passes, or where they fill waits the step through each of them."""
-    lasting_s = [_lasting_s(each_s, count, copies) for each_s, count in zip(busy_s, counts, strict=True)]
-    if not isinstance(filling, np.ndarray) and not filling:
+    lasting_s = [_lasting_s(each_s, count, copies) for each_s, count in zip(stages.busy_s, stages.layers, strict=True)]
+    if not stages.fills:
         return lasting_s
     weights_s = layer.weights_s - copies.more_s
     others = {
@@ -179,12 +197,14 @@ def _paces_s(
         "all_weights_s": whole["all_weights_s"] - layout.whole * copies.more_s,
         "first_weights_s": whole["first_weights_s"] - layout.first * copies.more_s,
         "filling": filling,
-        "virtual_stages": 1,
+        "virtual_stages": layout.virtual_stages,
     }
+    of_weights = [count * weights_s + end_s for count, end_s in zip(stages.layers, stages.ends_weights_s, strict=True)]
+    forward_s = (*stages.forward_s, of_weights[2])
     return [
         micro_batches * each_s
-        + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=count * weights_s + end_s, **others)
-        for each_s, count, end_s in zip(lasting_s, counts, of_weights, strict=True)
+        + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=own_s, slowest_forward_s=fills_s, **others)
+        for each_s, own_s, fills_s in zip(lasting_s, of_weights, forward_s, strict=True)
     ]
 
 
@@ -202,49 +222,51 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num,
     layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
     one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
     counts = layout.first, where(deep, layout.middle, 0.0), where(alone, 0.0, layout.last)
-    first_s, last_s = shared_ends(layout.held, passes.first.both_s, passes.last.both_s)
+    first_s, last_s = shared_ends(layout, passes.first.both_s, passes.last.both_s)
     busy_s = (
         counts[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
         counts[1] * one_layer_s,
         counts[2] * one_layer_s + where(alone, 0.0, last_s),
     )
-    first_weights_s, last_weights_s = shared_ends(layout.held, passes.first.weights_s, passes.last.weights_s)
+    first_weights_s, last_weights_s = shared_ends(layout, passes.first.weights_s, passes.last.weights_s)
     of_weights = first_weights_s, 0.0, last_weights_s
+    stages = _Stages(
+        fills=isinstance(filling, np.ndarray) or bool(filling), layers=counts, busy_s=busy_s, ends_weights_s=of_weights,
+        forward_s=(layout.first * layer.forward_s + passes.first.forward_s, layout.middle * layer.forward_s),
+    )  # fmt: skip
     whole = {
         "all_stages_s": layout.whole * one_layer_s + first_s + last_s,
         "all_weights_s": layout.whole * layer.weights_s + sum(of_weights),
         "first_weights_s": layout.first * layer.weights_s + of_weights[0],
     }
-    pace_s = _paces_s(layout, layer, busy_s, counts, whole, of_weights, copies, filling, micro_batches)
+    pace_s = _paces_s(layout, layer, stages, whole, copies, filling, micro_batches)
     longest_s = maximum(pace_s[0], maximum(pace_s[1], pace_s[2]))
     is_first = pace_s[0] >= longest_s
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
-    first_held, last_held = shared_ends(layout.held, first, last)
+    first_held, last_held = _of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
+    slowest_weights_s = layers * layer.weights_s + first * of_weights[0] + last * of_weights[2]
+    forward_s: Num = 0.0
+    if stages.fills:
+        forward_s = where(is_first, stages.forward_s[0], where(is_last, slowest_weights_s, stages.forward_s[1]))
     return CriticalStage(
         layers=layers, first=first_held, last=last_held,
         slowest_s=where(is_first, busy_s[0], where(is_last, busy_s[2], busy_s[1])),
-        slowest_weights_s=layers * layer.weights_s + first * of_weights[0] + last * of_weights[2], **whole,
+        slowest_weights_s=slowest_weights_s, slowest_forward_s=forward_s, **whole,
     )  # fmt: skip
 
 
-def _mirrored_bubble(layout: Layout, passes: Passes, stage: CriticalStage) -> Call:
-    """Bubble of DualPipe, whose pairs of passes overlap all of their exchanges."""
+def _mean_passes(layout: Layout, passes: Passes) -> dict[str, Num]:
+    """Passes of a rank, the mean over the ranks, without overlap; and what a pair of passes overlaps."""
     layer, ends, again = passes.layer, (passes.first, passes.last), layout.recomputed
     pair = exposed_pass(layer, overlapped_exchanges(replace(layout, paired=where(layout.paired > 0, 1.0, 0.0)), layer))
-    together_s = layout.whole * (pair.forward_s + pair.backward_with_s(again)) + sum(end.both_s for end in ends)
+    hidden_s = layout.whole * (layer.forward_s - pair.forward_s + layer.backward_s - pair.backward_s)
+    forward_s = layout.whole * layer.forward_s + sum(end.forward_s for end in ends)
     backward_s = layout.whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
-    stages = layout.stages
-    arguments = {
-        "stages": stages,
-        "together_s": together_s / stages,
-        "backward_s": backward_s / stages,
-        "weights_s": stage.all_weights_s / stages,
-        "slowest_s": stage.slowest_s,
-        "mean_s": stage.all_stages_s / stages,
-    }
-    return Call(DUAL_PIPE, arguments)
+    weights_s = layout.whole * layer.weights_s + sum(end.weights_s for end in ends)
+    sums_s = {"forward_s": forward_s, "inputs_s": backward_s - weights_s, "weights_s": weights_s, "hidden_s": hidden_s}
+    return {name: sum_s / layout.stages for name, sum_s in sums_s.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +278,8 @@ class StepInputs:
     micro_batches: Num
     host_starts: Num
     """Micro-batches that the host starts one by one."""
+    schedules: Mapping[str, Num]
+    """1 where plans have a schedule, by its name."""
     filling: Num
     """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
@@ -360,16 +384,16 @@ class Step:
 def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
     job, plans, micro_batches = planned.job, planned.plans, planned.micro_batches
-    fills = SCHEDULES[job.schedule].fills
     fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
     slow_s = slow_s * planned.method.slow_link_share(plans)
-    owned = owned_parameters(planned)
+    owned, row = owned_parameters(planned), job.pipeline
     is_near = plans.is_near("dp") & plans.is_near("cp") & planned.copies_near
     near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         host_starts=micro_batches if job.graphs != "step" else 0.0,
-        filling=filling_passes(fills, plans.pp, micro_batches) if fills else 0.0,
+        schedules={row.name: 1.0},
+        filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
         hides_data=float("dp" in job.overlap),
         shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
         hides_copies=float("offload" in job.overlap), copy_s=copy_s,
@@ -380,16 +404,28 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     )  # fmt: skip
 
 
+def _split(inputs: StepInputs, passes: Passes) -> Passes:
+    """The passes, of which only plans whose schedule splits backward passes have gradients of weights apart.
+
+    Plans with several schedules side by side all have the column, which means something for some of them.
+    """
+    if len(inputs.schedules) == 1:
+        return passes
+    splits = _by_schedule(inputs, lambda row: float(row.splits))
+    parts = {part: getattr(passes, part) for part in ("layer", "first", "last")}
+    return Passes(**{part: replace(each, weights_s=each.weights_s * splits) for part, each in parts.items()})
+
+
 def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     """One optimiser step from the times of its parts."""
-    layout = inputs.layout
+    layout, passes = inputs.layout, _split(inputs, passes)
     exchanges = overlapped_exchanges(layout, passes.layer)
     layer = exposed_pass(passes.layer, exchanges)
     copies = _layer_copies(inputs, layer)
     stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
     stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
     link_s = inputs.stage_link_s * links
-    waited, filling = _waited_messages(inputs), 2 * (stages - 1)
+    waited, filling = _messages(inputs)
     backward_s = layer.backward_with_s(layout.recomputed)
     idle_s, bubble = _bubble(inputs, passes, stage)
     waits = _copies(inputs, layer, stage, copies)
@@ -421,27 +457,50 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     )  # fmt: skip
 
 
-def _waited_messages(inputs: StepInputs) -> Num:
-    """Messages between stages that a step waits for, beside those that fill and drain the pipeline.
+def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
+    """Something of each plan's schedule; of a single one without more ado, as searches cost large blocks of it."""
+    each = [(of_row(SCHEDULES[name]), share) for name, share in inputs.schedules.items()]
+    if len(each) == 1:
+        return each[0][0]
+    return sum((where(share > 0, value, 0.0) for value, share in each), start=0.0)
 
-    What pairs of DualPipe send or receive hides completely (arXiv 2412.19437, section 3.2.1).
-    """
-    layout, count, hides = inputs.layout, inputs.micro_batches, inputs.hides_stages
-    single = waited_messages(layout.stages, count, layout.virtual_stages, hides)
-    return where(layout.held > 1, 2 * count * (1.0 - hides), single)
+
+def _messages(inputs: StepInputs) -> tuple[Num, Num]:
+    """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
+    layout = inputs.layout
+    names = ("stages", "micro_batches", "virtual_stages", "hides")
+    values = (layout.stages, inputs.micro_batches, layout.virtual_stages, inputs.hides_stages)
+    arguments = dict(zip(names, values, strict=True))
+    waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
+    return waited, _by_schedule(inputs, lambda row: 2 * (layout.stages - 1) if row.synchronous else 0.0)
 
 
 def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[Num, Call]:
-    """Bubble of the schedule in seconds, and its formula; mirrored (DualPipe) where any plan is.
+    """Bubble of the schedule in seconds, and its formula; of plans with several schedules that of the last.
 
     ``passes``: with the exchanges that are overlapped.
     """
-    layout, single = inputs.layout, _single_bubble(inputs, stage)
-    piped = layout.stages > 1
-    if np.all(layout.held == 1):
-        return where(piped, single.value, 0.0), single
-    mirrored = _mirrored_bubble(layout, passes, stage)
-    return where(piped, where(layout.held > 1, mirrored.value, single.value), 0.0), mirrored
+    calls = {name: _bubble_call(inputs, SCHEDULES[name], passes, stage) for name in inputs.schedules}
+    bubble_s = _by_schedule(inputs, lambda row: calls[row.name].value)
+    return where(inputs.layout.stages > 1, bubble_s, 0.0), [*calls.values()][-1]
+
+
+def _bubble_call(inputs: StepInputs, row: Schedule, passes: Passes, stage: CriticalStage) -> Call:
+    formula = formula_of(row.closed_forms()[0])
+    means = _mean_passes(inputs.layout, passes) if "forward_s" in formula.arguments else {}
+    return _waits(inputs, stage, formula, {"slices": row.usual_slices, **means})
+
+
+def _waits(inputs: StepInputs, stage: CriticalStage, formula: Formula, further: Mapping[str, Num]) -> Call:
+    """A formula of waits with what it takes of the times of stages."""
+    arguments = {
+        "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s,
+        "all_weights_s": stage.all_weights_s, "slowest_weights_s": stage.slowest_weights_s,
+        "first_weights_s": stage.first_weights_s, "slowest_forward_s": stage.slowest_forward_s,
+        "stages": inputs.layout.stages, "virtual_stages": inputs.layout.virtual_stages,
+        "micro_batches": inputs.micro_batches, "filling": inputs.filling, **further,
+    }  # fmt: skip
+    return Call(formula, {name: arguments[name] for name in formula.arguments})
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
@@ -457,19 +516,10 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
     return forward, backward
 
 
-def _single_bubble(inputs: StepInputs, stage: CriticalStage) -> Call:
+def _filled_bubble(inputs: StepInputs, stage: CriticalStage) -> Call:
     """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
-    arguments = {
-        "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s,
-        "virtual_stages": inputs.layout.virtual_stages,
-    }  # fmt: skip
-    if isinstance(stage.all_weights_s, float) and not stage.all_weights_s:
-        return Call(BUBBLE, arguments)
-    apart = {
-        "all_weights_s": stage.all_weights_s, "slowest_weights_s": stage.slowest_weights_s,
-        "first_weights_s": stage.first_weights_s, "filling": inputs.filling,
-    }  # fmt: skip
-    return Call(ZERO_BUBBLE, arguments | apart)
+    fills = isinstance(inputs.filling, np.ndarray) or inputs.filling
+    return _waits(inputs, stage, ZERO_BUBBLE if fills else BUBBLE, {})
 
 
 def _layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
@@ -510,8 +560,8 @@ def _copies(
     )  # fmt: skip
     return (
         waits,
-        (_single_bubble(inputs, lasting), piped),
-        (_single_bubble(inputs, stage), -piped),
+        (_filled_bubble(inputs, lasting), piped),
+        (_filled_bubble(inputs, stage), -piped),
     )
 
 

@@ -1,11 +1,10 @@
 """The job: what is trained and how, everything that is the same for all candidate plans.
 
-Its choices are tables: pipeline schedules (:data:`SCHEDULES`), precisions, optimisers.
+Its choices are tables: precisions, optimisers, pipeline schedules (:data:`steptime.schedule.SCHEDULES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,43 +22,7 @@ from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
 from steptime.registry import Registry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """A schedule whose step and memory have a closed form."""
-
-    name: str
-    fills: float = 0.0
-    """Passes for gradients of weights that fill the bubble, per stage but one; 0: backward passes are whole."""
-    depths: float = 0.0
-    """Every stage holds at most $d\\,p - (d - 1)$ micro-batches for $d$ of these; 0: fewer on later stages, as 1F1B."""
-    holds_all: bool = False
-    """Every stage holds all micro-batches: their forward passes come first, then their backward passes."""
-    mirrored: bool = False
-    """Half of the micro-batches run from the last rank to the first: rank $r$ of $p$ holds stages $r$ and $p-1-r$."""
-
-
-_ROWS = (
-    Schedule(name="gpipe", holds_all=True),
-    Schedule(name="1f1b"),
-    Schedule(name="interleaved"),
-    Schedule(name="zb-h1", fills=1.0, depths=1.0),
-    Schedule(name="zb-h2", fills=2.0, depths=2.0),
-    Schedule(name="dualpipe", mirrored=True),
-)
-#: Schedule by name; GPipe: Huang et al., arXiv 1811.06965, section 2.3 (its bubble is that of 1F1B, and messages are
-#: waited for as in 1F1B, at most two per stage too many); 1F1B and interleaved: Narayanan et al., arXiv 2104.04473;
-#: ZB-H1 and ZB-H2: Qi et al., arXiv 2401.10241, table 1: bubbles of $(p-1)(T_F + T_B - T_W)$ and
-#: $(p-1)(T_F + T_B - 2 T_W)$, activations of $p$ and $2p - 1$ micro-batches; DualPipe: arXiv 2412.19437,
-#: section 3.2.1.
-SCHEDULES: Mapping[str, Schedule] = {row.name: row for row in _ROWS}
-HOLDING_ALL = tuple(name for name, row in SCHEDULES.items() if row.holds_all)
-"""Schedules whose stages hold all micro-batches."""
-ZERO_BUBBLE = tuple(name for name, row in SCHEDULES.items() if row.fills)
-"""Schedules that fill their bubble with gradients of weights."""
-SPLIT = tuple(name for name, row in SCHEDULES.items() if row.fills or row.mirrored)
-"""Schedules that part the backward pass in two."""
+from steptime.schedule import SCHEDULES, Schedule
 
 
 def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, Num]:
@@ -290,7 +253,7 @@ class Job:
     overlap: frozenset[str] = frozenset({"dp"})
     """Traffic that runs behind computation where it can: of :data:`~steptime.plan.overlap.OVERLAPS`."""
     schedule: str = "1f1b"
-    """Order of the pipeline without virtual stages, of :data:`~steptime.plan.job.SCHEDULES`."""
+    """Order of the pipeline, of :data:`steptime.schedule.SCHEDULES`; of plans without virtual stages by default."""
     document_length: float | None = None
     """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
     graphs: str = "none"
@@ -369,14 +332,24 @@ class Job:
         return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]
 
     @property
+    def pipeline(self) -> Schedule:
+        """The schedule whose closed forms hold for plans with virtual stages and without."""
+        row = SCHEDULES[self.schedule]
+        return SCHEDULES[row.interleaved_as] if row.interleaved_as else row
+
+    def schedule_with(self, virtual_stages: int) -> str:
+        """Name of the schedule of a plan with a number of virtual stages."""
+        return self.pipeline.name if virtual_stages > 1 else self.schedule
+
+    @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights have a pass of their own."""
-        return self.schedule in SPLIT
+        return self.pipeline.splits
 
     @property
     def stages_held(self) -> int:
         """Stages of a pipeline that each rank holds: one, or two of which the other rank of a pair holds copies."""
-        return 2 if SCHEDULES[self.schedule].mirrored else 1
+        return self.pipeline.copies
 
 
 def with_habits(job: Job, framework: str) -> Job:
@@ -419,7 +392,7 @@ def default_overlap(job: Job, framework: str) -> frozenset[str]:
 
 
 def _overlapped_by_schedule(job: Job) -> frozenset[str]:
-    """Traffic that overlaps with the opposite pass in any framework: DualPipe is made of pairs of passes."""
-    if job.stages_held == 1:
+    """Traffic that overlaps with the opposite pass in any framework, where passes run in pairs."""
+    if not job.pipeline.pairs:
         return frozenset()
     return frozenset({"pp"} if job.model.experts is None else {"pp", "ep"})

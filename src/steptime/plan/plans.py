@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
 
 from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
 from steptime.plan.job import (
-    HOLDING_ALL,
-    ZERO_BUBBLE,
     Job,
     equal_but_for_ends,
     replica_micro_batches,
     replica_sequences,
     virtual_stage,
 )
+from steptime.schedule.schedules import EVEN_RANKS, NAMED, ROUNDS, SEVERAL_RANKS, TWICE_THE_RANKS, PipelineBlock
+from steptime.schedule.schedules import Rule as ScheduleRule
 
 RECOMPUTE_CODES = {
     "none": 0,
@@ -278,6 +280,8 @@ class Rule:
     """Whether a plan breaks the rule (boolean or array of booleans)."""
     always: bool = False
     """Whether it means something for captured modules too."""
+    of_mesh: bool = True
+    """Whether degrees break it whatever the micro-batch and the virtual stages are, if they do with one of each."""
 
 
 def _indivisible_kv(job: Job, p: Plans) -> Any:
@@ -305,14 +309,29 @@ def _unequal(job: Job, p: Plans) -> Any:
 
 
 def _not_interleaved(job: Job, p: Plans) -> Any:
-    micro_batches = replica_micro_batches(job.global_batch, p.dp, p.micro_batch)
-    return (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2) | (micro_batches % p.pp != 0))
+    return (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2)) | _unserved(job, p, ROUNDS.name)
 
 
-def _not_mirrored(job: Job, p: Plans) -> Any:
+def _unserved(job: Job, p: Plans, name: str) -> Any:
+    """Whether a plan breaks a rule of its pipeline schedule that is counted under a name."""
+    row = job.pipeline
+    rules = [rule for rule in row.rules if rule.name == name]
+    if not rules:
+        return False
     micro_batches = replica_micro_batches(job.global_batch, p.dp, p.micro_batch)
-    uneven = (p.pp % 2 != 0) | (p.vpp > 1) | (micro_batches % 2 != 0)
-    return (job.stages_held > 1) & (uneven | (micro_batches < 2 * p.pp))
+    block = PipelineBlock(ranks=p.pp, chunks=p.vpp, micro_batches=micro_batches, slices=row.usual_slices)
+    return np.logical_not(reduce(and_, (rule.holds(block) for rule in rules)))
+
+
+def _served(rule: ScheduleRule) -> Rule:
+    """The rule of schedules as one of plans."""
+    return Rule(
+        name=rule.name,
+        always=True,
+        meaning=f"the schedule requires {rule.text}",
+        broken=partial(_unserved, name=rule.name),
+        of_mesh=rule in (EVEN_RANKS, TWICE_THE_RANKS),
+    )
 
 
 def _beyond_replica(job: Job, p: Plans) -> Any:
@@ -401,28 +420,24 @@ RULES: tuple[Rule, ...] = (
         broken=lambda job, p: (p.recompute_every > 1) & ~is_set(p.recompute, FULL_RECOMPUTE),
     ),
     Rule(
-        name="gpipe",
+        name=SEVERAL_RANKS.name,
         always=True,
-        meaning="GPipe has no virtual stages",
-        broken=lambda job, p: (job.schedule in HOLDING_ALL) & (p.vpp > 1),
+        meaning=f"the schedule requires {SEVERAL_RANKS.text} (pp)",
+        broken=lambda job, p: (not job.pipeline.one_rank) & (p.pp < 2),
+    ),
+    *map(_served, NAMED),
+    Rule(
+        name="schedule",
+        always=True,
+        meaning="the schedule requires something else (steptime schedules NAME)",
+        broken=partial(_unserved, name="schedule"),
+        of_mesh=False,
     ),
     Rule(
-        name="zero_bubble",
+        name="schedule_offload",
         always=True,
-        meaning="a zero-bubble schedule without stages, or with virtual ones",
-        broken=lambda job, p: (job.schedule in ZERO_BUBBLE) & ((p.vpp > 1) | (p.pp < 2)),
-    ),
-    Rule(
-        name="dualpipe",
-        always=True,
-        meaning="DualPipe needs an even pp without virtual stages, and an even number of micro-batches, at least 2 pp",
-        broken=_not_mirrored,
-    ),
-    Rule(
-        name="dualpipe_offload",
-        always=True,
-        meaning="DualPipe is not modelled with activations on the host",
-        broken=lambda job, p: job.stages_held > 1 and "activations" in job.offload,
+        meaning="the schedule is not modelled with activations on the host",
+        broken=lambda job, p: not job.pipeline.to_host and "activations" in job.offload,
     ),
 )
 

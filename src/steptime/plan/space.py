@@ -133,7 +133,7 @@ class Space(ABC):
         on_placement = [c for c in constraints if c.column.startswith("in_")]
         meshes = kept(self.meshes(job, strategy), on_plan)
         whole = rows_of(meshes)
-        legal, rejected = _legal(job, meshes, whole, rules)
+        legal, rejected = _legal(job, meshes, whole, [rule for rule in rules if rule.of_mesh])
         rejected_here = whole - len(legal)
         meshes = meshes if len(legal) == whole else meshes.take(legal)
         mesh_of, configurations = self.configurations(job, strategy, meshes)

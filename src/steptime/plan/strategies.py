@@ -534,20 +534,20 @@ class CorrectedMethod(Method):
     def stage_split(self, job: Job, plans: Plans) -> StageSplit:
         """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head.
 
-        With virtual stages those are equal, but the very first and the very last may lack layers, the last more.
+        With virtual stages all are equal, but the very first and the very last may lack layers, the last more; a folded
+        pipeline has both on its first rank.
         """
         layers = job.model.layers
         least = floor_div(layers, plans.pp)
         over = layers - least * plans.pp
         each, lacking = virtual_stage(layers, plans.pp, plans.vpp)
-        last = minimum(each, ceil_div(lacking, 2))
-        cut = (plans.vpp > 1) & equal_but_for_ends(each, lacking)
+        of_last = 0 * lacking if job.pipeline.folded else minimum(each, ceil_div(lacking, 2))
+        cut, full = (plans.vpp > 1) & equal_but_for_ends(each, lacking), plans.vpp * each
+        first = least + where((over > plans.pp - 2) & (over > 0), 1, 0)
         return StageSplit(
-            first=where(
-                cut, plans.vpp * each - (lacking - last), least + where((over > plans.pp - 2) & (over > 0), 1, 0)
-            ),
-            middle=where(cut, plans.vpp * each, least + where(over > 0, 1, 0)),
-            last=where(cut, plans.vpp * each - last, least),
+            first=where(cut, full - (lacking - of_last), first),
+            middle=where(cut, full, least + where(over > 0, 1, 0)),
+            last=where(cut, full - of_last, least),
         )
 
     def slow_link_share(self, plans: Plans) -> Num:

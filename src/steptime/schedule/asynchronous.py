@@ -8,10 +8,10 @@ from math import inf
 import numpy as np
 
 from steptime.cost.pipeline import micro_batches_in_flight
-from steptime.cost.pipeline_schedules import mirrored_delay, stashed_versions
-from steptime.num import Array
+from steptime.cost.pipeline_schedules import continuous_bubble_s, mirrored_delay, stashed_versions
+from steptime.num import Array, Num, minimum
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
-from steptime.schedule.schedules import ONE_CHUNK, WHOLE_SEQUENCES, Pipeline, Rule, Schedule, registered
+from steptime.schedule.schedules import ONE_CHUNK, WHOLE_SEQUENCES, Counts, Pipeline, Rule, Schedule, registered
 
 
 def _with_updates(pipeline: Pipeline, forward: Array, backward: Array, per_update: int) -> ActionTable:
@@ -86,8 +86,8 @@ def _whenever_free(pipeline: Pipeline) -> ActionTable:
     return _with_updates(pipeline, turn[0], turn[1], pipeline.per_update or 1)
 
 
-def _ahead(pipeline: Pipeline, rank: int) -> float:
-    return float(micro_batches_in_flight(pipeline.ranks, pipeline.micro_batches, 1, rank))
+def _ahead(pipeline: Counts, rank: Num) -> Num:
+    return micro_batches_in_flight(pipeline.ranks, pipeline.micro_batches, 1, rank)
 
 
 _LIMIT = Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1)
@@ -102,7 +102,10 @@ registered(
         source="Gaunt et al., arXiv 1705.09786, section 4",
         order=_whenever_free,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
-        bubble_s=lambda p: 0.0,
+        bubble=continuous_bubble_s,
+        held=lambda p, rank: minimum(p.ranks, p.micro_batches),
+        held_is_exact=False,
+        bound="a bound: its order follows from the times; each rank holds as many micro-batches as ranks at most",
         staleness=lambda p, rank: None,
         bubble_free=True,
         synchronous=False,
@@ -115,9 +118,9 @@ registered(
         source="Harlap et al., arXiv 1806.03377, section 3",
         order=lambda p: _stashing(p, p.per_update or 1),
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=lambda p: 0.0,
-        in_flight=_ahead,
-        weight_versions=lambda p, rank: int(stashed_versions(p.ranks, p.per_update or 1, rank)),
+        bubble=continuous_bubble_s,
+        held=_ahead,
+        weight_versions=lambda p, rank: stashed_versions(p.ranks, p.per_update or 1, rank),
         staleness=lambda p, rank: (p.ranks - 1 - rank) / (p.per_update or 1),
         bubble_free=True,
         synchronous=False,
@@ -130,8 +133,8 @@ registered(
         source="Narayanan et al., arXiv 2006.09503, section 3.1",
         order=lambda p: _stashing(p, p.per_update or p.ranks),
         rules=(ONE_CHUNK, WHOLE_SEQUENCES, _GROUPS),
-        bubble_s=lambda p: 0.0,
-        in_flight=_ahead,
+        bubble=continuous_bubble_s,
+        held=_ahead,
         weight_versions=lambda p, rank: 2,
         staleness=lambda p, rank: 1.0,
         bubble_free=True,
@@ -145,8 +148,8 @@ registered(
         source="Yang et al., arXiv 1910.05124, section 2",
         order=_mirrored,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=lambda p: 0.0,
-        in_flight=lambda p, rank: float(min(2 * (p.ranks - rank), p.micro_batches)),
+        bubble=continuous_bubble_s,
+        held=lambda p, rank: minimum(2 * (p.ranks - rank), p.micro_batches),
         staleness=lambda p, rank: float(mirrored_delay(p.ranks, p.per_update or 1, rank)),
         bubble_free=True,
         synchronous=False,

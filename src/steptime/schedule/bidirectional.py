@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.cost.pipeline_schedules import chimera_bubble_s, chimera_in_flight, paired_bubble_s
+from steptime.cost.pipeline import (
+    dual_pipe_bubble_s,
+    dual_pipe_in_flight,
+    dual_pipe_in_flight_at_ends,
+    paired_messages,
+)
+from steptime.cost.pipeline_schedules import chimera_bubble_s, chimera_in_flight
+from steptime.num import floor_div, maximum
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
     EVEN_MICRO_BATCHES,
     EVEN_RANKS,
+    GROUPS,
     ONE_CHUNK,
     TWICE_THE_RANKS,
     TWO_CHUNKS,
     WHOLE_SEQUENCES,
     Pipeline,
-    Rule,
     Schedule,
     registered,
 )
@@ -74,42 +81,35 @@ def _chimera(pipeline: Pipeline) -> ActionTable:
     return arranged(passes, ranks=p, stages=p, micro_batches=m)
 
 
-def _dual_bubble_s(pipeline: Pipeline, stages: int) -> float:
-    times, share = pipeline.times, pipeline.ranks / stages
-    parts_s = (times.forward_s, times.input_gradient_s, times.weight_gradient_s)
-    return float(paired_bubble_s(stages, *(share * each_s for each_s in parts_s)))
-
-
-def _chimera_bubble_s(pipeline: Pipeline) -> float:
-    times = pipeline.times
-    return float(chimera_bubble_s(pipeline.ranks, pipeline.micro_batches, times.forward_s, times.backward_s))
-
-
-_GROUPS = Rule(
-    text="a number of micro-batches that the number of ranks divides", holds=lambda p: p.micro_batches % p.ranks == 0
-)
-
 registered(
     Schedule(
         name="dualpipe",
         source="DeepSeek-V3, arXiv 2412.19437, section 3.2.1",
         order=_dual_pipe,
         rules=(EVEN_RANKS, EVEN_MICRO_BATCHES, TWICE_THE_RANKS, ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=lambda p: _dual_bubble_s(p, p.ranks),
-        in_flight=lambda p, rank: p.ranks + 1.0,
+        splits=True,
+        pairs=True,
+        bubble=dual_pipe_bubble_s,
+        messages=paired_messages,
+        held=lambda p, rank: dual_pipe_in_flight(p.ranks, p.micro_batches),
+        held_at_ends=dual_pipe_in_flight_at_ends,
         copies=2,
         note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
     )
 )
 registered(
     Schedule(
-        name="dualpipe-v",
+        name="dualpipev",
         source="https://github.com/deepseek-ai/DualPipe, README, DualPipeV",
         usual_chunks=2,
         order=_dual_pipe_v,
         rules=(TWICE_THE_RANKS, TWO_CHUNKS, WHOLE_SEQUENCES),
-        bubble_s=lambda p: _dual_bubble_s(p, 2 * p.ranks),
-        in_flight=lambda p, rank: p.ranks + 0.5,
+        splits=True,
+        pairs=True,
+        folded=True,
+        bubble=dual_pipe_bubble_s,
+        messages=paired_messages,
+        held=lambda p, rank: p.ranks + 0.5,
         note="a forward and a backward pass run as a pair; the bubble is of pairs that take as long as both",
     )
 )
@@ -118,9 +118,10 @@ registered(
         name="chimera",
         source="Li and Hoefler, arXiv 2107.06925, section 3",
         order=_chimera,
-        rules=(EVEN_RANKS, _GROUPS, ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=_chimera_bubble_s,
-        in_flight=lambda p, rank: float(chimera_in_flight(p.ranks, rank)),
+        rules=(EVEN_RANKS, GROUPS, ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble=chimera_bubble_s,
+        held=lambda p, rank: chimera_in_flight(p.ranks, rank),
+        fullest=lambda ranks: maximum(floor_div(ranks, 2) - 1, 0),
         copies=2,
         note="groups of as many micro-batches as ranks follow each other directly",
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from inspect import signature
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from steptime.cost.pipeline import filling_passes, waited_messages
 from steptime.errors import UserError, counted
+from steptime.num import Num, minimum
 from steptime.registry import Registry
 from steptime.schedule.actions import ActionTable
 
@@ -61,20 +65,45 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Something that a schedule requires of a pipeline."""
+class PipelineBlock:
+    """Numbers of a block of pipelines, as in :class:`Pipeline`."""
 
+    ranks: Num
+    chunks: Num
+    micro_batches: Num
+    slices: Num
+    memory_limit: float = inf
+    per_update: int | None = None
+
+
+Counts: TypeAlias = Pipeline | PipelineBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Something that a schedule requires of a pipeline, or of each of a block."""
+
+    name: str = "schedule"
+    """The reason under which a search counts plans that break it."""
     text: str
     """The requirement, as a message shows it."""
-    holds: Callable[[Pipeline], bool]
+    holds: Callable[[Counts], Any]
+    chunks: int | None = None
+    """The one number of virtual stages that it allows; None: it is about something else."""
+
+
+@lru_cache
+def arguments_of(formula: Callable[..., Num]) -> tuple[str, ...]:
+    """Names of the arguments that a closed form takes."""
+    return tuple(signature(formula).parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A pipeline schedule: a row that no caller needs to tell from another.
 
-    Closed forms are of equal stages without time for messages; `None` where there is none, or none for that pipeline.
-    Ranks count from 0. Activations are counted in micro-batches of a $p$-th part of the model, of $p$ ranks.
+    Closed forms take numbers or arrays. Messages take no time in them. Ranks count from 0. Activations are counted in
+    micro-batches of a $p$-th part of the model, of $p$ ranks.
     """
 
     name: str
@@ -84,18 +113,44 @@ class Schedule:
     """The table of passes, without messages."""
     rules: tuple[Rule, ...] = ()
     """What it requires beyond one rank, chunk and micro-batch at least."""
-    bubble_s: Callable[[Pipeline], float | None] = lambda _: None
-    """Seconds in which the rank that idles longest waits, from the start of its first pass to the end of its last.
-    Steps that follow each other without a barrier repeat at that distance. Of an asynchronous schedule: in a long
-    run."""
-    in_flight: Callable[[Pipeline, int], float | None] = lambda _, __: None
+    bubble: Callable[..., Num] | None = None
+    """Formula of :mod:`steptime.cost` for the seconds in which the slowest rank waits, from the start of its first pass
+    to the end of its last; None: there is none. Steps that follow each other without a barrier repeat at that distance.
+    Of an asynchronous schedule: in a long run. It takes, by name, any of:
+
+    * ``stages`` (ranks), ``virtual_stages`` (of each), ``micro_batches``, ``slices``, ``filling`` (passes that fill);
+    * ``all_stages_s``, ``slowest_stage_s``: one micro-batch through all ranks, and its part in the slowest rank;
+      ``all_weights_s``, ``slowest_weights_s``, ``first_weights_s``: the parts of both, and of the first rank, that make
+      gradients of weights; ``slowest_forward_s``: the forward pass of the slowest, but of the last its ``weights``;
+    * ``forward_s``, ``inputs_s``, ``weights_s``: passes of a rank forward, for gradients of inputs and of weights,
+      mean over the ranks; ``hidden_s``: what a pair of passes saves."""
+    exact: Callable[[Pipeline], bool] = lambda _: True
+    """Whether the formula is exact for a pipeline of equal stages; elsewhere it approximates."""
+    held: Callable[[Counts, Num], Num] | None = None
     """Most micro-batches whose activations a rank holds at once: from the start of a forward pass to the end of the
-    pass that ends its backward pass (of a backward pass in two parts: of the second)."""
-    weight_versions: Callable[[Pipeline, int], int | None] = lambda _, __: 1
+    pass that ends its backward pass (of a backward pass in two parts: of the second); None: no closed form."""
+    held_at_ends: Callable[[Num, Num, Num], Num] | None = None
+    """Of schedules with two copies of the model: micro-batches that the ranks of its first and last stage hold, over
+    what both stages keep of one, by ranks, micro-batches and the share of the first stage; None: as :attr:`held`."""
+    held_is_exact: bool = True
+    """Whether :attr:`held` is what a rank holds; else it is a bound, or that of another schedule."""
+    fullest: Callable[[Num], Num] = lambda ranks: minimum(1, ranks - 1)
+    """The rank between the ends that holds most, by the number of ranks."""
+    weight_versions: Callable[[Counts, Num], Num] = lambda _, __: 1
     """Most versions of its weights that a rank holds at once."""
     copies: int = 1
     """Copies of the model that the ranks hold together: 2, where half of the micro-batches go from the last rank to
     the first."""
+    folded: bool = False
+    """The first rank holds the first and the last stage: micro-batches go down the ranks and up again."""
+    fills: float = 0.0
+    """Gradients of weights that fill the bubble, per rank but one."""
+    splits: bool = False
+    """Gradients of weights have a pass of their own."""
+    pairs: bool = False
+    """A forward and a backward pass of two micro-batches run as a pair, each behind the messages of the other."""
+    messages: Callable[..., Num] = waited_messages
+    """Formula for the messages that a step waits for, without those that fill and drain the pipeline."""
     staleness: Callable[[Pipeline, int], float | None] = lambda _, __: 0.0
     """Updates between the moment at which a forward pass reads weights and the moment at which its gradient changes
     them."""
@@ -107,10 +162,63 @@ class Schedule:
     """Converges as training on a single device does: each step applies the gradient of the weights it read."""
     note: str = ""
     """What the columns leave out."""
+    bound: str = ""
+    """What an estimate takes in place of closed forms that the schedule has not."""
     usual_chunks: int = 1
-    """Virtual stages of a rank with which a table of schedules shows it."""
+    """Virtual stages of a rank where none are given."""
+    interleaved_as: str = ""
+    """The schedule that it becomes with several virtual stages; empty: it stays itself."""
+    follows: bool = False
+    """An estimate takes it by the number of virtual stages, which has to be given."""
     usual_slices: int = 1
-    """Slices of a sequence with which a table of schedules shows it."""
+    """Slices of a sequence where none are given."""
+    one_rank: bool = False
+    """It means something to an estimate on one rank."""
+    to_host: bool = False
+    """An estimate knows what activations that are copied to the host add to its bubble."""
+
+    @property
+    def only_chunks(self) -> int | None:
+        """The one number of virtual stages that it serves; None: several."""
+        return next((rule.chunks for rule in self.rules if rule.chunks is not None), None)
+
+    def closed_forms(self) -> tuple[Callable[..., Num], Callable[[Counts, Num], Num]]:
+        """Formulas of the bubble, and of micro-batches that ranks hold.
+
+        Raises:
+            UserError: the schedule lacks one of them.
+        """
+        if self.bubble is None or self.held is None:
+            raise UserError(f"schedule {self.name} has no closed form", hint="steptime simulate plays it")
+        return self.bubble, self.held
+
+    def bubble_s(self, pipeline: Pipeline) -> float | None:
+        """Seconds in which the rank that idles longest waits, of equal stages; None: no exact form for the pipeline."""
+        if self.bubble is None or not self.exact(pipeline):
+            return None
+        p, times = pipeline.ranks, pipeline.times
+        found: dict[str, Num] = {
+            "stages": p,
+            "virtual_stages": pipeline.chunks,
+            "micro_batches": pipeline.micro_batches,
+            "slices": pipeline.slices,
+            "filling": filling_passes(self.fills, p, pipeline.micro_batches),
+            "all_stages_s": p * times.all_s,
+            "slowest_stage_s": times.all_s,
+            "all_weights_s": p * times.weight_gradient_s,
+            "slowest_weights_s": times.weight_gradient_s,
+            "first_weights_s": times.weight_gradient_s,
+            "slowest_forward_s": times.forward_s,
+            "forward_s": times.forward_s,
+            "inputs_s": times.input_gradient_s,
+            "weights_s": times.weight_gradient_s,
+            "hidden_s": 0.0,
+        }
+        return float(self.bubble(**{name: found[name] for name in arguments_of(self.bubble)}))
+
+    def in_flight(self, pipeline: Pipeline, rank: int) -> float | None:
+        """Micro-batches whose activations a rank holds; None: no exact form."""
+        return None if self.held is None or not self.held_is_exact else float(self.held(pipeline, rank))
 
     def actions(self, ranks: int, chunks: int, micro_batches: int, **further: Any) -> ActionTable:
         """The actions of a step, without messages.
@@ -134,9 +242,12 @@ class Schedule:
         Raises:
             UserError: the message has the rule that is broken and the numbers that break it.
         """
-        for rule in (*_OF_ALL, *self.rules):
-            if not rule.holds(pipeline):
-                raise UserError(f"schedule {self.name} requires {rule.text}; got {pipeline}")
+        requirements = [(text, holds(pipeline)) for text, holds in _OF_ALL]
+        if all(held for _, held in requirements):
+            requirements = [(rule.text, rule.holds(pipeline)) for rule in self.rules]
+        for text, held in requirements:
+            if not held:
+                raise UserError(f"schedule {self.name} requires {text}; got {pipeline}")
 
     def bubble_fraction(self, pipeline: Pipeline) -> float | None:
         """Share of a rank's time from its first to its last pass in which it waits, in closed form; None: no form."""
@@ -159,11 +270,9 @@ def _timed(pipeline: Pipeline) -> bool:
     return 0 < times.forward_s < inf and all(0 <= each < inf for each in others_s)
 
 
-_OF_ALL: Final = (
-    Rule(
-        text="whole numbers of ranks, chunks, micro-batches, slices and micro-batches per update from 1", holds=_whole
-    ),
-    Rule(text="times from 0 on, of forward passes above 0", holds=_timed),
+_OF_ALL: Final[tuple[tuple[str, Callable[[Pipeline], bool]], ...]] = (
+    ("whole numbers of ranks, chunks, micro-batches, slices and micro-batches per update from 1", _whole),
+    ("times from 0 on, of forward passes above 0", _timed),
 )
 
 SCHEDULES: Final = Registry[Schedule]("schedule", "steptime.schedules")
@@ -175,15 +284,28 @@ def registered(schedule: Schedule) -> Schedule:
     return SCHEDULES.add(schedule.name, schedule)
 
 
-ONE_CHUNK: Final = Rule(text="1 chunk", holds=lambda p: p.chunks == 1)
-TWO_CHUNKS: Final = Rule(text="2 chunks", holds=lambda p: p.chunks == 2)
+SEVERAL_RANKS: Final = Rule(name="ranks", text="2 ranks or more", holds=lambda p: p.ranks >= 2)
+ONE_CHUNK: Final = Rule(name="one_chunk", text="1 chunk", holds=lambda p: p.chunks == 1, chunks=1)
+TWO_CHUNKS: Final = Rule(name="two_chunks", text="2 chunks", holds=lambda p: p.chunks == 2, chunks=2)
 WHOLE_SEQUENCES: Final = Rule(text="1 slice", holds=lambda p: p.slices == 1)
-EVEN_RANKS: Final = Rule(text="an even number of ranks", holds=lambda p: p.ranks % 2 == 0)
-EVEN_MICRO_BATCHES: Final = Rule(text="an even number of micro-batches", holds=lambda p: p.micro_batches % 2 == 0)
+EVEN_RANKS: Final = Rule(name="even_ranks", text="an even number of ranks", holds=lambda p: p.ranks % 2 == 0)
+EVEN_MICRO_BATCHES: Final = Rule(
+    name="even_micro_batches", text="an even number of micro-batches", holds=lambda p: p.micro_batches % 2 == 0
+)
 ROUNDS: Final = Rule(
+    name="interleaving",
     text="a number of micro-batches that the number of ranks divides, where there are several chunks",
-    holds=lambda p: p.chunks == 1 or p.micro_batches % p.ranks == 0,
+    holds=lambda p: (p.chunks == 1) | (p.micro_batches % p.ranks == 0),
 )
 TWICE_THE_RANKS: Final = Rule(
-    text="at least twice as many micro-batches as ranks", holds=lambda p: p.micro_batches >= 2 * p.ranks
+    name="few_micro_batches",
+    text="at least twice as many micro-batches as ranks",
+    holds=lambda p: p.micro_batches >= 2 * p.ranks,
 )
+GROUPS: Final = Rule(
+    name="groups",
+    text="a number of micro-batches that the number of ranks divides",
+    holds=lambda p: p.micro_batches % p.ranks == 0,
+)
+NAMED: Final = (ONE_CHUNK, TWO_CHUNKS, EVEN_RANKS, EVEN_MICRO_BATCHES, TWICE_THE_RANKS, GROUPS)
+"""Rules of schedules that a search counts each under a name of its own."""

@@ -88,7 +88,7 @@ def _row(schedule: Schedule, pipeline: Pipeline) -> Row:
         row,
         bubble_fraction=schedule.bubble_fraction(pipeline),
         in_flight=_most([schedule.in_flight(pipeline, rank) for rank in every]),
-        weight_versions=_most([schedule.weight_versions(pipeline, rank) for rank in every]),
+        weight_versions=max(int(schedule.weight_versions(pipeline, rank)) for rank in every),
         staleness=_most([schedule.staleness(pipeline, rank) for rank in every]),
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.cost.pipeline import micro_batches_in_flight, pipeline_bubble_s
+from steptime.cost.pipeline import micro_batches_in_flight, pipeline_bubble_s, serial_messages
 from steptime.cost.pipeline_schedules import breadth_first_bubble_s, naive_bubble_s
-from steptime.num import Array
+from steptime.num import Array, Num
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
     ONE_CHUNK,
     ROUNDS,
     WHOLE_SEQUENCES,
+    Counts,
     Pipeline,
     Schedule,
     registered,
@@ -77,14 +78,9 @@ def _breadth_first(pipeline: Pipeline) -> ActionTable:
     return alternated(pipeline, warm, (chunk, micro_batch), (chunk[::-1], micro_batch[::-1]))
 
 
-def _fill_and_drain_s(pipeline: Pipeline) -> float:
-    each_s = pipeline.times.all_s
-    return float(pipeline_bubble_s(pipeline.ranks * each_s, each_s, pipeline.chunks))
-
-
-def _in_flight(pipeline: Pipeline, rank: int) -> float:
-    p, m, v = pipeline.ranks, pipeline.micro_batches, pipeline.chunks
-    return float(micro_batches_in_flight(p, m, v, rank))
+def held(pipeline: Counts, rank: Num) -> Num:
+    """Micro-batches that a rank holds under (interleaved) 1F1B."""
+    return micro_batches_in_flight(pipeline.ranks, pipeline.micro_batches, pipeline.chunks, rank)
 
 
 registered(
@@ -93,8 +89,9 @@ registered(
         source="model parallelism without a pipeline: arXiv 1811.06965, figure 2b",
         order=_one_after_another,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=lambda p: float(naive_bubble_s(p.ranks, p.micro_batches, p.times.all_s)),
-        in_flight=lambda p, rank: 1.0,
+        bubble=naive_bubble_s,
+        held=lambda p, rank: 1.0,
+        messages=serial_messages,
     )
 )
 registered(
@@ -103,18 +100,23 @@ registered(
         source="Huang et al., arXiv 1811.06965, section 2.3",
         order=_all_forward_first,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=_fill_and_drain_s,
-        in_flight=lambda p, rank: float(p.micro_batches),
+        bubble=pipeline_bubble_s,
+        held=lambda p, rank: p.micro_batches,
+        one_rank=True,
+        to_host=True,
     )
 )
 registered(
     Schedule(
         name="1f1b",
+        interleaved_as="interleaved",
         source="Narayanan et al., arXiv 2104.04473, section 2.2",
         order=_one_forward_one_backward,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=_fill_and_drain_s,
-        in_flight=_in_flight,
+        bubble=pipeline_bubble_s,
+        held=held,
+        one_rank=True,
+        to_host=True,
     )
 )
 registered(
@@ -122,10 +124,13 @@ registered(
         name="interleaved",
         source="Narayanan et al., arXiv 2104.04473, section 2.2",
         usual_chunks=2,
+        follows=True,
         order=_one_forward_one_backward,
         rules=(ROUNDS, WHOLE_SEQUENCES),
-        bubble_s=_fill_and_drain_s,
-        in_flight=_in_flight,
+        bubble=pipeline_bubble_s,
+        held=held,
+        one_rank=True,
+        to_host=True,
     )
 )
 registered(
@@ -135,7 +140,7 @@ registered(
         usual_chunks=2,
         order=_breadth_first,
         rules=(WHOLE_SEQUENCES,),
-        bubble_s=lambda p: float(breadth_first_bubble_s(p.ranks, p.micro_batches, p.chunks, p.times.all_s)),
-        in_flight=lambda p, rank: float(p.micro_batches),
+        bubble=breadth_first_bubble_s,
+        held=lambda p, rank: p.micro_batches,
     )
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import isclose
+from typing import Any
 
 import numpy as np
 
-from steptime.cost.pipeline import filling_passes, zero_bubble_in_flight
-from steptime.cost.pipeline_schedules import split_backward_bubble_s, v_shaped_bubble_s, v_shaped_in_flight
+from steptime.cost.pipeline import zero_bubble_in_flight, zero_bubble_s
+from steptime.cost.pipeline_schedules import v_shaped_bubble_s, v_shaped_in_flight
+from steptime.num import maximum
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
     ONE_CHUNK,
@@ -68,14 +70,9 @@ def _v_words(behind: int, before: int, m: int) -> list[int]:
     return warm + steady + [I, I + 1] * before + [I, W] * (behind + 1) + [W + 1] * before + [W] * before
 
 
-def _bubble_s(pipeline: Pipeline, depth: int) -> float | None:
-    p, m, v, each = pipeline.ranks, pipeline.micro_batches, pipeline.chunks, pipeline.times
-    if depth > 1 and m < 2 * p - 1 and each.input_gradient_s < min(each.forward_s, each.weight_gradient_s):
-        return None
-    forward_s, inputs_s, weights_s = (
-        seconds / v for seconds in (each.forward_s, each.input_gradient_s, each.weight_gradient_s)
-    )
-    return float(split_backward_bubble_s(p, forward_s, inputs_s, weights_s, filling_passes(depth, p, m)))
+def _handmade_is_exact(pipeline: Pipeline, depth: int) -> bool:
+    p, m, each = pipeline.ranks, pipeline.micro_batches, pipeline.times
+    return not (depth > 1 and m < 2 * p - 1 and each.input_gradient_s < min(each.forward_s, each.weight_gradient_s))
 
 
 def _alike(times: Times) -> bool:
@@ -83,61 +80,67 @@ def _alike(times: Times) -> bool:
     return isclose(times.forward_s, times.input_gradient_s) and isclose(times.forward_s, times.weight_gradient_s)
 
 
-def _v_bubble_s(pipeline: Pipeline) -> float | None:
+def _v_is_exact(pipeline: Pipeline) -> bool:
     p, m, times = pipeline.ranks, pipeline.micro_batches, pipeline.times
-    forward_s, inputs_s, weights_s = times.forward_s, times.input_gradient_s, times.weight_gradient_s
-    if not (_alike(times) or (weights_s <= forward_s <= inputs_s and m >= 2 * p - 1)):
-        return None
-    return float(v_shaped_bubble_s(p, m, forward_s, inputs_s, weights_s))
+    rising = times.weight_gradient_s <= times.forward_s <= times.input_gradient_s
+    return _alike(times) or (rising and m >= 2 * p - 1)
 
 
-def _in_flight(pipeline: Pipeline, _: int, depth: int) -> float:
-    return float(zero_bubble_in_flight(pipeline.ranks, pipeline.micro_batches, depth))
+def _handmade_row(name: str, depth: int, **further: Any) -> Schedule:
+    """A schedule with the closed forms of ZB-H1 (depth 1) or ZB-H2 (2)."""
+    return Schedule(
+        name=name,
+        splits=True,
+        fills=float(depth),
+        bubble=zero_bubble_s,
+        held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, depth),
+        to_host=True,
+        **further,
+    )
+
+
+def _searched_row(name: str, depth: int, like: str, memory: str, **further: Any) -> Schedule:
+    """A schedule whose order is searched, in the memory of a handmade one."""
+    return _handmade_row(
+        name,
+        depth,
+        source="Qi et al., arXiv 2401.10241, section 3.1",
+        order=partial(by_search, limit_per_rank=depth),
+        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
+        exact=lambda _: False,
+        held_is_exact=False,
+        bound=f"an approximation: its order is searched; bubble and activations are those of {like}",
+        note=f"searched for the times and the memory that are given; by default {memory} the memory of 1F1B; "
+        f"an estimate takes the closed forms of {like}",
+        **further,
+    )
 
 
 _LIMIT = Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1)
 
 registered(
-    Schedule(
-        name="zb-h1",
+    _handmade_row(
+        "zb-h1",
+        1,
         source="Qi et al., arXiv 2401.10241, section 2.2",
         order=partial(_handmade, depth=1),
         rules=(ROUNDS, WHOLE_SEQUENCES),
-        bubble_s=partial(_bubble_s, depth=1),
-        in_flight=partial(_in_flight, depth=1),
     )
 )
 registered(
-    Schedule(
-        name="zb-h2",
+    _handmade_row(
+        "zb-h2",
+        2,
         source="Qi et al., arXiv 2401.10241, section 2.3",
         order=partial(_handmade, depth=2),
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
-        bubble_s=partial(_bubble_s, depth=2),
-        in_flight=partial(_in_flight, depth=2),
+        exact=partial(_handmade_is_exact, depth=2),
         bubble_free=True,
         note="no bubble where T_F + T_I = 2 T_W, and no barrier between steps",
     )
 )
-registered(
-    Schedule(
-        name="zb-1p",
-        source="Qi et al., arXiv 2401.10241, section 3.1",
-        order=partial(by_search, limit_per_rank=1),
-        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
-        note="searched for the times and the memory that are given; by default the memory of 1F1B",
-    )
-)
-registered(
-    Schedule(
-        name="zb-2p",
-        source="Qi et al., arXiv 2401.10241, section 3.1",
-        order=partial(by_search, limit_per_rank=2),
-        rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
-        bubble_free=True,
-        note="searched for the times and the memory that are given; by default twice the memory of 1F1B",
-    )
-)
+registered(_searched_row("zb-1p", 1, "zb-h1", "once"))
+registered(_searched_row("zb-2p", 2, "zb-h2", "twice", bubble_free=True))
 registered(
     Schedule(
         name="zb-v",
@@ -145,8 +148,12 @@ registered(
         usual_chunks=2,
         order=_v_shaped,
         rules=(TWO_CHUNKS, WHOLE_SEQUENCES),
-        bubble_s=_v_bubble_s,
-        in_flight=lambda p, rank: float(v_shaped_in_flight(p.ranks, p.micro_batches, rank)),
+        splits=True,
+        folded=True,
+        bubble=v_shaped_bubble_s,
+        exact=_v_is_exact,
+        held=lambda p, rank: v_shaped_in_flight(p.ranks, p.micro_batches, rank),
+        fullest=lambda ranks: maximum(ranks - 2, 0),
         bubble_free=True,
         note="no bubble where T_F = T_I = T_W, and no barrier between steps",
     )

@@ -182,7 +182,7 @@ def test_a_schedule_goes_to_a_file_and_comes_back(tmp_path: Path) -> None:
     assert second.exit_code == 0, second.output
     one, other = json.loads(first.output), json.loads(second.output)
     assert (
-        other["step_time_s"] == pytest.approx(one["step_time_s"])
+        other["pipeline_s"] == pytest.approx(one["pipeline_s"])
         and other["peak_memory_bytes"] == one["peak_memory_bytes"]
     )
     assert sum(packet.HasField("track_event") for packet in Trace.FromString(trace.read_bytes()).packet) > 1000

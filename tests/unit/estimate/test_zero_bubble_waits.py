@@ -12,10 +12,11 @@ from machine_without_latencies import machine_of
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.plan.framework import IDEAL
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, ZERO_BUBBLE, Job
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED
 
+ZERO_BUBBLE = ("zb-h1", "zb-h2")
 COPIES: dict[str, Any] = {"offload": frozenset({"activations"}), "overlap": frozenset({"offload"})}
 RATES = [1e14 * 1.25**i for i in range(20)]
 """From passes that hide all their copies, panels and operators to passes that hide none."""

@@ -271,7 +271,7 @@ def test_virtual_stages_that_are_not_stated():
 
 @pytest.mark.parametrize(
     ("text", "schedule"),
-    [("1F1B", "1f1b"), ("ZB-1p", "zb-h1"), ("ZB-H1", "zb-h1"), ("ZB-2p", "zb-h2"), ("DualPipe", "dualpipe")],
+    [("1F1B", "1f1b"), ("ZB-1p", "zb-1p"), ("ZB-H1", "zb-1p"), ("ZB-2p", "zb-2p"), ("DualPipe", "dualpipe")],
 )
 def test_schedules_with_a_closed_form(text: str, schedule: str):
     jobs = [setting.job for setting in settings_of(one("tokens", schedule=text, gpu="A100-SXM-80GB"))]

@@ -33,4 +33,4 @@ def test_virtual_stages_are_refused_or_illegal():
     with pytest.raises(UserError, match="gpipe contradicts vpp 2"):
         api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=32, plan=plan)
     found = api.plan("llama3-8b", "dgx-h100", gpus=8, global_batch=32, fix={"schedule": "gpipe", "pp": 4})
-    assert found.reasons["gpipe"] > 0 and all(each.plan["vpp"] == 1 for each in found.plans)
+    assert found.reasons["one_chunk"] > 0 and all(each.plan["vpp"] == 1 for each in found.plans)

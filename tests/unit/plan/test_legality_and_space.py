@@ -33,6 +33,7 @@ from steptime.plan.space import (
     rows_of,
 )
 from steptime.plan.strategies import CORRECTED
+from steptime.schedule.schedules import NAMED
 
 MODEL = load_model("llama3-8b")  # 32 layers, 32 heads, 8 key-value heads, hidden 4096
 JOB = Job(model=MODEL, gpus=64, global_batch=16, seq_len=8192, precision=PRECISIONS["bf16"],
@@ -107,7 +108,7 @@ def test_every_reason_has_its_bit_and_its_meaning():
     assert (
         set(BROKEN)
         | set(BROKEN_EXPERTS)
-        | {"sequence", "memory", "zero_bubble", "gpipe", "dualpipe", "dualpipe_offload"}
+        | {"sequence", "memory", "ranks", "schedule", "schedule_offload", *(rule.name for rule in NAMED)}
         == {r.name for r in RULES} | {"memory"}
         == set(NAMES) - {r.name for r in CAPTURED_RULES}
     )

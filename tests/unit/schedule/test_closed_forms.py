@@ -42,7 +42,7 @@ def test_the_bubble_is_exact(name: str) -> None:
 
 
 def test_dual_pipe_where_the_wait_for_the_first_gradient_is_long() -> None:
-    for ranks, name, chunks in ((6, "dualpipe", 1), (8, "dualpipe", 1), (4, "dualpipe-v", 2)):
+    for ranks, name, chunks in ((6, "dualpipe", 1), (8, "dualpipe", 1), (4, "dualpipev", 2)):
         pipeline = Pipeline(ranks=ranks, chunks=chunks, micro_batches=2 * ranks)
         table = table_of(name, pipeline)
         for inputs_s, weights_s in ((1.2, 0.9), (1.4, 2.0), (2.0, 0.7)):
@@ -110,7 +110,7 @@ def test_columns() -> None:
 
 
 NAMES = (
-    "gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipe-v chimera terapipe "
+    "gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipev chimera terapipe "
     "ampnet pipedream pipedream-2bw pipemare searched"
 )
 
@@ -129,7 +129,7 @@ def test_names() -> None:
     ("chimera", (4, 1, 6), "schedule chimera requires a number of micro-batches that the number of ranks divides; got"),
     ("dualpipe", (4, 1, 9), "schedule dualpipe requires an even number of micro-batches; got"),
     ("dualpipe", (4, 1, 6), "schedule dualpipe requires at least twice as many micro-batches as ranks; got"),
-    ("dualpipe-v", (2, 1, 6), "schedule dualpipe-v requires 2 chunks; got 2 ranks, 1 chunk, 6 micro-batches"),
+    ("dualpipev", (2, 1, 6), "schedule dualpipev requires 2 chunks; got 2 ranks, 1 chunk, 6 micro-batches"),
     ("zb-v", (2, 3, 6), "schedule zb-v requires 2 chunks; got 2 ranks, 3 chunks, 6 micro-batches"),
     ("gpipe", (2, 2, 6), "schedule gpipe requires 1 chunk; got"),
     ("1f1b", (0, 1, 6), "schedule 1f1b requires whole numbers of ranks, chunks, micro-batches"),

@@ -105,7 +105,7 @@ def of_torch(name: str, ranks: int, chunks: int, count: int) -> Actions:
     ("looped-bfs", "ScheduleLoopedBFS", [(2, 1, 4), (2, 3, 3), (4, 2, 8)]),
     ("zb-h1", "ScheduleInterleavedZeroBubble", [(2, 1, 4), (4, 1, 8), (2, 2, 4), (4, 2, 8), (3, 4, 6)]),
     ("zb-v", "ScheduleZBVZeroBubble", [(1, 2, 2), (2, 2, 2), (2, 2, 8), (4, 2, 5), (4, 2, 12), (3, 2, 6)]),
-    ("dualpipe-v", "ScheduleDualPipeV", [(1, 2, 2), (2, 2, 4), (2, 2, 9), (4, 2, 8), (3, 2, 12), (8, 2, 20)]),
+    ("dualpipev", "ScheduleDualPipeV", [(1, 2, 2), (2, 2, 4), (2, 2, 9), (4, 2, 8), (3, 2, 12), (8, 2, 20)]),
 ])  # fmt: skip
 def test_as_pytorch_generates(name: str, theirs: str, sizes: list[tuple[int, int, int]]) -> None:
     for ranks, chunks, count in sizes:
@@ -123,7 +123,7 @@ def test_as_pytorch_generates(name: str, theirs: str, sizes: list[tuple[int, int
 
 
 def test_pairs_are_a_forward_and_a_backward_pass_of_different_micro_batches() -> None:
-    for name, ranks, chunks in (("dualpipe", 4, 1), ("dualpipe-v", 2, 2)):
+    for name, ranks, chunks in (("dualpipe", 4, 1), ("dualpipev", 2, 2)):
         table = SCHEDULES[name].actions(ranks, chunks, 16)
         rows = np.flatnonzero(table.together >= 0)
         assert len(rows) and (table.together[rows[::2]] == table.together[rows[1::2]]).all()

@@ -34,7 +34,7 @@ def test_there_and_back(name: str) -> None:
 
 
 def test_how_it_looks() -> None:
-    text = csv_text(SCHEDULES["dualpipe-v"].actions(2, 2, 4))
+    text = csv_text(SCHEDULES["dualpipev"].actions(2, 2, 4))
     assert text.splitlines()[1] == (
         "1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3"
     )
@@ -97,7 +97,7 @@ def test_what_the_notation_cannot_say() -> None:
 
 def test_pytorch_reads_what_it_would_write() -> None:
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    table = with_messages(SCHEDULES["dualpipe-v"].actions(4, 2, 8), gathered=3, reduces=True)
+    table = with_messages(SCHEDULES["dualpipev"].actions(4, 2, 8), gathered=3, reduces=True)
     for line in csv_text(table).splitlines():
         assert [str(schedules._Action.from_str(cell)) for cell in line.split(",")] == line.split(",")
     assert (table.kind == Kind.SEND_FORWARD).any() and np.diff(table.rank).min() >= 0
@@ -106,7 +106,7 @@ def test_pytorch_reads_what_it_would_write() -> None:
 def test_pytorch_runs_them(tmp_path: Path) -> None:
     """Two processes on CPU load the files, and have the gradients of a run without a pipeline."""
     pytest.importorskip("torch")
-    runs = {"1f1b": 1, "interleaved": 2, "zb-v": 2, "dualpipe-v": 2, "zb-h2": 1}
+    runs = {"1f1b": 1, "interleaved": 2, "zb-v": 2, "dualpipev": 2, "zb-h2": 1}
     for name, chunks in runs.items():
         table = table_of(name, Pipeline(ranks=2, chunks=chunks, micro_batches=4))
         (tmp_path / f"{name}.csv").write_text(csv_text(table), encoding="utf-8")

@@ -130,7 +130,7 @@ def test_what_the_host_holds_already_is_not_advised():
 
 
 def test_constraints_without_which_plans_fit_are_named():
-    advice = advice_on("llama3-8b", "dgx-h100", 32, 64, fix={"schedule": "zb-h1", "vpp": 2}, limit=["dp>=1"])
+    advice = advice_on("llama3-8b", "dgx-h100", 32, 64, fix={"schedule": "zb-h2", "vpp": 2}, limit=["dp>=1"])
     assert set(advice) == {"without --fix vpp=2 plans fit", "without --fix schedule plans fit"}
     advice = advice_on("llama3-8b", "dgx-h100", 32, 64, fix={"tp": 8}, limit=["dp>=8"])
     bound, freed = (

@@ -205,7 +205,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         expert_capacity=run.expert_capacity,
         optimizer=OPTIMIZERS["adam8bit" if paged_optimizer(run) else modelled_optimizer(run.optimizer)],
         attention=found.attention,
-        schedule="1f1b" if interleaved else SCHEDULE_OF.get(run.schedule or "", "1f1b"),
+        schedule="1f1b" if interleaved or run.schedule is None else SCHEDULE_OF.get(run.schedule, run.schedule),
         adapter=adapter,
         offload=(run.offload | found.offload) & frozenset(OFFLOADS),
     )

@@ -54,10 +54,10 @@ def recompute_default(framework: str, *, experts: bool) -> dict[str, float]:
     return framework_default(framework, "recompute") if own is None else own
 
 
-#: Schedule of a measured run -> the closed form of it: ZB-1p and ZB-2p are searched for within activations of $p$ and
-#: $2p$ micro-batches (arXiv 2401.10241, section 4); ZB-V, which holds as many as 1F1B and has next to no bubble, is
-#: nearest to ZB-H1 (section 6: its two chunks of each rank hold $p$ micro-batches of a whole stage).
-SCHEDULE_OF: Final = {"zb-1p": "zb-h1", "zb-v": "zb-h1", "zb-2p": "zb-h2", "dualpipe": "dualpipe"}
+#: Schedule of a measured run -> the row that its prediction takes, where it is not its own: ZB-V, whose rows are read
+#: as of one chunk, is nearest to ZB-H1 (arXiv 2401.10241, section 6: its two chunks of each rank hold $p$ micro-batches
+#: of a whole stage); GPipe and runs that name no schedule of a known number of chunks are taken as 1F1B.
+SCHEDULE_OF: Final = {"zb-v": "zb-h1", "gpipe": "1f1b", "interleaved": "1f1b"}
 #: What the estimate takes where nobody says it.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
