@@ -242,7 +242,7 @@ def simulate(
         message_bytes=float(e.sizes.boundary_bytes),
         notes=(*asked.notes, *_notes(e, times), *staged.notes),
         layout=staged.layout,
-        even_step_s=_even_step_s(e, staged),
+        even_step_s=_even_step_s(own or e, staged),
         even_layout=staged.even_layout,
         even_fits=staged.even_fits,
     )

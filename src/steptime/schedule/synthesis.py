@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from steptime.cost.pipeline import zero_bubble_in_flight, zero_bubble_s
 from steptime.errors import UserError
 from steptime.num import Array, Num
 from steptime.schedule.actions import ActionTable
@@ -367,7 +368,8 @@ def _shops(pipeline: Pipeline, durations: Durations, limits: Sequence[float], de
 
 
 def _order(pipeline: Pipeline) -> ActionTable:
-    return synthesised(pipeline, effort=QUICK).table
+    limit = 2 * pipeline.ranks if pipeline.memory_limit == inf else pipeline.memory_limit
+    return synthesised(replace(pipeline, memory_limit=limit), effort=QUICK).table
 
 
 registered(
@@ -380,7 +382,15 @@ registered(
             WHOLE_SEQUENCES,
             Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1),
         ),
+        splits=True,
+        fills=2.0,
+        bubble=zero_bubble_s,
+        held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, 2),
+        to_host=True,
+        exact=lambda _: False,
+        held_is_exact=False,
+        bound="a bound: its order is searched; bubble and activations are those of zb-h2",
         note="searched for the times and the memory that are given, no slower than the others that fit; by default "
-        "without a limit",
+        "twice the memory of 1F1B; an estimate takes the closed forms of zb-h2",
     )
 )
