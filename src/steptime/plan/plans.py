@@ -423,7 +423,7 @@ RULES: tuple[Rule, ...] = (
         name=SEVERAL_RANKS.name,
         always=True,
         meaning=f"the schedule requires {SEVERAL_RANKS.text} (pp)",
-        broken=lambda job, p: (not job.pipeline.one_rank) & (p.pp < 2),
+        broken=lambda job, p: False if job.pipeline.one_rank else p.pp < 2,
     ),
     *map(_served, NAMED),
     Rule(

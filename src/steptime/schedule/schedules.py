@@ -84,7 +84,7 @@ class Rule:
     """Something that a schedule requires of a pipeline, or of each of a block."""
 
     name: str = "schedule"
-    """The reason under which a search counts plans that break it."""
+    """The reason under which a search counts plans that break it. ``slices``, which a plan does not choose, is none."""
     text: str
     """The requirement, as a message shows it."""
     holds: Callable[[Counts], Any]
@@ -287,7 +287,7 @@ def registered(schedule: Schedule) -> Schedule:
 SEVERAL_RANKS: Final = Rule(name="ranks", text="2 ranks or more", holds=lambda p: p.ranks >= 2)
 ONE_CHUNK: Final = Rule(name="one_chunk", text="1 chunk", holds=lambda p: p.chunks == 1, chunks=1)
 TWO_CHUNKS: Final = Rule(name="two_chunks", text="2 chunks", holds=lambda p: p.chunks == 2, chunks=2)
-WHOLE_SEQUENCES: Final = Rule(text="1 slice", holds=lambda p: p.slices == 1)
+WHOLE_SEQUENCES: Final = Rule(name="slices", text="1 slice", holds=lambda p: p.slices == 1)
 EVEN_RANKS: Final = Rule(name="even_ranks", text="an even number of ranks", holds=lambda p: p.ranks % 2 == 0)
 EVEN_MICRO_BATCHES: Final = Rule(
     name="even_micro_batches", text="an even number of micro-batches", holds=lambda p: p.micro_batches % 2 == 0

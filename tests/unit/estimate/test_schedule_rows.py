@@ -16,7 +16,7 @@ from steptime.api.models import load_model
 from steptime.api.simulation import simulate
 from steptime.cli.main import app
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
-from steptime.estimate.memory import stage_terms
+from steptime.estimate.memory import stage_of, stage_terms
 from steptime.estimate.step import Passes, Step, compose
 from steptime.estimate.work import Pass, stacked
 from steptime.plan.framework import IDEAL
@@ -141,6 +141,8 @@ def test_a_folded_pipeline_has_both_ends_on_its_first_rank() -> None:
     step = step_of(e, Times(), 0.4)
     assert (float(step.stage.first), float(step.stage.last)) == (1.0, 1.0)
     assert float(step.stage.slowest_s) == pytest.approx(3.0 + 3 * 0.4)
+    first, last = (stage_of(e, name) for name in ("first", "last"))
+    assert (first.first, first.last, first.ahead) == (1.0, 1.0, 6.0) and (last.first, last.last) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
