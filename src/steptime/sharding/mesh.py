@@ -19,11 +19,11 @@ from steptime.hardware.records import Cluster
 from steptime.num import Num, divisors
 from steptime.plan.keys import MAX_DEVICES
 
-MAX_AXES: Final = 4
-"""The layouts of a tensor grow with the factorial of the axes."""
+MAX_AXES: Final = 3
+"""The layouts of a tensor grow exponentially with the axes."""
 _AXIS: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,9})\s*")
 _SIZES: Final = re.compile(r"\s*[0-9]{1,9}(\s*x\s*[0-9]{1,9})*\s*")
-UNNAMED: Final = (("data",), ("data", "model"), ("replica", "data", "model"), ("pod", "replica", "data", "model"))
+UNNAMED: Final = (("data",), ("data", "model"), ("replica", "data", "model"))
 """Names of the axes of a mesh that is given by its sizes alone."""
 
 
@@ -114,11 +114,15 @@ def mesh_of(machine: Machine, axes: Mapping[str, int], devices: int | None = Non
         fitting = ["x".join(map(str, sizes)) for sizes in factorisations(devices, len(axes))]
         raise UserError(
             f"mesh {mesh} has {counted(mesh.devices, 'device')}, the job has {devices:,}",
-            hint=f"of {devices:,} devices and {counted(len(axes), 'axis', str(len(axes)))}: {first_few(fitting, 12)}"
+            hint=f"of {devices:,} devices and {_axes(len(axes))}: {first_few(fitting, 12)}"
             if fitting
             else f"{devices:,} devices are no product of {len(axes)} sizes above 1",
         )
     return mesh
+
+
+def _axes(count: int) -> str:
+    return "1 axis" if count == 1 else f"{count} axes"
 
 
 def _check_axes(axes: Mapping[str, int]) -> None:
@@ -174,7 +178,7 @@ def parse_axes(text: str) -> dict[str, int]:
 
 
 def factorisations(devices: int, axes: int) -> list[tuple[int, ...]]:
-    """Sizes above 1 of that many axes whose product is the number of devices, in every order.
+    """Sizes above 1 of n = `axes` axes whose product is the number of devices, in every order.
 
     >>> factorisations(8, 2), factorisations(1, 1), factorisations(7, 2)
     ([(2, 4), (4, 2)], [(1,)], [])
@@ -186,7 +190,7 @@ def factorisations(devices: int, axes: int) -> list[tuple[int, ...]]:
 
 
 def logical_meshes(devices: int, axes: int = 2) -> list[tuple[int, ...]]:
-    """Sizes of all meshes of so many devices with at most that many axes.
+    """Sizes of all meshes of n = `devices` devices with at most `axes` axes.
 
     >>> logical_meshes(8), len(logical_meshes(8, axes=3))
     ([(8,), (2, 4), (4, 2)], 4)

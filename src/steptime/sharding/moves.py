@@ -86,7 +86,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """All layouts of tensors of one rank on meshes of some sizes, and all single steps between them."""
+    """All layouts of tensors with n dims on meshes of some sizes, and all single steps between them."""
 
     layouts: tuple[Layout, ...]
     moves: tuple[Move, ...]

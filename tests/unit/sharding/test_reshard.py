@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dtensor_paths import dtensor_path
 from layout_machine import Devices
 
 from steptime.errors import UserError
@@ -97,30 +98,6 @@ def test_the_triangle_inequality() -> None:
 # -- DTensor ----------------------------------------------------------------------------------------------------------
 
 
-def dtensor_path(shape: tuple[int, ...], source: Sharding, target: Sharding) -> list[Sharding]:
-    """The shardings that DTensor goes through on a 2 x 4 mesh, one axis at a time."""
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-    from torch.distributed.tensor._redistribute import _gen_transform_infos
-
-    ours = {Replicate(): R, Partial(): P, **{Shard(dim): shard(dim) for dim in range(len(shape))}}
-    theirs = {placement: each for each, placement in ours.items()}
-    mesh = DeviceMesh("cpu", torch.arange(8).reshape(2, 4), _init_backend=False, _rank=0)
-    strides = tuple(int(np.prod(shape[dim + 1 :])) for dim in range(len(shape)))
-    meta = TensorMeta(torch.Size(shape), strides, torch.bfloat16)
-    pair = (DTensorSpec(mesh, tuple(theirs[p] for p in each), tensor_meta=meta) for each in (source, target))
-    out, now = [source], list(source)
-    for info in _gen_transform_infos(*pair):
-        before, after = info.src_dst_placements
-        assert now[info.mesh_dim] == ours[before]
-        now[info.mesh_dim] = ours[after]
-        out.append(tuple(now))
-    assert out[-1] == target
-    return out
-
-
 @pytest.mark.parametrize("shape", [(8192, 8192), (64, 64), (16, 2048, 1024)])
 @pytest.mark.parametrize("cluster", ["dgx-h100", "frontier", "h200-nvl-4"])
 def test_never_dearer_than_the_path_of_dtensor(shape: tuple[int, ...], cluster: str) -> None:
@@ -131,7 +108,7 @@ def test_never_dearer_than_the_path_of_dtensor(shape: tuple[int, ...], cluster: 
     cheaper = 0
     for i, source in enumerate(every):
         for j, target in enumerate(every):
-            theirs = along(shape, 2, dtensor_path(shape, source, target), mesh).seconds
+            theirs = along(shape, 2, dtensor_path(shape, source, target, mesh.sizes), mesh).seconds
             assert ours[i, j] <= theirs * (1 + 1e-12)
             cheaper += ours[i, j] < theirs * (1 - 1e-9)
     assert cheaper > 40
@@ -152,8 +129,8 @@ def kinds(shape: tuple[int, ...], source: str, target: str, mesh: Mesh, element_
         ("S(1) R", "R R", ["all_gather data", "copy"]),
         ("R R", "S(0) S(1)", ["slice data+model"]),
         ("P P", "R R", ["all_reduce data+model"]),
-        ("R P", "R S(0)", ["reduce_scatter model"]),
-        ("R P", "R S(1)", ["copy", "reduce_scatter model"]),
+        ("S(0) P", "S(0) S(0)", ["reduce_scatter model"]),
+        ("S(0) P", "S(0) S(1)", ["copy", "reduce_scatter model"]),
         ("R S(0)", "R S(1)", ["copy", "all_to_all model"]),
         ("R S(0)", "S(0) S(0)", ["slice data", "permute data+model"]),
         ("S(0) R", "R S(1)", ["slice model", "all_gather data"]),
@@ -169,11 +146,27 @@ def test_equal_axes_swap_by_one_permutation() -> None:
     assert kinds((8192, 8192), "S(0) S(1)", "S(1) S(0)", small(data=8, model=8)) == ["permute data+model"]
 
 
-def test_gathers_across_nodes_are_in_two_steps_where_that_is_cheaper() -> None:
-    mesh = mesh_on(load_cluster("frontier"), {"data": 8, "model": 8})
-    for source, target in product(shardings(2), repeat=2):
-        together = route((8192, 8192), 2, source, target, mesh).seconds
-        assert together <= along((8192, 8192), 2, (source, target), mesh, cheapest=True).seconds
+@pytest.mark.each(
+    ("size", "source", "target", "wanted"),
+    [
+        (64, "P P", "R R", ["all_reduce data", "all_reduce model"]),
+        (64, "S(0) S(0)", "R R", ["all_gather model", "all_gather data"]),
+        (1024, "P P", "R R", ["reduce_scatter model", "all_reduce data", "all_gather model"]),
+        (8192, "S(0) S(0)", "R R", ["all_gather data+model"]),
+    ],
+)
+def test_over_four_nodes_one_collective_or_a_hierarchy(size: int, source: str, target: str, wanted: list[str]) -> None:
+    mesh = small(data=4, model=8)
+    assert kinds((size, size), source, target, mesh) == wanted
+    together = along((size, size), 2, (read(source), read(target)), mesh)
+    assert len(together.steps) == 1 and costs((size, size), 2, [read(source)], [read(target)], mesh) <= together.seconds
+
+
+def test_replicas_share_a_reduction() -> None:
+    """Each of the two replicas reduces one half, and they exchange the halves: 64 + 32 MiB in place of 128."""
+    mesh = small(data=2, model=4)
+    wanted = ["slice data", "reduce_scatter model", "all_gather data", "copy"]
+    assert kinds((8192, 8192), "R P", "R S(0)", mesh) == wanted
 
 
 def test_uneven_layouts_are_not_gone_through() -> None:
