@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 from steptime.sharding.placement import P, R, Sharding, shard
 
 
-def dtensor_path(
-    shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]
-) -> list[Sharding]:
+def dtensor_path(shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> list[Sharding]:
     """The shardings that DTensor plans to go through, one axis at a time; no process group is needed."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -35,5 +34,5 @@ def dtensor_path(
 
 def is_refused(path: list[Sharding]) -> bool:
     """Whether the path has a step from sharded to a term of a sum, which DTensor plans and then refuses to run."""
-    pairs = (pair for a, b in zip(path, path[1:], strict=False) for pair in zip(a, b, strict=True))
+    pairs = (pair for a, b in pairwise(path) for pair in zip(a, b, strict=True))
     return any(before.sharded and after.partial for before, after in pairs)

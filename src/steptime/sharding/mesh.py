@@ -55,7 +55,7 @@ class Mesh:
         """Number of an axis, from 0.
 
         Raises:
-            UnknownNameError: the mesh has no axis of that name.
+            UnknownNameError: the mesh has no axis with this name.
         """
         if name not in self.names:
             raise UnknownNameError("axis of the mesh", name, self.names)
@@ -64,14 +64,16 @@ class Mesh:
     def group(self, axes: Iterable[int]) -> Group:
         """Ranks of each group along some axes together.
 
-        Groups that straddle fast domains differently are all taken for the one that spans most of them.
+        Where groups straddle fast domains in different ways, all are taken for the one that spans most domains.
         """
         return _group(self.sizes, self.machine.fast_domain, tuple(sorted(axes)))
 
     def collective_s(self, kind: str, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time of a collective along some axes together, in all groups at once; sizes as in ``collective_over``."""
         ranks, inside = self.group(axes)
-        return 0.0 * size_bytes if ranks == 1 else collective_over(kind, self.machine, size_bytes, ranks, inside).seconds
+        return (
+            0.0 * size_bytes if ranks == 1 else collective_over(kind, self.machine, size_bytes, ranks, inside).seconds
+        )
 
     def message_s(self, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time in which each device sends as many bytes to one other of its group and receives as many."""
@@ -101,7 +103,7 @@ def mesh_of(machine: Machine, axes: Mapping[str, int], devices: int | None = Non
         devices: of the job; None: as many as the mesh has.
 
     Raises:
-        UserError: no axes or too many, a size below 1, or a mesh that does not have that many devices.
+        UserError: no axes or too many, a size below 1, or a mesh with another number of devices.
 
     >>> from steptime.hardware import load_cluster
     >>> mesh = mesh_of(machine_for_links(load_cluster("dgx-h100"), 16), {"data": 2, "model": 8}, devices=16)

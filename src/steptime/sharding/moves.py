@@ -217,9 +217,9 @@ def _permutations(layouts: Sequence[Layout], sizes: Sequence[int]) -> Iterator[M
             yield Move("permute", moved, source, target)
 
 
-def _roles(layout: Layout, sizes: Sequence[int]) -> list[tuple[int, int] | None | str]:
+def _roles(layout: Layout, sizes: Sequence[int]) -> list[tuple[int, int] | str | None]:
     """Of each axis which pieces its devices have: the dim and the stride; a term; or None, the same."""
-    out: list[tuple[int, int] | None | str] = list(layout.terms)
+    out: list[tuple[int, int] | str | None] = list(layout.terms)
     for dim, axes in enumerate(layout.divided):
         stride = 1
         for axis in reversed(axes):

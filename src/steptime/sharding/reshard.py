@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import inf, prod
 from typing import Any, Final
 
@@ -37,11 +38,18 @@ TORCH: Final[Mapping[str, str]] = {
 
 
 def copy_s(machine: Machine, moved_bytes: Num) -> Num:
-    r"""A pass over device memory.
+    """Time of one pass over device memory; 0 where nothing is moved.
 
-    $$t = t_0 + M / \beta$$
+    A launch, and the bytes read and written at the sustained rate; where the machine has one, the fitted curve of
+    streams.
 
-    where $M$ = `moved_bytes` are the bytes read and written; where the machine has a fitted curve of streams, that.
+    >>> from dataclasses import replace
+    >>> from steptime.api.collective_times import machine_for_links
+    >>> from steptime.hardware import load_cluster
+    >>> machine = machine_for_links(load_cluster("dgx-h100"), 8)
+    >>> machine = replace(machine, memory_Bps=2e12, kernel_latency_s=5e-6, models={})
+    >>> copy_s(machine, 0.0), round(copy_s(machine, 2e9), 6)
+    (0.0, 0.001005)
     """
     fitted = streamed(machine.models, moved_bytes)
     seconds = machine.kernel_latency_s + memory_s(moved_bytes, machine.memory_Bps) if fitted is None else fitted.seconds
@@ -152,15 +160,17 @@ class Table:
         def copied(moved_bytes: float, layout: Layout) -> Iterator[Step]:
             if moved_bytes > 0:
                 seconds = float(copy_s(self.mesh.machine, moved_bytes))
-                yield Step(
-                    kind=COPY, axes=(), source=layout, target=layout, size_bytes=moved_bytes, seconds=seconds
-                )
+                yield Step(kind=COPY, axes=(), source=layout, target=layout, size_bytes=moved_bytes, seconds=seconds)
 
         yield from copied(float(self.before[number]), start)
         yield Step(
-            kind=move.kind, axes=axes, source=start, target=end,
-            size_bytes=float(self.size_bytes[number]), seconds=float(self.seconds[number]),
-        )  # fmt: skip
+            kind=move.kind,
+            axes=axes,
+            source=start,
+            target=end,
+            size_bytes=float(self.size_bytes[number]),
+            seconds=float(self.seconds[number]),
+        )
         yield from copied(float(self.after[number]), end)
 
     def walk(self, source: int, target: int) -> Iterator[tuple[int, int]]:
@@ -197,9 +207,16 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     least, following = _shortest(single)
     least[~fits] = inf
     return Table(
-        graph=graph, mesh=mesh, size_bytes=size_bytes, seconds=seconds, before=before, after=after, single=single,
-        least=least, following=following,
-    )  # fmt: skip
+        graph=graph,
+        mesh=mesh,
+        size_bytes=size_bytes,
+        seconds=seconds,
+        before=before,
+        after=after,
+        single=single,
+        least=least,
+        following=following,
+    )
 
 
 def _packs(outer: Any, layouts: Any, dims: Any) -> Any:
@@ -288,7 +305,7 @@ def along(
     """
     table = table_of(mesh, tuple(shape), float(element_bytes), reductions_of(shardings))
     numbers = [_checked(table, shape, sharding) for sharding in shardings]
-    pairs = [pair for pair in zip(numbers, numbers[1:], strict=False) if pair[0] != pair[1]]
+    pairs = [pair for pair in pairwise(numbers) if pair[0] != pair[1]]
     if cheapest:
         pairs = [move for pair in pairs for move in table.walk(*pair)]
     for start, end in pairs:

@@ -69,7 +69,7 @@ def test_sizes_out_of_range_are_refused(axes: dict[str, int]) -> None:
 
 
 def test_a_cluster_that_ends_is_not_exceeded() -> None:
-    with pytest.raises(UserError, match="outermost level .* joins 8 devices, not 16"):
+    with pytest.raises(UserError, match=r"outermost level .* joins 8 devices, not 16"):
         mesh_on(replace(DGX, levels=DGX.levels[:1]), {"data": 4, "model": 4})
 
 

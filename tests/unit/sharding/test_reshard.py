@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from dtensor_paths import dtensor_path
 from layout_machine import Devices
-
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
 from steptime.sharding.mesh import Mesh, mesh_on
@@ -220,5 +220,5 @@ def test_what_no_route_can_lead_from_is_refused(shape: Any, source: str, target:
 
 
 def test_a_given_route_needs_single_steps() -> None:
-    with pytest.raises(UserError, match="no single step leads from S.0. P to P R"):
+    with pytest.raises(UserError, match=r"no single step leads from S\(0\) P to P R"):
         along((8, 8), 2, (read("S(0) P"), read("P R")), small(data=2, model=4))

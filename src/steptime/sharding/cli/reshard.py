@@ -21,12 +21,10 @@ MAX_ELEMENTS: Final = 10**15
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A placement for each axis: R, P, S(0), as 'S(0) R'.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The same of the sharding that is needed.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Placement along each axis, as 'S(0) R'.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The sharding that is needed, as SOURCE.")],
     shape: Annotated[str, typer.Option("--shape", metavar="8192x8192", help="Shape of the whole tensor.")],
-    mesh: Annotated[
-        str, typer.Option("--mesh", metavar="data=2,model=4", help="Axes, the innermost last; or 2x4.")
-    ],
+    mesh: Annotated[str, typer.Option("--mesh", metavar="data=2,model=4", help="Axes, the innermost last; or 2x4.")],
     cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
     dtype: Annotated[str, typer.Option("--dtype", help="Element type.")] = "bf16",
     gpus: Annotated[
