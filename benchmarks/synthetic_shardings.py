@@ -24,9 +24,29 @@ TOKENS, HIDDEN, WIDE = 8 * 2048 * 8, 4096, 14336
 
 Rows = tuple[tuple[tuple[int, ...], int, bool], ...]
 """Along one axis: placements of the inputs, placement of the output, whether the work is divided."""
-LINEAR: Rows = (((S0, R), S0, True), ((S1, R), S1, True), ((R, S1), S2, True), ((S2, S0), P, True), ((R, R), R, False), ((P, R), P, False))
-D_INPUT: Rows = (((S0, R), S0, True), ((S1, R), S1, True), ((S2, S1), P, True), ((R, S0), S2, True), ((R, R), R, False), ((P, R), P, False))
-D_WEIGHT: Rows = (((S0, S0), P, True), ((S1, S1), P, True), ((R, S2), S1, True), ((S2, R), S0, True), ((R, R), R, False))
+LINEAR: Rows = (
+    ((S0, R), S0, True),
+    ((S1, R), S1, True),
+    ((R, S1), S2, True),
+    ((S2, S0), P, True),
+    ((R, R), R, False),
+    ((P, R), P, False),
+)
+D_INPUT: Rows = (
+    ((S0, R), S0, True),
+    ((S1, R), S1, True),
+    ((S2, S1), P, True),
+    ((R, S0), S2, True),
+    ((R, R), R, False),
+    ((P, R), P, False),
+)
+D_WEIGHT: Rows = (
+    ((S0, S0), P, True),
+    ((S1, S1), P, True),
+    ((R, S2), S1, True),
+    ((S2, R), S0, True),
+    ((R, R), R, False),
+)
 NORM: Rows = (((S0, R), S0, True), ((S1, R), S1, True), ((R, R), R, False))
 NORM_BACK: Rows = (((S0, S0, R), S0, True), ((S1, S1, R), S1, True), ((R, R, R), R, False))
 NORM_WEIGHT: Rows = (((S0, S0), P, True), ((S1, S1), P, True), ((R, R), R, False))
@@ -89,12 +109,14 @@ class Graph:
         return node
 
     def link(self, source: int, node: int, at: int, weight: float) -> None:
+        """Joins the output of a node to an input of another."""
         matrix = weight * resharding_s(self.sizes[source])[np.ix_(self.outputs[source], self.inputs[node][:, at])]
         if source == node:
             raise ValueError("a node cannot feed itself")
         self.edges.setdefault((source, node), []).append(matrix)
 
     def local_bytes(self, node: int) -> np.ndarray:
+        """Bytes of the output on one device, option by option."""
         axes = np.stack(np.divmod(self.outputs[node], 5))
         return self.sizes[node] / np.where((axes > 0) & (axes < 4), np.array(SIZES)[:, None], 1).prod(axis=0)
 
@@ -109,11 +131,13 @@ class Block:
         self.saved: list[int] = []
 
     def op(self, name: str, rows: Rows, sources: Sequence[int], width: float, flops: float = 0.0) -> int:
+        """An operator on activations; `width` is the last dim of its output."""
         size = 2.0 * TOKENS * width
         work = flops / FLOPS + size * (1 + len(sources)) / MEMORY_BPS
         return self.graph.add(f"{self.name}.{name}", rows, sources, size, work, self.weight)
 
     def forward_op(self, name: str, rows: Rows, sources: Sequence[int], width: float, flops: float = 0.0) -> int:
+        """An operator whose output is saved for backward."""
         node = self.op(name, rows, sources, width, flops)
         self.saved.append(node)
         return node
@@ -129,11 +153,13 @@ class Block:
         return cast
 
     def linear(self, name: str, x: int, wide_in: int, wide_out: int) -> tuple[int, int, int]:
+        """A product with a parameter: its place, that of the parameter's cast, its inner width."""
         weight = self.parameter(name, wide_in * wide_out)
         flops = 2.0 * TOKENS * wide_in * wide_out
         return self.forward_op(name, LINEAR, (x, weight), wide_out, flops), weight, wide_in
 
     def linear_back(self, name: str, made: tuple[int, int, int], x: int, dy: int) -> int:
+        """Both products of the backward of a linear layer; returns the gradient of its input."""
         y, weight, wide_in = made
         graph, wide_out = self.graph, self.graph.sizes[y] / 2 / TOKENS
         flops = 2.0 * TOKENS * wide_in * wide_out
@@ -144,6 +170,7 @@ class Block:
         return dx
 
     def view(self, name: str, x: int, width: float, forward: bool = True) -> int:
+        """An operator that any placement passes through."""
         make = self.forward_op if forward else self.op
         return make(name, same(1, R, S0, S1, S2, P), (x,), width)
 
@@ -200,22 +227,29 @@ def block_back(b: Block, made: dict[str, int], dy: int) -> dict[str, int]:
     dsilu = b.op("mul.d0", MUL, (dmul, made["up"]), WIDE)
     dup = b.op("mul.d1", MUL, (dmul, made["silu"]), WIDE)
     dgate = b.op("silu.back", ACT_BACK, (dsilu, made["gate"]), WIDE)
-    dn2 = b.op("n2.sum", ADD, (b.linear_back("gate", linears["gate"], made["n2"], dgate),
-                               b.linear_back("up", linears["up"], made["n2"], dup)), HIDDEN)
+    dn2 = b.op(
+        "n2.sum",
+        ADD,
+        (
+            b.linear_back("gate", linears["gate"], made["n2"], dgate),
+            b.linear_back("up", linears["up"], made["n2"], dup),
+        ),
+        HIDDEN,
+    )
     dadd = b.op("norm2.back", NORM_BACK, (dn2, made["add1"], made["w2"]), HIDDEN)
     norm_weight(b, "norm2.dw", made["w2"], made["add1"], dn2)
     dadd1 = b.op("add1.sum", ADD, (dy, dadd), HIDDEN)
     ddrop = b.view("o.dropout.back", dadd1, HIDDEN, forward=False)
     dattn = b.linear_back("o", linears["o"], made["attention.view"], ddrop)
     dview = b.view("attention.view.back", dattn, HIDDEN, forward=False)
-    dall = b.op("attention.back", ATTENTION_BACK, (*(made[f"{key}.swap"] for key in "qkv"), dview), HIDDEN,
-                8.0 * TOKENS * 2048 * HIDDEN)
-    parts = []
-    for key in "qkv":
-        swap = b.view(f"{key}.swap.back", dall, HIDDEN, forward=False)
-        rope = b.op(f"{key}.rope.back", ACT, (swap,), HIDDEN)
-        view = b.view(f"{key}.view.back", rope, HIDDEN, forward=False)
-        parts.append(b.linear_back(key, linears[key], made["n1"], view))
+    dall = b.op(
+        "attention.back",
+        ATTENTION_BACK,
+        (*(made[f"{key}.swap"] for key in "qkv"), dview),
+        HIDDEN,
+        8.0 * TOKENS * 2048 * HIDDEN,
+    )
+    parts = [_back_through(b, key, linears[key], made["n1"], dall) for key in "qkv"]
     first = b.op("n1.sum0", ADD, parts[:2], HIDDEN)
     dn1 = b.op("n1.sum1", ADD, (first, parts[2]), HIDDEN)
     dnorm = b.op("norm1.back", NORM_BACK, (dn1, made["x"], made["w1"]), HIDDEN)
@@ -223,6 +257,12 @@ def block_back(b: Block, made: dict[str, int], dy: int) -> dict[str, int]:
     out["dx"] = b.op("x.sum", ADD, (dadd1, dnorm), HIDDEN)
     out["dadd1"] = dadd1
     return out
+
+
+def _back_through(b: Block, key: str, linear: tuple[int, int, int], x: int, dy: int) -> int:
+    swap = b.view(f"{key}.swap.back", dy, HIDDEN, forward=False)
+    rope = b.op(f"{key}.rope.back", ACT, (swap,), HIDDEN)
+    return b.linear_back(key, linear, x, b.view(f"{key}.view.back", rope, HIDDEN, forward=False))
 
 
 def norm_weight(b: Block, name: str, weight: int, x: int, dy: int) -> None:

@@ -1,7 +1,7 @@
 """Exact reductions of a problem of shardings, and the way back from a choice of the small problem to one of the large.
 
 * A node **follows** another where its option is a function of the other's (views, tied parameters): the two become one.
-* An option is **dropped** where it is illegal with every option of a neighbour, does not fit beside the least of the
+* An option is **dropped** where it is illegal with every option of a neighbour, does not fit with the least of the
   rest, or is dominated: another option of the node is never dearer, whatever the neighbours take, and takes no more
   memory at any moment (dead-end elimination; Desmet et al., Nature 356, 1992).
 * An edge whose matrix is a sum of a row and a column is moved into its two nodes.
@@ -160,6 +160,12 @@ class _Work:
             else:
                 self.join(leader, other, matrix[options])
 
+    def spend(self, node: int, seconds: float) -> None:
+        """Adds the seconds of a node that is gone."""
+        if not math.isfinite(seconds):
+            raise _Contradiction(f"{self.name(node)} has no legal option with what its neighbours can take")
+        self.constant += seconds
+
     def done(self) -> Reduction:
         alive = tuple(self.alive)
         place = {node: at for at, node in enumerate(alive)}
@@ -193,7 +199,7 @@ class _Work:
 def followed(problem: Problem, follows: Mapping[str, tuple[str, Array]]) -> Reduction:
     """Merges each node that follows into its leader: follower -> leader and, for each option of it, the follower's.
 
-    -1 in the array: the follower has no such option, so the leader's option is illegal. A leader may follow, too.
+    -1 in the array: nothing matches, so the leader's option is illegal. A leader may follow, too.
 
     Raises:
         UserError: a name is unknown, nodes follow each other in a circle, or no option is left.
@@ -280,7 +286,7 @@ def _small(work: _Work) -> bool:
 
 
 def _fix(work: _Work, node: int) -> None:
-    work.constant += float(work.cost[node][0])
+    work.spend(node, float(work.cost[node][0]))
     for t, taken in work.held[node].items():
         work.fixed[t] += float(taken[0])
     for other, matrix in work.near[node].items():
@@ -296,7 +302,7 @@ def _eliminate(work: _Work, node: int, others: tuple[int, ...]) -> None:
     best, table = sums.min(axis=0), sums.argmin(axis=0)
     work.forget(node, others, np.where(np.isfinite(best), table, -1))
     if not others:
-        work.constant += float(best)
+        work.spend(node, float(best))
     elif len(others) == 1:
         work.cost[others[0]] = work.cost[others[0]] + best
     else:
@@ -368,14 +374,20 @@ def _dominated(work: _Work) -> bool:
 
 def _excess(work: _Work, node: int) -> Array:
     """Most seconds by which option j may exceed option i, [i, j]; infinite where it takes more memory."""
-    cost = work.cost[node]
-    out: Array = cost[None, :] - cost[:, None]
+    out = _most(work.cost[node][:, None])
     for taken in work.held[node].values():
-        out = np.where(taken[None, :] > taken[:, None], np.inf, out)
+        out[taken[None, :] > taken[:, None]] = np.inf
     for matrix in work.near[node].values():
-        with np.errstate(invalid="ignore"):
-            more = matrix[None, :, :] - matrix[:, None, :]
-        more[np.isnan(more)] = -np.inf
-        most = more.max(axis=2)
-        out = np.where(np.isposinf(most) | np.isposinf(out), np.inf, out + np.where(np.isposinf(most), 0, most))
+        most = _most(matrix)
+        never = np.isposinf(most) | np.isposinf(out)
+        out = np.where(never, np.inf, np.where(never, 0.0, out) + np.where(never, 0.0, most))
     return out
+
+
+def _most(matrix: Array) -> Array:
+    """Most by which row j exceeds row i, [i, j]; columns that are infinite in row i do not count."""
+    with np.errstate(invalid="ignore"):
+        more = matrix[None, :, :] - matrix[:, None, :]
+    more[np.isnan(more)] = -np.inf
+    most: Array = more.max(axis=2)
+    return most

@@ -149,7 +149,9 @@ def _check(problem: Problem) -> None:
 
 def _check_numbers(values: Array, name: str) -> None:
     if np.isnan(values).any() or np.isneginf(values).any():
-        raise UserError(f"{name}: a cost is no number or minus infinity", hint="costs are seconds, or infinite: illegal")
+        raise UserError(
+            f"{name}: a cost is no number or minus infinity", hint="costs are seconds, or infinite: illegal"
+        )
 
 
 def _tables(problem: Problem) -> Tables:
@@ -261,11 +263,12 @@ def pinned(problem: Problem, options: Mapping[str, Iterable[int]]) -> Problem:
     for node in problem.nodes:
         if node.name in allowed and not np.isin(allowed[node.name], np.arange(len(node.cost_s))).all():
             raise UserError(f"{node.name}: fixed to option {allowed[node.name]}; it has {len(node.cost_s)}, from 0")
-    nodes = tuple(_only(node, allowed[node.name]) if node.name in allowed else node for node in problem.nodes)
+    nodes = tuple(only(node, allowed[node.name]) if node.name in allowed else node for node in problem.nodes)
     return replace(problem, nodes=nodes)
 
 
-def _only(node: Node, allowed: Array) -> Node:
+def only(node: Node, allowed: Array) -> Node:
+    """A node of which only the given options are legal."""
     cost = np.full(len(node.cost_s), np.inf)
     cost[allowed] = node.cost_s[allowed]
     return replace(node, cost_s=cost)
