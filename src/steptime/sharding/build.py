@@ -23,7 +23,8 @@ from steptime.captured.graph import Nodes, TensorType
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
 from steptime.sharding.mesh import Mesh
-from steptime.sharding.options import exchange_s, local_node, strategies
+from steptime.sharding.local import local_node
+from steptime.sharding.options import Strategy, strategies
 from steptime.sharding.placement import R, Sharding, divides, pieces, shard
 from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
@@ -38,7 +39,7 @@ class Way:
 
     inputs: tuple[Sharding, ...]
     outputs: tuple[Sharding, ...]
-    strategy: object = None
+    strategy: Strategy | None = None
     """What the options of an operator call it."""
 
 
@@ -53,6 +54,19 @@ def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]
 def share_of(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> float:
     """Share of a tensor that one device has; 1 where it has a term of a sum."""
     return 1.0 / prod(pieces(sharding, sizes, type.rank))
+
+
+def exchange_s(strategy: Strategy, mesh: Mesh) -> float:
+    """Seconds of what devices exchange while they run an operator."""
+    total = 0.0
+    for axis, exchange in enumerate(strategy.exchanges):
+        if exchange is None:
+            continue
+        if exchange.collective == "halo":
+            total += 2.0 * float(mesh.message_s((axis,), exchange.size_bytes / 2))
+        else:
+            total += float(mesh.collective_s(exchange.collective, (axis,), exchange.size_bytes))
+    return total
 
 
 def least_plus(a: Array, b: Array) -> Array:
@@ -220,9 +234,11 @@ class _Builder:
         return computing, inside
 
     def _operator_s(self, item: Item, way: Way) -> tuple[float, float]:
+        if way.strategy is None:
+            return 0.0, 0.0
         local = local_node(item.node, way.strategy, self.sizes, self.nodes)
         seconds = self.timer.cost(local, inplace=item.inplace).seconds
-        return float(seconds), float(exchange_s(item.node, way.strategy, self.mesh))
+        return float(seconds), exchange_s(way.strategy, self.mesh)
 
     @cached_property
     def optimizer_s(self) -> float:
