@@ -205,7 +205,6 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     single = np.full((len(local),) * 2, inf)
     single[source, target] = np.where(fits[source] & fits[target], whole, inf)
     least, following = _shortest(single)
-    least[~fits] = inf
     return Table(
         graph=graph,
         mesh=mesh,
