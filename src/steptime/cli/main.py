@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
     "collective": ("steptime.cli.collective", "Time and bandwidth of one collective: NCCL's choice, rings, trees."),
+    "shard": ("steptime.sharding.cli.shard", "The best shardings of a real module over a mesh, with a bound."),
     "reshard": (
         "steptime.sharding.cli.reshard",
         "The cheapest collectives from one sharding of a tensor to another.",

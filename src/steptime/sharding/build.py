@@ -1,10 +1,10 @@
 r"""From a captured step on a mesh to the problem of its shardings: seconds of operators, of resharding, and memory.
 
-Of item $v$ with strategy $o$ the seconds are $c_v[o] = n_v\,(t(\text{local shapes}) + t(\text{exchange}))$ with $n_v$ its
-number in a step and $t$ the time model of ``steptime profile``. Between two items the seconds are the least of any
+Of item $v$ with strategy $o$ the seconds are $c_v[o] = n_v\,(t(\text{local shapes}) + t(\text{exchange}))$ with $n_v$
+its number in a step and $t$ the time model of ``steptime profile``. Between two items the seconds are the least of any
 sequence of resharding and views: with $D_i[a, b]$ the seconds from placement $a$ to $b$ of the $i$-th tensor on the way
-and $V_i[a, b] = 0$ where view $i$ takes $a$ to $b$, else infinite, $M = D_0 \otimes V_1 \otimes D_1 \otimes \dots$, products
-of the (min, +) algebra.
+and $V_i[a, b] = 0$ where view $i$ takes $a$ to $b$, else infinite, $M = D_0 \otimes V_1 \otimes D_1 \otimes \dots$ in
+the (min, +) algebra.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from steptime.captured.graph import Node as Operator
 from steptime.captured.graph import Nodes, TensorType
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
-from steptime.sharding.mesh import Mesh
 from steptime.sharding.local import local_node
+from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy, strategies
 from steptime.sharding.placement import R, Sharding, divides, pieces, shard
 from steptime.sharding.problem import Edge, Moment, Node, Problem
@@ -151,7 +151,9 @@ class Built:
         return replace(self, moments=(*self.moments, *(self.walker.moment(call) for call in calls)))
 
 
-def built(flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float = inf, moments: Sequence[int] | None = None) -> Built:
+def built(
+    flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float = inf, moments: Sequence[int] | None = None
+) -> Built:
     """The problem of a step on a mesh.
 
     Args:
@@ -344,5 +346,7 @@ def _tags(ways: Sequence[Way]) -> Array:
     out = []
     for way in ways:
         axes = list(zip(*way.inputs, *way.outputs, strict=True)) if way.inputs or way.outputs else []
-        out.append([0 if all(each.replicated for each in axis) else known.setdefault(axis, len(known) + 1) for axis in axes])
+        out.append(
+            [0 if all(each.replicated for each in axis) else known.setdefault(axis, len(known) + 1) for axis in axes]
+        )
     return np.array(out, int)

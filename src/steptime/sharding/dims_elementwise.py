@@ -299,5 +299,5 @@ ELEMENTS: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), group_norm),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"), label_loss),
     **dict.fromkeys(_PAIR_LOSSES, loss_of_pairs), **dict.fromkeys(("glu", "glu_backward"), gated),
-    **{name: listed for name in OPTIMISERS},
+    **dict.fromkeys(OPTIMISERS, listed),
 }  # fmt: skip

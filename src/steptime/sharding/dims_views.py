@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from steptime.captured.cost.work import integer, integers
-from steptime.captured.graph import FLOATS, Node, TensorType
-from steptime.sharding.dims_elementwise import along, elementwise, softmax
-from steptime.sharding.placement import P, Placement, R, shard
+from steptime.captured.graph import Node, TensorType
+from steptime.sharding.placement import P, R, shard
 from steptime.sharding.rows import (
     FIXED,
     Dim,
@@ -165,7 +164,7 @@ def padded(node: Node) -> OperatorDims:
     turned = {each % max(x.rank, 1) for each in integers(node, "dims")} if node.op in ("flip", "roll") else set()
     if node.op == "roll" and not turned:
         turned = set(range(x.rank))
-    names = [f"{FIXED}d{dim}" if dim >= out.rank - x.rank and x.shape[dim - out.rank + x.rank] != out.shape[dim]
+    names = [f"{FIXED}d{dim}" if (dim >= out.rank - x.rank and x.shape[dim - out.rank + x.rank] != out.shape[dim])
              or dim in turned else f"d{dim}" for dim in range(out.rank)]  # fmt: skip
     given = [right_aligned(names, value.type) for value in node.inputs]
     if node.op == "constant_pad_nd" and node.attribute("value") not in (None, 0, 0.0):
@@ -253,7 +252,7 @@ def _dispatched(node: Node, at: int, names: Labels, moved: TensorType) -> tuple[
         for name, value in zip(node.names, node.inputs, strict=True)
     )
     size = min(node.inputs[0].type.shape[at], moved.shape[at])
-    if size < 2:  # noqa: PLR2004
+    if size < 2:
         return ()
     across = tuple(name for name in names if not name.startswith("chosen"))
     exchange = Exchange(collective="all_to_all", size_bytes=moved.size_bytes, across=across)
@@ -353,7 +352,7 @@ def _pooled(node: Node, wide: TensorType, small: TensorType, dim: int, first: in
     kernel, n = integers(node, "kernel_size"), dim - first
     stride = integers(node, "stride") or kernel
     pads, spread = integers(node, "padding") or (0,), integers(node, "dilation") or (1,)
-    if not kernel or "max" in node.op and len(node.names) > 1 and node.op.endswith("_backward") or wide.rank <= dim:
+    if not kernel or ("max" in node.op and len(node.names) > 1 and node.op.endswith("_backward")) or wide.rank <= dim:
         return Special(kind="indivisible")
     size, step, pad, apart = (each[n] if n < len(each) else each[-1] for each in (kernel, stride, pads, spread))
     if wide.shape[dim] != small.shape[dim] * step or "max" in node.op:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+import numpy as np
+
 from steptime.captured.aten.views import VIEWS
 from steptime.captured.cut.sections import Sections, sections_of
 from steptime.captured.graph import BEFORE, Call, Node, Parameter, Program, TensorType, Value
@@ -50,7 +52,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A value that one item makes and another reads; both may be the same item, of two blocks that follow each other."""
+    """A value that one item makes and another reads; both may be one item, of two blocks that follow each other."""
 
     source: int
     """Item that makes the value."""
@@ -280,10 +282,7 @@ def start_of_memory(flow: Flow, moments: int) -> list[int]:
     from steptime.captured.graph.liveness import Liveness
 
     in_use = Liveness(flow.program).in_use_bytes[1:]
-    peaks = [
-        call
-        for call in range(len(in_use))
-        if (call == 0 or in_use[call] > in_use[call - 1]) and (call + 1 == len(in_use) or in_use[call] >= in_use[call + 1])
-    ]
+    rises, falls = np.diff(in_use, prepend=-1) > 0, np.diff(in_use, append=-1) <= 0
+    peaks = np.flatnonzero(rises & falls).tolist()
     peaks.sort(key=lambda call: -in_use[call])
     return [BEFORE, *peaks[:moments]]

@@ -58,7 +58,7 @@ def _values(node: Node, types: Types, nodes: Nodes) -> tuple[Value, ...]:
     left = next((value for name in LEFT if (value := node.input(name)) is not None), None)
     out = []
     for value, type in zip(node.inputs, types, strict=True):
-        if value is left and type.rank == 2 and turned(value):  # noqa: PLR2004
+        if value is left and type.rank == 2 and turned(value):
             source = nodes.source("constant", f"piece {first[value]}", TensorType(type.shape[::-1], type.dtype))
             out.append(nodes.apply("t", {"self": source}, outputs=[type]).value())
         else:
@@ -134,7 +134,7 @@ def _range(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
 
 def _longest(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
     """Lengths of heads-first attention."""
-    sizes = {name: type.shape[2] for name, type in zip(node.names, inputs, strict=True) if type.rank == 4}  # noqa: PLR2004
+    sizes = {name: type.shape[2] for name, type in zip(node.names, inputs, strict=True) if type.rank == 4}
     return {
         name: sizes[of] for name, of in (("max_q", "query"), ("max_k", "key")) if node.attribute(name) and of in sizes
     }

@@ -71,7 +71,7 @@ class ShardingPlan:
 
     def sharding_of(self, item: int, output: int = 0) -> Sharding:
         """How an output of an item lies."""
-        return self.built.ways[item][self.choice[item]].outputs[output]
+        return self.built.ways[item][int(self.choice[item])].outputs[output]
 
     @property
     def parameters(self) -> dict[str, Sharding]:

@@ -120,7 +120,7 @@ def shard(
         UserError: the module cannot be captured, the mesh has another number of devices, or nothing fits.
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
-    machines = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
     program = model if isinstance(model, Program) else _captured(
         model, machines, batch=batch, seq=seq, dtype=dtype, inputs=inputs, optimizer=optimizer, loss=loss,
         autocast=autocast,
@@ -167,6 +167,4 @@ def _room(machines: Cluster) -> float:
 def _meshes(machines: Cluster, mesh: str | None, gpus: int) -> list[Mesh]:
     if mesh is not None:
         return [mesh_on(machines, parse_axes(mesh), gpus)]
-    return [
-        mesh_on(machines, parse_axes("x".join(map(str, sizes))), gpus) for sizes in logical_meshes(gpus, AXES)
-    ]
+    return [mesh_on(machines, parse_axes("x".join(map(str, sizes))), gpus) for sizes in logical_meshes(gpus, AXES)]
