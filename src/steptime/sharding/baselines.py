@@ -1,7 +1,7 @@
 """Searches that others use, on the same problem and under the same cost as the exact solver, and how they are run.
 
-Each is a function of a :class:`Meter`, which counts evaluations and CPU seconds, keeps the best choice that is legal and
-fits, and ends the search when the budget is spent. A search may walk through choices that are illegal or too large:
+Each is a function of a :class:`Meter`, which counts evaluations and CPU seconds, keeps the best choice that is legal
+and fits, and ends the search when the budget is spent. A search may walk through choices that are illegal or too large:
 for it they cost :attr:`Meter.illegal_s` for each illegal entry, and as much for each share of the limit by which memory
 exceeds it at a moment. What is reported is legal, fits, and costs what :func:`~steptime.sharding.problem.total_s` says.
 """
@@ -165,7 +165,7 @@ def search(method: str, problem: Problem, budget: Budget | None = None, seed: in
     """Runs a baseline by its name; Ctrl-C ends it with what it has.
 
     Raises:
-        UnknownNameError: there is no baseline of that name.
+        UnknownNameError: the name is unknown.
 
     >>> nodes = tuple(Node(name=name, cost_s=np.array([2.0, 1.0])) for name in "ab")
     >>> trace = search("greedy", Problem(nodes=nodes))

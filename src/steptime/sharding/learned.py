@@ -52,7 +52,7 @@ def policy_gradient(meter: Meter, rng: np.random.Generator) -> None:
 
 
 def _features(meter: Meter) -> tuple[Array, Array]:
-    """For each node and option: share of the node's dearest cost, of its edges', of its bytes; its tags. And which exist."""
+    """Of each option: its shares of the dearest cost, edges and bytes of its node, its tags; and which exist."""
     soft, sizes = meter.soft, meter.problem.sizes
     axes = max((node.tags.shape[1] for node in soft.nodes if node.tags is not None), default=0)
     out = np.zeros((len(sizes), int(sizes.max(initial=0)), 3 + axes))

@@ -15,7 +15,7 @@ BATCH: Final = 64
 SHAKEN: Final = 0.05
 """Share of nodes that a restart of the descent draws again."""
 BETA: Final = 2000.0
-"""Inverse temperature of the Markov chain, in units of one over the total: 1/2000 more is accepted with probability 1/e."""
+"""Inverse temperature of the chain, as a multiple of one over the total: 1/2000 more is accepted with odds 1/e."""
 RETURN: Final = 2000
 """Proposals without a new best after which the Markov chain goes back to the best."""
 
@@ -62,7 +62,7 @@ def greedy(meter: Meter) -> Array:
 
 
 def descend(meter: Meter, rng: np.random.Generator) -> None:
-    """Coordinate descent from the greedy choice; then, until the budget is spent, from the best with a few nodes shaken."""
+    """Coordinate descent from the greedy choice, then, until the budget is spent, from the best, shaken."""
     walk = Walk(meter, greedy(meter))
     best, least = walk.choice.copy(), math.inf
     while True:

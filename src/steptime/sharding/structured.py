@@ -38,7 +38,7 @@ def recipe(problem: Problem, options: Mapping[str, Iterable[int]], budget: Budge
 
 
 def priced(problem: Problem, price_s: float) -> Problem:
-    """The problem without a limit, in which the bytes of all moments cost: `price_s` for the limit, mean of the moments."""
+    """The problem without a limit, in which bytes cost: `price_s` for the whole limit, on the mean of the moments."""
     if not problem.limited or not price_s:
         return replace(problem, moments=(), limit_bytes=math.inf)
     per_byte = price_s / max(problem.limit_bytes, 1.0) / len(problem.moments)
@@ -57,7 +57,7 @@ def unit_of(meter: Meter) -> float:
 def axis_by_axis(meter: Meter, rng: np.random.Generator) -> None:
     """One axis of the mesh after the other, each solved exactly given the axes before it; later axes do nothing.
 
-    A node whose options have no such combination keeps all that agree with the axes decided. The limit of memory holds
+    A node without an option that does so keeps all that agree with the axes decided. The limit of memory holds
     for the last axis alone, so a price on memory rises until the choice fits.
 
     Raises:
