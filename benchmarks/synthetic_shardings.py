@@ -91,9 +91,23 @@ class Graph:
         self.inputs: list[np.ndarray] = []
         self.sizes: list[float] = []
 
-    def add(self, name: str, rows: Rows, sources: Sequence[int], size: float, work_s: float, weight: float) -> int:
-        """A node with its edges; returns its place. `size` is the bytes of its output."""
+    def add(
+        self,
+        name: str,
+        rows: Rows,
+        sources: Sequence[int],
+        size: float,
+        work_s: float,
+        weight: float,
+        batch: tuple[bool, bool] = (True, True),
+    ) -> int:
+        """A node with its edges; returns its place. `size` is the bytes of its output.
+
+        `batch`: whether dim 0 of its first input, of its output, is the batch, which only one axis can divide.
+        """
         pairs = list(itertools.product(rows, repeat=2))
+        twice = [(batch[0] and a[0][:1] == b[0][:1] == (S0,)) or (batch[1] and a[1] == b[1] == S0) for a, b in pairs]
+        pairs = [pair for pair, each in zip(pairs, twice, strict=True) if not each]
         share = np.array([1 / (SIZES[0] if a[2] else 1) / (SIZES[1] if b[2] else 1) for a, b in pairs])
         tags = np.array([[rows.index(a), rows.index(b)] for a, b in pairs])
         replicated = next((i for i, row in enumerate(rows) if not row[2]), 0)
@@ -144,11 +158,13 @@ class Block:
 
     def parameter(self, name: str, size: float) -> int:
         """A parameter, updated where it lies; returns its cast to 16 bits, which the operators read."""
-        graph, work_s = self.graph, size / MEMORY_BPS
-        node = graph.add(f"{self.name}.{name}.weight", PARAMETER, (), 2.0 * size, 4 * work_s, self.weight)
+        graph, work_s, whole = self.graph, size / MEMORY_BPS, (False, False)
+        node = graph.add(f"{self.name}.{name}.weight", PARAMETER, (), 2.0 * size, 4 * work_s, self.weight, whole)
         self.parameters.append(node)
-        update = graph.add(f"{self.name}.{name}.update", WEIGHT_ACT, (node,), 2.0 * size, 8 * work_s, self.weight)
-        cast = graph.add(f"{self.name}.{name}.cast", WEIGHT_ACT, (node,), 2.0 * size, 3 * work_s, self.weight)
+        update = graph.add(
+            f"{self.name}.{name}.update", WEIGHT_ACT, (node,), 2.0 * size, 8 * work_s, self.weight, whole
+        )
+        cast = graph.add(f"{self.name}.{name}.cast", WEIGHT_ACT, (node,), 2.0 * size, 3 * work_s, self.weight, whole)
         self.update[cast] = update
         return cast
 
@@ -165,7 +181,7 @@ class Block:
         flops = 2.0 * TOKENS * wide_in * wide_out
         dx = self.op(f"{name}.dx", D_INPUT, (dy, weight), wide_in, flops)
         size = graph.sizes[weight]
-        dw = graph.add(f"{self.name}.{name}.dw", D_WEIGHT, (x, dy), size, flops / FLOPS, self.weight)
+        dw = graph.add(f"{self.name}.{name}.dw", D_WEIGHT, (x, dy), size, flops / FLOPS, self.weight, (True, False))
         graph.link(dw, self.update[weight], 0, self.weight)
         return dx
 
@@ -266,7 +282,7 @@ def _back_through(b: Block, key: str, linear: tuple[int, int, int], x: int, dy: 
 
 
 def norm_weight(b: Block, name: str, weight: int, x: int, dy: int) -> None:
-    dw = b.graph.add(f"{b.name}.{name}", NORM_WEIGHT, (x, dy), b.graph.sizes[weight], 1e-5, b.weight)
+    dw = b.graph.add(f"{b.name}.{name}", NORM_WEIGHT, (x, dy), b.graph.sizes[weight], 1e-5, b.weight, (True, False))
     b.graph.link(dw, b.update[weight], 0, b.weight)
 
 

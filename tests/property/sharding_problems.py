@@ -12,7 +12,7 @@ from steptime.sharding.problem import ROUNDING, Edge, Moment, Node, Problem, mem
 
 
 def random_problem(seed: int, *, memory: bool | None = None) -> Problem:
-    """Three to six nodes of one to four options; some entries infinite, one edge doubled, half of them whole numbers."""
+    """Three to six nodes of one to four options; some entries are infinite, one edge is doubled."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 5, rng.integers(3, 7))
     whole = rng.random() < 0.5

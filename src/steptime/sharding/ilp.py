@@ -123,6 +123,8 @@ class Model:
     value: Array
     row_lower: Array
     row_upper: Array
+    memory_rows: int
+    """Rows of moments, which are the last."""
     starts: Array
     """First column of each node, and the number of all binaries."""
     classes: tuple[tuple[Array, Array, Array], ...]
@@ -197,6 +199,7 @@ def model_of(problem: Problem, *, peak: bool = False) -> Model:
         value=value,
         row_lower=np.append(lower, np.full(len(room), -np.inf)),
         row_upper=np.append(lower, room),
+        memory_rows=len(room),
         starts=starts,
         classes=tuple(classes),
     )
@@ -254,22 +257,23 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
     tight = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9 if binaries else 1e-7}
     for name, value in {**options, **tight}.items():
         solver.setOptionValue(name, value)
-    solver.passModel(_lp(model, scale, binaries))
+    late = 0 if binaries else model.memory_rows
+    solver.passModel(_lp(model, scale, binaries, late))
     if start is not None:
         columns = _columns(model, start)
         solver.setSolution(len(columns), columns.astype(np.int32), np.ones(len(columns)))
     interrupted = _interruptible(solver)
+    if late and not interrupted and solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
+        # From the optimum without memory a few hundred dual pivots do what takes thousands from nothing.
+        _add_rows(solver, model, late)
+        interrupted = _interruptible(solver)
     status, info, solution = solver.getModelStatus(), solver.getInfo(), solver.getSolution()
     found = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    known = {
-        highspy.HighsModelStatus.kOptimal: "optimal",
-        highspy.HighsModelStatus.kInfeasible: "infeasible",
-        highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",
-    }
-    optimal = known.get(status) == "optimal"
-    bound = info.mip_dual_bound if binaries else info.objective_function_value if optimal else -math.inf
+    known = {"kOptimal": "optimal", "kInfeasible": "infeasible", "kUnboundedOrInfeasible": "infeasible"}
+    said = known.get(status.name, "stopped")
+    bound = info.mip_dual_bound if binaries else info.objective_function_value if said == "optimal" else -math.inf
     return Answer(
-        status=known.get(status, "stopped"),  # type: ignore[arg-type]
+        status=said,  # type: ignore[arg-type]
         interrupted=interrupted,
         values=np.array(solution.col_value) if found else np.zeros(0),
         duals_s=np.array(solution.col_dual) / scale,
@@ -283,23 +287,37 @@ def _columns(model: Model, choice: Sequence[int]) -> Array:
     return model.starts[:-1] + np.asarray(choice, int)
 
 
-def _lp(model: Model, scale: float, binaries: bool) -> Any:
+def _lp(model: Model, scale: float, binaries: bool, left_out: int) -> Any:
+    """What HiGHS reads, without the last `left_out` rows."""
     import highspy
 
-    order = np.lexsort((model.column, model.row))
-    lp, count = highspy.HighsLp(), len(model.cost_s)
-    lp.num_col_, lp.num_row_, lp.offset_ = count, len(model.row_lower), model.constant_s * scale
+    lp, count, rows = highspy.HighsLp(), len(model.cost_s), len(model.row_lower) - left_out
+    lp.num_col_, lp.num_row_, lp.offset_ = count, rows, model.constant_s * scale
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = model.cost_s * scale, np.zeros(count), model.upper
-    lp.row_lower_, lp.row_upper_ = model.row_lower, model.row_upper
+    lp.row_lower_, lp.row_upper_ = model.row_lower[:rows], model.row_upper[:rows]
     matrix = lp.a_matrix_
     matrix.format_ = highspy.MatrixFormat.kRowwise
-    matrix.start_ = np.concatenate([[0], np.cumsum(np.bincount(model.row, minlength=lp.num_row_))])
-    matrix.index_, matrix.value_ = model.column[order], model.value[order]
+    matrix.start_, matrix.index_, matrix.value_ = _by_row(model, 0, rows)
     if binaries:
         kinds = highspy.HighsVarType
         whole = int(model.starts[-1])
         lp.integrality_ = [kinds.kInteger] * whole + [kinds.kContinuous] * (count - whole)
     return lp
+
+
+def _by_row(model: Model, first: int, last: int) -> tuple[Array, Array, Array]:
+    """Start of each row and one past the end, columns, values."""
+    within = np.flatnonzero((model.row >= first) & (model.row < last))
+    order = within[np.lexsort((model.column[within], model.row[within]))]
+    counts = np.bincount(model.row[within] - first, minlength=last - first)
+    return np.concatenate([[0], np.cumsum(counts)]), model.column[order], model.value[order]
+
+
+def _add_rows(solver: Highs, model: Model, count: int) -> None:
+    first = len(model.row_lower) - count
+    start, column, value = _by_row(model, first, first + count)
+    rows = (model.row_lower[first:], model.row_upper[first:])
+    solver.addRows(count, *rows, len(value), start[:-1].astype(np.int32), column.astype(np.int32), value)
 
 
 def _interruptible(solver: Highs) -> bool:
