@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from steptime.sharding.problem import (
     total_s,
     totals_s,
 )
+from synthetic_shardings import transformer
 
 
 def test_the_solver_finds_the_optimum_of_300_problems():
@@ -229,6 +231,34 @@ def test_a_start_is_the_answer_when_there_is_no_time():
     best = solve(problem, gap=0.0)
     assert best.choice is not None
     assert solve(problem, start=best.choice, time_limit_s=0.0).total_s <= best.total_s
+
+
+def test_an_interrupted_relaxation_leaves_the_start(monkeypatch):
+    class Impatient(threading.Thread):
+        """The first wait for the solver is broken off as by Ctrl-C."""
+
+        asked = 0
+
+        def join(self, timeout=None):
+            Impatient.asked += 1
+            if Impatient.asked == 1:
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    problem = transformer((1.0, 1.0), memory=0.1)
+    start = solve(problem).choice
+    monkeypatch.setattr(threading, "Thread", Impatient)
+    found = solve(problem, start=start)
+    assert Impatient.asked > 1 and found.choice == start and found.bound_s <= found.total_s
+    assert found.stop.reason == "interrupted"
+
+
+def test_a_block_of_a_transformer_is_solved_within_the_gap():
+    for weights, memory in (((1.0,), None), ((1.0,), 0.1), ((1.0, 94.0, 1.0), 0.1)):
+        problem = transformer(weights, memory=memory)
+        found = solve(problem)
+        assert found.choice is not None and feasible(problem, found.choice) and found.gap <= 0.01
+        assert found.stop.reason == "proved_optimal" and found.relaxation_s <= found.bound_s
 
 
 def test_rows_that_differ_by_a_constant_are_one_class():

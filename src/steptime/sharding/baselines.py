@@ -62,7 +62,8 @@ class Meter:
 
     def __init__(self, problem: Problem, budget: Budget) -> None:
         self.problem, self.budget = problem, budget
-        self.illegal_s = 2 * sum(_largest(each.cost_s) for each in (*problem.nodes, *problem.edges)) or 1.0
+        costs = [*(node.cost_s for node in problem.nodes), *(edge.cost_s for edge in problem.edges)]
+        self.illegal_s = 2 * sum(map(_largest, costs)) or 1.0
         self.soft = replace(
             problem,
             nodes=tuple(replace(node, cost_s=self._finite(node)) for node in problem.nodes),

@@ -231,14 +231,14 @@ def _peak_unit(problem: Problem) -> float:
 def _quiet() -> Highs:
     import highspy
 
-    class Quiet(highspy.Highs):  # type: ignore[misc]
+    class Quiet(highspy.Highs):
         """HiGHS without its banner, which the constructor prints from here."""
 
         def enableCallbacks(self) -> None:
             self.setOptionValue("output_flag", False)
-            super().enableCallbacks()
+            super().enableCallbacks()  # type: ignore[no-untyped-call]
 
-    return Quiet()
+    return Quiet()  # type: ignore[no-untyped-call]
 
 
 def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequence[int] | None = None) -> Answer:
@@ -247,15 +247,15 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
 
     scale = SCALE / (abs(model.constant_s) + np.abs(model.cost_s).max(initial=0.0) or 1.0)
     solver = _quiet()
-    options = {
+    options: dict[str, float | str] = {
         "threads": 1,
         "parallel": "off",
         "time_limit": max(limit_s, 0.01),
         "mip_rel_gap": gap,
         "mip_abs_gap": 0.0,
     }
-    tight = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9 if binaries else 1e-7}
-    for name, value in {**options, **tight}.items():
+    options |= {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9 if binaries else 1e-7}
+    for name, value in options.items():
         solver.setOptionValue(name, value)
     late = 0 if binaries else model.memory_rows
     solver.passModel(_lp(model, scale, binaries, late))
@@ -282,9 +282,10 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
     )
 
 
-def _columns(model: Model, choice: Sequence[int]) -> Array:
+def _columns(model: Model, choice: Sequence[int] | Array) -> Array:
     """Columns that are one for a choice."""
-    return model.starts[:-1] + np.asarray(choice, int)
+    columns: Array = model.starts[:-1] + np.asarray(choice, int)
+    return columns
 
 
 def _lp(model: Model, scale: float, binaries: bool, left_out: int) -> Any:
@@ -330,7 +331,7 @@ def _interruptible(solver: Highs) -> bool:
             thread.join(0.5)
         except KeyboardInterrupt:
             interrupted = True
-            solver.cancelSolve()
+            solver.cancelSolve()  # type: ignore[no-untyped-call]
     return interrupted
 
 

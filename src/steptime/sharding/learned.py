@@ -14,7 +14,7 @@ from steptime.sharding.local_search import greedy, random_choice
 
 BATCH: Final = 32
 """Choices of one update of the policy."""
-RATE: Final = 0.5
+RATE: Final = 2.0
 """Step of the policy's own logits; that of the weights that all nodes share is 1/10 of it, over the number of nodes."""
 FIRST: Final = 256
 """Random choices from which the cost model is learned at first."""

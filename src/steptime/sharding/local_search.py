@@ -14,8 +14,8 @@ BATCH: Final = 64
 """Random choices evaluated at once."""
 SHAKEN: Final = 0.05
 """Share of nodes that a restart of the descent draws again."""
-BETA: Final = 2000.0
-"""Inverse temperature of the chain, as a multiple of one over the total: 1/2000 more is accepted with odds 1/e."""
+BETA: Final = 1000.0
+"""Inverse temperature of the chain, as a multiple of one over the total: 1/1000 more is accepted with odds 1/e."""
 RETURN: Final = 2000
 """Proposals without a new best after which the Markov chain goes back to the best."""
 
@@ -94,11 +94,11 @@ def mcmc(meter: Meter, rng: np.random.Generator) -> None:
     """Metropolis sampling as FlexFlow searches: one node's option is proposed at a time, and its change evaluated.
 
     A proposal is accepted with probability min(1, exp(-beta change)); after a while without a new best the chain goes
-    back to the best. It starts from a random choice.
+    back to the best. It starts from the greedy choice (FlexFlow: from known strategies, too).
 
     Source: Jia et al., "Beyond data and model parallelism for deep neural networks", arXiv 1807.05358, section 6.2.
     """
-    walk = Walk(meter, random_choice(meter, rng)[0])
+    walk = Walk(meter, greedy(meter))
     score = least = float(meter.scores_s(walk.choice[None, :])[0])
     best, since, sizes = walk.choice.copy(), 0, meter.problem.sizes
     while True:

@@ -306,7 +306,7 @@ def _eliminate(work: _Work, node: int, others: tuple[int, ...]) -> None:
     elif len(others) == 1:
         work.cost[others[0]] = work.cost[others[0]] + best
     else:
-        work.join(*others, best)
+        work.join(others[0], others[1], best)
 
 
 def _moments(work: _Work) -> bool:
