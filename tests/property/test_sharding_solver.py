@@ -10,6 +10,7 @@ import pytest
 from sharding_problems import every_choice, least_peak_bytes, least_total_s, random_problem
 
 from steptime.errors import UserError
+from steptime.sharding.baselines import Budget, search
 from steptime.sharding.ilp import _Search, classes_of, marginals_s, model_of, run, solve
 from steptime.sharding.presolve import Conflict, Reduction, followed, presolve
 from steptime.sharding.problem import (
@@ -62,23 +63,23 @@ def test_branch_and_bound_over_reduced_costs_keeps_the_optimum():
         reduction = presolve(problem)
         if isinstance(reduction, Conflict) or not reduction.problem.nodes:
             continue
-        search = _Search(reduction, 0.0, 60.0)
-        answer = search.relax()
+        stage = _Search(reduction, 0.0, 60.0)
+        answer = stage.relax()
         if answer is None:
             continue
-        floor = marginals_s(search.problem, search.model, answer.duals_s) + search.bound
-        choices = every_choice(search.problem)
+        floor = marginals_s(stage.problem, stage.model, answer.duals_s) + stage.bound
+        choices = every_choice(stage.problem)
         totals = np.where(
-            (memories_bytes(search.problem, choices) <= problem.limit_bytes).all(axis=1),
-            totals_s(search.problem, choices),
+            (memories_bytes(stage.problem, choices) <= problem.limit_bytes).all(axis=1),
+            totals_s(stage.problem, choices),
             np.inf,
         )
-        for node, start in enumerate(search.model.starts[:-1]):
-            for option in range(search.problem.sizes[node]):
+        for node, start in enumerate(stage.model.starts[:-1]):
+            for option in range(stage.problem.sizes[node]):
                 assert floor[start + option] <= totals[choices[:, node] == option].min() + 1e-9, seed
-        search.improve(answer)
+        stage.improve(answer)
         stages += 1
-        assert search.total == pytest.approx(totals.min(), rel=1e-9, abs=1e-12), seed
+        assert stage.total == pytest.approx(totals.min(), rel=1e-9, abs=1e-12), seed
     assert stages > 20
 
 
@@ -259,6 +260,16 @@ def test_a_block_of_a_transformer_is_solved_within_the_gap():
         found = solve(problem)
         assert found.choice is not None and feasible(problem, found.choice) and found.gap <= 0.01
         assert found.stop.reason == "proved_optimal" and found.relaxation_s <= found.bound_s
+
+
+def test_a_start_near_the_optimum_meets_the_gap():
+    problem = transformer((1.0, 94.0, 1.0), memory=0.1)
+    start = search("local", problem, Budget(cpu_s=60.0, evaluations=100_000)).choice
+    assert start is not None
+    near, nearer = solve(problem, start=start, gap=0.1), solve(problem, start=start, gap=0.01)
+    # Such a start is taken as it is where the relaxation proves it near enough, and improved where not.
+    assert near.choice == start and near.stop.reason == "proved_optimal" and near.gap <= 0.1
+    assert nearer.total_s < near.total_s and nearer.gap <= 0.01
 
 
 def test_rows_that_differ_by_a_constant_are_one_class():

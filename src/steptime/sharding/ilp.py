@@ -432,12 +432,8 @@ class _Search:
         if not small.problem.nodes:
             self.offer(small.recover([]))
             return small.constant_s
-        model, start = model_of(small.problem), None
-        if self.best is not None:
-            places = [
-                np.flatnonzero(kept == self.best[node]) for node, kept in zip(small.alive, small.kept, strict=True)
-            ]
-            start = [int(place[0]) for place in places] if all(map(len, places)) else None
+        model = model_of(small.problem)
+        start = None if self.best is None else small.reduced(self.best)
         answer = self.run(model, limit_s, small.constant_s + self.base, start)
         if len(answer.values):
             self.offer(small.recover(_rounded(model, answer)))
@@ -475,7 +471,8 @@ def solve(
 ) -> Solution:
     """The best choice, proved to within a gap, or why there is none.
 
-    `start` is a choice to begin from; it is the answer where nothing better turns up in time.
+    `start` is a choice to begin from, such as that of a baseline: what cannot be better is dropped, and it is the
+    answer where the relaxation proves it near enough, or where nothing better turns up in time.
 
     >>> from steptime.sharding.problem import Edge, Node
     >>> costs = (np.array([1.0, 2.0]), np.array([3.0, 1.0]))
@@ -493,6 +490,9 @@ def solve(
         search.best, search.total, search.bound = np.zeros(0, int), 0.0, 0.0
         search.relaxation = 0.0
     else:
+        begin = None if start is None else reduction.reduced(start)
+        if begin is not None:
+            search.offer(begin)
         answer = search.relax()
         if answer is None:
             return _infeasible(problem, began, "the relaxation has no solution")

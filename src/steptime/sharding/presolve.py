@@ -67,6 +67,11 @@ class Reduction:
             out[step.node] = step.table[tuple(out[other] for other in step.by)]
         return out
 
+    def reduced(self, choice: Sequence[int] | Array) -> list[int] | None:
+        """The choice of the small problem that agrees with one of the large; None: it has a dropped option."""
+        places = [np.flatnonzero(kept == choice[node]) for node, kept in zip(self.alive, self.kept, strict=True)]
+        return [int(place[0]) for place in places] if all(map(len, places)) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
