@@ -15,8 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: E402
 from torch.distributed.tensor._op_schema import OpSchema  # noqa: E402
+from torch.distributed.tensor._ops import utils  # noqa: E402
 
 from aten_interpreter import DTYPES, _fits, overloads  # noqa: E402
+from steptime.captured.graph import contiguous_strides  # noqa: E402
 from steptime.sharding.options import options  # noqa: E402
 from steptime.sharding.placement import divides, placement_of, shard  # noqa: E402
 
@@ -35,6 +37,16 @@ def ours_to_theirs(placement):
     return Partial(placement.reduction) if placement.partial else Replicate()
 
 
+def _changed(src_strategy, dst_spec):
+    """In place of times of resharding, which take most of the time: whether there is any; a mask is none."""
+    masked = [type(each).__name__ == "_MaskPartial" for each in dst_spec.placements]
+    return [
+        float(any(a != b and not m for a, b, m in zip(each.output_spec.placements, dst_spec.placements, masked, strict=True)))
+        for each in src_strategy.strategies
+    ]
+
+
+utils.generate_redistribute_costs = _changed
 RETURNED = {"_scaled_dot_product_flash_attention": (0, 1, 6, 7, 8)}
 """Operator -> which of the values that it returns are outputs of the node, where not all are tensors."""
 
@@ -51,7 +63,8 @@ def theirs_to_text(placement):
 
 
 def meta_of(type):
-    return TensorMeta(torch.Size(type.shape), torch.empty(type.shape, device="meta").stride(), DTYPES.get(type.dtype, torch.float32))
+    strides = contiguous_strides(type.shape)
+    return TensorMeta(torch.Size(type.shape), strides, DTYPES.get(type.dtype, torch.float32))
 
 
 class Rules:

@@ -24,7 +24,8 @@ class Sample:
             made = [tensor_of(each, generator) for each in members]
             self.tensors += made
             named = [
-                nodes.source("input", f"{key}{n}", TensorType(tuple(t.shape), NAMES[t.dtype])) for n, t in enumerate(made)
+                nodes.source("input", f"{key}{n}", TensorType(tuple(t.shape), NAMES[t.dtype]))
+                for n, t in enumerate(made)
             ]
             values[key] = named if isinstance(given, list) else named[0]
         probe = nodes.apply(op, values, attributes, outputs=[])

@@ -55,7 +55,9 @@ def reason(name, side, inputs, outputs):
     op = SAMPLES[name].op
     if side == "steptime" and "P" in inputs:
         return "terms"
-    if side == "steptime" and any(o.masked and tuple(map(str, o.inputs)) == inputs for o in options(SAMPLES[name].node)):
+    if side == "steptime" and any(
+        o.masked and tuple(map(str, o.inputs)) == inputs for o in options(SAMPLES[name].node)
+    ):
         return _OF_OPERATOR[side].get(op, "masked")
     if op.startswith("convolution"):
         return "windows" if any(text in inputs for text in ("S(2)", "S(3)")) else "channels"
@@ -76,16 +78,12 @@ def rows():
         if any(side == "steptime" and set(ins) == {"R"} == set(outs) for side, ins, outs in found):
             out[name] = NO_RULE
             continue
-        out[name] = sorted(
-            (reason(name, *each), each[0], f"{text(each[1])} > {text(each[2])}") for each in found
-        )
+        out[name] = sorted((reason(name, *each), each[0], f"{text(each[1])} > {text(each[2])}") for each in found)
     return out
 
 
 def dims_text(node):
-    return ", ".join(
-        f"{each.name} ({each.kind})" if each.kind != "batch" else each.name for each in dims_of(node).dims
-    )
+    return ", ".join(f"{each.name} ({each.kind})" if each.kind != "batch" else each.name for each in dims_of(node).dims)
 
 
 def page():
@@ -106,9 +104,16 @@ def page():
         "## Differences", "",
     ]  # fmt: skip
     for key, words in REASONS.items():
-        chosen = [(name, *each[1:]) for name, some in found.items() if some != NO_RULE for each in some if each[0] == key]
+        chosen = [
+            (name, *each[1:]) for name, some in found.items() if some != NO_RULE for each in some if each[0] == key
+        ]
         if chosen:
-            lines += [f"**{words[0].upper()}{words[1:]}.**", "", "| operator | rule of | inputs > outputs |", "|---|---|---|"]
+            lines += [
+                f"**{words[0].upper()}{words[1:]}.**",
+                "",
+                "| operator | rule of | inputs > outputs |",
+                "|---|---|---|",
+            ]
             lines += [f"| `{name}` | {side} | {rule} |" for name, side, rule in chosen] + [""]
     lines += [f"**{NO_RULE}:** {', '.join(f'`{name}`' for name in none)}.", ""]
     lines += [f"**Not asked:** {'; '.join(f'`{name}` ({why})' for name, why in NOT_ASKED.items())}.", ""]
@@ -125,5 +130,3 @@ def main():
     else:
         sys.stdout.write(made)
     return 0
-
-

@@ -16,7 +16,7 @@ from steptime.sharding.options import options, strategies  # noqa: E402
 from steptime.sharding.placement import R, shard  # noqa: E402
 
 ASKED = [name for name in SAMPLES if name not in NOT_ASKED]
-ON_MESH = 40
+ON_MESH = 25
 """Combinations along one axis up to which all of the mesh are asked for."""
 
 
@@ -68,7 +68,9 @@ def test_all_combinations_on_the_mesh(name):
         return any(each[0] in apart for each in along)
 
     for inputs in {*ours, *theirs}:
-        agreed = inputs in theirs and any(agree((inputs, one), (inputs, theirs[inputs])) for one in ours.get(inputs, ()))
+        agreed = inputs in theirs and any(
+            agree((inputs, one), (inputs, theirs[inputs])) for one in ours.get(inputs, ())
+        )
         assert agreed or differs(inputs, theirs.get(inputs, next(iter(ours.get(inputs, [()]))))), inputs
 
 
@@ -87,7 +89,7 @@ def test_products_of_rules_on_the_mesh():
             answer = rules.ask(each.inputs)
             assert answer is not None and agree((inputs, outputs), answer), f"{name}: {inputs} > {outputs} is {answer}"
             pairs += 1
-    assert pairs > 300
+    assert pairs > 250
 
 
 def test_enough_operators_agree():
