@@ -24,7 +24,8 @@ class Sample:
             made = [tensor_of(each, generator) for each in members]
             self.tensors += made
             named = [
-                nodes.source("input", f"{key}{n}", TensorType(tuple(t.shape), NAMES[t.dtype])) for n, t in enumerate(made)
+                nodes.source("input", f"{key}{n}", TensorType(tuple(t.shape), NAMES[t.dtype]))
+                for n, t in enumerate(made)
             ]
             values[key] = named if isinstance(given, list) else named[0]
         probe = nodes.apply(op, values, attributes, outputs=[])
@@ -181,7 +182,7 @@ CUDA = [
      {"grad_out": Q, "query": Q, "key": Q, "value": Q, "out": Q, "logsumexp": (8, 8, 16),
       "philox_seed": ((2,), 9), "philox_offset": ((), 9)},
      {"max_q": 16, "max_k": 16, "dropout_p": 0.0, "is_causal": True}, [("fp32", Q)] * 3),
-    ("_grouped_mm", {"self": (32, 8), "mat2": (8, 8, 16), "offs": ((8,), 9)}, {}, [("fp32", (32, 16))]),
+    ("_grouped_mm", {"self": (32, 64), "mat2": (8, 64, 64), "offs": ((8,), 9)}, {}, [("fp32", (32, 64))]),
     ("_fused_rms_norm_backward", {"grad_out": X, "input": X, "rstd": (8, 16, 1), "weight": (24,)},
      {"normalized_shape": (24,), "output_mask": (True, True)}, [("fp64", X), ("fp64", (24,))]),
     ("native_dropout", {"input": X}, {"p": 0.1, "train": True}, [("fp64", X), ("bool", X)]),

@@ -30,13 +30,20 @@ Rule = Callable[[Node], OperatorDims]
 #: Operator -> arguments in which it is linear together; gradients are always.
 LINEAR: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     **dict.fromkeys(
-        ("neg", "clone", "_to_copy", "contiguous", "conj", "real", "imag", "tril", "triu", "cumsum", "flip", "roll"),
+        ["neg", "clone", "_to_copy", "contiguous", "conj", "real", "imag", "tril", "triu", "cumsum", "flip", "roll"],
         (("self",),),
     ),
-    "add": (("self", "other"),), "sub": (("self", "other"),), "rsub": (("self", "other"),),
-    "mul": (("self",), ("other",)), "div": (("self",),), "true_divide": (("self",),), "where": (("self", "other"),),
-    "copy": (("src",),), "masked_fill": (("self",),), "lerp": (("self", "end"),),
-}  # fmt: skip
+    "add": (("self", "other"),),
+    "sub": (("self", "other"),),
+    "rsub": (("self", "other"),),
+    "mul": (("self",), ("other",)),
+    "div": (("self",),),
+    "true_divide": (("self",),),
+    "where": (("self", "other"),),
+    "copy": (("src",),),
+    "masked_fill": (("self",),),
+    "lerp": (("self", "end"),),
+}
 GRADIENTS: Final = ("grad_output", "grad", "grad_out")
 NEED_BOTH: Final = frozenset({"add", "sub", "rsub", "where", "lerp"})
 
@@ -73,9 +80,18 @@ def copied(node: Node) -> OperatorDims:
 
 
 _REDUCED: Final[Mapping[str, Reduction]] = {
-    "sum": "sum", "nansum": "sum", "mean": "avg", "amax": "max", "amin": "min", "max": "max", "min": "min",
-    "prod": "product", "any": "max", "all": "min", "count_nonzero": "sum",
-}  # fmt: skip
+    "sum": "sum",
+    "nansum": "sum",
+    "mean": "avg",
+    "amax": "max",
+    "amin": "min",
+    "max": "max",
+    "min": "min",
+    "prod": "product",
+    "any": "max",
+    "all": "min",
+    "count_nonzero": "sum",
+}
 _ROOTS: Final = frozenset({"norm", "linalg_vector_norm", "std", "var", "var_mean", "std_mean", "logsumexp"})
 """Reductions that one all-reduce of numbers per row finishes inside the operator."""
 
@@ -93,10 +109,13 @@ def reduction(node: Node) -> OperatorDims:
     names = numbered(x.rank)
     kept = [name for dim, name in enumerate(names) if dim not in over]
     outputs: list[Labels] = [
-        tuple("." if dim in over else name for dim, name in enumerate(names)) if type.rank == x.rank and x.rank
-        else tuple(kept) if type.rank == len(kept) else unlabelled(type)
+        tuple("." if dim in over else name for dim, name in enumerate(names))
+        if type.rank == x.rank and x.rank
+        else tuple(kept)
+        if type.rank == len(kept)
+        else unlabelled(type)
         for type in node.outputs
-    ]  # fmt: skip
+    ]
     special = {names[dim]: _reduced(node, kept) for dim in over}
     given = [names, *(unlabelled(value.type) for value in node.inputs[1:])]
     linear = node.op in ("sum", "mean") and x.dtype in FLOATS
@@ -153,19 +172,30 @@ def norm(node: Node) -> OperatorDims:
     normed = len(integers(node, "normalized_shape")) or 1
     names = tuple(f"rows{dim}" if dim < x.rank - normed else f"width{dim}" for dim in range(x.rank))
     rows, width = names[: x.rank - normed], names[x.rank - normed :]
-    table = {"weight": width, "bias": width, **dict.fromkeys(("grad_out", "grad_output", "input"), names),
-             **dict.fromkeys(("mean", "rstd"), (*rows, *("." for _ in width)))}  # fmt: skip
+    table = {
+        "weight": width,
+        "bias": width,
+        **dict.fromkeys(("grad_out", "grad_output", "input"), names),
+        **dict.fromkeys(("mean", "rstd"), (*rows, *("." for _ in width))),
+    }
     # Statistics of rank equal to the input's keep dims of one; gradients of weight and bias have the width alone.
     out: list[Labels] = [
-        names if type.shape == x.shape else width if type.shape == x.shape[-normed:]
-        else (*rows, *("." for _ in width)) if type.rank == x.rank else unlabelled(type)
+        names
+        if type.shape == x.shape
+        else width
+        if type.shape == x.shape[-normed:]
+        else (*rows, *("." for _ in width))
+        if type.rank == x.rank
+        else unlabelled(type)
         for type in node.outputs
-    ]  # fmt: skip
+    ]
     summed: dict[int, Placement] = {number: P for number, each in enumerate(out) if each == width}
     size = 2 * math.prod(x.shape[: x.rank - normed]) * 4
     exchange = Exchange(collective="all_reduce", size_bytes=size, across=rows)
-    special = {**{name: Special(outputs=summed) for name in rows},
-               **{name: Special(kind="exchanged", exchange=exchange) for name in width}}  # fmt: skip
+    special = {
+        **{name: Special(outputs=summed) for name in rows},
+        **{name: Special(kind="exchanged", exchange=exchange) for name in width},
+    }
     return OperatorDims(
         dims=labelled(node, by_name(node, table), out, special),
         terms=terms_of(node, ("grad_out",), ("grad_output",)) if node.op.endswith("_backward") else (),
@@ -178,17 +208,22 @@ def group_norm(node: Node) -> OperatorDims:
     groups = integer(node, "group", integer(node, "num_groups", 1))
     names = ("images", "groups", *(f"space{dim}" for dim in range(x.rank - 2)))
     table: dict[str, Labels] = {
-        **dict.fromkeys(("input", "X", "grad_out"), names), "weight": ("groups",), "bias": ("groups",),
+        **dict.fromkeys(("input", "X", "grad_out"), names),
+        "weight": ("groups",),
+        "bias": ("groups",),
         **dict.fromkeys(("mean", "rstd"), ("images", "groups")),
-    }  # fmt: skip
+    }
     out: list[Labels] = [
         names if type.shape == x.shape else ("groups",) if type.rank == 1 else ("images", "groups")
         for type in node.outputs
     ]
     summed: dict[int, Placement] = {number: P for number, each in enumerate(out) if each == ("groups",)}
     exchange = Exchange(collective="all_reduce", size_bytes=2 * x.shape[0] * groups * 4, across=("images", "groups"))
-    special = {"images": Special(outputs=summed), "groups": Special(units=groups),
-               **{name: Special(kind="exchanged", exchange=exchange, outputs=summed) for name in names[2:]}}  # fmt: skip
+    special = {
+        "images": Special(outputs=summed),
+        "groups": Special(units=groups),
+        **{name: Special(kind="exchanged", exchange=exchange, outputs=summed) for name in names[2:]},
+    }
     if groups == 1:
         special["groups"] = Special(kind="indivisible")
     dims = labelled(node, by_name(node, table), out, special)
@@ -227,8 +262,12 @@ def label_loss(node: Node) -> OperatorDims:
     scores = (rows[0], "classes", *rows[1:]) if target.rank else ("classes",)
     loss = node.outputs[0]
     mean, backward = integer(node, "reduction", 1) == 1, node.op.endswith("backward")
-    table: dict[str, Labels] = {"self": scores, "target": rows, "weight": ("classes",),
-                                "grad_output": rows if node.inputs[0].type.rank else ()}  # fmt: skip
+    table: dict[str, Labels] = {
+        "self": scores,
+        "target": rows,
+        "weight": ("classes",),
+        "grad_output": rows if node.inputs[0].type.rank else (),
+    }
     if backward:
         dims = labelled(node, by_name(node, table), [scores], {"classes": Special(masked=True)})
         return OperatorDims(dims=dims, terms=terms_of(node, ("grad_output",)))
@@ -237,8 +276,10 @@ def label_loss(node: Node) -> OperatorDims:
     summed: dict[int, Placement] = {0: P, **({1: R if mean else P} if len(node.outputs) > 1 else {})}
     whole = any(out[0])
     by_row = Special(kind="contracted" if not whole else None, outputs=None if whole else summed, exchange=exchange)
-    special = {**dict.fromkeys(rows, by_row), "classes": Special(outputs={0: P, **({1: R} if summed.get(1) else {})},
-                                                                masked=True)}  # fmt: skip
+    special = {
+        **dict.fromkeys(rows, by_row),
+        "classes": Special(outputs={0: P, **({1: R} if summed.get(1) else {})}, masked=True),
+    }
     return OperatorDims(dims=labelled(node, by_name(node, table), out, special))
 
 
@@ -274,30 +315,94 @@ def listed(node: Node) -> OperatorDims:
     return OperatorDims(dims=tuple(dims))
 
 
-_NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "rms_norm",
-          "layer_norm")  # fmt: skip
-_BATCH_NORMS = (
-    "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-    "_native_batch_norm_legit_no_training", "batch_norm", "native_batch_norm_backward", "cudnn_batch_norm_backward",
-)  # fmt: skip
-_SOFTMAXES = ("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax", "_softmax_backward_data",
-              "_log_softmax_backward_data")  # fmt: skip
+_NORMS = [
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "rms_norm",
+    "layer_norm",
+]
+_BATCH_NORMS = [
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "batch_norm",
+    "native_batch_norm_backward",
+    "cudnn_batch_norm_backward",
+]
+_SOFTMAXES = [
+    "_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+    "softmax",
+    "log_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+]
 _REDUCTIONS = (*_REDUCED, *_ROOTS)
-_SCANS = ("cumprod", "cummax", "cummin", "logcumsumexp", "_cummax_helper", "argmax", "argmin", "sort", "argsort",
-          "msort", "topk", "kthvalue", "median")  # fmt: skip
-_PAIR_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-                "binary_cross_entropy_with_logits", "kl_div", "soft_margin_loss")  # fmt: skip
+_SCANS = [
+    "cumprod",
+    "cummax",
+    "cummin",
+    "logcumsumexp",
+    "_cummax_helper",
+    "argmax",
+    "argmin",
+    "sort",
+    "argsort",
+    "msort",
+    "topk",
+    "kthvalue",
+    "median",
+]
+_PAIR_LOSSES = [
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+    "soft_margin_loss",
+]
 ELEMENTS: Final[Mapping[str, Rule]] = {
     **{name: elementwise for names in MAPS.values() for name in names.split() if not name.startswith("glu")},
     **{name: drawn for names in RANDOM.values() for name in names.split()},
-    **dict.fromkeys(("_to_copy", "clone", "contiguous", "to", "copy", "zeros_like", "ones_like", "full_like", "empty_like",
-                     "fill", "zero", "native_dropout_backward", "mse_loss_backward", "smooth_l1_loss_backward",
-                     "huber_loss_backward", "binary_cross_entropy_backward", "bucketize"), elementwise),
+    **dict.fromkeys(
+        [
+            "_to_copy",
+            "clone",
+            "contiguous",
+            "to",
+            "copy",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+            "empty_like",
+            "fill",
+            "zero",
+            "native_dropout_backward",
+            "mse_loss_backward",
+            "smooth_l1_loss_backward",
+            "huber_loss_backward",
+            "binary_cross_entropy_backward",
+            "bucketize",
+        ],
+        elementwise,
+    ),
     **dict.fromkeys(("native_dropout", "_fused_dropout"), drawn),
-    **dict.fromkeys(_REDUCTIONS, reduction), **dict.fromkeys(_SCANS, along()), "cumsum": along("self"),
-    **dict.fromkeys(_SOFTMAXES, softmax), **dict.fromkeys(_NORMS, norm), **dict.fromkeys(_BATCH_NORMS, batch_norm),
+    **dict.fromkeys(_REDUCTIONS, reduction),
+    **dict.fromkeys(_SCANS, along()),
+    "cumsum": along("self"),
+    **dict.fromkeys(_SOFTMAXES, softmax),
+    **dict.fromkeys(_NORMS, norm),
+    **dict.fromkeys(_BATCH_NORMS, batch_norm),
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), group_norm),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"), label_loss),
-    **dict.fromkeys(_PAIR_LOSSES, loss_of_pairs), **dict.fromkeys(("glu", "glu_backward"), gated),
+    **dict.fromkeys(_PAIR_LOSSES, loss_of_pairs),
+    **dict.fromkeys(("glu", "glu_backward"), gated),
     **dict.fromkeys(OPTIMISERS, listed),
-}  # fmt: skip
+}

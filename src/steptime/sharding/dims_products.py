@@ -102,20 +102,25 @@ def _attention(order: str) -> Rule:
         to = labels(order.format(tokens="queries", width="!out_width"))
         keys = labels(order.format(tokens="!keys", width="{}"))
         table: dict[str, Labels] = {
-            "query": labels(order.format(tokens="queries", width="!width")), "key": (*keys[:-1], "!width"),
-            "value": (*keys[:-1], "!out_width"), "out": to, **dict.fromkeys(_GRADIENTS, to),
+            "query": labels(order.format(tokens="queries", width="!width")),
+            "key": (*keys[:-1], "!width"),
+            "value": (*keys[:-1], "!out_width"),
+            "out": to,
+            **dict.fromkeys(_GRADIENTS, to),
             "logsumexp": labels("batch heads queries"),
-        }  # fmt: skip
+        }
         scores = labels("batch heads queries !keys")
         for name in ("attn_bias", "attn_mask"):
             if name in types:
                 table[name] = right_aligned(scores, types[name])
         given, outputs = by_name(node, table), _attention_outputs(node, table)
         return OperatorDims(
-            dims=(*labelled(node, given, outputs, _attention_specials(node, order, types)),
-                  *_context(node, order, q, k)),
+            dims=(
+                *labelled(node, given, outputs, _attention_specials(node, order, types)),
+                *_context(node, order, q, k),
+            ),
             terms=terms_of(node, *((name,) for name in _GRADIENTS)),
-        )  # fmt: skip
+        )
 
     return rule
 
@@ -285,28 +290,43 @@ def nothing_splits(node: Node) -> OperatorDims:
     return OperatorDims(dims=(Dim(name="all", size=1, kind="indivisible", inputs=inputs, outputs=outputs),))
 
 
-_CONVOLUTIONS = (
-    "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "mkldnn_convolution", "conv2d",
-    "convolution_backward", "convolution_backward_overrideable",
-)  # fmt: skip
-_FUSED = (
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+_CONVOLUTIONS = [
+    "convolution",
+    "_convolution",
+    "convolution_overrideable",
+    "cudnn_convolution",
+    "mkldnn_convolution",
+    "conv2d",
+    "convolution_backward",
+    "convolution_backward_overrideable",
+]
+_FUSED = [
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
-)  # fmt: skip
+]
 PRODUCTS: Final[Mapping[str, Rule]] = {
     "mm": _product(("self", "rows inner"), ("mat2", "inner columns"), "rows columns"),
     "addmm": _product(("mat1", "rows inner"), ("mat2", "inner columns"), "rows columns", "self"),
     "bmm": _product(("self", "batch rows inner"), ("mat2", "batch inner columns"), "batch rows columns"),
-    "baddbmm": _product(("batch1", "batch rows inner"), ("batch2", "batch inner columns"), "batch rows columns", "self"),
+    "baddbmm": _product(
+        ("batch1", "batch rows inner"), ("batch2", "batch inner columns"), "batch rows columns", "self"
+    ),
     "mv": _product(("self", "rows inner"), ("vec", "inner"), "rows"),
     "dot": _product(("self", "inner"), ("tensor", "inner"), ""),
     "linear": _linear,
     "_grouped_mm": _grouped,
     **{name: _attention(_HEADS_FIRST) for base in _FUSED for name in (base, f"{base}_backward")},
     **dict.fromkeys(
-        ("_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward",
-         "_efficient_attention_backward"), _attention(_TOKENS_FIRST),
+        (
+            "_flash_attention_forward",
+            "_flash_attention_backward",
+            "_efficient_attention_forward",
+            "_efficient_attention_backward",
+        ),
+        _attention(_TOKENS_FIRST),
     ),
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
-}  # fmt: skip
+}

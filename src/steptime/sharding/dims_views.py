@@ -164,8 +164,12 @@ def padded(node: Node) -> OperatorDims:
     turned = {each % max(x.rank, 1) for each in integers(node, "dims")} if node.op in ("flip", "roll") else set()
     if node.op == "roll" and not turned:
         turned = set(range(x.rank))
-    names = [f"{FIXED}d{dim}" if (dim >= out.rank - x.rank and x.shape[dim - out.rank + x.rank] != out.shape[dim])
-             or dim in turned else f"d{dim}" for dim in range(out.rank)]  # fmt: skip
+    names = [
+        f"{FIXED}d{dim}"
+        if (dim >= out.rank - x.rank and x.shape[dim - out.rank + x.rank] != out.shape[dim]) or dim in turned
+        else f"d{dim}"
+        for dim in range(out.rank)
+    ]
     given = [right_aligned(names, value.type) for value in node.inputs]
     if node.op == "constant_pad_nd" and node.attribute("value") not in (None, 0, 0.0):
         return OperatorDims(dims=labelled(node, given, [names]))
@@ -183,8 +187,9 @@ def made(node: Node) -> OperatorDims:
     """Made from numbers alone, in pieces; zeros are terms of any sum."""
     dims = [
         Dim(name=f"d{dim}", size=size, kind="batch", inputs=tuple(R for _ in node.inputs), outputs=(shard(dim),))
-        for dim, size in enumerate(node.outputs[0].shape) if size > 1
-    ]  # fmt: skip
+        for dim, size in enumerate(node.outputs[0].shape)
+        if size > 1
+    ]
     inputs = tuple(R for _ in node.inputs)
     zeros = node.op in ("zeros", "new_zeros")
     return OperatorDims(
@@ -361,8 +366,11 @@ def _pooled(node: Node, wide: TensorType, small: TensorType, dim: int, first: in
     if not rows:
         return Special(units=small.shape[dim])
     row = wide.elements // wide.shape[dim] * wide.element_bytes * rows
-    return Special(kind="halo", units=small.shape[dim], exchange=Exchange(
-        collective="halo", size_bytes=row, across=tuple(f"d{each}" for each in range(first))))  # fmt: skip
+    return Special(
+        kind="halo",
+        units=small.shape[dim],
+        exchange=Exchange(collective="halo", size_bytes=row, across=tuple(f"d{each}" for each in range(first))),
+    )
 
 
 def counted(node: Node) -> OperatorDims:
@@ -386,34 +394,107 @@ def replicated(node: Node) -> OperatorDims:
     )
 
 
-_POOLS = (
-    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d",
-    "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "upsample_nearest2d", "upsample_nearest2d_backward",
-    "upsample_bilinear2d", "upsample_bilinear2d_backward", "upsample_bicubic2d", "upsample_bicubic2d_backward",
-    "_upsample_nearest_exact2d", "upsample_nearest1d", "upsample_nearest1d_backward", "upsample_linear1d",
-    "upsample_nearest3d", "upsample_nearest3d_backward", "upsample_trilinear3d", "reflection_pad2d",
-    "reflection_pad2d_backward", "replication_pad2d", "replication_pad2d_backward", "max_pool3d_with_indices_backward",
-)  # fmt: skip
+_POOLS = [
+    "max_pool2d_with_indices",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "avg_pool3d",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d",
+    "_adaptive_avg_pool3d_backward",
+    "upsample_nearest2d",
+    "upsample_nearest2d_backward",
+    "upsample_bilinear2d",
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d",
+    "upsample_bicubic2d_backward",
+    "_upsample_nearest_exact2d",
+    "upsample_nearest1d",
+    "upsample_nearest1d_backward",
+    "upsample_linear1d",
+    "upsample_nearest3d",
+    "upsample_nearest3d_backward",
+    "upsample_trilinear3d",
+    "reflection_pad2d",
+    "reflection_pad2d_backward",
+    "replication_pad2d",
+    "replication_pad2d_backward",
+    "max_pool3d_with_indices_backward",
+]
 VIEWS_AND_MOVES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", "squeeze", "flatten"), reshape),
-    **dict.fromkeys(("t", "transpose", "permute", "numpy_T", "swapaxes"), permuted),
+    **dict.fromkeys(["view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy", "squeeze", "flatten"], reshape),
+    **dict.fromkeys(["t", "transpose", "permute", "numpy_T", "swapaxes"], permuted),
     **dict.fromkeys(("detach", "alias", "lift_fresh", "lift"), same),
-    "expand": expanded, "unsqueeze": unsqueezed,
-    **dict.fromkeys(("slice", "select", "split", "split_with_sizes", "unbind", "narrow", "chunk", "unsafe_split"), part),
+    "expand": expanded,
+    "unsqueeze": unsqueezed,
+    **dict.fromkeys(
+        ["slice", "select", "split", "split_with_sizes", "unbind", "narrow", "chunk", "unsafe_split"], part
+    ),
     **dict.fromkeys(("slice_backward", "select_backward"), part_gradient),
-    **dict.fromkeys(("as_strided", "diagonal", "unfold", "view_as_real", "view_as_complex", "diagonal_backward",
-                     "unfold_backward", "diag_embed"), strided),
-    **dict.fromkeys(("cat", "stack"), joined), **dict.fromkeys(("constant_pad_nd", "flip", "roll", "repeat"), padded),
+    **dict.fromkeys(
+        [
+            "as_strided",
+            "diagonal",
+            "unfold",
+            "view_as_real",
+            "view_as_complex",
+            "diagonal_backward",
+            "unfold_backward",
+            "diag_embed",
+        ],
+        strided,
+    ),
+    **dict.fromkeys(("cat", "stack"), joined),
+    **dict.fromkeys(("constant_pad_nd", "flip", "roll", "repeat"), padded),
     **dict.fromkeys(("tril", "triu"), triangle),
-    **dict.fromkeys(("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty", "empty_strided",
-                     "new_empty_strided", "rand", "randn", "randint", "arange", "scalar_tensor"), made),
-    "embedding": embedding, "embedding_dense_backward": embedding_gradient,
-    **dict.fromkeys(("index", "_unsafe_index"), index), **dict.fromkeys(("index_put", "_unsafe_index_put"), index_put),
-    "gather": gathered, **dict.fromkeys(("scatter", "scatter_add"), scattered),
+    **dict.fromkeys(
+        [
+            "zeros",
+            "ones",
+            "full",
+            "new_zeros",
+            "new_ones",
+            "new_full",
+            "empty",
+            "new_empty",
+            "empty_strided",
+            "new_empty_strided",
+            "rand",
+            "randn",
+            "randint",
+            "arange",
+            "scalar_tensor",
+        ],
+        made,
+    ),
+    "embedding": embedding,
+    "embedding_dense_backward": embedding_gradient,
+    **dict.fromkeys(("index", "_unsafe_index"), index),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), index_put),
+    "gather": gathered,
+    **dict.fromkeys(("scatter", "scatter_add"), scattered),
     **dict.fromkeys(("index_select", "index_add", "index_copy"), by_index),
-    **dict.fromkeys(_POOLS, spatial), **dict.fromkeys(("histc", "bincount"), counted),
-    **dict.fromkeys(("parameter", "buffer", "input", "state", "constant"), source),
-    **dict.fromkeys(("_local_scalar_dense", "item", "linspace", "eye", "is_same_size", "_assert_async", "nonzero",
-                     "_assert_tensor_metadata", "masked_select", "equal"), replicated),
-}  # fmt: skip
+    **dict.fromkeys(_POOLS, spatial),
+    **dict.fromkeys(("histc", "bincount"), counted),
+    **dict.fromkeys(["parameter", "buffer", "input", "state", "constant"], source),
+    **dict.fromkeys(
+        [
+            "_local_scalar_dense",
+            "item",
+            "linspace",
+            "eye",
+            "is_same_size",
+            "_assert_async",
+            "nonzero",
+            "_assert_tensor_metadata",
+            "masked_select",
+            "equal",
+        ],
+        replicated,
+    ),
+}

@@ -108,8 +108,11 @@ def _group_normed(node: Node, inputs: Types, outputs: Types) -> dict[str, Attrib
     group = node.attribute("group", 1)
     groups = int(group) if isinstance(group, int) else 1
     return {
-        "N": x.shape[0], "C": x.shape[1], "HxW": math.prod(x.shape[2:]), "group": groups * x.shape[1] // whole.shape[1]
-    }  # fmt: skip
+        "N": x.shape[0],
+        "C": x.shape[1],
+        "HxW": math.prod(x.shape[2:]),
+        "group": groups * x.shape[1] // whole.shape[1],
+    }
 
 
 def _convolved(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
@@ -140,29 +143,76 @@ def _longest(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
     }
 
 
-_SIZED = (
-    "view", "_unsafe_view", "reshape", "view_copy", "expand", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full",
-    "empty", "new_empty", "rand", "randn", "randint", "empty_strided", "new_empty_strided",
-)  # fmt: skip
+_SIZED = [
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "view_copy",
+    "expand",
+    "zeros",
+    "ones",
+    "full",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "empty",
+    "new_empty",
+    "rand",
+    "randn",
+    "randint",
+    "empty_strided",
+    "new_empty_strided",
+]
 ADAPTED: Final[Mapping[str, Adapt]] = {
     **dict.fromkeys(_SIZED, _to_output("size", "shape")),
+    **dict.fromkeys(("select_backward", "slice_backward"), _to_output("input_sizes")),
     **dict.fromkeys(
-        ("select_backward", "slice_backward"), _to_output("input_sizes")
+        [
+            "upsample_nearest2d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+            "upsample_nearest1d_backward",
+            "upsample_nearest3d_backward",
+        ],
+        _to_output("input_size"),
     ),
+    "arange": _range,
+    "embedding_dense_backward": _rows,
     **dict.fromkeys(
-        ("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward",
-         "upsample_nearest1d_backward", "upsample_nearest3d_backward"), _to_output("input_size"),
+        [
+            "native_layer_norm",
+            "native_layer_norm_backward",
+            "_fused_rms_norm",
+            "_fused_rms_norm_backward",
+            "layer_norm",
+            "rms_norm",
+        ],
+        _normed,
     ),
-    "arange": _range, "embedding_dense_backward": _rows,
-    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
-                     "layer_norm", "rms_norm"), _normed),
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _group_normed),
-    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "mkldnn_convolution",
-                     "conv2d", "convolution_backward", "convolution_backward_overrideable"), _convolved),
-    **{f"{name}{way}": _longest for name in (
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable") for way in ("", "_backward")},
-}  # fmt: skip
+    **dict.fromkeys(
+        [
+            "convolution",
+            "_convolution",
+            "convolution_overrideable",
+            "cudnn_convolution",
+            "mkldnn_convolution",
+            "conv2d",
+            "convolution_backward",
+            "convolution_backward_overrideable",
+        ],
+        _convolved,
+    ),
+    **{
+        f"{name}{way}": _longest
+        for name in (
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_fused_attention_overrideable",
+        )
+        for way in ("", "_backward")
+    },
+}
 """Operator -> the attributes that change with the pieces of its tensors."""
 
 

@@ -163,9 +163,10 @@ def _joined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outpu
     exchanges = []
     for axis, option in enumerate(chosen):
         rest = math.prod(
-            size for other, size in enumerate(sizes)
+            size
+            for other, size in enumerate(sizes)
             if other != axis and option.exchange is not None and chosen[other].dim in option.exchange.across
-        )  # fmt: skip
+        )
         exchange = option.exchange
         exchanges.append(exchange and replace(exchange, size_bytes=exchange.size_bytes // rest))
     return Strategy(

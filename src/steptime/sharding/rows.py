@@ -149,10 +149,14 @@ def _dim(name: str, size: int, inputs: _Tensors, outputs: _Tensors, special: Spe
         return Dim(name=own, size=size, kind="indivisible", inputs=replicated[0], outputs=replicated[1])
     lost = P if kind == "contracted" else R
     return Dim(
-        name=name, size=special.units or size, kind=kind, exchange=special.exchange, masked=special.masked,
+        name=name,
+        size=special.units or size,
+        kind=kind,
+        exchange=special.exchange,
+        masked=special.masked,
         inputs=_placements(name, size, inputs, R, special.inputs, special.units),
         outputs=_placements(name, size, outputs, lost, special.outputs, special.units),
-    )  # fmt: skip
+    )
 
 
 def _placements(
