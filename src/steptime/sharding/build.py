@@ -30,7 +30,7 @@ from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
 
 MOMENTS = 6
-"""Points in time, beside the start of the step, at which memory is limited from the beginning."""
+"""Points in time after the start of the step at which memory is limited from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class _Builder:
 
     @cached_property
     def optimizer_s(self) -> float:
-        """Seconds of the update of one parameter, unsharded: those of the whole optimiser shared out."""
+        """Seconds of the update of one parameter, unsharded: those of the whole optimiser over all parameters."""
         calls = [self.flow.program.calls[number] for number in self.flow.optimizer_calls]
         elements = sum({each.storage: each.elements for each in self.flow.program.parameters if each.trained}.values())
         whole = sum(self.timer.cost(call.node, inplace=call.inplace).seconds for call in calls if not call.view)

@@ -219,9 +219,10 @@ class _Reader:
             return
         item = self._item(
             ("update", own),
-            Item(name=f"{parameter.name} (update)", kind="update", node=self.items[own].node, count=1,
-                 phase="optimizer"),
-        )  # fmt: skip
+            Item(
+                name=f"{parameter.name} (update)", kind="update", node=self.items[own].node, count=1, phase="optimizer"
+            ),
+        )
         self.update_of[parameter.name] = item
         self.links[(*made, _root(gradient)[1], item, 0, True)] += 1
         self.links[(item, 0, (), own, 0, True)] += 1

@@ -178,15 +178,21 @@ def _highest(lines: Sequence[tuple[float, float, float]]) -> float:
 def _solved(built: Built, weight: float | None, gap: float, until: float, solver: Solver) -> Solution:
     found = solver(built.problem(weight), gap=gap, time_limit_s=max(until - time.monotonic(), 1.0))
     if found.choice is None:
-        raise UserError(f"no shardings fit on mesh {built.mesh}: {found.stop.because}",
-                        hint="give more devices, a smaller batch, or a device with more memory")  # fmt: skip
+        raise UserError(
+            f"no shardings fit on mesh {built.mesh}: {found.stop.because}",
+            hint="give more devices, a smaller batch, or a device with more memory",
+        )
     return found
 
 
 def _plan(built: Built, overlaps: bool, solutions: Sequence[Solution], bound_s: float) -> ShardingPlan:
     best = min(solutions, key=lambda each: step_of(built.parts_s(np.asarray(each.choice)), overlaps))
     return ShardingPlan(
-        built=built, choice=np.asarray(best.choice), overlaps=overlaps,
-        bound_s=bound_s if overlaps else best.bound_s, stop=best.stop.because,
-        cpu_s=sum(each.cpu_s for each in solutions), solutions=tuple(solutions),
-    )  # fmt: skip
+        built=built,
+        choice=np.asarray(best.choice),
+        overlaps=overlaps,
+        bound_s=bound_s if overlaps else best.bound_s,
+        stop=best.stop.because,
+        cpu_s=sum(each.cpu_s for each in solutions),
+        solutions=tuple(solutions),
+    )

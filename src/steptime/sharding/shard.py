@@ -121,10 +121,21 @@ def shard(
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
-    program = model if isinstance(model, Program) else _captured(
-        model, machines, batch=batch, seq=seq, dtype=dtype, inputs=inputs, optimizer=optimizer, loss=loss,
-        autocast=autocast,
-    )  # fmt: skip
+    program = (
+        model
+        if isinstance(model, Program)
+        else _captured(
+            model,
+            machines,
+            batch=batch,
+            seq=seq,
+            dtype=dtype,
+            inputs=inputs,
+            optimizer=optimizer,
+            loss=loss,
+            autocast=autocast,
+        )
+    )
     flow, timer = flow_of(program), Timer(device=machines.device)
     limit = _room(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
@@ -151,10 +162,14 @@ def shard(
 def _captured(model: str, machines: Cluster, **given: Any) -> Program:
     optimizer = given.pop("optimizer")
     options = {
-        "optimizer": None if optimizer in (None, "none") else optimizer, "loss": given.pop("loss"),
-        "autocast": given.pop("autocast"), "training": True, "fold": True, "nonzero_share": None,
+        "optimizer": None if optimizer in (None, "none") else optimizer,
+        "loss": given.pop("loss"),
+        "autocast": given.pop("autocast"),
+        "training": True,
+        "fold": True,
+        "nonzero_share": None,
         "target": "cuda" if machines.device.runs_cuda else "cpu",
-    }  # fmt: skip
+    }
     return captured(model, options=options, **given)[0]
 
 

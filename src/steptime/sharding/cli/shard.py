@@ -65,9 +65,16 @@ def command(
     given = o.given(mesh=mesh, batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
     with Progress("meshes") as progress:
         found = shard(
-            model, cluster, gpus=gpus, inputs=tuple(inputs or ()), optimizer=optimizer, overlaps=not no_overlap,
-            seconds=seconds, progress=progress, **given,
-        )  # fmt: skip
+            model,
+            cluster,
+            gpus=gpus,
+            inputs=tuple(inputs or ()),
+            optimizer=optimizer,
+            overlaps=not no_overlap,
+            seconds=seconds,
+            progress=progress,
+            **given,
+        )
     if json:
         from steptime.cli.output import print_json
 
@@ -91,8 +98,10 @@ def print_sharded(found: Sharded) -> None:
         + ("" if record["memory_limit_bytes"] is None else f" of {t.memory(record['memory_limit_bytes'])}"),
     ]
     if found.unknown:
-        lines.append(f"on every device, nothing is known of their dims: {', '.join(found.unknown)} "
-                     f"({t.percent(found.unknown_share)} of computing)")  # fmt: skip
+        lines.append(
+            f"on every device, nothing is known of their dims: {', '.join(found.unknown)} "
+            f"({t.percent(found.unknown_share)} of computing)"
+        )
     for line in lines:
         t.indented(out, line, by=0)
     out.print()
