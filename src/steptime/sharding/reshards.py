@@ -1,0 +1,68 @@
+"""Where the tensors of a choice of shardings are not used as they were made: what moves, by which steps, how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steptime.num import Array
+from steptime.sharding.build import Built
+from steptime.sharding.flow import Link
+from steptime.sharding.options import strategies
+from steptime.sharding.placement import Sharding, text_of
+from steptime.sharding.reshard import Route, route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshard:
+    """One tensor that is resharded on its way from the item that makes it to one that reads it."""
+
+    source: str
+    target: str
+    made: Sharding
+    read: Sharding
+    looks: tuple[str, ...]
+    """Views on the way."""
+    route: Route | None
+    """None: it is resharded between two views."""
+    seconds: float
+    """In a step, all that equal blocks have of it together."""
+
+    def __str__(self) -> str:
+        steps = "between views" if self.route is None else str(self.route)
+        return f"{self.source} -> {self.target}: {text_of(self.made)} to {text_of(self.read)}: {steps}"
+
+
+def reshards_of(built: Built, choice: Array) -> tuple[Reshard, ...]:
+    """All links of a choice that take time, the longest first."""
+    found = [each for link in built.flow.links if (each := _of_link(built, choice, link)) is not None]
+    return tuple(sorted(found, key=lambda each: -each.seconds))
+
+
+def _of_link(built: Built, choice: Array, link: Link) -> Reshard | None:
+    items = built.flow.items
+    source, target = built.ways[link.source][choice[link.source]], built.ways[link.target][choice[link.target]]
+    made = source.outputs[link.output]
+    read = (target.outputs if items[link.target].kind == "source" else target.inputs)[link.input]
+    seconds = link.count * built.link_s(link, made, read)
+    if not seconds:
+        return None
+    return Reshard(
+        source=items[link.source].name, target=items[link.target].name, made=made, read=read,
+        looks=tuple(look.node.op for look in link.looks), route=_route(built, link, made, read), seconds=seconds,
+    )  # fmt: skip
+
+
+def _route(built: Built, link: Link, made: Sharding, read: Sharding) -> Route | None:
+    """The steps behind all views, or before all of them where the views take what was made to nothing."""
+    sizes, first = built.mesh.sizes, built.flow.items[link.source].node.outputs[link.output]
+    here, back, type = {made}, {read}, first
+    for look in link.looks:
+        here = {s.outputs[look.output] for s in strategies(look.node, sizes) if s.inputs[0] in here}
+        type = look.node.outputs[look.output]
+    if here:
+        each = [route(type.shape, type.element_bytes, one, read, built.mesh) for one in here]
+        return min(each, key=lambda found: found.seconds)
+    for look in reversed(link.looks):
+        back = {s.inputs[0] for s in strategies(look.node, sizes) if s.outputs[look.output] in back}
+    ways = [route(first.shape, first.element_bytes, made, one, built.mesh) for one in back]
+    return min(ways, key=lambda found: found.seconds, default=None)
