@@ -5,7 +5,8 @@ operators, forward and backward, split the dim that it is split by, and their ot
 :data:`LEVELS` take part one after another, each with all before it, until nothing changes: first what every element
 has alone, then dims that pass through, then products, then splits within which devices communicate. Shardings along
 different axes of one tensor are merged. Where two options meet in one operator, that stays which came first; of two
-that come together, the one that more bytes of the operator's tensors agree with. What nothing reaches is replicated.
+that come together, the one that more bytes of activations agree with, then of weights. The sharding of a parameter goes
+back into the computation of its gradient last of all, where nothing else has decided. What nothing reaches is replicated.
 
 Source: Xu et al., "GSPMD", arXiv 2105.04663, section 3.5: priorities, merging, fixed point.
 """
@@ -29,7 +30,8 @@ from steptime.sharding.placement import Placement, R, Sharding, divides, shard
 from steptime.sharding.reshards import Reshard, reshards_of
 from steptime.sharding.tensors import Tensors, by_tensor, splits, tensors_of
 
-LEVELS: Final = ("element-wise", "dims that pass through", "products", "splits with communication inside")
+LEVELS: Final = ("element-wise", "dims that pass through", "products", "splits with communication inside",
+                 "gradients as their update needs them")  # fmt: skip
 VIA: Final = 4
 """Operators of a way that a text shows at each end."""
 
@@ -89,6 +91,8 @@ def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
     spread = _Spread(built, tensors_of(built.flow))
     spread.start(resolved(built, annotations))
     for level in range(len(LEVELS)):
+        if level == len(LEVELS) - 1:
+            spread.join_updates()
         while spread.sweep(level):
             pass
     choice = spread.choice()
@@ -114,7 +118,13 @@ class _Spread:
         self.options = [splits(item) for item in self.items]
         self.chosen = [[0] * len(self.sizes) for _ in self.items]
         self.known = [{(way.inputs, way.outputs): n for n, way in enumerate(ways)} for ways in built.ways]
-        self.ties = by_tensor(tensors)
+        self.updates = {tensors.inputs[n][0] for n, item in enumerate(self.items) if item.kind == "update"}
+        parameters = {tensors.outputs[n][0] for n in built.flow.of_parameter.values()}
+        self.ties = by_tensor(
+            [t for t in tensors.ties if not self.updates & {t.first, t.second} or parameters & {t.first, t.second}]
+        )
+        self.weights = {tensors.inputs[each.target][each.input] for each in built.flow.links
+                        if self.items[each.source].node.op == "parameter"}  # fmt: skip
         self.met: dict[tuple[int, int], tuple[_Mark, _Mark]] = {}
         """Tensor and axis -> the mark that it has, and the first other one that reached it."""
 
@@ -130,6 +140,13 @@ class _Spread:
         for tensor, axis in all_marks:
             self._along_ties(tensor, axis)
 
+    def join_updates(self) -> None:
+        """From now on a gradient lies as its update needs it, where it has no sharding yet."""
+        self.ties = by_tensor(self.tensors.ties)
+        for tensor in self.updates:
+            for axis in self.axes:
+                self._along_ties(tensor, axis)
+
     def sweep(self, level: int) -> bool:
         """Every operator once forward and once backward; whether one took an option."""
         order = range(len(self.items))
@@ -143,23 +160,30 @@ class _Spread:
             if self.chosen[item][axis]:
                 continue
             found = [
-                (self._agreeing_bytes(item, option, axis), -number)
+                (*self._agreeing_bytes(item, option, axis), -number)
                 for number, option in enumerate(self.options[item])
                 if number and level_of(self.items[item].node.op, option) <= level
             ]
-            for size_bytes, number in sorted(found, reverse=True):
-                if size_bytes and self._possible(item, axis, -number):
+            for activations, weights, number in sorted(found, reverse=True):
+                if activations + weights and self._possible(item, axis, -number):
                     self._take(item, axis, -number)
                     changed = True
                     break
         return changed
 
-    def _agreeing_bytes(self, item: int, option: Option, axis: int) -> int:
-        return sum(
-            max(self.tensors.types[tensor].size_bytes, 1)
+    def _agreeing_bytes(self, item: int, option: Option, axis: int) -> tuple[int, int]:
+        """Bytes of activations and of weights that are split along an axis as an option splits them."""
+        found = [0, 0]
+        for tensor, _ in self._agreeing(item, option, axis):
+            found[tensor in self.weights] += max(self.tensors.types[tensor].size_bytes, 1)
+        return found[0], found[1]
+
+    def _agreeing(self, item: int, option: Option, axis: int) -> list[tuple[int, _Mark]]:
+        return [
+            (tensor, mark)
             for tensor, dim in self.tensors.ports(item, option)
             if dim is not None and (mark := self.marks[tensor][axis]) is not None and mark.placement.dim == dim
-        )
+        ]
 
     def _possible(self, item: int, axis: int, number: int) -> bool:
         """Whether the operator has that option next to those of the other axes, and its annotated results allow it."""
@@ -181,14 +205,10 @@ class _Spread:
     def _take(self, item: int, axis: int, number: int) -> None:
         option = self.options[item][number]
         self.chosen[item][axis] = number
-        ports = [(tensor, dim) for tensor, dim in self.tensors.ports(item, option) if dim is not None]
-        agreeing = [
-            (self.tensors.types[tensor].size_bytes, tensor, mark)
-            for tensor, dim in ports
-            if (mark := self.marks[tensor][axis]) is not None and mark.placement.dim == dim
-        ]
-        _, start, mark = max(agreeing, key=lambda each: each[0])
-        for tensor, dim in ports:
+        start, mark = max(self._agreeing(item, option, axis), key=lambda each: self.tensors.types[each[0]].size_bytes)
+        for tensor, dim in self.tensors.ports(item, option):
+            if dim is None:
+                continue
             if tensor != start and self._put(tensor, axis, _Mark(shard(dim), mark.annotated, (start, item))):
                 self._along_ties(tensor, axis)
 
@@ -250,15 +270,11 @@ class _Spread:
 
     def _against(self, item: int, axis: int, option: Option) -> None:
         """Tensors of an operator that are split by another dim than the operator has them."""
-        ports = list(self.tensors.ports(item, option))
-        agreeing = [
-            mark for tensor, dim in ports
-            if dim is not None and (mark := self.marks[tensor][axis]) is not None and mark.placement.dim == dim
-        ]  # fmt: skip
-        for tensor, dim in ports:
+        agreeing = self._agreeing(item, option, axis)
+        for tensor, dim in self.tensors.ports(item, option):
             mark = self.marks[tensor][axis]
             if mark is not None and mark.placement.dim is not None and mark.placement.dim != dim and agreeing:
-                self.met.setdefault((tensor, axis), (agreeing[0], mark))
+                self.met.setdefault((tensor, axis), (agreeing[0][1], mark))
 
     def _origin(self, mark: _Mark, axis: int) -> Origin:
         via: list[str] = []

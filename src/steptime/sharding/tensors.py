@@ -6,7 +6,7 @@ What an operator reads has a place of its own next to what was made, because equ
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,10 +116,10 @@ class _Numbering:
             self.ties[made, read] = Tie(made, read, dims)
 
 
-def by_tensor(tensors: Tensors) -> dict[int, list[Tie]]:
+def by_tensor(ties: Iterable[Tie]) -> dict[int, list[Tie]]:
     """Ties of each tensor, which is the first of them."""
     out: dict[int, list[Tie]] = defaultdict(list)
-    for tie in tensors.ties:
+    for tie in ties:
         out[tie.first].append(tie)
         out[tie.second].append(Tie(tie.second, tie.first, tuple((b, a, units) for a, b, units in tie.dims)))
     return out
