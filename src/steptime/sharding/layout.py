@@ -2,7 +2,8 @@
 
 Dims of tensors that operators, views and readers treat as one dim are one class. A class is named by where it occurs
 (:data:`NAMES`); one name can stand for the classes of many layers. Along each axis a tensor is sharded by the dim whose
-class the layout puts there, and an operator runs as its tensors lie.
+class the layout puts there, and an operator runs as its tensors lie; a linear one that gets terms of sums goes on in
+terms where that takes less time.
 
 Source: Shazeer et al., "Mesh-TensorFlow", arXiv 1811.02084, sections 3 and 5.
 """
@@ -27,6 +28,7 @@ from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Flow
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.placement import R, shard
+from steptime.sharding.reshards import keeping_terms
 from steptime.sharding.tensors import Tensors, splits, tensors_of
 
 At = tuple[int, int]
@@ -262,7 +264,7 @@ def laid_out(built: Built, layout: str) -> LaidOut:
     entries = [_entry(built, dims, dim, axis) for dim, axis in parse_layout(layout)]
     axes = _axes_of(dims, entries, built.mesh)
     followed = [_follow(built, dims.tensors, number, axes) for number in range(len(built.flow.items))]
-    choice = np.array([option for option, _ in followed], int)
+    choice = keeping_terms(built, np.array([option for option, _ in followed], int))
     pins = {number: pin for number, (_, pin) in enumerate(followed) if pin}
     return LaidOut(choice=choice, unmatched=tuple(_unmatched(built, dims.tensors, choice, axes)), pins=pins)
 

@@ -6,7 +6,8 @@ operators, forward and backward, split the dim that it is split by, and their ot
 has alone, then dims that pass through, then products, then splits within which devices communicate. Shardings along
 different axes of one tensor are merged. Where two options meet in one operator, that stays which came first; of two
 that come together, the one that more bytes of activations agree with, then of weights. The sharding of a parameter goes
-back into the computation of its gradient last of all, where nothing else has decided. What nothing reaches is replicated.
+back into the computation of its gradient last of all, where nothing else has decided. What nothing reaches is replicated,
+or, in a linear operator that gets terms of sums, goes on in terms where that takes less time.
 
 Source: Xu et al., "GSPMD", arXiv 2105.04663, section 3.5: priorities, merging, fixed point.
 """
@@ -27,7 +28,7 @@ from steptime.sharding.dims_elementwise import copied, drawn, elementwise
 from steptime.sharding.dims_products import PRODUCTS
 from steptime.sharding.options import Option
 from steptime.sharding.placement import Placement, R, Sharding, divides, shard
-from steptime.sharding.reshards import Reshard, reshards_of
+from steptime.sharding.reshards import Reshard, keeping_terms, reshards_of
 from steptime.sharding.tensors import Tensors, by_tensor, splits, tensors_of
 
 LEVELS: Final = ("element-wise", "dims that pass through", "products", "splits with communication inside",
@@ -95,7 +96,7 @@ def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
             spread.join_updates()
         while spread.sweep(level):
             pass
-    choice = spread.choice()
+    choice = keeping_terms(built, spread.choice())
     return Propagated(choice=choice, conflicts=tuple(spread.conflicts()), reshards=reshards_of(built, choice))
 
 
