@@ -3,7 +3,8 @@
 Along each axis of the mesh an operator splits one of its dims or none. A tensor whose sharding is known makes its
 operators, forward and backward, split the dim that it is split by, and their other tensors follow. Levels of
 :data:`LEVELS` take part one after another, each with all before it, until nothing changes: first what every element
-has alone, then dims that pass through, then products, then splits within which devices communicate. Shardings along
+has alone, then dims that pass through, then products, then splits within which devices communicate. A weight alone decides of
+a product, and after all products of other operators: biases and norms follow activations. Shardings along
 different axes of one tensor are merged. Where two options meet in one operator, that stays which came first; of two
 that come together, the one that more bytes of activations agree with, then of weights. The sharding of a parameter goes
 back into the computation of its gradient last of all, where nothing else has decided. What nothing reaches is replicated,
@@ -14,6 +15,7 @@ Source: Xu et al., "GSPMD", arXiv 2105.04663, section 3.5: priorities, merging, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +35,10 @@ from steptime.sharding.tensors import Tensors, by_tensor, splits, tensors_of
 
 LEVELS: Final = ("element-wise", "dims that pass through", "products", "splits with communication inside",
                  "gradients as their update needs them")  # fmt: skip
+PRODUCTS_LEVEL: Final = 2
+"""Level at which a weight alone decides of a product."""
+INSIDE_LEVEL: Final = 3
+"""Level of splits with communication inside, and at which a weight alone decides of anything else."""
 VIA: Final = 4
 """Operators of a way that a text shows at each end."""
 
@@ -103,10 +109,25 @@ def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
 def level_of(op: str, option: Option) -> int:
     """Number of the level of :data:`LEVELS` in which an operator takes an option."""
     if option.exchange is not None or option.masked:
-        return 3
+        return INSIDE_LEVEL
     if op in PRODUCTS:
-        return 2
+        return PRODUCTS_LEVEL
     return 0 if OPERATORS.get(op) in (elementwise, copied, drawn) else 1
+
+
+def _weights(tensors: Tensors) -> set[int]:
+    """What operators read of parameters, or of what is made of parameters alone."""
+    items, out = tensors.flow.items, set[int]()
+    readers: dict[int, list[int]] = defaultdict(list)
+    for link in tensors.flow.links:
+        readers[link.source].append(tensors.inputs[link.target][link.input])
+    for number, item in enumerate(items):
+        if item.kind == "operator" and item.phase == "forward" and item.node.inputs:
+            made_of_weights = out.issuperset(tensors.inputs[number])
+        else:
+            made_of_weights = item.kind == "source" and item.node.op == "parameter"
+        out.update(readers[number] if made_of_weights else ())
+    return out
 
 
 class _Spread:
@@ -124,8 +145,7 @@ class _Spread:
         self.ties = by_tensor(
             [t for t in tensors.ties if not self.updates & {t.first, t.second} or parameters & {t.first, t.second}]
         )
-        self.weights = {tensors.inputs[each.target][each.input] for each in built.flow.links
-                        if self.items[each.source].node.op == "parameter"}  # fmt: skip
+        self.weights = _weights(tensors)
         self.met: dict[tuple[int, int], tuple[_Mark, _Mark]] = {}
         """Tensor and axis -> the mark that it has, and the first other one that reached it."""
 
@@ -157,6 +177,7 @@ class _Spread:
         if len(self.options[item]) == 1:
             return False
         changed = False
+        of_weights = PRODUCTS_LEVEL if self.items[item].node.op in PRODUCTS else INSIDE_LEVEL
         for axis in self.axes:
             if self.chosen[item][axis]:
                 continue
@@ -166,7 +187,7 @@ class _Spread:
                 if number and level_of(self.items[item].node.op, option) <= level
             ]
             for activations, weights, number in sorted(found, reverse=True):
-                if activations + weights and self._possible(item, axis, -number):
+                if (activations or weights and level >= of_weights) and self._possible(item, axis, -number):
                     self._take(item, axis, -number)
                     changed = True
                     break

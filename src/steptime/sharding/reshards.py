@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,9 +45,15 @@ def keeping_terms(built: Built, choice: Array) -> Array:
     Three projections of one tensor give three gradients in terms: their sum in terms is added up once.
     """
     problem, out = built.problem(), choice.copy()
+    reads: dict[tuple[int, int], list[Link]] = defaultdict(list)
+    for link in built.flow.links:
+        reads[link.target, link.input].append(link)
     for number, ways in enumerate(built.ways):
         now = ways[out[number]]
-        others = [n for n, way in enumerate(ways) if way.strategy is not None and _in_terms(now, way)]
+        if now.strategy is None:
+            continue
+        comes = [_comes(built, out, reads[number, place]) for place in range(len(now.inputs))]
+        others = [n for n, way in enumerate(ways) if _in_terms(now, way, comes)]
         if others:
             seconds = options_s(problem, out, number)
             best = min(others, key=lambda n: float(seconds[n]))
@@ -54,13 +62,24 @@ def keeping_terms(built: Built, choice: Array) -> Array:
     return out
 
 
-def _in_terms(now: Way, other: Way) -> bool:
-    """Whether another option differs only in terms of sums instead of replicated tensors."""
-    pairs = [
-        pair for a, b in zip((*now.inputs, *now.outputs), (*other.inputs, *other.outputs), strict=True)
-        for pair in zip(a, b, strict=True) if pair[0] != pair[1]
-    ]  # fmt: skip
-    return bool(pairs) and all(pair == (R, P) for pair in pairs)
+def _comes(built: Built, choice: Array, links: Sequence[Link]) -> list[Sharding]:
+    """How an input is made by the items that make it."""
+    return [built.ways[link.source][choice[link.source]].outputs[link.output] for link in links]
+
+
+def _in_terms(now: Way, other: Way, comes: Sequence[Sequence[Sharding]]) -> bool:
+    """Whether another option differs only in terms instead of replicated tensors, and its inputs are made in terms."""
+    if now == other or any(
+        pair[0] != pair[1] and pair != (R, P)
+        for a, b in zip((*now.inputs, *now.outputs), (*other.inputs, *other.outputs), strict=True)
+        for pair in zip(a, b, strict=True)
+    ):
+        return False
+    return all(
+        before == after or all(made[axis] == P for made in comes[place])
+        for place, (a, b) in enumerate(zip(now.inputs, other.inputs, strict=True))
+        for axis, (before, after) in enumerate(zip(a, b, strict=True))
+    )
 
 
 def reshards_of(built: Built, choice: Array) -> tuple[Reshard, ...]:
