@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from steptime.captured.graph import TensorType
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
@@ -17,6 +17,7 @@ from steptime.sharding.options import strategies
 from steptime.sharding.placement import Placement, R, Sharding, divides, placement_of, text_of
 from steptime.sharding.problem import pinned
 
+EQUAL: Final = "they are one tensor, or of equal blocks, which have the same shardings"
 Pins = Mapping[int, tuple[int, ...]]
 """Item -> the options that it may have."""
 
@@ -129,15 +130,14 @@ def resolved(built: Built, annotations: Sequence[Annotation]) -> tuple[Annotated
             tensor = named[name]
             _check(built, name, tensor, annotation)
             sharding = _before_views(tensor, annotation.sharding, built.mesh.sizes, f"{annotation}: {name}")
-            one = Annotated(
-                name=name, annotation=annotation, item=tensor.item, output=tensor.output, sharding=sharding
-            )
+            one = Annotated(name=name, annotation=annotation, item=tensor.item, output=tensor.output, sharding=sharding)
             other = found.setdefault((tensor.item, tensor.output), one)
             if other.sharding != sharding:
                 same = f"tensor {name}" if other.name == name else f"tensors {other.name} and {name}"
-                raise UserError(f"annotations {other.annotation} and {annotation} contradict each other for {same}",
-                                hint="" if other.name == name else "they are one tensor, or of equal blocks, which have "
-                                     "the same shardings")  # fmt: skip
+                raise UserError(
+                    f"annotations {other.annotation} and {annotation} contradict each other for {same}",
+                    hint="a tensor has one sharding" if other.name == name else EQUAL,
+                )
     return tuple(found.values())
 
 
@@ -145,15 +145,19 @@ def _check(built: Built, name: str, tensor: Named, annotation: Annotation) -> No
     mesh, sharding, shape = built.mesh, annotation.sharding, tensor.type.shape
     text = "x".join(map(str, shape)) or "a single element"
     if len(sharding) != len(mesh.sizes):
-        raise UserError(f"annotation {annotation} has {counted(len(sharding), 'placement')}, mesh {mesh} has "
-                        f"{len(mesh.sizes)} axes", hint="give one placement for each axis, the outermost first")  # fmt: skip
+        raise UserError(
+            f"annotation {annotation} has {counted(len(sharding), 'placement')}, {mesh} has {len(mesh.sizes)} axes",
+            hint="give one placement for each axis, the outermost first",
+        )
     beyond = next((each for each in sharding if each.dim is not None and each.dim >= len(shape)), None)
     if beyond is not None:
         raise UserError(f"annotation {annotation}: {name} is {text}, it has no dim {beyond.dim}",
                         hint=f"dims are 0 to {len(shape) - 1}" if shape else "it can only be R")  # fmt: skip
     if not divides(shape, sharding, mesh.sizes):
-        raise UserError(f"annotation {annotation}: {name} is {text}, which mesh {mesh} does not divide into equal pieces",
-                        hint=f"axes divide dim d of {text} where S(d) stands")  # fmt: skip
+        raise UserError(
+            f"annotation {annotation}: {name} is {text}, which mesh {mesh} does not divide into equal pieces",
+            hint="where S(d) stands, the sizes of these axes together have to divide dim d",
+        )
 
 
 def _before_views(tensor: Named, sharding: Sharding, sizes: Sequence[int], where: str) -> Sharding:

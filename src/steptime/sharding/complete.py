@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, Literal
@@ -58,14 +57,13 @@ def completed(
         return planned(built, overlaps=overlaps, **limits), None
     annotations = annotations_of(directions.annotate)
     if directions.complete == "propagate":
-        found = propagated(built, annotations) if annotations else laid_out(built, directions.layout or "")
-        return _plan(built, found.choice, overlaps, "it follows from annotations or a layout; nothing was searched"), found
-    if annotations:
+        follows = propagated(built, annotations) if annotations else laid_out(built, directions.layout or "")
+        return _plan(built, follows.choice, overlaps), follows
+    found = None if annotations else laid_out(built, directions.layout or "")
+    if found is None:
         annotated = resolved(built, annotations)
         pins, names = pins_of(built, annotated), [each.name for each in annotated]
-        found = None
     else:
-        found = laid_out(built, directions.layout or "")
         pins = found.pins
         names = [built.flow.items[item].name for item in pins]
     try:
@@ -74,8 +72,9 @@ def completed(
         raise UserError(f"with the given shardings of {first_few(names, SHOWN)}: {error}") from None
 
 
-def _plan(built: Built, choice: Array, overlaps: bool, stop: str) -> ShardingPlan:
+def _plan(built: Built, choice: Array, overlaps: bool) -> ShardingPlan:
     """A choice as a plan; its bound is 0, because nothing bounds what was not searched."""
+    stop = "it follows from annotations or a layout; nothing was searched"
     plan = ShardingPlan(
         built=built, choice=choice, overlaps=overlaps, bound_s=0.0, stop=stop, cpu_s=0.0, solutions=()
     )  # fmt: skip

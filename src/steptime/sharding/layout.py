@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Final
 
 import numpy as np
@@ -247,8 +247,10 @@ def parse_layout(text: str) -> tuple[tuple[str, str], ...]:
     for part in text.split(","):
         dim, colon, axis = (each.strip() for each in part.rpartition(":"))
         if not (dim and colon and axis):
-            raise UserError(f"{shorten(part.strip())!r} in a layout is no dim with its axis",
-                            hint='write "batch:data, heads:model", or a dim of a tensor: "tokens.weight[0]:model"')  # fmt: skip
+            raise UserError(
+                f"{shorten(part.strip())!r} in a layout is no dim with its axis",
+                hint='write "batch:data, heads:model", or a dim of a tensor: "tokens.weight[0]:model"',
+            )
         out.append((dim, axis))
     return tuple(out)
 
@@ -277,8 +279,8 @@ def _entry(built: Built, dims: Dims, name: str, axis: str) -> _Entry:
     known = dims.named.get(ALIASES.get(name, name))
     if known is None:
         sizes = ", ".join(f"{each.name} ({first_few(list(map(str, each.sizes)), 4)})" for each in dims.named.values())
-        raise UnknownNameError("dim", name, dims.named, where=f"layout {text}",
-                               always=f'the module has: {sizes}; others by a tensor: "tokens.weight[0]:{axis}"')  # fmt: skip
+        always = f'the module has: {sizes}; others by a tensor: "tokens.weight[0]:{axis}"'
+        raise UnknownNameError("dim", name, dims.named, where=f"layout {text}", always=always)
     return _Entry(text=text, axis=number, classes=known.classes)
 
 
@@ -329,8 +331,11 @@ def _check_apart(dims: Dims, axes: Mapping[At, int], taken: Mapping[int, _Entry]
         first = seen.setdefault((tensor, axis), (tensor, dim))
         if first != (tensor, dim):
             texts = sorted({taken[dims.class_of[first]].text, taken[dims.class_of[tensor, dim]].text})
-            raise UserError(f"layout: {' and '.join(texts)} put dims {first[1]} and {dim} of one tensor on one axis: "
-                            f"{dims.tensors.text(tensor)}", hint="put one of them on another axis, or leave it out")  # fmt: skip
+            raise UserError(
+                f"layout: {' and '.join(texts)} put dims {first[1]} and {dim} of one tensor on one axis: "
+                f"{dims.tensors.text(tensor)}",
+                hint="put one of them on another axis, or leave it out",
+            )
 
 
 def _size(dims: Dims, at: At) -> int:
@@ -370,7 +375,9 @@ def _asked(tensors: Tensors, item: int, axis: int, axes: Mapping[At, int]) -> bo
 
 def _fits(tensors: Tensors, item: int, way: Way, axis: int, axes: Mapping[At, int]) -> bool:
     """Whether each tensor of an item is sharded along an axis as the layout has it, or there a term of a reduction."""
-    ports = [*zip(tensors.inputs[item], way.inputs, strict=False), *zip(tensors.outputs[item], way.outputs, strict=True)]
+    ports = chain(
+        zip(tensors.inputs[item], way.inputs, strict=False), zip(tensors.outputs[item], way.outputs, strict=True)
+    )
     for tensor, sharding in ports:
         type = tensors.types[tensor]
         asked = next((d for d in range(type.rank) if type.shape[d] > 1 and axes.get((tensor, d)) == axis), None)

@@ -2,13 +2,14 @@
 
 Along each axis of the mesh an operator splits one of its dims or none. A tensor whose sharding is known makes its
 operators, forward and backward, split the dim that it is split by, and their other tensors follow. Levels of
-:data:`LEVELS` take part one after another, each with all before it, until nothing changes: first what every element
-has alone, then dims that pass through, then products, then splits within which devices communicate. A weight alone decides of
-a product, and after all products of other operators: biases and norms follow activations. Shardings along
-different axes of one tensor are merged. Where two options meet in one operator, that stays which came first; of two
-that come together, the one that more bytes of activations agree with, then of weights. The sharding of a parameter goes
-back into the computation of its gradient last of all, where nothing else has decided. What nothing reaches is replicated,
-or, in a linear operator that gets terms of sums, goes on in terms where that takes less time.
+:data:`LEVELS` take part one after another, each with all before it, until nothing changes: what every element has
+alone, dims that pass through, products, splits within which devices communicate. A weight alone decides of a product,
+and after all products of other operators: biases and norms follow activations. The sharding of a parameter goes back
+into the computation of its gradient last of all, where nothing else has decided.
+
+Shardings along different axes of one tensor are merged. Where two options meet in one operator, that stays which came
+first; of two that come together, the one that more bytes of activations agree with, then of weights. What nothing
+reaches is replicated, or, in a linear operator that gets terms of sums, goes on in terms where that takes less time.
 
 Source: Xu et al., "GSPMD", arXiv 2105.04663, section 3.5: priorities, merging, fixed point.
 """
@@ -171,7 +172,7 @@ class _Spread:
     def sweep(self, level: int) -> bool:
         """Every operator once forward and once backward; whether one took an option."""
         order = range(len(self.items))
-        return any([self._decide(item, level) for turn in (order, reversed(order)) for item in turn])
+        return sum(self._decide(item, level) for turn in (order, reversed(order)) for item in turn) > 0
 
     def _decide(self, item: int, level: int) -> bool:
         if len(self.options[item]) == 1:
@@ -187,7 +188,7 @@ class _Spread:
                 if number and level_of(self.items[item].node.op, option) <= level
             ]
             for activations, weights, number in sorted(found, reverse=True):
-                if (activations or weights and level >= of_weights) and self._possible(item, axis, -number):
+                if (activations or (weights and level >= of_weights)) and self._possible(item, axis, -number):
                     self._take(item, axis, -number)
                     changed = True
                     break

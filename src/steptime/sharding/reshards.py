@@ -1,4 +1,4 @@
-"""What moves in a choice of shardings: terms of sums that are better added later, and every tensor that is resharded."""
+"""What moves in a choice of shardings: terms of sums that are better added later, and tensors that are resharded."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def shard(
     return Sharded(
         model=program.name, cluster=machines.name, flow=flow, best=best, tried=tuple(tried), limit_bytes=limit,
         given=given,
-    )
+    )  # fmt: skip
 
 
 def _captured(model: str, machines: Cluster, **given: Any) -> Program:

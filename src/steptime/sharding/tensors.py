@@ -1,4 +1,4 @@
-"""Tensors of a flow, and which dims of two tensors are the same dim: through operators, views, and from maker to reader.
+"""Tensors of a flow, and which of their dims are one dim: through operators, views, and from maker to reader.
 
 What an operator reads has a place of its own next to what was made, because equal blocks read from several makers.
 """
@@ -82,7 +82,7 @@ class _Numbering:
             outputs.append(made)
             inputs.append(read if item.kind == "operator" else made)
         for link in self.flow.links:
-            at, looks = outputs[link.source][link.output], ()
+            at, looks = outputs[link.source][link.output], tuple[Look, ...]()
             for look in link.looks:
                 looks = (*looks, look)
                 at = self._view(at, (link.source, link.output, looks))
@@ -100,7 +100,9 @@ class _Numbering:
     def _view(self, before: int, key: tuple[int, int, tuple[Look, ...]]) -> int:
         if key not in self.views:
             item, look = self.flow.items[key[0]], key[2][-1]
-            made = self.views[key] = self._new(look.node.outputs[look.output], f"{item.name}, seen by {look.node.op}", "", 0)
+            made = self.views[key] = self._new(
+                look.node.outputs[look.output], f"{item.name}, seen by {look.node.op}", "", 0
+            )
             dims = []
             for option in options(look.node):
                 a, b = option.inputs[0].dim, option.outputs[look.output].dim

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sharded_modules import gpt, shardings  # noqa: E402
-from steptime.errors import UserError  # noqa: E402
-from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved  # noqa: E402
-from steptime.sharding.build import shardings_of  # noqa: E402
-from steptime.sharding.complete import Directions, completed  # noqa: E402
-from steptime.sharding.placement import R, text_of  # noqa: E402
-from steptime.sharding.planner import planned  # noqa: E402
-from steptime.sharding.propagate import propagated  # noqa: E402
+from sharded_modules import gpt, shardings
+from steptime.errors import UserError
+from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved
+from steptime.sharding.build import shardings_of
+from steptime.sharding.complete import Directions, completed
+from steptime.sharding.placement import R, text_of
+from steptime.sharding.planner import planned
+from steptime.sharding.propagate import propagated
 
 
 def problem():
@@ -25,7 +25,7 @@ def problem():
 
 def test_parameters_of_all_blocks_inputs_and_results_have_names():
     named = named_tensors(problem().flow)
-    assert {"tokens.weight", "input.0", "blocks.0.mlp.0.weight", "blocks.2.mlp.0.weight", "blocks.2.mlp", "norm"} <= {*named}
+    assert {"tokens.weight", "input.0", "blocks.0.mlp.0.weight", "blocks.2.mlp.0.weight", "norm"} <= {*named}
     assert named["blocks.1.attention"].type.shape == (8, 64, 128)
     assert named["blocks.1.mlp.0.weight"].item == named["blocks.2.mlp.0.weight"].item
 
@@ -37,12 +37,12 @@ def test_a_result_behind_views_is_a_sharding_of_what_the_operator_made():
 
 
 @pytest.mark.parametrize("texts, message", [
-    (["*.mlp.0.weight=R S(0)", "blocks.0.mlp.0.weight=R S(1)"],
-     r"\*.mlp.0.weight=R S\(0\) and blocks.0.mlp.0.weight=R S\(1\) contradict each other for tensor blocks.0.mlp.0.weight"),
+    (["*.mlp.0.weight=R S(0)", "head.weight=R R", "blocks.0.mlp.0.weight=R S(1)"],
+     r"\*.mlp.0.weight=R S\(0\) and blocks.0.mlp.0.weight=R S\(1\) contradict .* for tensor blocks.0.mlp.0.weight"),
     (["blocks.1.norm_1.bias=R S(0)", "blocks.2.norm_1.bias=R R"],
      "contradict each other for tensors blocks.1.norm_1.bias and blocks.2.norm_1.bias\n.*equal blocks"),
     (["tokens.weight=R S(2)"], "tokens.weight is 1000x128, it has no dim 2"),
-    (["tokens.weight=R"], "has 1 placement, mesh data=2 x model=4 has 2 axes"),
+    (["tokens.weight=R"], "has 1 placement, data=2 x model=4 has 2 axes"),
     (["head.weight=S(0) S(0) S(0)"], "has 3 placements"),
     (["input.0=S(0) S(0)", "blocks.*.mlp.0=S(0) S(1)"], r"S\(0\) S\(1\) is no sharding of what view sees as 8x64x512"),
     (["token.weight=R R"], "there is no parameter, input or module 'token.weight'\n  did you mean tokens.weight"),
@@ -59,7 +59,7 @@ def test_a_dim_that_no_axis_divides_is_an_error():
     from sharded_modules import on_mesh
 
     odd = on_mesh(problem().flow.program, data=3, model=4)
-    with pytest.raises(UserError, match="tokens.weight is 1000x128, which mesh data=3 x model=4 does not divide"):
+    with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=3 x model=4 does not divide"):
         resolved(odd, annotations_of(["tokens.weight=S(0) R"]))
 
 
@@ -100,8 +100,8 @@ def test_whatever_is_annotated_is_kept_and_the_rest_is_legal(seed):
     draw, flow, sizes = random.Random(seed), problem().flow, problem().mesh.sizes
     names = draw.sample([*flow.of_parameter, "input.0", "input.1"], 6)
     named = named_tensors(flow)
-    texts = {named[name].item: f"{name}={text_of(draw.choice(shardings_of(named[name].type, sizes)))}" for name in names}
-    annotations = annotations_of([*texts.values()])
+    chosen_for = {named[name].item: (name, draw.choice(shardings_of(named[name].type, sizes))) for name in names}
+    annotations = annotations_of([f"{name}={text_of(sharding)}" for name, sharding in chosen_for.values()])
     found = propagated(problem(), annotations)
     assert math.isfinite(sum(problem().parts_s(found.choice)))
     for each in resolved(problem(), annotations):
@@ -140,3 +140,29 @@ def test_a_layout_leaves_other_axes_to_the_solver():
 def test_directions_that_cannot_be_are_errors(given, message):
     with pytest.raises(UserError, match=message):
         Directions(**given)
+
+
+def test_weights_split_over_the_axis_of_the_batch_are_fully_sharded_data_parallelism():
+    """Gathered for forward and for backward, gradients reduced and scattered, nothing else but the loss."""
+    found = propagated(problem(), annotations_of(["input.*=S(0) R; *.weight=S(0) R; *.bias=S(0) R"]))
+    parameters = set(problem().flow.of_parameter)
+    for each in found.reshards:
+        steps = [step.kind for step in each.route.steps if step.collective]
+        if each.source in parameters:
+            assert steps == ["all_gather"], each
+        elif each.target.endswith("(update)"):
+            assert steps == ["reduce_scatter"], each
+        else:
+            assert "loss" in each.source, each
+    gathered = [each.target for each in found.reshards if each.source == "blocks.1.mlp.0.weight"]
+    assert set(gathered) == {"blocks.1.mlp.0: addmm", "blocks.2.mlp.0: mm"}
+
+
+def test_gradients_of_three_projections_in_terms_are_added_up_once():
+    found = propagated(problem(), annotations_of(["input.*=S(0) R; *.[qkv].weight=R S(0)"]))
+    sums = [
+        [text_of(sharding) for sharding in (*way.inputs, *way.outputs)]
+        for item, way in zip(problem().flow.items, chosen(found.choice), strict=True)
+        if item.phase == "backward" and item.name.startswith("blocks.0.attention") and item.node.op == "add"
+    ]  # fmt: skip
+    assert sums == [["S(0) P"] * 3] * 2
