@@ -217,4 +217,4 @@ def annotations_of(texts: Sequence[str]) -> tuple[Annotation, ...]:
     >>> len(annotations_of(["a=S(0) R; b=R R", "c=R S(1)"]))
     3
     """
-    return tuple(annotation_of(part) for text in texts for part in _PARTS.split(text) if part.strip())
+    return tuple(annotation_of(part) for text in texts for part in _PARTS.split(text.strip("; \n")))

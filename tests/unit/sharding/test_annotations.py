@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_a_result_behind_views_is_a_sharding_of_what_the_operator_made():
     (["input.0=S(0) S(0)", "blocks.*.mlp.0=S(0) S(1)"], r"S\(0\) S\(1\) is no sharding of what view sees as 8x64x512"),
     (["token.weight=R R"], "there is no parameter, input or module 'token.weight'\n  did you mean tokens.weight"),
     (["tokens.weight"], "is no annotation"),
+    ([""], "'' is no annotation"),
     (["tokens.weight=R Q"], "'Q' is no placement"),
     (["blocks.0.mlp.1=P R"], r"blocks.0.mlp.1: gelu cannot give P R"),
 ])  # fmt: skip
@@ -166,3 +168,11 @@ def test_gradients_of_three_projections_in_terms_are_added_up_once():
         if item.phase == "backward" and item.name.startswith("blocks.0.attention") and item.node.op == "add"
     ]  # fmt: skip
     assert sums == [["S(0) P"] * 3] * 2
+
+
+def test_what_does_not_fit_with_what_is_given_is_an_error_with_its_names():
+    small = replace(problem(), limit_bytes=1e5)
+    with pytest.raises(UserError, match=r"with the given shardings of tokens.weight: no shardings fit"):
+        completed(small, Directions(annotate=("tokens.weight=R R",)))
+    spread, _ = completed(small, Directions(annotate=("tokens.weight=R R",), complete="propagate"))
+    assert spread.stop.endswith("memory is above the limit")

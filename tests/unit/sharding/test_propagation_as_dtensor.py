@@ -59,7 +59,7 @@ COLUMNS_AND_ROWS = "input.0=S(0) R; 1.weight=R S(0); 1.bias=R S(0); 3.weight=R S
 HEADS = "input.0=S(0) R; [qkv].weight=R S(0); out.weight=R S(1)"
 SAME = {}
 FLATTENED = "batch and heads in one dim: heads lie in strides there, which DTensor notes and no plain placement can"
-SUMMED = "DTensor keeps terms where it came with terms"
+SUMMED = "DTensor passes terms on to a linear operator; we only do where that takes less time than adding them up"
 SOFTMAX = "we split softmax over its classes and add up rows inside; DTensor gathers its input, with all that follows"
 CASES = {
     "data parallel MLP": (mlp, "input.0=S(0) R", SAME),
