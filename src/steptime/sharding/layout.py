@@ -133,7 +133,7 @@ def _joined(tensors: Tensors) -> Iterator[list[At]]:
             if option.dim != "dispatched":
                 yield [(tensor, dim) for tensor, dim in tensors.ports(number, option) if dim is not None]
     for tie in tensors.ties:
-        for a, b, _ in tie.dims:
+        for a, b in tie.dims:
             yield [(tie.first, a), (tie.second, b)]
 
 

@@ -258,9 +258,10 @@ class _Spread:
             if mark is None or mark.placement.dim is None:
                 continue
             for tie in self.ties.get(here, ()):
-                for a, b, units in tie.dims:
-                    known = a == mark.placement.dim and units % self.sizes[axis] == 0
-                    if known and self._put(tie.second, axis, _Mark(shard(b), mark.annotated, (here, -1))):
+                for a, b in tie.dims:
+                    if a == mark.placement.dim and self._put(
+                        tie.second, axis, _Mark(shard(b), mark.annotated, (here, -1))
+                    ):
                         waiting.append(tie.second)
 
     # -- result ---------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ class Tie:
 
     first: int
     second: int
-    dims: tuple[tuple[int, int, int], ...]
-    """Dim of the first, dim of the second, and into how many pieces both can be split at most."""
+    dims: tuple[tuple[int, int], ...]
+    """Dim of the first and dim of the second; both are split into the same pieces where an axis divides both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +107,14 @@ class _Numbering:
             for option in options(look.node):
                 a, b = option.inputs[0].dim, option.outputs[look.output].dim
                 if option.units > 0 and a is not None and b is not None:
-                    dims.append((a, b, option.units))
+                    dims.append((a, b))
             self.ties[before, made] = Tie(before, made, tuple(dims))
         return self.views[key]
 
     def _same(self, made: int, read: int) -> None:
         if made != read:
             shape = self.types[made].shape
-            dims = tuple((dim, dim, size) for dim, size in enumerate(shape) if size > 1)
+            dims = tuple((dim, dim) for dim, size in enumerate(shape) if size > 1)
             self.ties[made, read] = Tie(made, read, dims)
 
 
@@ -123,5 +123,5 @@ def by_tensor(ties: Iterable[Tie]) -> dict[int, list[Tie]]:
     out: dict[int, list[Tie]] = defaultdict(list)
     for tie in ties:
         out[tie.first].append(tie)
-        out[tie.second].append(Tie(tie.second, tie.first, tuple((b, a, units) for a, b, units in tie.dims)))
+        out[tie.second].append(Tie(tie.second, tie.first, tuple((b, a) for a, b in tie.dims)))
     return out

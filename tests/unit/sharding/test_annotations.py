@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from sharded_modules import gpt, shardings
-from steptime.errors import UserError
-from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved
-from steptime.sharding.build import shardings_of
-from steptime.sharding.complete import Directions, completed
-from steptime.sharding.placement import R, text_of
-from steptime.sharding.planner import planned
-from steptime.sharding.propagate import propagated
+from torch import nn  # noqa: E402
+
+from sharded_modules import gpt, on_mesh, shardings  # noqa: E402
+from steptime.captured.record.step import capture  # noqa: E402
+from steptime.errors import UserError  # noqa: E402
+from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved  # noqa: E402
+from steptime.sharding.build import shardings_of  # noqa: E402
+from steptime.sharding.complete import Directions, completed  # noqa: E402
+from steptime.sharding.placement import R, text_of  # noqa: E402
+from steptime.sharding.planner import planned  # noqa: E402
+from steptime.sharding.propagate import propagated  # noqa: E402
 
 
 def problem():
@@ -58,8 +62,6 @@ def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
 
 
 def test_a_dim_that_no_axis_divides_is_an_error():
-    from sharded_modules import on_mesh
-
     odd = on_mesh(problem().flow.program, data=3, model=4)
     with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=3 x model=4 does not divide"):
         resolved(odd, annotations_of(["tokens.weight=S(0) R"]))
@@ -176,3 +178,32 @@ def test_what_does_not_fit_with_what_is_given_is_an_error_with_its_names():
         completed(small, Directions(annotate=("tokens.weight=R R",)))
     spread, _ = completed(small, Directions(annotate=("tokens.weight=R R",), complete="propagate"))
     assert spread.stop.endswith("memory is above the limit")
+
+
+class Scaled(nn.Module):
+    """A scale by channel, a product, and an element-wise sum with another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.up = nn.Parameter(torch.ones(64)), nn.Linear(64, 128)
+
+    def forward(self, x, y):
+        return self.up(x * self.scale).relu() + y
+
+
+@cache
+def scaled():
+    return on_mesh(capture(Scaled(), [torch.zeros(8, 16, 64), torch.zeros(8, 16, 128)]))
+
+
+@pytest.mark.parametrize("texts, name, inputs, outputs", [
+    ("scale=S(0) R; input.0=S(0) R", "(outside modules): mul", ["S(0) R", "R R"], ["S(0) R"]),  # not its channels
+    ("scale=S(0) R; up.weight=S(0) R", "up: addmm", ["S(0) R", "R R", "S(1) R"], ["S(1) R"]),  # a product
+    ("up.weight=R S(0); input.1=R S(0)", "up: addmm", ["R R", "R S(0)", "R R"], ["R S(0)"]),  # what is element-wise
+    ("input.0=R S(1)", "(outside modules): mul", ["R S(1)", "R R"], ["R S(1)"]),
+    ("input.0=R S(1)", "up: addmm", ["R R", "R R", "R R"], ["R R"]),  # lies in strides behind a view
+    ("scale=R S(0)", "up: addmm", ["R P", "R S(1)", "R S(0)"], ["R P"]),  # nothing else decides
+])  # fmt: skip
+def test_what_decides_of_an_operator(texts, name, inputs, outputs):
+    found = propagated(scaled(), annotations_of([texts]))
+    assert shardings(scaled(), found.choice, name) == (inputs, outputs)
