@@ -146,6 +146,10 @@ class Built:
         )
         return computing, data, inside + moved
 
+    def link_s(self, link: Link, made: Sharding, read: Sharding) -> float:
+        """Seconds of a link from the sharding that was made to the one that is read, once."""
+        return float(self.walker.chain(link, [made], [read])[0, 0])
+
     def with_moments(self, calls: Sequence[int]) -> Built:
         """The same with further points in time at which memory is limited."""
         return replace(self, moments=(*self.moments, *(self.walker.moment(call) for call in calls)))
@@ -260,7 +264,7 @@ class _Builder:
         items = self.flow.items
         for link in self.flow.links:
             source, target = self._end(link.source, False, link.output), self._end(link.target, True, link.input)
-            chain = link.count * self._chain(link, source.shardings, target.shardings)
+            chain = link.count * self.chain(link, source.shardings, target.shardings)
             if link.source == link.target:
                 diagonal = chain[source.of_option, target.of_option]
                 own[link.source] = own.get(link.source, 0.0) + diagonal
@@ -283,7 +287,7 @@ class _Builder:
             found = self._ends[key] = _Ends(shardings=known, of_option=np.array([number[one] for one in each], int))
         return found
 
-    def _chain(self, link: Link, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> Array:
+    def chain(self, link: Link, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> Array:
         """Seconds from each sharding of the value to each that its reader asks for, through all views between."""
         type = self.flow.items[link.source].node.outputs[link.output]
         key = (type, link.looks, tuple(sources), tuple(targets))

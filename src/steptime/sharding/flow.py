@@ -101,6 +101,8 @@ class Flow:
     optimizer_calls: tuple[int, ...]
     owners: dict[int, tuple[int, int]]
     """Storage -> item and output whose sharding says how much of it a device has."""
+    of_call: dict[int, int]
+    """Call -> its item; views and the optimiser have none."""
 
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
@@ -137,6 +139,7 @@ class _Reader:
         self.owners: dict[int, tuple[int, int]] = {}
         self.of_parameter: dict[str, int] = {}
         self.update_of: dict[str, int] = {}
+        self.of_call: dict[int, int] = {}
 
     def flow(self) -> Flow:
         """Everything that was read."""
@@ -167,6 +170,7 @@ class _Reader:
             update_of=self.update_of,
             optimizer_calls=tuple(n for n, call in enumerate(self.program.calls) if call.phase == "optimizer"),
             owners=self.owners,
+            of_call=self.of_call,
         )
 
     def _item(self, key: object, item: Item) -> int:
@@ -185,9 +189,10 @@ class _Reader:
             Item(name=name, kind="operator", node=call.node, count=1, inplace=call.inplace, phase=call.phase),
         )
         for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
-            root, looks = _root(value)
+            root, looks = root_of(value)
             source, output = self._maker(root, storage)
             self.links[(source, output, looks, item, place, False)] += 1
+        self.of_call[number] = item
         for output, storage in enumerate(call.writes):
             self.made[storage] = item, output
             self.owners.setdefault(storage, (item, output))
@@ -224,7 +229,7 @@ class _Reader:
             ),
         )
         self.update_of[parameter.name] = item
-        self.links[(*made, _root(gradient)[1], item, 0, True)] += 1
+        self.links[(*made, root_of(gradient)[1], item, 0, True)] += 1
         self.links[(item, 0, (), own, 0, True)] += 1
 
     def _own_states(self) -> None:
@@ -243,7 +248,7 @@ def _longest(name: str, known: Iterable[str] | dict[str, int]) -> str:
     return name
 
 
-def _root(value: Value) -> tuple[Value, tuple[Look, ...]]:
+def root_of(value: Value) -> tuple[Value, tuple[Look, ...]]:
     """The value behind views, and the views from it on."""
     looks: list[Look] = []
     while value.node.op in VIEWS and value.node.inputs:

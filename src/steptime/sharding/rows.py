@@ -197,7 +197,7 @@ def numbers_of(node: Node, *names: str) -> tuple[int, ...]:
 
 
 def bytes_of(shape: Iterable[int], element_bytes: int) -> int:
-    """Bytes of a tensor of that shape."""
+    """Bytes of a tensor of a shape."""
     out = element_bytes
     for size in shape:
         out *= size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Final
 
@@ -18,10 +18,13 @@ from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.plan.keys import MAX_DEVICES
 from steptime.sharding.build import built
+from steptime.sharding.complete import Complete, Directions, completed
 from steptime.sharding.flow import Flow, flow_of
+from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.placement import text_of
-from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.propagate import Propagated
 
 GAP: Final = 0.01
 SECONDS: Final = 60.0
@@ -41,6 +44,8 @@ class Sharded:
     """Mesh, time of its best step (None: nothing fits), and why its search stopped."""
     limit_bytes: float
     capture_cpu_s: float = 0.0
+    given: Propagated | LaidOut | None = None
+    """How the best shardings follow from annotations or a layout; None: they do not, or the solver decided the rest."""
 
     @property
     def unknown(self) -> list[str]:
@@ -77,6 +82,8 @@ class Sharded:
             "meshes": [{"mesh": mesh, "step_time_s": step_s, "stop": stop} for mesh, step_s, stop in self.tried],
             "parameters": {name: text_of(sharding) for name, sharding in plan.parameters.items()},
             "replicated_operators": {"names": self.unknown, "share_of_compute": self.unknown_share},
+            "conflicts": [str(each) for each in self.given.conflicts] if isinstance(self.given, Propagated) else [],
+            "unmatched": [asdict(each) for each in self.given.unmatched] if isinstance(self.given, LaidOut) else [],
         }
 
 
@@ -94,6 +101,9 @@ def shard(
     loss: str | None = None,
     autocast: str | None = None,
     memory_bytes: float | None = None,
+    annotate: Sequence[str] = (),
+    layout: str | None = None,
+    complete: Complete = "solve",
     overlaps: bool = True,
     gap: float = GAP,
     seconds: float = SECONDS,
@@ -109,6 +119,9 @@ def shard(
         batch: samples of the whole step.
         memory_bytes: memory of a device for tensors; None: what the device has next to the driver's context, without
             the allocator's usual slack; infinite: no limit.
+        annotate: shardings of parameters, inputs and results of modules by pattern: ``blocks.*.mlp.0.weight=R S(0)``.
+        layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
+        complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
         gap: share above the bound at which a search may stop.
         seconds: time limit of each mesh's search.
@@ -136,27 +149,32 @@ def shard(
             autocast=autocast,
         )
     )
+    directions = Directions(annotate=tuple(annotate), layout=layout, complete=complete)
+    if directions and mesh is None:
+        raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
     flow, timer = flow_of(program), Timer(device=machines.device)
     limit = _room(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
-    plans: list[ShardingPlan] = []
+    plans: list[tuple[ShardingPlan, Propagated | LaidOut | None]] = []
     tried: list[tuple[str, float | None, str]] = []
     for number, each in enumerate(meshes):
         if progress is not None:
             progress(number, len(meshes))
         try:
-            plans.append(planned(built(flow, each, timer, limit), overlaps=overlaps, gap=gap, seconds=seconds))
-            tried.append((str(each), plans[-1].step_s, plans[-1].stop))
+            problem = built(flow, each, timer, limit)
+            plans.append(completed(problem, directions, overlaps=overlaps, gap=gap, seconds=seconds))
+            tried.append((str(each), plans[-1][0].step_s, plans[-1][0].stop))
         except UserError as error:
             if len(meshes) == 1:
                 raise
             tried.append((str(each), None, str(error)))
     if not plans:
         raise UserError(f"nothing fits on any mesh of {counted(gpus, 'device')}: {tried[0][2]}")
-    best = min(plans, key=lambda plan: plan.step_s)
+    best, given = min(plans, key=lambda plan: plan[0].step_s)
     return Sharded(
-        model=program.name, cluster=machines.name, flow=flow, best=best, tried=tuple(tried), limit_bytes=limit
-    )
+        model=program.name, cluster=machines.name, flow=flow, best=best, tried=tuple(tried), limit_bytes=limit,
+        given=given,
+    )  # fmt: skip
 
 
 def _captured(model: str, machines: Cluster, **given: Any) -> Program:
