@@ -151,8 +151,10 @@ def _check(built: Built, name: str, tensor: Named, annotation: Annotation) -> No
         )
     beyond = next((each for each in sharding if each.dim is not None and each.dim >= len(shape)), None)
     if beyond is not None:
-        raise UserError(f"annotation {annotation}: {name} is {text}, it has no dim {beyond.dim}",
-                        hint=f"dims are 0 to {len(shape) - 1}" if shape else "it can only be R")  # fmt: skip
+        raise UserError(
+            f"annotation {annotation}: {name} is {text}, it has no dim {beyond.dim}",
+            hint=f"dims are 0 to {len(shape) - 1}" if shape else "it can only be R",
+        )
     if not divides(shape, sharding, mesh.sizes):
         raise UserError(
             f"annotation {annotation}: {name} is {text}, which mesh {mesh} does not divide into equal pieces",
@@ -192,8 +194,11 @@ def pins_of(built: Built, annotated: Sequence[Annotated]) -> dict[int, tuple[int
         kept = tuple(n for n in left if all(map(agrees, each.sharding, ways[n].outputs[each.output])))
         if not kept:
             known = sorted({text_of(ways[n].outputs[each.output]) for n in left})
-            raise UserError(f"annotation {each.annotation}: {built.flow.items[each.item].name} cannot give "
-                            f"{text_of(each.sharding)}", hint=f"it gives {first_few(known, 12)}")  # fmt: skip
+            raise UserError(
+                f"annotation {each.annotation}: {built.flow.items[each.item].name} cannot give "
+                f"{text_of(each.sharding)}",
+                hint=f"it gives {first_few(known, 12)}",
+            )
         out[each.item] = kept
     return out
 

@@ -28,8 +28,10 @@ class Directions:
 
     def __post_init__(self) -> None:
         if self.annotate and self.layout is not None:
-            raise UserError("annotations and a layout together", hint="give one of them; a layout can name a dim of a "
-                            'tensor: "tokens.weight[0]:model"')  # fmt: skip
+            raise UserError(
+                "annotations and a layout together",
+                hint='give one of them; a layout can name a dim of a tensor: "tokens.weight[0]:model"',
+            )
         if self.complete not in ("solve", "propagate"):
             raise UserError(f"complete={self.complete!r}", hint="it is solve or propagate")
         if self.complete == "propagate" and not self:
@@ -75,9 +77,7 @@ def completed(
 def _plan(built: Built, choice: Array, overlaps: bool) -> ShardingPlan:
     """A choice as a plan; its bound is 0, because nothing bounds what was not searched."""
     stop = "it follows from annotations or a layout; nothing was searched"
-    plan = ShardingPlan(
-        built=built, choice=choice, overlaps=overlaps, bound_s=0.0, stop=stop, cpu_s=0.0, solutions=()
-    )  # fmt: skip
+    plan = ShardingPlan(built=built, choice=choice, overlaps=overlaps, bound_s=0.0, stop=stop, cpu_s=0.0, solutions=())
     if built.limit_bytes < inf and plan.memory_bytes.max() > built.limit_bytes:
         return replace(plan, stop=f"{stop}; memory is above the limit")
     return plan

@@ -173,10 +173,12 @@ def _of_tokens(name: str) -> Callable[[Dims], Iterator[At]]:
     def found(dims: Dims) -> Iterator[At]:
         tensors, items = dims.tensors, dims.tensors.flow.items
         looked_up = {
-            link.target for link in tensors.flow.links
-            if items[link.target].node.op == "embedding" and items[link.source].node.op == "input"
+            link.target
+            for link in tensors.flow.links
+            if items[link.target].node.op == "embedding"
+            and items[link.source].node.op == "input"
             and items[link.source].node.outputs[0].dtype not in FLOATS
-        }  # fmt: skip
+        }
         for number in sorted(looked_up):
             for option in splits(items[number]):
                 if option.dim == name:
@@ -212,14 +214,15 @@ _CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable", "cud
 NAMES: Final[Mapping[str, Callable[[Dims], Iterator[At]]]] = {
     "batch": _input_dim(0),
     "sequence": _input_dim(1, 2, 3),
-    "height": _input_dim(2, 4, 5), "width": _input_dim(3, 4, 5),
+    "height": _input_dim(2, 4, 5),
+    "width": _input_dim(3, 4, 5),
     "vocabulary": _both(_of_tokens("rows"), _split(("classes",))),
     "hidden": _either(_of_tokens("width"), _split(("width0", "width1", "width2", "width3"), _NORMS)),
     "heads": _split(("heads",)),
     "experts": _split(("experts",)),
     "channels": _split(("in", "out", "groups"), _CONVOLUTIONS),
     "ffn": _between_weights,
-}  # fmt: skip
+}
 """Name -> where such dims occur. Batch: dim 0 of the inputs; sequence: dim 1 of those of two or three dims; hidden: the
 width of the token table, else of the norms; ffn: what one matrix makes and another one reads, and has no other name."""
 
@@ -289,8 +292,10 @@ def _of_example(built: Built, dims: Dims, pattern: str, dim: int) -> Iterator[in
     for name in matching(named, pattern):
         tensor = named[name]
         if dim >= tensor.type.rank:
-            raise UserError(f"layout {pattern}[{dim}]: {name} is {'x'.join(map(str, tensor.type.shape))}",
-                            hint=f"dims are 0 to {tensor.type.rank - 1}")  # fmt: skip
+            raise UserError(
+                f"layout {pattern}[{dim}]: {name} is {'x'.join(map(str, tensor.type.shape))}",
+                hint=f"dims are 0 to {tensor.type.rank - 1}",
+            )
         number = dims.tensors.outputs[tensor.item][tensor.output]
         if tensor.looks:
             number = dims.tensors.views.get((tensor.item, tensor.output, tensor.looks), number)
@@ -306,8 +311,11 @@ def _axes_of(dims: Dims, entries: Sequence[_Entry], mesh: Mesh) -> dict[At, int]
         for number in sorted(entry.classes):
             other = taken.setdefault(number, entry)
             if other.axis != entry.axis:
-                raise UserError(f"layout: {other.text} and {entry.text} put one dim on two axes: "
-                                f"{_examples(dims, dims.members[number])}", hint="a dim has one axis")  # fmt: skip
+                raise UserError(
+                    f"layout: {other.text} and {entry.text} put one dim on two axes: "
+                    f"{_examples(dims, dims.members[number])}",
+                    hint="a dim has one axis",
+                )
             uneven = [at for at in dims.members[number] if _size(dims, at) % mesh.sizes[entry.axis]]
             uneven = [at for at in uneven if _size(dims, at) > 1]
             if uneven:

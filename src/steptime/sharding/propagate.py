@@ -34,8 +34,13 @@ from steptime.sharding.placement import Placement, R, Sharding, divides, shard
 from steptime.sharding.reshards import Reshard, keeping_terms, reshards_of
 from steptime.sharding.tensors import Tensors, by_tensor, splits, tensors_of
 
-LEVELS: Final = ("element-wise", "dims that pass through", "products", "splits with communication inside",
-                 "gradients as their update needs them")  # fmt: skip
+LEVELS: Final = (
+    "element-wise",
+    "dims that pass through",
+    "products",
+    "splits with communication inside",
+    "gradients as their update needs them",
+)
 PRODUCTS_LEVEL: Final = 2
 """Level at which a weight alone decides of a product."""
 INSIDE_LEVEL: Final = 3
@@ -286,11 +291,13 @@ class _Spread:
                     self._against(item, axis, self.options[item][number])
         return [
             Conflict(
-                tensor=self.tensors.text(tensor), axis=self.built.mesh.names[axis],
-                kept=self._origin(kept, axis), dropped=self._origin(dropped, axis),
+                tensor=self.tensors.text(tensor),
+                axis=self.built.mesh.names[axis],
+                kept=self._origin(kept, axis),
+                dropped=self._origin(dropped, axis),
             )
             for (tensor, axis), (kept, dropped) in self.met.items()
-        ]  # fmt: skip
+        ]
 
     def _against(self, item: int, axis: int, option: Option) -> None:
         """Tensors of an operator that are split by another dim than the operator has them."""

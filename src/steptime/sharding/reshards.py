@@ -97,9 +97,14 @@ def _of_link(built: Built, choice: Array, link: Link) -> Reshard | None:
     if not seconds:
         return None
     return Reshard(
-        source=items[link.source].name, target=items[link.target].name, made=made, read=read,
-        looks=tuple(look.node.op for look in link.looks), route=_route(built, link, made, read), seconds=seconds,
-    )  # fmt: skip
+        source=items[link.source].name,
+        target=items[link.target].name,
+        made=made,
+        read=read,
+        looks=tuple(look.node.op for look in link.looks),
+        route=_route(built, link, made, read),
+        seconds=seconds,
+    )
 
 
 def _route(built: Built, link: Link, made: Sharding, read: Sharding) -> Route | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Final
@@ -152,29 +152,59 @@ def shard(
     directions = Directions(annotate=tuple(annotate), layout=layout, complete=complete)
     if directions and mesh is None:
         raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
+    how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds}
     flow, timer = flow_of(program), Timer(device=machines.device)
     limit = _room(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
-    plans: list[tuple[ShardingPlan, Propagated | LaidOut | None]] = []
+    plans, tried = _each_mesh(
+        [(each, partial(_completed, flow, each, timer, limit, directions, how)) for each in meshes],
+        progress,
+    )
+    best, given = min(plans, key=lambda plan: plan[0].step_s)
+    return Sharded(
+        model=program.name,
+        cluster=machines.name,
+        flow=flow,
+        best=best,
+        tried=tuple(tried),
+        limit_bytes=limit,
+        given=given,
+    )
+
+
+def _completed(
+    flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
+) -> Completed:
+    """The plan of one mesh."""
+    return completed(built(flow, mesh, timer, limit_bytes), directions, **how)
+
+
+Completed = tuple[ShardingPlan, Propagated | LaidOut | None]
+
+
+def _each_mesh(
+    meshes: Sequence[tuple[Mesh, Callable[[], Completed]]], progress: Callable[[int, int], None] | None
+) -> tuple[list[Completed], list[tuple[str, float | None, str]]]:
+    """Plans of the meshes on which something fits, and what became of each mesh.
+
+    Raises:
+        UserError: nothing fits on any of them.
+    """
+    plans: list[Completed] = []
     tried: list[tuple[str, float | None, str]] = []
-    for number, each in enumerate(meshes):
+    for number, (mesh, plan) in enumerate(meshes):
         if progress is not None:
             progress(number, len(meshes))
         try:
-            problem = built(flow, each, timer, limit)
-            plans.append(completed(problem, directions, overlaps=overlaps, gap=gap, seconds=seconds))
-            tried.append((str(each), plans[-1][0].step_s, plans[-1][0].stop))
+            plans.append(plan())
+            tried.append((str(mesh), plans[-1][0].step_s, plans[-1][0].stop))
         except UserError as error:
             if len(meshes) == 1:
                 raise
-            tried.append((str(each), None, str(error)))
+            tried.append((str(mesh), None, str(error)))
     if not plans:
-        raise UserError(f"nothing fits on any mesh of {counted(gpus, 'device')}: {tried[0][2]}")
-    best, given = min(plans, key=lambda plan: plan[0].step_s)
-    return Sharded(
-        model=program.name, cluster=machines.name, flow=flow, best=best, tried=tuple(tried), limit_bytes=limit,
-        given=given,
-    )  # fmt: skip
+        raise UserError(f"nothing fits on any of {counted(len(meshes), 'mesh', str(len(meshes)))}: {tried[0][2]}")
+    return plans, tried
 
 
 def _captured(model: str, machines: Cluster, **given: Any) -> Program:

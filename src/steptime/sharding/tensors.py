@@ -88,9 +88,14 @@ class _Numbering:
                 at = self._view(at, (link.source, link.output, looks))
             self._same(at, inputs[link.target][link.input])
         return Tensors(
-            flow=self.flow, types=tuple(self.types), names=tuple(self.names), outputs=tuple(outputs),
-            inputs=tuple(inputs), ties=tuple(self.ties.values()), views=self.views,
-        )  # fmt: skip
+            flow=self.flow,
+            types=tuple(self.types),
+            names=tuple(self.names),
+            outputs=tuple(outputs),
+            inputs=tuple(inputs),
+            ties=tuple(self.ties.values()),
+            views=self.views,
+        )
 
     def _new(self, type: TensorType, name: str, role: str, number: int) -> int:
         self.types.append(type)
