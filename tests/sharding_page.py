@@ -133,7 +133,7 @@ def page():
     lines += [f"**Not asked:** {'; '.join(f'`{name}` ({why})' for name, why in NOT_ASKED.items())}.", ""]
     lines += [
         "## Coverage", "",
-        "Training steps in full (forward, backward, optimiser) on an H100; what can be split has more strategies on "
+        "Training steps (forward, backward, optimiser) on an H100; what can be split has more strategies on "
         "the mesh than the replicated one. A call on a list of tensors counts as one.", "", *coverage(), "",
     ]  # fmt: skip
     lines += ["## Dims", "", "As the tests have them; a dim is batch-like where nothing else is said.", ""]

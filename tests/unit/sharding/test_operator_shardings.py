@@ -59,16 +59,39 @@ def test_a_halo_is_divided_by_the_other_axis():
     assert (whole, images) == (2 * 8 * 8 * 16 * 8, whole // 4)
 
 
-def test_rows_of_a_table_are_terms_with_a_mask():
-    sample = SAMPLES["embedding"]
-    found = option(sample.node, "rows")
-    assert found.masked and list(map(str, (*found.inputs, *found.outputs))) == ["S(0)", "R", "P"]
-    (table, indices), total = sample.tensors, 0
-    for n, piece in enumerate(table.chunk(2)):
-        own = indices // 12 == n
-        rows = call(local_node(sample.node, strategy(sample.node, "rows"), (2,), Nodes()), [piece, indices % 12])[0]
-        total = total + rows * own[..., None]
+@pytest.mark.parametrize("name, dim, at", [("embedding", "rows", 0), ("index", "row0", 0), ("index_select", "row", 1),
+                                           ("gather", "row", 1), ("gather:part", "row", 1)])  # fmt: skip
+def test_rows_that_are_read_are_terms_with_a_mask(name, dim, at):
+    """Each device reads the rows of its piece, and zeros in place of the others."""
+    sample = SAMPLES[name]
+    found, (table, indices), total = option(sample.node, dim), sample.tensors, 0
+    assert found.masked and list(map(str, (*found.inputs, *found.outputs))) == [f"S({at})", "R", "P"]
+    half = table.shape[at] // 2
+    for n, piece in enumerate(table.chunk(2, at)):
+        own = indices // half == n
+        rows = call(local_node(sample.node, strategy(sample.node, dim), (2,), Nodes()), [piece, indices % half])[0]
+        while own.ndim < rows.ndim:
+            own = own[..., None]
+        total = total + rows * (own if name != "index_select" else own.reshape(1, -1, 1))
     torch.testing.assert_close(total, sample.results[0])
+
+
+@pytest.mark.parametrize("name, dim, index, values", [("embedding_dense_backward", "rows", 1, 0),
+                                                      ("index_put", "row0", 1, 2), ("scatter_add", "row", 1, 2)])  # fmt: skip
+def test_rows_that_are_written_are_pieces_with_a_mask(name, dim, index, values):
+    """Each device adds what goes into its piece, and zeros in place of the others."""
+    sample = SAMPLES[name]
+    at = option(sample.node, dim).outputs[0].dim
+    node, half = local_node(sample.node, strategy(sample.node, dim), (2,), Nodes()), sample.results[0].shape[at] // 2
+    made = []
+    for n in range(2):
+        given = [t.chunk(2, at)[n].clone() if name != "embedding_dense_backward" and k == 0 else t.clone()
+                 for k, t in enumerate(sample.tensors)]  # fmt: skip
+        own = given[index] // half == n
+        given[values] = given[values] * (own if own.ndim == given[values].ndim else own[..., None])
+        given[index] = given[index] % half
+        made.append(call(node, given)[0])
+    torch.testing.assert_close(torch.cat(made, at), sample.results[0])
 
 
 def test_classes_of_a_loss_are_terms_with_a_mask():
