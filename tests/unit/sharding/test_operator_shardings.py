@@ -77,7 +77,8 @@ def test_rows_that_are_read_are_terms_with_a_mask(name, dim, at):
 
 
 @pytest.mark.parametrize("name, dim, index, values", [("embedding_dense_backward", "rows", 1, 0),
-                                                      ("index_put", "row0", 1, 2), ("scatter_add", "row", 1, 2)])  # fmt: skip
+                                                      ("index_put", "row0", 1, 2),
+                                                      ("scatter_add", "row", 1, 2)])  # fmt: skip
 def test_rows_that_are_written_are_pieces_with_a_mask(name, dim, index, values):
     """Each device adds what goes into its piece, and zeros in place of the others."""
     sample = SAMPLES[name]
