@@ -29,6 +29,8 @@ R, P = placement_of("R"), placement_of("P")
 EXHAUSTIVE = 700
 """Combinations along one axis up to which all are asked for."""
 DRAWN = 150
+ON_MESH = 25
+"""Combinations along one axis up to which all of the mesh are asked for."""
 
 
 def ours_to_theirs(placement):
@@ -39,11 +41,9 @@ def ours_to_theirs(placement):
 
 def _changed(src_strategy, dst_spec):
     """In place of times of resharding, which take most of the time: whether there is any; a mask is none."""
-    masked = [type(each).__name__ == "_MaskPartial" for each in dst_spec.placements]
-    return [
-        float(any(a != b and not m for a, b, m in zip(each.output_spec.placements, dst_spec.placements, masked, strict=True)))
-        for each in src_strategy.strategies
-    ]
+    to = [None if type(each).__name__ == "_MaskPartial" else each for each in dst_spec.placements]
+    given = (each.output_spec.placements for each in src_strategy.strategies)
+    return [float(any(b is not None and a != b for a, b in zip(each, to, strict=True))) for each in given]
 
 
 utils.generate_redistribute_costs = _changed
@@ -157,6 +157,11 @@ def along_one_axis(node, size):
         shape = value.type.shape
         each.append([R, P, *(shard(d) for d in range(len(shape)) if divides(shape, (shard(d),), (size,)))])
     return each
+
+
+def combinations(node):
+    """Number of combinations of placements along an axis."""
+    return math.prod(map(len, along_one_axis(node, SIZES[0])))
 
 
 def texts(placements):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dtensor_rules import MESH, differences
+from dtensor_rules import DRAWN, EXHAUSTIVE, MESH, ON_MESH, combinations, differences
 from operator_samples import SAMPLES
+from sharding_coverage import coverage
 from steptime.sharding.dims import OPERATORS, dims_of
 from steptime.sharding.options import options
 
@@ -21,7 +22,7 @@ NOT_ASKED = {
 NO_RULE = "DTensor has no rule for the operator"
 REASONS = {
     "terms": "linear in that input: its terms give terms of the output; DTensor reduces first",
-    "masked": "each device treats the indices that point into its piece; DTensor has that for rows of `embedding` alone",
+    "masked": "each device treats the indices that point into its piece; DTensor does so for rows of `embedding` alone",
     "channels": "DTensor splits convolution by images alone",
     "windows": "windows that do not overlap: a piece of the pixels needs no neighbour",
     "groups": "groups of channels have statistics of their own; DTensor splits images alone",
@@ -86,23 +87,9 @@ def dims_text(node):
     return ", ".join(f"{each.name} ({each.kind})" if each.kind != "batch" else each.name for each in dims_of(node).dims)
 
 
-def page():
-    found = rows()
-    asked = {SAMPLES[name].op for name in found}
-    same = {SAMPLES[name].op for name, each in found.items() if not each}
-    differ = {SAMPLES[name].op for name, each in found.items() if each}
-    none = sorted({SAMPLES[name].op for name, each in found.items() if each == NO_RULE})
-    lines = [
-        "# Shardings of operators", "",
-        f"{len(OPERATORS)} operators of the graph IR say which dims they have, and from these follow the placements of "
-        "their tensors over a mesh (`src/steptime/sharding/dims.py`). Any other operator is kept replicated. "
-        "`scripts/sharding_operators --write` writes this page.", "",
-        f"Rules of {len(asked)} operators were compared with those of DTensor (PyTorch 2.13) on a mesh of "
-        f"{' x '.join(map(str, MESH.shape))}: {len(same - differ)} agree in all placements that need no communication; "
-        f"{len(differ)} differ, by name and reason below. `-` is an output that DTensor says nothing of. steptime splits "
-        "only what the devices divide; DTensor also has uneven pieces.", "",
-        "## Differences", "",
-    ]  # fmt: skip
+def differing(found):
+    """Tables of the rules of one side, a table a reason."""
+    lines = []
     for key, words in REASONS.items():
         chosen = [
             (name, *each[1:]) for name, some in found.items() if some != NO_RULE for each in some if each[0] == key
@@ -115,8 +102,40 @@ def page():
                 "|---|---|---|",
             ]
             lines += [f"| `{name}` | {side} | {rule} |" for name, side, rule in chosen] + [""]
+    return lines
+
+
+def page():
+    found = rows()
+    asked = {SAMPLES[name].op for name in found}
+    same = {SAMPLES[name].op for name, each in found.items() if not each}
+    differ = {SAMPLES[name].op for name, each in found.items() if each}
+    counts = {op: max(combinations(s.node) for s in SAMPLES.values() if s.op == op) for op in asked}
+    whole = sum(counts[op] <= ON_MESH for op in same - differ)
+    drawn = sorted(op for op in asked if counts[op] > EXHAUSTIVE)
+    none = sorted({SAMPLES[name].op for name, each in found.items() if each == NO_RULE})
+    lines = [
+        "# Shardings of operators", "",
+        f"{len(OPERATORS)} operators of the graph IR say which dims they have, and from these follow the placements of "
+        "their tensors over a mesh (`src/steptime/sharding/dims.py`). Any other operator is kept replicated. "
+        "`scripts/sharding_operators --write` writes this page.", "",
+        f"Rules of {len(asked)} operators were compared with those of DTensor (PyTorch 2.13) on a mesh of "
+        f"{' x '.join(map(str, MESH.shape))}: {len(same - differ)} agree in all placements that need no communication, "
+        f"{whole} of them asked in every combination on the mesh, the others in every one along an axis and in the "
+        f"products of rules along both; {len(differ)} differ, by name and reason below. Of "
+        f"{', '.join(f'`{op}`' for op in drawn)}, with {EXHAUSTIVE} combinations and more, {DRAWN} were drawn. `-` is "
+        "an output that DTensor says nothing of. steptime splits what devices divide; DTensor also what they do not.",
+        "",
+        "## Differences", "",
+    ]  # fmt: skip
+    lines += differing(found)
     lines += [f"**{NO_RULE}:** {', '.join(f'`{name}`' for name in none)}.", ""]
     lines += [f"**Not asked:** {'; '.join(f'`{name}` ({why})' for name, why in NOT_ASKED.items())}.", ""]
+    lines += [
+        "## Coverage", "",
+        "Training steps (forward, backward, optimiser) on an H100; what can be split has more strategies on "
+        "the mesh than the replicated one. A call on a list of tensors counts as one.", "", *coverage(), "",
+    ]  # fmt: skip
     lines += ["## Dims", "", "As the tests have them; a dim is batch-like where nothing else is said.", ""]
     lines += ["| operator | dims |", "|---|---|"]
     lines += [f"| `{name}` | {dims_text(sample.node)} |" for name, sample in sorted(SAMPLES.items())]

@@ -20,7 +20,7 @@ def dims_of(node: Node) -> OperatorDims | None:
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> nodes = Nodes()
-    >>> x, w = (nodes.source("input", name, TensorType(shape, "fp32")) for name, shape in (("x", (8, 4)), ("w", (4, 6))))
+    >>> x, w = (nodes.source("input", n, TensorType(shape, "fp32")) for n, shape in {"x": (8, 4), "w": (4, 6)}.items())
     >>> y = nodes.apply("mm", {"self": x, "mat2": w}, outputs=[TensorType((8, 6), "fp32")])
     >>> [(dim.name, dim.kind, dim.size) for dim in dims_of(y).dims]
     [('rows', 'batch', 8), ('columns', 'batch', 6), ('inner', 'contracted', 4)]

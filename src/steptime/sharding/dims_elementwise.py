@@ -74,11 +74,6 @@ def drawn(node: Node) -> OperatorDims:
     return OperatorDims(dims=elementwise(node).dims)
 
 
-def copied(node: Node) -> OperatorDims:
-    """Written over all of `self`, which is not read."""
-    return elementwise(node)
-
-
 _REDUCED: Final[Mapping[str, Reduction]] = {
     "sum": "sum",
     "nansum": "sum",
@@ -256,7 +251,6 @@ def label_loss(node: Node) -> OperatorDims:
 
     Split over classes, each device has the labels of its own; a loss by rows is a term of a sum then.
     """
-    x = next(v.type for name, v in zip(node.names, node.inputs, strict=True) if name == "self")
     target = node.inputs_of("target")[0].type
     rows = tuple(f"rows{dim}" for dim in range(target.rank))
     scores = (rows[0], "classes", *rows[1:]) if target.rank else ("classes",)
@@ -287,17 +281,11 @@ def loss_of_pairs(node: Node) -> OperatorDims:
     """Losses on every element, reduced or not."""
     x = next(v.type for name, v in zip(node.names, node.inputs, strict=True) if name == "self")
     if node.outputs[0].rank == x.rank:
-        dims = elementwise(node)
-        return dims
+        return elementwise(node)
     names = numbered(x.rank)
     how: Reduction = "avg" if integer(node, "reduction", 1) == 1 else "sum"
     special = {name: Special(kind="reduced" if how == "avg" else None, outputs={0: partial(how)}) for name in names}
     return OperatorDims(dims=labelled(node, [right_aligned(names, v.type) for v in node.inputs], [()], special))
-
-
-def gated(node: Node) -> OperatorDims:
-    """Halves of a dim multiply: anything but that dim."""
-    return along(*GRADIENTS)(node)
 
 
 def listed(node: Node) -> OperatorDims:
@@ -403,6 +391,6 @@ ELEMENTS: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), group_norm),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"), label_loss),
     **dict.fromkeys(_PAIR_LOSSES, loss_of_pairs),
-    **dict.fromkeys(("glu", "glu_backward"), gated),
+    **dict.fromkeys(("glu", "glu_backward"), along(*GRADIENTS)),
     **dict.fromkeys(OPTIMISERS, listed),
 }

@@ -15,13 +15,13 @@ from steptime.sharding.rows import (
     Labels,
     OperatorDims,
     Special,
-    all_replicated,
     by_name,
     labelled,
     labels,
     numbers_of,
     right_aligned,
     terms_of,
+    unlabelled,
 )
 
 Rule = Callable[[Node], OperatorDims]
@@ -126,14 +126,13 @@ def _attention(order: str) -> Rule:
 
 
 def _attention_outputs(node: Node, table: Mapping[str, Labels]) -> list[Labels]:
-    """Forward: result, sums of exponents, state of the generator; backward: gradients of queries, keys, values, bias."""
+    """Forward: result, sums of exponents, random state; backward: gradients of queries, keys, values, bias."""
     backward = node.op.endswith("_backward")
     names = ("query", "key", "value", "attn_bias") if backward else ("out", "logsumexp")
     known = [table[name] for name in names if name in table]
     known += [()] * (len(node.outputs) - len(known))
     return [
-        names if len(names) == type.rank else ("." for _ in type.shape) and (".",) * type.rank
-        for names, type in zip(known, node.outputs, strict=False)
+        names if len(names) == type.rank else unlabelled(type) for names, type in zip(known, node.outputs, strict=False)
     ]
 
 
@@ -148,12 +147,11 @@ def _attention_specials(node: Node, order: str, types: Mapping[str, TensorType])
     return {
         "heads": Special(units=shared if shared > 1 else None, outputs=of_keys if shared == 1 else None),
         "queries": Special(kind="indivisible" if causal or padded else None, outputs=of_keys),
-        "batch": Special(),
     }
 
 
 def _context(node: Node, order: str, q: TensorType, k: TensorType) -> tuple[Dim, ...]:
-    """Queries, keys and values all split by tokens: keys and values are gathered, their gradients reduced and scattered.
+    """Queries, keys and values split by tokens: keys and values are gathered, their gradients reduced and scattered.
 
     A causal mask is taken to be balanced over the devices (first and last pieces of the sequence together).
     """
@@ -228,17 +226,15 @@ def _weight_labels(node: Node) -> Labels:
 
 
 def _convolution_specials(node: Node, to: list[Labels], backward: bool) -> dict[str, Special]:
-    out: dict[str, Special] = {"groups": Special(units=integer(node, "groups", 1))}
-    for name in ("images", "out", "in", *_spatial(node)):
-        reads = {"out": ("images", "out"), "in": ()}.get(name, ())
-        lost = {
-            n: P for n, each in enumerate(to) if backward and name not in each and (each != ("out",) or name != "in")
-        }
-        bias = dict.fromkeys(numbers_of(node, "bias"), P) if name == "in" and not backward else {}
-        out[name] = Special(outputs=lost, inputs=bias)
-        del reads
+    """Gradients sum over what they lost; the bias is a term where channels are summed, and its gradient whole."""
+    out: dict[str, Special] = {}
+    for name in ("images", "out", "in"):
+        summed = (n for n, each in enumerate(to) if name not in each and (name, each) != ("in", ("out",)))
+        bias = numbers_of(node, "bias") if name == "in" and not backward else ()
+        out[name] = Special(outputs=dict.fromkeys(summed, P) if backward else {}, inputs=dict.fromkeys(bias, P))
     for dim, name in enumerate(_spatial(node)):
-        out[name] = _window(node, dim, out[name].outputs or {})
+        summed = (n for n, each in enumerate(to) if name not in each)
+        out[name] = _window(node, dim, dict.fromkeys(summed, P) if backward else {})
     if _grouped_channels(node):  # the bias and its gradient are by channel, and channels go with their groups
         inputs = {number: shard(0) for number in numbers_of(node, "bias")}
         biases = {n: shard(0) for n, each in enumerate(to) if each == ("out",)}
@@ -282,12 +278,6 @@ def _window(node: Node, dim: int, lost: Mapping[int, Placement]) -> Special:
 def _of_dim(node: Node, name: str, dim: int, default: int) -> int:
     given = integers(node, name) or (default,)
     return given[dim] if dim < len(given) else given[-1]
-
-
-def nothing_splits(node: Node) -> OperatorDims:
-    """Known, and replicated."""
-    inputs, outputs = all_replicated(node)
-    return OperatorDims(dims=(Dim(name="all", size=1, kind="indivisible", inputs=inputs, outputs=outputs),))
 
 
 _CONVOLUTIONS = [

@@ -46,8 +46,6 @@ def local_node(node: Node, strategy: Strategy, sizes: Sequence[int], nodes: Node
         attributes |= adapt(node, inputs, outputs)
     if "tokens" in strategy.dims:
         inputs, attributes = _gathered(node, strategy, sizes, inputs, attributes)
-    if "dispatched" in strategy.dims or "experts" in strategy.dims:
-        attributes = dict(attributes)
     values = _values(node, inputs, nodes)
     return nodes.node(node.op, values, node.names, tuple(attributes.items()), outputs)
 

@@ -175,3 +175,25 @@ def _joined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outpu
         outputs=tuple(tuple(option.outputs[number] for option in chosen) for number in range(outputs)),
         exchanges=tuple(exchanges),
     )
+
+
+def kept_replicated(node: Node, sizes: Sequence[int]) -> str:
+    """Why every device of a mesh does all of an operator; empty where it can be split.
+
+    >>> from steptime.captured.graph import Nodes, TensorType
+    >>> nodes = Nodes()
+    >>> x = nodes.source("input", "x", TensorType((7, 3), "fp32"))
+    >>> kept_replicated(nodes.apply("relu", {"self": x}, outputs=[x.type]), (2, 4))
+    'relu is kept replicated: 2 or 4 devices divide none of d0 (7), d1 (3)'
+    >>> kept_replicated(nodes.apply("special", {"self": x}, outputs=[x.type]), (2, 4))
+    'special is kept replicated: nothing is known of its dims'
+    """
+    if any(not each.replicated for each in strategies(node, sizes)):
+        return ""
+    known = dims_of(node)
+    if known is None:
+        return f"{node.op} is kept replicated: nothing is known of its dims"
+    dims = ", ".join(f"{dim.name} ({dim.size})" for dim in known.dims if dim.kind != "indivisible")
+    counts = " or ".join(str(size) for size in dict.fromkeys(sizes))
+    why = f"{counts} devices divide none of {dims}" if dims else "it has no dim that can be split"
+    return f"{node.op} is kept replicated: {why}"

@@ -184,7 +184,7 @@ def terms_of(node: Node, *groups: Iterable[str], outputs: Iterable[int] | None =
 
 
 def by_name(node: Node, table: Mapping[str, Labels]) -> list[tuple[str, ...]]:
-    """Labels of each input by the name of its argument; of an argument that is not in the table none."""
+    """Labels of each input by the name of its argument; without labels where the table has none."""
     return [
         tuple(table[name]) if name in table and len(table[name]) == value.type.rank else unlabelled(value.type)
         for name, value in zip(node.names, node.inputs, strict=True)
@@ -194,11 +194,3 @@ def by_name(node: Node, table: Mapping[str, Labels]) -> list[tuple[str, ...]]:
 def numbers_of(node: Node, *names: str) -> tuple[int, ...]:
     """Numbers of the inputs that have one of the argument names."""
     return tuple(number for number, name in enumerate(node.names) if name in names)
-
-
-def bytes_of(shape: Iterable[int], element_bytes: int) -> int:
-    """Bytes of a tensor of a shape."""
-    out = element_bytes
-    for size in shape:
-        out *= size
-    return out

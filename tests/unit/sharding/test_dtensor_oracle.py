@@ -1,23 +1,30 @@
-"""Our rules are those of DTensor, along each axis of a 2 x 4 mesh and on the whole mesh; the page names what differs."""
+"""Rules are those of DTensor, along an axis of a 2 x 4 mesh and on the whole mesh; the page names what differs."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from dtensor_rules import SIZES, Rules, agree, along_one_axis, differences, our_rules, rules_on_mesh  # noqa: E402
+from dtensor_rules import (  # noqa: E402
+    ON_MESH,
+    SIZES,
+    Rules,
+    agree,
+    along_one_axis,
+    combinations,
+    differences,
+    our_rules,
+    rules_on_mesh,
+)
 from operator_samples import SAMPLES  # noqa: E402
 from sharding_page import NO_RULE, NOT_ASKED, PAGE, reason, text  # noqa: E402
 from steptime.sharding.options import options, strategies  # noqa: E402
 from steptime.sharding.placement import R, shard  # noqa: E402
 
 ASKED = [name for name in SAMPLES if name not in NOT_ASKED]
-ON_MESH = 25
-"""Combinations along one axis up to which all of the mesh are asked for."""
 
 
 def named():
@@ -45,7 +52,7 @@ def test_what_differs_along_an_axis_is_named(name):
 def small():
     """Names whose combinations on the mesh are few."""
     for name in ASKED:
-        if math.prod(map(len, along_one_axis(SAMPLES[name].node, 2))) <= ON_MESH:
+        if combinations(SAMPLES[name].node) <= ON_MESH:
             yield name
 
 
