@@ -27,7 +27,7 @@ from steptime.num import Array
 from steptime.sharding.annotate import Annotated, Annotation, agrees, resolved
 from steptime.sharding.build import Built
 from steptime.sharding.dims import OPERATORS
-from steptime.sharding.dims_elementwise import copied, drawn, elementwise
+from steptime.sharding.dims_elementwise import drawn, elementwise
 from steptime.sharding.dims_products import PRODUCTS
 from steptime.sharding.options import Option
 from steptime.sharding.placement import Placement, R, Sharding, divides, shard
@@ -118,7 +118,7 @@ def level_of(op: str, option: Option) -> int:
         return INSIDE_LEVEL
     if op in PRODUCTS:
         return PRODUCTS_LEVEL
-    return 0 if OPERATORS.get(op) in (elementwise, copied, drawn) else 1
+    return 0 if OPERATORS.get(op) in (elementwise, drawn) else 1
 
 
 def _weights(tensors: Tensors) -> set[int]:
