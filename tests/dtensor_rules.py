@@ -46,7 +46,7 @@ def _changed(src_strategy, dst_spec):
     return [float(any(b is not None and a != b for a, b in zip(each, to, strict=True))) for each in given]
 
 
-utils.generate_redistribute_costs = _changed
+COSTS = utils.generate_redistribute_costs
 RETURNED = {"_scaled_dot_product_flash_attention": (0, 1, 6, 7, 8)}
 """Operator -> which of the values that it returns are outputs of the node, where not all are tensors."""
 
@@ -101,11 +101,13 @@ class Rules:
         """Shardings of inputs that it takes, and of outputs, as texts; None where it refuses."""
         schema = self.schema(shardings)
         try:
+            utils.generate_redistribute_costs = _changed
             PROPAGATOR._propagate_tensor_meta_non_cached = lambda _: self.metas
             found = PROPAGATOR.propagate_op_sharding_non_cached(schema)
         except (RuntimeError, NotImplementedError, AssertionError, ValueError, IndexError, TypeError, KeyError):
             return None
         finally:
+            utils.generate_redistribute_costs = COSTS
             del PROPAGATOR._propagate_tensor_meta_non_cached
         taken = found.redistribute_schema or schema
         specs = [*taken.args_spec, *(each for each in taken.kwargs_schema.values() if isinstance(each, DTensorSpec))]
