@@ -121,12 +121,12 @@ def shard(
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
-    program = model if isinstance(model, Program) else _captured(
+    program = model if isinstance(model, Program) else captured_step(
         model, machines, batch=batch, seq=seq, dtype=dtype, inputs=inputs, optimizer=optimizer, loss=loss,
         autocast=autocast,
     )  # fmt: skip
     flow, timer = flow_of(program), Timer(device=machines.device)
-    limit = _room(machines) if memory_bytes is None else memory_bytes
+    limit = room_bytes(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
     plans: list[ShardingPlan] = []
     tried: list[tuple[str, float | None, str]] = []
@@ -148,8 +148,10 @@ def shard(
     )
 
 
-def _captured(model: str, machines: Cluster, **given: Any) -> Program:
-    optimizer = given.pop("optimizer")
+def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
+    """A module's training step as a device of the cluster runs it; the arguments are those of :func:`shard`."""
+    given = {"batch": None, "seq": None, "dtype": None, "inputs": (), "loss": None, "autocast": None, **given}
+    optimizer = given.pop("optimizer", "adamw")
     options = {
         "optimizer": None if optimizer in (None, "none") else optimizer, "loss": given.pop("loss"),
         "autocast": given.pop("autocast"), "training": True, "fold": True, "nonzero_share": None,
@@ -158,7 +160,7 @@ def _captured(model: str, machines: Cluster, **given: Any) -> Program:
     return captured(model, options=options, **given)[0]
 
 
-def _room(machines: Cluster) -> float:
+def room_bytes(machines: Cluster) -> float:
     """Memory of a device for tensors."""
     constants = memory_constants(is_host=not machines.device.runs_cuda)
     return (machines.device.memory_bytes - constants.context_bytes) / (1 + constants.slack)
