@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -27,6 +28,10 @@ from steptime.sharding.shard import captured_step, room_bytes
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
 """Gap to which the planner is run: it is compared, so rounding is all that it may lose by."""
+PLANNER_S: Final = 10.0
+"""Seconds that the planner has at least."""
+RECIPE_S: Final = 10.0
+"""CPU seconds that the solver has at least for what a recipe leaves open."""
 NEEDS: Final = {"bayesian": "optuna", "learned": "sklearn"}
 """Baselines that need a package of the extra ``learn``."""
 METHODS: Final = (*(name for name in BASELINES if name != "exact"), *RECIPES)
@@ -114,7 +119,7 @@ def planners(
         mesh: ``data=2,model=4`` or ``2x4``; None: two axes, as equal as the devices allow.
         memory_bytes: memory of a device for tensors; None: what it has; infinite: no limit.
         methods: names of baselines and recipes; None: all.
-        cpu_s: CPU seconds of each method; the planner stops by itself.
+        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much or 10 s.
         seed: of the random numbers.
         progress: called with methods done and methods to run.
 
@@ -148,10 +153,12 @@ def compared(
     cluster: str = "",
 ) -> Comparison:
     """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
-    plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, 30.0))
+    began = time.process_time()
+    plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, PLANNER_S))
+    spent_s = time.process_time() - began
     problem = plan.built.problem(None)
-    first = Point(cpu_s=plan.cpu_s, evaluations=1, total_s=plan.step_s)
-    entries = [Entry(name=PLANNER, step_s=plan.step_s, cpu_s=plan.cpu_s, evaluations=1, stop=plan.stop,
+    first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)
+    entries = [Entry(name=PLANNER, step_s=plan.step_s, cpu_s=spent_s, evaluations=1, stop=plan.stop,
                      points=(first,))]  # fmt: skip
     for number, name in enumerate(methods):
         if progress is not None:
@@ -170,7 +177,7 @@ def compared(
 def _entry(name: str, given: Built, problem: Any, budget: Budget, seed: int) -> Entry:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         return Entry(name=name, stop=f"skipped: needs {NEEDS[name]}; pip install 'steptime[learn]'")
-    found, why = followed(name, given, problem, budget) if name in RECIPES else (
+    found, why = followed(name, given, problem, Budget(cpu_s=max(budget.cpu_s, RECIPE_S))) if name in RECIPES else (
         search(name, problem, budget, seed), "")  # fmt: skip
     if found is None:
         return Entry(name=name, stop=why)

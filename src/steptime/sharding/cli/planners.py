@@ -33,7 +33,7 @@ def command(
     methods: Annotated[
         str | None, typer.Option("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
     ] = None,
-    cpu: Annotated[float, o.real("--cpu", "S", "CPU seconds of each method.")] = 10.0,
+    cpu: Annotated[float, o.real("--cpu", "S", "CPU seconds of each search.")] = 10.0,
     seed: Annotated[int, o.number("--seed", "N", "Of the random numbers.", 0, 2**31 - 1)] = 0,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw time over CPU seconds too (needs matplotlib).")
