@@ -115,7 +115,11 @@ def followed(name: str, built: Built, problem: Problem, budget: Budget | None = 
         found = recipe(problem, allowed, budget)
     except UserError as error:
         return None, str(error)
-    return (found, "") if found.choice is not None else (None, f"nothing legal that fits was found in {found.cpu_s:.1f} CPU s")
+    return (
+        (found, "")
+        if found.choice is not None
+        else (None, f"nothing legal that fits was found in {found.cpu_s:.1f} CPU s")
+    )
 
 
 def _too_large(problem: Problem) -> bool:

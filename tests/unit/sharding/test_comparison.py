@@ -10,6 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("highspy")
 
+from torch import nn  # noqa: E402
+
 from steptime.captured.graph import Program  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
@@ -18,7 +20,6 @@ from steptime.sharding.comparison import Comparison, planners  # noqa: E402
 from steptime.sharding.placement import R, shard  # noqa: E402
 from steptime.sharding.problem import total_s  # noqa: E402
 from steptime.sharding.recipes import RECIPES, batch, inner_matrix, outer_batch, pins, spread, whole  # noqa: E402
-from torch import nn  # noqa: E402
 
 QUICK = ("greedy", "local", "hierarchical", *RECIPES)
 
