@@ -213,8 +213,8 @@ def main() -> int:
         f"{counted} cases compared of {len(given.models) * len(PLACES) * 2}; in {len(lost)} of them another method "
         f"beats the planner by more than {ROUNDING:g}. Best others: "
         f"{', '.join(f'{name} {count}' for name, count in best.most_common())}.\n\n"
-        f"Each search has {given.cpu:g} CPU s; nothing overlaps. Tight: {TIGHT} times the least memory with which anything "
-        "fits, by the integer program. Gap: of the planner to the proved bound. Its time: of the best of all others, "
+        f"Each search has {given.cpu:g} CPU s; nothing overlaps. Tight: {TIGHT} times the least memory with which "
+        "anything fits, by the integer program. Gap: of the planner to the proved bound. Its time: of the best of all others, "
         "relative to the planner's. Models have two or three blocks.\n\n"
     )
     report("planners", "Planner, searches and recipes", "\n".join([*head, *lines]), notes)

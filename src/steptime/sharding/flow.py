@@ -231,7 +231,7 @@ class _Reader:
         self.links[(item, 0, (), own, 0, True)] += 1
 
     def _own_temporaries(self) -> None:
-        """What the optimiser makes on its way lies as what it is made from: the n-th of a list as the n-th of others."""
+        """What the optimiser makes on its way lies as what it is made from, the n-th of a list as the n-th."""
         for call in self.program.calls:
             if call.phase != "optimizer":
                 continue
