@@ -150,6 +150,7 @@ def cases(flow: Flow, cpu_s: float) -> Iterator[tuple[str, str, Comparison | str
         yield place, "free", compared(given, METHODS, cpu_s=cpu_s)
         least = least_limit(given.problem(None), time_limit_s=2.0)
         if least is None:
+            yield place, "tight", "the least memory was not found in 2 s"
             continue
         limited = built_within(given, TIGHT * least[1])
         try:
@@ -214,8 +215,9 @@ def main() -> int:
         f"beats the planner by more than {ROUNDING:g}. Best others: "
         f"{', '.join(f'{name} {count}' for name, count in best.most_common())}.\n\n"
         f"Each search has {given.cpu:g} CPU s; nothing overlaps. Tight: {TIGHT} times the least memory with which "
-        "anything fits, by the integer program. Gap: of the planner to the proved bound. Its time: of the best of all others, "
-        "relative to the planner's. Models have two or three blocks.\n\n"
+        "anything fits, by the integer program. Gap: of the planner to the proved bound. Its time: of the best "
+        "of all others, relative to the planner's. Models have two or three blocks.\n"
+        f"{'' if given.seconds == inf else f'No case was started after {given.seconds:g} s. '}"
     )
     report("planners", "Planner, searches and recipes", "\n".join([*head, *lines]), notes)
     return 1 if lost else 0
