@@ -331,7 +331,7 @@ class _Builder:
             type = self.flow.items[kept.item].node.outputs[kept.output]
             shares = np.array([share_of(type, way.outputs[kept.output], self.sizes) for way in self.ways[kept.item]])
             by_item[kept.item] = by_item.get(kept.item, 0.0) + kept.size_bytes * shares
-        return Moment(name=found.name, entries=tuple(by_item.items()))
+        return Moment(name=found.name, entries=tuple(by_item.items()), fixed_bytes=found.fixed_bytes)
 
 
 def _names(items: Sequence[Item]) -> list[str]:

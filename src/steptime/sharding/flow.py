@@ -85,6 +85,8 @@ class Moment:
     call: int
     name: str
     kept: tuple[Kept, ...]
+    fixed_bytes: float = 0.0
+    """What no sharding divides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +108,16 @@ class Flow:
 
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
-        sizes: Counter[tuple[int, int]] = Counter()
+        sizes: Counter[tuple[int, int] | None] = Counter()
         for number, storage in enumerate(self.program.storages):
             end = len(self.program.calls) if storage.freed is None else storage.freed
-            if storage.born <= call <= end and number in self.owners:
-                sizes[self.owners[number]] += storage.size_bytes
+            if storage.born <= call <= end:
+                sizes[self.owners.get(number)] += storage.size_bytes
         run = self.program.calls[call] if call >= 0 else None
         name = "start" if run is None else f"{run.phase}: {run.module or '(outside modules)'}: {run.node.op}"
-        kept = tuple(Kept(item, output, float(size)) for (item, output), size in sizes.items())
-        return Moment(call=call, name=name, kept=kept)
+        fixed_bytes = float(sizes.pop(None, 0))
+        kept = tuple(Kept(*owner, float(size)) for owner, size in sizes.items() if owner is not None)
+        return Moment(call=call, name=name, kept=kept, fixed_bytes=fixed_bytes)
 
 
 def flow_of(program: Program) -> Flow:
@@ -158,6 +161,7 @@ class _Reader:
             if parameter.trained and parameter.name in gradients:
                 self._update(parameter, *gradients[parameter.name])
         self._own_states()
+        self._own_temporaries()
         return Flow(
             program=self.program,
             sections=self.sections,
@@ -231,6 +235,18 @@ class _Reader:
         self.update_of[parameter.name] = item
         self.links[(*made, root_of(gradient)[1], item, 0, True)] += 1
         self.links[(item, 0, (), own, 0, True)] += 1
+
+    def _own_temporaries(self) -> None:
+        """What the optimiser makes on its way lies as what it is made from, the n-th of a list as the n-th."""
+        for call in self.program.calls:
+            if call.phase != "optimizer":
+                continue
+            for number, storage in enumerate(call.writes):
+                for place in range(number, len(call.reads), len(call.writes)):
+                    owner = self.owners.get(call.reads[place])
+                    same = call.node.inputs[place].type.shape == call.node.outputs[number].shape
+                    if owner is not None and same:
+                        self.owners.setdefault(storage, owner)
 
     def _own_states(self) -> None:
         """Gradients and states of the optimiser lie as the update of their parameter."""

@@ -138,7 +138,7 @@ def shard(
     program = (
         model
         if isinstance(model, Program)
-        else _captured(
+        else captured_step(
             model,
             machines,
             batch=batch,
@@ -155,7 +155,7 @@ def shard(
         raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
     how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds}
     flow, timer = flow_of(program), Timer(device=machines.device)
-    limit = _room(machines) if memory_bytes is None else memory_bytes
+    limit = room_bytes(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
     plans, tried = _each_mesh(
         [(each, partial(_completed, flow, each, timer, limit, directions, how)) for each in meshes],
@@ -208,8 +208,10 @@ def _each_mesh(
     return plans, tried
 
 
-def _captured(model: str, machines: Cluster, **given: Any) -> Program:
-    optimizer = given.pop("optimizer")
+def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
+    """A module's training step as a device of the cluster runs it; the arguments are those of :func:`shard`."""
+    given = {"batch": None, "seq": None, "dtype": None, "inputs": (), "loss": None, "autocast": None, **given}
+    optimizer = given.pop("optimizer", "adamw")
     options = {
         "optimizer": None if optimizer in (None, "none") else optimizer,
         "loss": given.pop("loss"),
@@ -222,7 +224,7 @@ def _captured(model: str, machines: Cluster, **given: Any) -> Program:
     return captured(model, options=options, **given)[0]
 
 
-def _room(machines: Cluster) -> float:
+def room_bytes(machines: Cluster) -> float:
     """Memory of a device for tensors."""
     constants = memory_constants(is_host=not machines.device.runs_cuda)
     return (machines.device.memory_bytes - constants.context_bytes) / (1 + constants.slack)
