@@ -45,8 +45,18 @@ class ShardingPlan:
 
     @cached_property
     def parts_s(self) -> tuple[float, float, float]:
-        """Computation, traffic of weights and their gradients, all other traffic (s)."""
+        """Computation, traffic of weights and their gradients, all other traffic with the optimiser (s)."""
         return self.built.parts_s(self.choice)
+
+    @property
+    def updates_s(self) -> float:
+        """Updates of the parameters, a part of the last of :attr:`parts_s` (s)."""
+        items, inside = self.built.flow.items, self.built.seconds.inside
+        return sum(
+            float(each[option])
+            for item, each, option in zip(items, inside, self.choice, strict=True)
+            if item.kind == "update"
+        )
 
     @property
     def step_s(self) -> float:

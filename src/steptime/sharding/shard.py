@@ -75,7 +75,12 @@ class Sharded:
             "bound_s": plan.bound_s,
             "gap": plan.gap,
             "stop": plan.stop,
-            "time": {"compute": computing, "weights_and_gradients": data, "activations": others},
+            "time": {
+                "compute": computing,
+                "optimizer": plan.updates_s,
+                "weights_and_gradients": data,
+                "activations": others - plan.updates_s,
+            },
             "overlaps": plan.overlaps,
             "peak_memory_bytes": float(plan.memory_bytes.max()),
             "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
