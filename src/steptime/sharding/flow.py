@@ -101,6 +101,8 @@ class Flow:
     optimizer_calls: tuple[int, ...]
     owners: dict[int, tuple[int, int]]
     """Storage -> item and output whose sharding says how much of it a device has."""
+    of_call: dict[int, int]
+    """Call -> item that runs in it; views and the optimiser have none."""
 
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
@@ -135,6 +137,7 @@ class _Reader:
         """Storage -> item and output that wrote it last."""
         self.places = _places(sections)
         self.owners: dict[int, tuple[int, int]] = {}
+        self.of_call: dict[int, int] = {}
         self.of_parameter: dict[str, int] = {}
         self.update_of: dict[str, int] = {}
 
@@ -167,6 +170,7 @@ class _Reader:
             update_of=self.update_of,
             optimizer_calls=tuple(n for n, call in enumerate(self.program.calls) if call.phase == "optimizer"),
             owners=self.owners,
+            of_call=self.of_call,
         )
 
     def _item(self, key: object, item: Item) -> int:
@@ -184,6 +188,7 @@ class _Reader:
             self.places.get(number, number),
             Item(name=name, kind="operator", node=call.node, count=1, inplace=call.inplace, phase=call.phase),
         )
+        self.of_call[number] = item
         for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
             root, looks = _root(value)
             source, output = self._maker(root, storage)
