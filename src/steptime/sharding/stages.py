@@ -201,7 +201,8 @@ class _Search:
                 ends = np.flatnonzero(np.isfinite(rows).any(axis=0))
                 if len(ends):
                     least = (rows[:, ends].reshape(len(rows), -1, *deeper) + left[ends]).min(axis=1)
-                    np.minimum(into[first : first + ROWS], least, out=into[first : first + ROWS])
+                    place = slice(first, first + len(rows))
+                    np.minimum(into[place], least, out=into[place])
         return out
 
     def sum_s(self, tables: Sequence[Array], counts: Iterable[int]) -> float:
