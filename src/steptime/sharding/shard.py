@@ -121,12 +121,12 @@ def shard(
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
-    program = model if isinstance(model, Program) else _captured(
+    program = model if isinstance(model, Program) else captured_step(
         model, machines, batch=batch, seq=seq, dtype=dtype, inputs=inputs, optimizer=optimizer, loss=loss,
         autocast=autocast,
     )  # fmt: skip
     flow, timer = flow_of(program), Timer(device=machines.device)
-    limit = _room(machines) if memory_bytes is None else memory_bytes
+    limit = room_of(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
     plans: list[ShardingPlan] = []
     tried: list[tuple[str, float | None, str]] = []
@@ -148,7 +148,7 @@ def shard(
     )
 
 
-def _captured(model: str, machines: Cluster, **given: Any) -> Program:
+def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
     optimizer = given.pop("optimizer")
     options = {
         "optimizer": None if optimizer in (None, "none") else optimizer, "loss": given.pop("loss"),
@@ -158,7 +158,7 @@ def _captured(model: str, machines: Cluster, **given: Any) -> Program:
     return captured(model, options=options, **given)[0]
 
 
-def _room(machines: Cluster) -> float:
+def room_of(machines: Cluster) -> float:
     """Memory of a device for tensors."""
     constants = memory_constants(is_host=not machines.device.runs_cuda)
     return (machines.device.memory_bytes - constants.context_bytes) / (1 + constants.slack)
