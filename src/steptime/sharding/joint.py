@@ -464,10 +464,13 @@ class _Search:
                     option = options[stage.choice]
                     limit = self.kinds[option.kind].limit_bytes
                     names = units.names[stage.first : stage.end]
-                    least = share, (
-                        f"stage {place + 1} of {len(found.stages)} ({names[0]} to {names[-1]}) on "  # type: ignore[union-attr]
-                        f"{counted(option.plan.built.mesh.devices, 'device')} needs {format_bytes(share * limit)} of "
-                        f"{format_bytes(limit)}"
+                    least = (
+                        share,
+                        (
+                            f"stage {place + 1} of {len(found.stages)} ({names[0]} to {names[-1]}) on "  # type: ignore[union-attr]
+                            f"{counted(option.plan.built.mesh.devices, 'device')} needs {format_bytes(share * limit)} of "
+                            f"{format_bytes(limit)}"
+                        ),
                     )
         text = "no stages are possible on these devices" if least is None else least[1]
         return UserError(f"nothing fits with a micro-batch of {size}: {text}",
@@ -487,9 +490,7 @@ class _Search:
         return SpanCosts(np.where(np.isfinite(runs), 0.0, inf), runs)
 
 
-def in_flight_groups(
-    row: Schedule, micro_batches: int, counts: Sequence[int]
-) -> dict[tuple[float, ...], list[int]]:
+def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -> dict[tuple[float, ...], list[int]]:
     """Micro-batches in flight by place from the end -> numbers of stages that they are of; one that others begin with
     is in the longest.
 
@@ -561,5 +562,3 @@ def least_step_s(work_s: Array, devices: Sequence[int]) -> float:
             value = float((factors[:, None] * work_s).min(axis=0).sum() / (factors @ counts))
             best = max(best, value)
     return best
-
-

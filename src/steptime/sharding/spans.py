@@ -170,5 +170,3 @@ def _shared(costs: UnitCosts, *, far: bool) -> tuple[Array, Array]:
         if shared.gradient >= 0:
             seconds += np.where((here > 0) & (here < len(shared.units)), exchange_s, 0.0)
     return held, seconds
-
-

@@ -32,7 +32,8 @@ def of_micro_batch(built: Built, micro_batches: int) -> Built:
         for pair, matrix in seconds.data.items()
     }
     inside = tuple(
-        each / micro_batches if item.kind == "update" else each for item, each in zip(items, seconds.inside, strict=True)
+        each / micro_batches if item.kind == "update" else each
+        for item, each in zip(items, seconds.inside, strict=True)
     )
     return replace(built, seconds=replace(seconds, data=data, inside=inside))
 

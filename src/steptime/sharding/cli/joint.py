@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from steptime.errors import counted
@@ -24,7 +23,7 @@ def print_joint(found: JointPlan) -> None:
         f"step {t.seconds(found.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)}; schedule in closed form "
         f"{t.seconds(found.closed_form_s)})",
         f"{counted(len(found.stages), 'stage')}, schedule {found.schedule}, micro-batch {found.micro_batch}, "
-        f"{found.micro_batches} micro-batches",
+        f"{found.micro_batches} micro-batch{'' if found.micro_batches == 1 else 'es'}",
         f"bound {t.seconds(found.bound_s)}: all computation at its fastest, divided evenly over all devices",
         found.stop,
         *([f"{counted(found.idle, 'device')} in no stage"] if found.idle else []),
@@ -35,7 +34,8 @@ def print_joint(found: JointPlan) -> None:
     table = t.grid(("stage", "units", "devices", "mesh", "again", "memory", "micro-batch", "once"), left=(0, 1, 3))
     for number, stage in enumerate(found.stages, start=1):
         table.add_row(
-            str(number), t.printable(_units(stage)), str(stage.devices), str(stage.plan.built.mesh),
+            str(number), t.printable(_units(stage)),
+            f"{stage.devices} {stage.machines.cluster.name}" if len(found.machines) > 1 else str(stage.devices), str(stage.plan.built.mesh),
             f"{stage.recomputed} of {stage.blocks}", t.memory(stage.memory_bytes), t.seconds(sum(stage.passes_s)),
             t.seconds(stage.once_s),
         )  # fmt: skip
@@ -46,24 +46,23 @@ def print_joint(found: JointPlan) -> None:
         others.add_row(str(size), schedule, "nothing fits" if step_s is None else t.seconds(step_s))
     out.print(others)
     out.print()
-    parameters = t.grid(("stage", "parameter", "count", "sharding"), left=(0, 1, 3))
-    for numbers, rows in _parameters(found):
-        for (name, sharding), count in rows:
-            parameters.add_row(numbers, t.printable(name), str(count), sharding)
+    parameters = t.grid(("parameter", "count", "sharding", "stages"), left=(0, 2, 3))
+    for (name, sharding), (count, numbers) in _parameters(found).items():
+        parameters.add_row(t.printable(name), str(count), sharding, ", ".join(map(str, numbers)))
     out.print(parameters)
 
 
 def _units(stage: PlannedStage) -> str:
-    """First and last unit of a stage, and where they run."""
+    """First and last unit of a stage."""
     first, last = stage.units[0], stage.units[-1]
-    return f"{first if first == last else f'{first} to {last}'} ({stage.machines.cluster.name})"
+    return first if first == last else f"{first} to {last}"
 
 
-def _parameters(found: JointPlan) -> list[tuple[str, list[tuple[tuple[str, str], int]]]]:
-    """Shardings of parameters, stages that follow each other with the same ones as one."""
-    each = [(str(n), list(by_name(stage.parameters).items())) for n, stage in enumerate(found.stages, start=1)]
-    out = []
-    for rows, members in groupby(each, key=lambda one: one[1]):
-        numbers = [number for number, _ in members]
-        out.append((numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}", rows))
+def _parameters(found: JointPlan) -> dict[tuple[str, str], tuple[int, list[int]]]:
+    """Parameters of lists under one name, by sharding: how many, and in which stages."""
+    out: dict[tuple[str, str], tuple[int, list[int]]] = {}
+    for number, stage in enumerate(found.stages, start=1):
+        for key, count in by_name(stage.parameters).items():
+            known, numbers = out.get(key, (0, []))
+            out[key] = known + count, [*numbers, number]
     return out
