@@ -1,8 +1,8 @@
 """The shardings of the analytic plan as options of the problem: data and tensor parallelism as Megatron-LM has it.
 
 :mod:`steptime.captured.cut` says where every value lies on tensor ranks: weights by columns, then by rows, heads,
-classes. A plan of ``steptime estimate`` counts what that takes. Fixed to the same shardings, the problem has to count the
-same.
+classes. A plan of ``steptime estimate`` counts what that takes. Fixed to the same shardings, the problem has to count
+the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptime.captured.cut.cutting import ADDITIONS, Cutting, cutting_of
+from steptime.captured.cut.cutting import Cutting, cutting_of
+from steptime.captured.cut.rules import ADDITIONS
 from steptime.num import Array
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Item
@@ -66,8 +67,16 @@ def _as_cut(item: Item, ways: tuple[Way, ...], axis: int | None, cutting: Cuttin
     layouts = cutting.layouts.get(item.node)
     if axis is None or layouts is None or not any(type.rank for type in item.types):
         return np.ones(len(ways), bool)
-    wanted = [R if each.partial and item.node.op in ADDITIONS else P if each.partial else R if each.dim is None
-              else shard(each.dim) for each in layouts]  # fmt: skip
+    wanted = [
+        R
+        if each.partial and item.node.op in ADDITIONS
+        else P
+        if each.partial
+        else R
+        if each.dim is None
+        else shard(each.dim)
+        for each in layouts
+    ]
     return np.array([all(out[axis] == each for out, each in zip(way.outputs, wanted, strict=True)) for way in ways])
 
 

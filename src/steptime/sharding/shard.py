@@ -149,6 +149,7 @@ def shard(
 
 
 def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
+    """The training step of a factory's module, with the kernels of a cluster's devices."""
     optimizer = given.pop("optimizer")
     options = {
         "optimizer": None if optimizer in (None, "none") else optimizer, "loss": given.pop("loss"),

@@ -1,7 +1,8 @@
 r"""Stages of any run of units on one sub-mesh: seconds of a micro-batch and once in a step, memory, recomputation.
 
-With $c$ the computation of a micro-batch, $r$ its traffic of activations, $w$ of weights, $d$ the reduction of gradients
-and $o$ the optimiser, sums over the units of a stage, a micro-batch takes $t = r + \max(c, w)$ and a step once
+With $c$ the computation of a micro-batch, $r$ its traffic of activations, $w$ of weights, $d$ the reduction of
+gradients and $o$ the optimiser, sums over the units of a stage, a micro-batch takes $t = r + \max(c, w)$ and a step
+once
 
 $$g = o + [d + w - c]_+ - [w - c]_+$$
 
@@ -10,8 +11,8 @@ micro-batch; without overlap $t = r + c + w$ and $g = o + d$. A stage of $f$ mic
 
 $$B = B_{\text{held}} + \max_u B_{\text{working},u} + f\,(B_{\text{kept}} + B_{\text{entering}})$$
 
-and if that is too much, the fewest blocks that do run again in the backward pass: of each only what enters the next unit
-stays, and one of them at a time is there in full.
+and if that is too much, the fewest blocks that do run again in the backward pass: of each only what enters the next
+unit stays, and one of them at a time is there in full.
 """
 
 from __future__ import annotations
@@ -65,14 +66,18 @@ class Spans:
         room = np.where(self.saved_bytes > 0, in_flight * self.saved_bytes, inf)
         need = np.where(over > 0, np.ceil((over + self.rebuilt_bytes) / room - 1e-9), 0.0)
         need = np.where((over > 0) & ~np.isfinite(room), inf, need)
-        return np.where(need > (self.blocks if self.recompute else 0), inf, need)
+        found: Array = np.where(need > (self.blocks if self.recompute else 0), inf, need)
+        return found
 
     def memory_bytes(self, in_flight: float, again: Array) -> Array:
         """Bytes of one device with a number of blocks that run again."""
-        return (
-            self.held_bytes + self.working_bytes + in_flight * (self.kept_bytes - again * self.saved_bytes)
+        total: Array = (
+            self.held_bytes
+            + self.working_bytes
+            + in_flight * (self.kept_bytes - again * self.saved_bytes)
             + np.where(again > 0, self.rebuilt_bytes, 0.0)
-        )  # fmt: skip
+        )
+        return total
 
     def micro_batch_s(self, again: Array, overlap: Overlap = "data") -> Array:
         """Forward and backward of a micro-batch."""
@@ -85,7 +90,8 @@ class Spans:
         c, w, d = self.computing_s, self.weights_s, self.gradients_s
         if overlap == "none":
             return self.update_s + d
-        return self.update_s + np.maximum(d + w - c, 0) - np.maximum(w - c, 0)
+        exposed: Array = self.update_s + np.maximum(d + w - c, 0) - np.maximum(w - c, 0)
+        return exposed
 
     def priced(self, in_flight: float, overlap: Overlap) -> SpanCosts:
         """Costs of stages with n = `in_flight` micro-batches in flight."""

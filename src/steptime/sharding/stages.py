@@ -96,7 +96,7 @@ def split(
     return search.best(tuple(range(1, len(costs) + 1) if counts is None else counts), gap)
 
 
-@dataclass(kw_only=False)
+@dataclass
 class _Search:
     costs: Sequence[SpanCosts]
     kind: Array
@@ -140,7 +140,7 @@ class _Search:
             return None
         found = self.walked(tables, values[last], counts)
         best = self.total_s(found)
-        # Of a range (low, high] of values, high was tried: no limit in it gives less than its sum and the value after low.
+        # Of a range (low, high] high was tried: no limit in it gives less than its sum and the value after low.
         ranges = [(least + values[0], -1, last, least)]
         while ranges:
             bound, low, high, least = heapq.heappop(ranges)

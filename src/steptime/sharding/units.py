@@ -72,7 +72,8 @@ class Units:
             out[item, self.of_call[call]] += 1
         for name, item in self.flow.update_of.items():
             out[item, self.of_parameter[name][0]] += 1
-        return out / np.maximum(out.sum(axis=1, keepdims=True), 1)
+        share: Array = out / np.maximum(out.sum(axis=1, keepdims=True), 1)
+        return share
 
     @cached_property
     def readers(self) -> dict[int, tuple[int, ...]]:
@@ -115,9 +116,10 @@ class Units:
         return {
             number: int(self.of_call[storage.born])
             for number, storage in enumerate(self.flow.program.storages)
-            if storage.category == "activation" and storage.born != BEFORE
+            if storage.category == "activation"
+            and storage.born != BEFORE
             and self.flow.program.calls[storage.born].phase == "forward"
-        }  # fmt: skip
+        }
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
@@ -221,9 +223,15 @@ def unit_costs(units: Units, plan: ShardingPlan, micro_batches: int) -> UnitCost
         else:
             weights += seconds * runs[u if kinds[0] == "operator" else v]
     return UnitCosts(
-        units=units, plan=plan, computing_s=computing, others_s=others, weights_s=weights, gradients_s=gradients,
-        update_s=update, **_memory(units, _local_bytes(built, choice)),
-    )  # fmt: skip
+        units=units,
+        plan=plan,
+        computing_s=computing,
+        others_s=others,
+        weights_s=weights,
+        gradients_s=gradients,
+        update_s=update,
+        **_memory(units, _local_bytes(built, choice)),
+    )
 
 
 def _passes(units: Units) -> list[int]:
@@ -301,8 +309,9 @@ def _largest_gradients(units: Units, local: Array) -> Array:
     out = np.zeros(units.count)
     own, shared = units.held
     owners: Sequence[tuple[int, tuple[int, ...]]] = [
-        *((n, (unit,)) for n, unit in own.items()), *((each.gradient, each.units) for each in shared)
-    ]  # fmt: skip
+        *((n, (unit,)) for n, unit in own.items()),
+        *((each.gradient, each.units) for each in shared),
+    ]
     for number, places in owners:
         if number >= 0 and units.flow.program.storages[number].category == "gradient":
             for unit in places:

@@ -16,8 +16,9 @@ from steptime.hardware import load_cluster
 from steptime.sharding.build import built
 from steptime.sharding.cli.joint import print_joint
 from steptime.sharding.flow import flow_of
-from steptime.sharding.joint import joint, least_step_s, sub_meshes
+from steptime.sharding.joint import joint
 from steptime.sharding.mesh import mesh_on, parse_axes
+from steptime.sharding.pipeline import least_step_s, sub_meshes
 from steptime.sharding.planner import planned
 from steptime.sharding.shard import captured_step
 from steptime.sharding.spans import spans_of
@@ -97,7 +98,7 @@ def test_a_record_and_a_report(four, capsys):
     print_joint(four)
     text = capsys.readouterr().out
     assert "4 stages, schedule 1f1b, micro-batch 4, 4 micro-batches" in text
-    assert "blocks.2 to blocks.3" in text
+    assert "blocks.2 to" in text and "0 of 2" in text
 
 
 def test_blocks_run_again_where_memory_is_short(cluster, four):

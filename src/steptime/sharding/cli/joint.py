@@ -8,7 +8,7 @@ from steptime.errors import counted
 from steptime.sharding.cli.shard import by_name
 
 if TYPE_CHECKING:
-    from steptime.sharding.joint import JointPlan, PlannedStage
+    from steptime.sharding.joint_plan import JointPlan, PlannedStage
 
 
 def print_joint(found: JointPlan) -> None:
@@ -34,12 +34,24 @@ def print_joint(found: JointPlan) -> None:
     table = t.grid(("stage", "units", "devices", "mesh", "again", "memory", "micro-batch", "once"), left=(0, 1, 3))
     for number, stage in enumerate(found.stages, start=1):
         table.add_row(
-            str(number), t.printable(_units(stage)),
-            f"{stage.devices} {stage.machines.cluster.name}" if len(found.machines) > 1 else str(stage.devices), str(stage.plan.built.mesh),
-            f"{stage.recomputed} of {stage.blocks}", t.memory(stage.memory_bytes), t.seconds(sum(stage.passes_s)),
+            str(number),
+            t.printable(_units(stage)),
+            f"{stage.devices} {stage.machines.cluster.name}" if len(found.machines) > 1 else str(stage.devices),
+            str(stage.plan.built.mesh),
+            f"{stage.recomputed} of {stage.blocks}",
+            t.memory(stage.memory_bytes),
+            t.seconds(sum(stage.passes_s)),
             t.seconds(stage.once_s),
-        )  # fmt: skip
+        )
     out.print(table)
+    _print_details(found)
+
+
+def _print_details(found: JointPlan) -> None:
+    """Micro-batches and schedules that were tried, and how parameters lie."""
+    from steptime.report import text as t
+
+    out = t.console()
     out.print()
     others = t.grid(("micro-batch", "schedule", "step"), left=(1,))
     for size, schedule, step_s in found.tried:
