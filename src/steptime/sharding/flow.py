@@ -140,9 +140,9 @@ class _Reader:
         """Storage -> item and output that wrote it last."""
         self.places = _places(sections)
         self.owners: dict[int, tuple[int, int]] = {}
+        self.of_call: dict[int, int] = {}
         self.of_parameter: dict[str, int] = {}
         self.update_of: dict[str, int] = {}
-        self.of_call: dict[int, int] = {}
 
     def flow(self) -> Flow:
         """Everything that was read."""
@@ -252,12 +252,12 @@ class _Reader:
         """Gradients and states of the optimiser lie as the update of their parameter."""
         for number, storage in enumerate(self.program.storages):
             if storage.category in ("gradient", "state") and storage.name:
-                name = _longest(storage.name, self.update_of)
+                name = longest_known(storage.name, self.update_of)
                 if name in self.update_of:
                     self.owners[number] = (self.update_of[name], 0)
 
 
-def _longest(name: str, known: Iterable[str] | dict[str, int]) -> str:
+def longest_known(name: str, known: Iterable[str] | dict[str, int]) -> str:
     """The parameter that a state is of: ``layer.weight.exp_avg`` is of ``layer.weight``."""
     while name and name not in known:
         name = name.rpartition(".")[0]
