@@ -47,6 +47,15 @@ COMMANDS: Final = {
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
     "collective": ("steptime.cli.collective", "Time and bandwidth of one collective: NCCL's choice, rings, trees."),
+    "shard": ("steptime.sharding.cli.shard", "The best shardings of a real module over a mesh, with a bound."),
+    "planners": (
+        "steptime.sharding.cli.planners",
+        "The planner next to other searches and recipes: quality over CPU time.",
+    ),
+    "reshard": (
+        "steptime.sharding.cli.reshard",
+        "The cheapest collectives from one sharding of a tensor to another.",
+    ),
     "consistency": (
         "steptime.cli.consistency",
         "All-reduce and parameter servers, synchronous to asynchronous: throughput, staleness.",

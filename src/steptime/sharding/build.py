@@ -1,0 +1,356 @@
+r"""From a captured step on a mesh to the problem of its shardings: seconds of operators, of resharding, and memory.
+
+Of item $v$ with strategy $o$ the seconds are $c_v[o] = n_v\,(t(\text{local shapes}) + t(\text{exchange}))$ with $n_v$
+its number in a step and $t$ the time model of ``steptime profile``. Between two items the seconds are the least of any
+sequence of resharding and views: with $D_i[a, b]$ the seconds from placement $a$ to $b$ of the $i$-th tensor on the way
+and $V_i[a, b] = 0$ where view $i$ takes $a$ to $b$, else infinite, $M = D_0 \otimes V_1 \otimes D_1 \otimes \dots$ in
+the (min, +) algebra.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, prod
+
+import numpy as np
+
+from steptime.captured.cost import Timer
+from steptime.captured.graph import Node as Operator
+from steptime.captured.graph import Nodes, TensorType
+from steptime.num import Array
+from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
+from steptime.sharding.local import local_node
+from steptime.sharding.mesh import Mesh
+from steptime.sharding.options import Strategy, strategies
+from steptime.sharding.placement import R, Sharding, divides, pieces, shard
+from steptime.sharding.problem import Edge, Moment, Node, Problem
+from steptime.sharding.reshard import costs
+
+MOMENTS = 6
+"""Points in time after the start of the step at which memory is limited from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run an item on all axes of a mesh: shardings of its inputs and of its outputs."""
+
+    inputs: tuple[Sharding, ...]
+    outputs: tuple[Sharding, ...]
+    strategy: Strategy | None = None
+    """What the options of an operator call it."""
+
+
+def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]:
+    """Every sharding of a tensor without partial sums, all of it everywhere first."""
+    found: list[Sharding] = [()]
+    for _ in sizes:
+        found = [(*start, each) for start in found for each in (R, *(shard(dim) for dim in range(type.rank)))]
+    return tuple(each for each in found if divides(type.shape, each, sizes))
+
+
+def share_of(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> float:
+    """Share of a tensor that one device has; 1 where it has a term of a sum."""
+    return 1.0 / prod(pieces(sharding, sizes, type.rank))
+
+
+def exchange_s(strategy: Strategy, mesh: Mesh) -> float:
+    """Seconds of what devices exchange while they run an operator."""
+    total = 0.0
+    for axis, exchange in enumerate(strategy.exchanges):
+        if exchange is None:
+            continue
+        if exchange.collective == "halo":
+            total += 2.0 * float(mesh.message_s((axis,), exchange.size_bytes / 2))
+        else:
+            total += float(mesh.collective_s(exchange.collective, (axis,), exchange.size_bytes))
+    return total
+
+
+def least_plus(a: Array, b: Array) -> Array:
+    """Product of two matrices in the (min, +) algebra.
+
+    >>> least_plus(np.array([[0.0, 5.0]]), np.array([[3.0], [1.0]])).tolist()
+    [[3.0]]
+    """
+    out = np.full((a.shape[0], b.shape[1]), inf)
+    for k in range(a.shape[1]):
+        np.minimum(out, a[:, k, None] + b[None, k, :], out=out)
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """What the options of all items and the pairs of them cost, apart by what can overlap with what."""
+
+    operators: tuple[Array, ...]
+    """By item and option: computation."""
+    inside: tuple[Array, ...]
+    """By item and option: what operators exchange while they run, and resharding of what goes to the next block."""
+    moved: Mapping[tuple[int, int], Array]
+    """By pair of items and their options: resharding of activations and of their gradients."""
+    data: Mapping[tuple[int, int], Array]
+    """Resharding of weights and of their gradients, which is data-parallel traffic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """The problem of the shardings of a step, and what its options mean."""
+
+    flow: Flow
+    mesh: Mesh
+    ways: tuple[tuple[Way, ...], ...]
+    """Options of each item."""
+    unknown: tuple[int, ...]
+    """Items without dims, which every device runs whole."""
+    seconds: Seconds
+    moments: tuple[Moment, ...]
+    limit_bytes: float
+    walker: _Builder
+
+    def problem(self, overlap: float | None = None) -> Problem:
+        r"""The problem with all seconds added up, or a relaxation of the one with overlap.
+
+        With overlap a step takes $T = r + \max(c, d)$ with $c$ the seconds of computation, $d$ those of weights and
+        their gradients and $r$ all others. For each $\lambda$ from 0 to 1 the sum $r + (1 - \lambda)\,c + \lambda\,d$
+        is at most $T$, so that its least value is a bound.
+
+        Args:
+            overlap: $\lambda$; None: nothing overlaps, $r + c + d$.
+        """
+        of_computing, of_data = (1.0, 1.0) if overlap is None else (1.0 - overlap, overlap)
+        seconds, pairs = self.seconds, dict(self.seconds.moved)
+        for pair, matrix in seconds.data.items():
+            scaled = np.where(np.isinf(matrix), inf, np.where(np.isinf(matrix), 0.0, matrix) * of_data)
+            pairs[pair] = pairs[pair] + scaled if pair in pairs else scaled
+        each = zip(_names(self.flow.items), seconds.operators, seconds.inside, self.ways, strict=True)
+        return Problem(
+            nodes=tuple(
+                Node(name=name, cost_s=of_computing * operator + inside, tags=_tags(ways))
+                for name, operator, inside, ways in each
+            ),
+            edges=tuple(Edge(u=u, v=v, cost_s=matrix) for (u, v), matrix in pairs.items()),
+            moments=self.moments,
+            limit_bytes=self.limit_bytes,
+        )
+
+    def parts_s(self, choice: Array) -> tuple[float, float, float]:
+        """Seconds of a choice: computation, weights and their gradients, all others."""
+        computing = sum(float(each[option]) for each, option in zip(self.seconds.operators, choice, strict=True))
+        inside = sum(float(each[option]) for each, option in zip(self.seconds.inside, choice, strict=True))
+        moved, data = (
+            sum(float(matrix[choice[u], choice[v]]) for (u, v), matrix in pairs.items())
+            for pairs in (self.seconds.moved, self.seconds.data)
+        )
+        return computing, data, inside + moved
+
+    def link_s(self, link: Link, made: Sharding, read: Sharding) -> float:
+        """Seconds of a link from the sharding that was made to the one that is read, once."""
+        return float(self.walker.chain(link, [made], [read])[0, 0])
+
+    def with_moments(self, calls: Sequence[int]) -> Built:
+        """The same with further points in time at which memory is limited."""
+        return replace(self, moments=(*self.moments, *(self.walker.moment(call) for call in calls)))
+
+
+def built(
+    flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float = inf, moments: Sequence[int] | None = None
+) -> Built:
+    """The problem of a step on a mesh.
+
+    Args:
+        flow: the step.
+        mesh: devices and links.
+        timer: time models of the device.
+        limit_bytes: memory that a device has for tensors.
+        moments: calls at which memory is limited; None: those where the unsharded step needs most.
+    """
+    return _Builder(flow, mesh, timer).built(limit_bytes, moments)
+
+
+@dataclass(kw_only=True)
+class _Ends:
+    """Distinct shardings of one input or output of an item, and which of them each option has."""
+
+    shardings: list[Sharding]
+    of_option: Array
+
+
+Pairs = dict[tuple[int, int], Array]
+
+
+class _Builder:
+    def __init__(self, flow: Flow, mesh: Mesh, timer: Timer) -> None:
+        self.flow, self.mesh, self.timer = flow, mesh, timer
+        self.sizes = mesh.sizes
+        self.nodes = Nodes()
+        self.unknown: list[int] = []
+        self._ends: dict[tuple[int, bool, int], _Ends] = {}
+        self._looks: dict[Operator, tuple[list[Sharding], list[list[Sharding]], list[list[int]]]] = {}
+        self._chains: dict[object, Array] = {}
+        self.ways = tuple(self._ways_of(number, item) for number, item in enumerate(flow.items))
+
+    def built(self, limit_bytes: float, moments: Sequence[int] | None) -> Built:
+        """Seconds and moments."""
+        each = [self._seconds(item, ways) for item, ways in zip(self.flow.items, self.ways, strict=True)]
+        moved, data, own = self._matrices()
+        calls = start_of_memory(self.flow, MOMENTS) if moments is None else moments
+        return Built(
+            flow=self.flow,
+            mesh=self.mesh,
+            ways=self.ways,
+            unknown=tuple(self.unknown),
+            seconds=Seconds(
+                operators=tuple(operator for operator, _ in each),
+                inside=tuple(inside + own.get(number, 0.0) for number, (_, inside) in enumerate(each)),
+                moved=moved,
+                data=data,
+            ),
+            moments=tuple(self.moment(call) for call in calls),
+            limit_bytes=limit_bytes,
+            walker=self,
+        )
+
+    # -- options --------------------------------------------------------------------------------------------------
+
+    def _ways_of(self, number: int, item: Item) -> tuple[Way, ...]:
+        type = item.node.outputs[0] if item.node.outputs else TensorType((), "fp32")
+        if item.kind == "source":
+            return tuple(Way((), (each,)) for each in shardings_of(type, self.sizes))
+        if item.kind == "update":
+            return tuple(Way((each,), (each,)) for each in shardings_of(type, self.sizes))
+        found = strategies(item.node, self.sizes)
+        if len(found) == 1:
+            self.unknown.append(number)
+        return tuple(Way(each.inputs, each.outputs, each) for each in found)
+
+    def _seconds(self, item: Item, ways: Sequence[Way]) -> tuple[Array, Array]:
+        """Seconds of each option, all that equal blocks have of it together: computation, and exchange inside."""
+        nothing = np.zeros(len(ways))
+        if item.kind == "source":
+            return nothing, nothing
+        if item.kind == "update":
+            type = item.node.outputs[0]
+            whole_s = item.count * self.optimizer_s * type.elements
+            return nothing, np.array([whole_s * share_of(type, way.outputs[0], self.sizes) for way in ways])
+        found = [self._operator_s(item, way) for way in ways]
+        computing, inside = (item.count * np.array(part) for part in zip(*found, strict=True))
+        return computing, inside
+
+    def _operator_s(self, item: Item, way: Way) -> tuple[float, float]:
+        if way.strategy is None:
+            return 0.0, 0.0
+        local = local_node(item.node, way.strategy, self.sizes, self.nodes)
+        seconds = self.timer.cost(local, inplace=item.inplace).seconds
+        return float(seconds), exchange_s(way.strategy, self.mesh)
+
+    @cached_property
+    def optimizer_s(self) -> float:
+        """Seconds of the update of one parameter, unsharded: those of the whole optimiser over all parameters."""
+        calls = [self.flow.program.calls[number] for number in self.flow.optimizer_calls]
+        elements = sum({each.storage: each.elements for each in self.flow.program.parameters if each.trained}.values())
+        whole = sum(self.timer.cost(call.node, inplace=call.inplace).seconds for call in calls if not call.view)
+        return whole / max(elements, 1)
+
+    # -- edges ----------------------------------------------------------------------------------------------------
+
+    def _matrices(self) -> tuple[Pairs, Pairs, dict[int, Array]]:
+        """Seconds between two items, of activations and of weights, and of an item with itself of the next block."""
+        moved: Pairs = {}
+        data: Pairs = {}
+        own: dict[int, Array] = {}
+        items = self.flow.items
+        for link in self.flow.links:
+            source, target = self._end(link.source, False, link.output), self._end(link.target, True, link.input)
+            chain = link.count * self.chain(link, source.shardings, target.shardings)
+            if link.source == link.target:
+                diagonal = chain[source.of_option, target.of_option]
+                own[link.source] = own.get(link.source, 0.0) + diagonal
+                continue
+            of_weights = link.gradient or (items[link.source].node.op == "parameter")
+            pairs = data if of_weights else moved
+            matrix = chain[np.ix_(source.of_option, target.of_option)]
+            u, v = sorted((link.source, link.target))
+            pairs[u, v] = pairs.get((u, v), 0.0) + (matrix if u == link.source else matrix.T)
+        return moved, data, own
+
+    def _end(self, item: int, is_input: bool, place: int) -> _Ends:
+        key = (item, is_input, place)
+        found = self._ends.get(key)
+        if found is None:
+            reads = is_input and self.flow.items[item].kind != "source"  # a new parameter lies as the one it replaces
+            each = [(way.inputs if reads else way.outputs)[place] for way in self.ways[item]]
+            known = list(dict.fromkeys(each))
+            number = {sharding: n for n, sharding in enumerate(known)}
+            found = self._ends[key] = _Ends(shardings=known, of_option=np.array([number[one] for one in each], int))
+        return found
+
+    def chain(self, link: Link, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> Array:
+        """Seconds from each sharding of the value to each that its reader asks for, through all views between."""
+        type = self.flow.items[link.source].node.outputs[link.output]
+        key = (type, link.looks, tuple(sources), tuple(targets))
+        found = self._chains.get(key)
+        if found is None:
+            found = self._chains[key] = self._walked(type, link.looks, sources, targets)
+        return found
+
+    def _walked(
+        self, type: TensorType, looks: Sequence[Look], sources: Sequence[Sharding], targets: Sequence[Sharding]
+    ) -> Array:
+        reached: Array | None = None
+        here: Sequence[Sharding] = sources
+        for look in looks:
+            inputs, outputs, pairs = self._look(look)
+            step = costs(type.shape, type.element_bytes, here, inputs, self.mesh)
+            known = list(dict.fromkeys(outputs))
+            view = np.full((len(inputs), len(known)), inf)
+            for place, output in pairs:
+                view[place, known.index(output)] = 0.0
+            step = least_plus(step, view)
+            reached = step if reached is None else least_plus(reached, step)
+            here, type = known, look.node.outputs[look.output]
+        last = costs(type.shape, type.element_bytes, here, targets, self.mesh)
+        return last if reached is None else least_plus(reached, last)
+
+    def _look(self, look: Look) -> tuple[list[Sharding], list[Sharding], list[tuple[int, Sharding]]]:
+        """Shardings that a view takes, those that it gives, and which gives which."""
+        found = strategies(look.node, self.sizes)
+        inputs = list(dict.fromkeys(each.inputs[0] for each in found))
+        pairs = [(inputs.index(each.inputs[0]), each.outputs[look.output]) for each in found]
+        return inputs, [output for _, output in pairs], pairs
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def moment(self, call: int) -> Moment:
+        """Bytes of one device while a call runs."""
+        found = self.flow.moment(call)
+        by_item: dict[int, Array] = {}
+        for kept in found.kept:
+            type = self.flow.items[kept.item].node.outputs[kept.output]
+            shares = np.array([share_of(type, way.outputs[kept.output], self.sizes) for way in self.ways[kept.item]])
+            by_item[kept.item] = by_item.get(kept.item, 0.0) + kept.size_bytes * shares
+        return Moment(name=found.name, entries=tuple(by_item.items()), fixed_bytes=found.fixed_bytes)
+
+
+def _names(items: Sequence[Item]) -> list[str]:
+    """A name for each item, numbered where several have one."""
+    seen: dict[str, int] = defaultdict(int)
+    out = []
+    for item in items:
+        seen[item.name] += 1
+        out.append(item.name if seen[item.name] == 1 else f"{item.name} ({seen[item.name]})")
+    return out
+
+
+def _tags(ways: Sequence[Way]) -> Array:
+    """For each option and axis a number for what it does there; 0: everything is replicated."""
+    known: dict[object, int] = {}
+    out = []
+    for way in ways:
+        axes = list(zip(*way.inputs, *way.outputs, strict=True)) if way.inputs or way.outputs else []
+        out.append(
+            [0 if all(each.replicated for each in axis) else known.setdefault(axis, len(known) + 1) for axis in axes]
+        )
+    return np.array(out, int)

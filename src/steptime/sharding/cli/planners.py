@@ -1,0 +1,126 @@
+"""``steptime planners``: the planner next to other searches and manual recipes, quality over CPU time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli import options as o
+from steptime.plan.keys import MAX_DEVICES
+
+if TYPE_CHECKING:
+    from steptime.sharding.comparison import Comparison
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
+    ],
+    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
+    gpus: Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)],
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", metavar="data=2,model=4", help="Axes, the innermost last; default: two, near equal."),
+    ] = None,
+    batch: Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")] = None,
+    seq: o.Seq = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
+    ] = None,
+    cpu: Annotated[float, o.real("--cpu", "S", "CPU seconds of each search.")] = 10.0,
+    seed: Annotated[int, o.number("--seed", "N", "Of the random numbers.", 0, 2**31 - 1)] = 0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw time over CPU seconds too (needs matplotlib).")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """The planner of `steptime shard` next to other searches and manual recipes on one problem under one cost.
+
+    Importing the file runs its code. Nothing overlaps, so that all times are sums. No method can be below the bound.
+    """
+    from steptime.cli.output import Progress
+    from steptime.report.figure import refuse_plot
+    from steptime.sharding.comparison import planners
+    from steptime.units import parse
+
+    if plot is not None:
+        refuse_plot(plot)
+    room = None if memory is None else parse(memory, "bytes")
+    names = None if methods is None else tuple(each.strip() for each in methods.split(","))
+    with Progress("methods") as progress:
+        found = planners(
+            model,
+            cluster,
+            gpus=gpus,
+            mesh=mesh,
+            methods=names,
+            cpu_s=cpu,
+            seed=seed,
+            memory_bytes=room,
+            progress=progress,
+            **o.given(batch=batch, seq=seq),
+        )
+    if plot is not None:
+        write_plot(found, plot)
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(found.to_json())
+        return
+    print_comparison(found, plot)
+
+
+def print_comparison(found: Comparison, plot: Path | None = None) -> None:
+    """Write the report to standard output."""
+    from steptime.report import text as t
+
+    out = t.console()
+    out.print(t.printable(f"{found.model} on {found.cluster}, mesh {found.mesh}"), style="bold")
+    t.indented(
+        out, f"bound {t.seconds(found.bound_s)}: no shardings on this mesh are faster, where nothing overlaps", by=0
+    )
+    out.print()
+    table = t.grid(("method", "step", "over bound", "CPU s"))
+    for each in found.entries:
+        if each.step_s is None:
+            table.add_row(each.name, "-", "-", f"{each.cpu_s:.2f}")
+        else:
+            table.add_row(
+                each.name, t.seconds(each.step_s), t.change(each.step_s / found.bound_s - 1), f"{each.cpu_s:.2f}"
+            )
+    out.print(table)
+    for each in found.entries:
+        if each.step_s is None:
+            t.indented(out, t.printable(f"{each.name}: {each.stop or 'nothing that fits'}"), by=0)
+    if plot is not None:
+        out.print(t.printable(f"\nDrawn in {plot}"), soft_wrap=True)
+
+
+def write_plot(found: Comparison, path: Path) -> None:
+    """Time of the best so far over CPU seconds, on logarithmic axes, and the bound.
+
+    Raises:
+        UserError: matplotlib is not installed, or does not write this kind of file.
+        InputFileError: the file cannot be written.
+    """
+    from steptime.report.figure import new_figure, save_figure
+    from steptime.report.text import printable
+
+    figure = new_figure(6.4, 4.4)
+    axes = figure.add_subplot()
+    for each in found.entries:
+        if each.step_s is not None:
+            points = [(point.cpu_s, point.total_s) for point in each.points]
+            points.append((max(each.cpu_s, points[-1][0]), each.step_s))
+            axes.step(*zip(*points, strict=True), where="post", marker=".", label=each.name)
+    axes.axhline(found.bound_s, color="black", linestyle="--", label="bound")
+    title = printable(f"{found.model} on {found.cluster}, {found.mesh.devices} devices")
+    axes.set(xscale="log", yscale="log", xlabel="CPU time (s)", ylabel="step (s)", title=title)
+    axes.legend(fontsize="x-small")
+    save_figure(figure, path)

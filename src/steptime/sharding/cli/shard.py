@@ -1,0 +1,137 @@
+"""``steptime shard``: the best shardings of a real module over a number of devices, with a bound."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli import options as o
+from steptime.plan.keys import MAX_DEVICES
+
+if TYPE_CHECKING:
+    from steptime.sharding.shard import Sharded
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
+    ],
+    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
+    gpus: Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)],
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh", metavar="data=2,model=4", help="Axes, the innermost last; default: all of 1 and 2 axes."
+        ),
+    ] = None,
+    batch: Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")] = None,
+    seq: o.Seq = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; repeatable."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as it is made."),
+    ] = None,
+    autocast: Annotated[
+        str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, ... or none.")] = "adamw",
+    loss: o.Loss = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
+    ] = None,
+    no_overlap: Annotated[
+        bool, typer.Option("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
+    ] = False,
+    seconds: Annotated[float, o.real("--seconds", "S", "Time limit of the search of each mesh.")] = 60.0,
+    json: o.Json = False,
+) -> None:
+    """The best shardings of a real module's training step: how each weight and activation lies on a mesh of devices.
+
+    Importing the file runs its code. Each operator is sharded along what it is: batch, features, heads, sequence,
+    pixels. An integer program over all of them is solved with a bound; memory is that of the recorded tensors.
+    """
+    from steptime.cli.output import Progress
+    from steptime.sharding.shard import shard
+    from steptime.units import parse
+
+    room = None if memory is None else parse(memory, "bytes")
+    given = o.given(mesh=mesh, batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
+    with Progress("meshes") as progress:
+        found = shard(
+            model,
+            cluster,
+            gpus=gpus,
+            inputs=tuple(inputs or ()),
+            optimizer=optimizer,
+            overlaps=not no_overlap,
+            seconds=seconds,
+            progress=progress,
+            **given,
+        )
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(found.to_json())
+        return
+    print_sharded(found)
+
+
+def print_sharded(found: Sharded) -> None:
+    """Write the report to standard output."""
+    from steptime.report import text as t
+
+    out, plan, record = t.console(), found.best, found.to_json()
+    out.print(t.printable(f"{found.model} on {found.cluster}, mesh {plan.built.mesh}"), style="bold")
+    low, high = plan.bracket_s
+    lines = [
+        f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})",
+        f"bound {t.seconds(plan.bound_s)}: no shardings on this mesh are faster by more than {t.percent(plan.gap)}; "
+        f"{plan.stop}",
+        f"memory {t.memory(record['peak_memory_bytes'])}"
+        + ("" if record["memory_limit_bytes"] is None else f" of {t.memory(record['memory_limit_bytes'])}"),
+    ]
+    if found.unknown:
+        lines.append(
+            f"on every device, nothing is known of their dims: {', '.join(found.unknown)} "
+            f"({t.percent(found.unknown_share)} of computing)"
+        )
+    for line in lines:
+        t.indented(out, line, by=0)
+    out.print()
+    table = t.grid(("time", "", "share"))
+    total = sum(record["time"].values())
+    for name, seconds in record["time"].items():
+        hidden = " (overlaps with compute)" if plan.overlaps and name == "weights_and_gradients" else ""
+        table.add_row(name.replace("_", " ") + hidden, t.seconds(seconds), t.share(seconds, total))
+    out.print(table)
+    if len(found.tried) > 1:
+        out.print()
+        meshes = t.grid(("mesh", "step"))
+        for mesh, step_s, stop in found.tried:
+            meshes.add_row(mesh, t.printable(stop) if step_s is None else t.seconds(step_s))
+        out.print(meshes)
+    out.print()
+    parameters = t.grid(("parameter", "count", "sharding"), left=(0, 2))
+    for (name, sharding), count in by_name(record["parameters"]).items():
+        parameters.add_row(t.printable(name), str(count), sharding)
+    out.print(parameters)
+
+
+def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Parameters of lists under one name, with their number.
+
+    >>> by_name({"h.0.w": "R S(0)", "h.1.w": "R S(0)", "norm": "R R"})
+    {('h.*.w', 'R S(0)'): 2, ('norm', 'R R'): 1}
+    """
+    out: dict[tuple[str, str], int] = {}
+    for name, sharding in shardings.items():
+        key = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding
+        out[key] = out.get(key, 0) + 1
+    return out

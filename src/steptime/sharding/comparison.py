@@ -1,0 +1,196 @@
+"""Quality of the planner, of other searches and of manual recipes over CPU time, on one problem under one cost."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from steptime.api.request import NameOrPath, whole
+from steptime.captured.cost import Timer
+from steptime.captured.graph import Program
+from steptime.errors import UnknownNameError
+from steptime.estimate.result import SCHEMA_VERSION
+from steptime.hardware import load_cluster
+from steptime.hardware.records import Cluster
+from steptime.plan.keys import MAX_DEVICES
+from steptime.sharding.baselines import BASELINES, Budget, Point, search
+from steptime.sharding.build import Built, built
+from steptime.sharding.flow import flow_of
+from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
+from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.recipes import RECIPES, followed
+from steptime.sharding.shard import captured_step, room_bytes
+
+PLANNER: Final = "planner"
+GAP: Final = 1e-6
+"""Gap to which the planner is run: it is compared, so rounding is all that it may lose by."""
+PLANNER_S: Final = 10.0
+"""Seconds that the planner has at least."""
+RECIPE_S: Final = 10.0
+"""CPU seconds that the solver has at least for what a recipe leaves open."""
+NEEDS: Final = {"bayesian": "optuna", "learned": "sklearn"}
+"""Baselines that need a package of the extra ``learn``."""
+METHODS: Final = (*(name for name in BASELINES if name != "exact"), *RECIPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What one method found."""
+
+    name: str
+    step_s: float | None = None
+    """None: nothing that fits."""
+    cpu_s: float = 0.0
+    evaluations: int = 0
+    stop: str = ""
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All methods on one problem; nothing overlaps."""
+
+    model: str
+    cluster: str
+    mesh: Mesh
+    plan: ShardingPlan
+    entries: tuple[Entry, ...]
+    """The planner first."""
+    limit_bytes: float
+
+    @property
+    def bound_s(self) -> float:
+        """No method can be below it."""
+        return self.plan.bound_s
+
+    @property
+    def best_other(self) -> Entry | None:
+        """The best of the methods other than the planner."""
+        found = [each for each in self.entries[1:] if each.step_s is not None]
+        return min(found, key=lambda each: each.step_s or inf, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "cluster": self.cluster,
+            "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
+            "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
+            "bound_s": self.bound_s,
+            "methods": [
+                {
+                    "name": each.name,
+                    "step_time_s": each.step_s,
+                    "over_bound": None if each.step_s is None else each.step_s / self.bound_s,
+                    "cpu_s": each.cpu_s,
+                    "evaluations": each.evaluations,
+                    "stop": each.stop,
+                    "points": [
+                        {"cpu_s": point.cpu_s, "evaluations": point.evaluations, "step_time_s": point.total_s}
+                        for point in each.points
+                    ],
+                }
+                for each in self.entries
+            ],
+        }
+
+
+def planners(
+    model: str | Program,
+    cluster: NameOrPath | Cluster,
+    *,
+    gpus: int,
+    mesh: str | None = None,
+    memory_bytes: float | None = None,
+    methods: Sequence[str] | None = None,
+    cpu_s: float = 10.0,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    **captured: Any,
+) -> Comparison:
+    """The planner, other searches and manual recipes on the shardings of one training step.
+
+    Args:
+        model: as for :func:`steptime.sharding.shard.shard`, which also has the arguments of the capture.
+        cluster: catalogue name, file, or the record.
+        gpus: devices of the mesh.
+        mesh: ``data=2,model=4`` or ``2x4``; None: two axes, as equal as the devices allow.
+        memory_bytes: memory of a device for tensors; None: what it has; infinite: no limit.
+        methods: names of baselines and recipes; None: all.
+        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much or 10 s.
+        seed: of the random numbers.
+        progress: called with methods done and methods to run.
+
+    Raises:
+        UserError: the module cannot be captured, a name is unknown, or nothing fits.
+    """
+    whole("gpus", gpus, 2, MAX_DEVICES)
+    names = tuple(methods or METHODS)
+    for name in names:
+        if name not in RECIPES and name not in BASELINES:
+            raise UnknownNameError("method", name, METHODS)
+    machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    program = model if isinstance(model, Program) else captured_step(model, machines, **captured)
+    axes = mesh or "x".join(map(str, min(logical_meshes(gpus), key=max)))
+    where = mesh_on(machines, parse_axes(axes), gpus)
+    limit = room_bytes(machines) if memory_bytes is None else memory_bytes
+    problem = built(flow_of(program), where, Timer(device=machines.device), limit)
+    return compared(
+        problem, names, cpu_s=cpu_s, seed=seed, progress=progress, model=program.name, cluster=machines.name
+    )
+
+
+def compared(
+    given: Built,
+    methods: Sequence[str] = METHODS,
+    *,
+    cpu_s: float,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    model: str = "",
+    cluster: str = "",
+) -> Comparison:
+    """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
+    began = time.process_time()
+    plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, PLANNER_S))
+    spent_s = time.process_time() - began
+    problem = plan.built.problem(None)
+    first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)
+    entries = [Entry(name=PLANNER, step_s=plan.step_s, cpu_s=spent_s, evaluations=1, stop=plan.stop, points=(first,))]
+    for number, name in enumerate(methods):
+        if progress is not None:
+            progress(number, len(methods))
+        try:
+            entries.append(_entry(name, plan.built, problem, Budget(cpu_s=cpu_s), seed))
+        except KeyboardInterrupt:
+            entries.append(Entry(name=name, stop="interrupted"))
+        if entries[-1].stop == "interrupted":
+            break
+    return Comparison(
+        model=model, cluster=cluster, mesh=given.mesh, plan=plan, entries=tuple(entries), limit_bytes=given.limit_bytes
+    )
+
+
+def _entry(name: str, given: Built, problem: Any, budget: Budget, seed: int) -> Entry:
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        return Entry(name=name, stop=f"skipped: needs {NEEDS[name]}; pip install 'steptime[learn]'")
+    found, why = (
+        followed(name, given, problem, Budget(cpu_s=max(budget.cpu_s, RECIPE_S)))
+        if name in RECIPES
+        else (search(name, problem, budget, seed), "")
+    )
+    if found is None:
+        return Entry(name=name, stop=why)
+    return Entry(
+        name=name,
+        step_s=None if found.choice is None else found.total_s,
+        cpu_s=found.cpu_s,
+        evaluations=found.evaluations,
+        stop=found.stop,
+        points=found.points,
+    )

@@ -1,0 +1,310 @@
+"""What a captured step asks of its shardings: operators and sources that have one each, and the values between them.
+
+Equal blocks have the same shardings, but for the first and the last of them. Views have none of their own: what they do
+to a sharding belongs to the link that a value takes through them. The optimiser is an update of each parameter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from steptime.captured.aten.views import VIEWS
+from steptime.captured.cut.sections import Sections, sections_of
+from steptime.captured.graph import BEFORE, Call, Node, Parameter, Program, TensorType, Value
+
+Kind = Literal["operator", "source", "update"]
+EDGE_BLOCKS: Final = 1
+"""Blocks at each end of a run of equal ones that have shardings of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Something that has a sharding: an operator with all that equal blocks have of it, a source, or an update."""
+
+    name: str
+    kind: Kind
+    node: Node
+    """The operator or the source; of an update the parameter."""
+    count: int
+    """How often it runs in a step."""
+    inplace: bool = False
+    """Its output is written over an input."""
+    phase: str = "forward"
+
+    @property
+    def types(self) -> tuple[TensorType, ...]:
+        """Types of its outputs."""
+        return self.node.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A view on the way of a value: the operator, and which of its outputs goes on."""
+
+    node: Node
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A value that one item makes and another reads; both may be one item, of two blocks that follow each other."""
+
+    source: int
+    """Item that makes the value."""
+    output: int
+    looks: tuple[Look, ...]
+    """Views on the way, the first one first."""
+    target: int
+    """Item that reads it."""
+    input: int
+    count: int = 1
+    """How often in a step."""
+    gradient: bool = False
+    """The value is the gradient of a parameter on its way to the update, or the new parameter on its way back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Memory that depends on the sharding of an output of an item."""
+
+    item: int
+    output: int
+    size_bytes: float
+    """Of whole tensors, all that are alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What is in memory while a call runs."""
+
+    call: int
+    name: str
+    kept: tuple[Kept, ...]
+    fixed_bytes: float = 0.0
+    """What no sharding divides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Items of a step, and what goes between them."""
+
+    program: Program
+    sections: Sections
+    items: tuple[Item, ...]
+    links: tuple[Link, ...]
+    of_parameter: dict[str, int]
+    """Item of each parameter by name; the update is the item of :attr:`update_of`."""
+    update_of: dict[str, int]
+    optimizer_calls: tuple[int, ...]
+    owners: dict[int, tuple[int, int]]
+    """Storage -> item and output whose sharding says how much of it a device has."""
+    of_call: dict[int, int]
+    """Call -> its item; views and the optimiser have none."""
+
+    def moment(self, call: int) -> Moment:
+        """Everything that is in memory while a call runs, by item and output."""
+        sizes: Counter[tuple[int, int] | None] = Counter()
+        for number, storage in enumerate(self.program.storages):
+            end = len(self.program.calls) if storage.freed is None else storage.freed
+            if storage.born <= call <= end:
+                sizes[self.owners.get(number)] += storage.size_bytes
+        run = self.program.calls[call] if call >= 0 else None
+        name = "start" if run is None else f"{run.phase}: {run.module or '(outside modules)'}: {run.node.op}"
+        fixed_bytes = float(sizes.pop(None, 0))
+        kept = tuple(Kept(*owner, float(size)) for owner, size in sizes.items() if owner is not None)
+        return Moment(call=call, name=name, kept=kept, fixed_bytes=fixed_bytes)
+
+
+def flow_of(program: Program) -> Flow:
+    """Items and links of a captured step."""
+    return _Reader(program, sections_of(program)).flow()
+
+
+class _Reader:
+    """Reads a program call by call; items are keyed by what equal blocks have in common.
+
+    Equal blocks call the same nodes, so that a value is told by its storage: the last call that wrote it made it.
+    """
+
+    def __init__(self, program: Program, sections: Sections) -> None:
+        self.program, self.sections = program, sections
+        self.keys: dict[object, int] = {}
+        self.items: list[Item] = []
+        self.links: Counter[tuple[int, int, tuple[Look, ...], int, int, bool]] = Counter()
+        self.made: dict[int, tuple[int, int]] = {}
+        """Storage -> item and output that wrote it last."""
+        self.places = _places(sections)
+        self.owners: dict[int, tuple[int, int]] = {}
+        self.of_call: dict[int, int] = {}
+        self.of_parameter: dict[str, int] = {}
+        self.update_of: dict[str, int] = {}
+
+    def flow(self) -> Flow:
+        """Everything that was read."""
+        storages = self.program.storages
+        gradients: dict[str, tuple[Value, tuple[int, int]]] = {}
+        for number, call in enumerate(self.program.calls):
+            if call.phase == "optimizer":
+                continue
+            if not call.view and call.node.op not in VIEWS:
+                self._run(number, call)
+            for output, storage in enumerate(call.writes):
+                if storages[storage].category == "gradient" and storage in self.made:
+                    name = storages[storage].name.removesuffix(".grad")
+                    gradients[name] = call.node.value(output), self.made[storage]
+        for parameter in self.program.parameters:
+            if parameter.trained and parameter.name in gradients:
+                self._update(parameter, *gradients[parameter.name])
+        self._own_states()
+        self._own_temporaries()
+        return Flow(
+            program=self.program,
+            sections=self.sections,
+            items=tuple(self.items),
+            links=tuple(
+                Link(source=s, output=o, looks=looks, target=t, input=i, gradient=gradient, count=count)
+                for (s, o, looks, t, i, gradient), count in self.links.items()
+            ),
+            of_parameter=self.of_parameter,
+            update_of=self.update_of,
+            optimizer_calls=tuple(n for n, call in enumerate(self.program.calls) if call.phase == "optimizer"),
+            owners=self.owners,
+            of_call=self.of_call,
+        )
+
+    def _item(self, key: object, item: Item) -> int:
+        """Number of the item of a key: a new one, or one more of it."""
+        found = self.keys.setdefault(key, len(self.items))
+        if found == len(self.items):
+            self.items.append(item)
+        else:
+            self.items[found] = replace(self.items[found], count=self.items[found].count + 1)
+        return found
+
+    def _run(self, number: int, call: Call) -> None:
+        name = f"{call.module or '(outside modules)'}: {call.node.op}"
+        item = self._item(
+            self.places.get(number, number),
+            Item(name=name, kind="operator", node=call.node, count=1, inplace=call.inplace, phase=call.phase),
+        )
+        for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
+            root, looks = root_of(value)
+            source, output = self._maker(root, storage)
+            self.links[(source, output, looks, item, place, False)] += 1
+        self.of_call[number] = item
+        for output, storage in enumerate(call.writes):
+            self.made[storage] = item, output
+            self.owners.setdefault(storage, (item, output))
+
+    def _maker(self, root: Value, storage: int) -> tuple[int, int]:
+        """Item and output that made what is in a storage; a source where nothing has written it."""
+        if storage in self.made:
+            return self.made[storage]
+        known = self.program.storages[storage]
+        name = known.name or str(root.node.attribute("name", root.node.op))
+        key = ("source", self._inside(name)) if known.category == "parameter" else ("source", storage)
+        item = self._item(key, Item(name=name, kind="source", node=root.node, count=1))
+        self.made[storage] = self.owners[storage] = item, 0
+        if known.category == "parameter":
+            self.of_parameter[name] = item
+        return item, 0
+
+    def _inside(self, name: str) -> tuple[str, str]:
+        """Which of equal blocks a parameter is of, and what they call it."""
+        blocks = self.sections.blocks
+        number = None if blocks is None else blocks.index_of(name)
+        if blocks is None or number is None:
+            return "", name
+        return _end_of(number, blocks.count), blocks.inside(name)
+
+    def _update(self, parameter: Parameter, gradient: Value, made: tuple[int, int]) -> None:
+        own = self.of_parameter.get(parameter.name)
+        if own is None:
+            return
+        item = self._item(
+            ("update", own),
+            Item(
+                name=f"{parameter.name} (update)", kind="update", node=self.items[own].node, count=1, phase="optimizer"
+            ),
+        )
+        self.update_of[parameter.name] = item
+        self.links[(*made, root_of(gradient)[1], item, 0, True)] += 1
+        self.links[(item, 0, (), own, 0, True)] += 1
+
+    def _own_temporaries(self) -> None:
+        """What the optimiser makes on its way lies as what it is made from, the n-th of a list as the n-th."""
+        for call in self.program.calls:
+            if call.phase != "optimizer":
+                continue
+            for number, storage in enumerate(call.writes):
+                for place in range(number, len(call.reads), len(call.writes)):
+                    owner = self.owners.get(call.reads[place])
+                    same = call.node.inputs[place].type.shape == call.node.outputs[number].shape
+                    if owner is not None and same:
+                        self.owners.setdefault(storage, owner)
+
+    def _own_states(self) -> None:
+        """Gradients and states of the optimiser lie as the update of their parameter."""
+        for number, storage in enumerate(self.program.storages):
+            if storage.category in ("gradient", "state") and storage.name:
+                name = longest_known(storage.name, self.update_of)
+                if name in self.update_of:
+                    self.owners[number] = (self.update_of[name], 0)
+
+
+def longest_known(name: str, known: Iterable[str] | dict[str, int]) -> str:
+    """The parameter that a state is of: ``layer.weight.exp_avg`` is of ``layer.weight``."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def root_of(value: Value) -> tuple[Value, tuple[Look, ...]]:
+    """The value behind views, and the views from it on."""
+    looks: list[Look] = []
+    while value.node.op in VIEWS and value.node.inputs:
+        looks.append(Look(value.node, value.index))
+        value = value.node.inputs[0]
+    return value, tuple(reversed(looks))
+
+
+def _end_of(number: int, count: int) -> str:
+    """Which blocks share the shardings of one: its number at the ends, else all between them."""
+    return str(number) if number < EDGE_BLOCKS or number >= count - EDGE_BLOCKS else "*"
+
+
+def _places(sections: Sections) -> dict[int, tuple[str, str, int]]:
+    """Call -> its place in a block, the same in all that share shardings; calls outside blocks have none."""
+    count, found = len(sections.each), {}
+    if count <= 2 * EDGE_BLOCKS:
+        return {}
+    signature = [list(_signatures(sections, calls)) for calls in sections.each]
+    typical = signature[sections.typical]
+    for number, calls in enumerate(sections.each):
+        alike = signature[number] == typical
+        end = _end_of(number, count) if alike else f"{number} alone"
+        for place, call in enumerate(calls):
+            found[call] = (end, "", place)
+    return found
+
+
+def _signatures(sections: Sections, calls: Sequence[int]) -> Iterator[tuple[object, ...]]:
+    for number in calls:
+        call = sections.program.calls[number]
+        yield call.phase, call.node.op, call.view, tuple(v.type for v in call.node.inputs), call.node.outputs
+
+
+def start_of_memory(flow: Flow, moments: int) -> list[int]:
+    """Calls whose memory is worth a limit of its own: the local maxima of what is in use, the largest first."""
+    from steptime.captured.graph.liveness import Liveness
+
+    in_use = Liveness(flow.program).in_use_bytes[1:]
+    rises, falls = np.diff(in_use, prepend=-1) > 0, np.diff(in_use, append=-1) <= 0
+    peaks = np.flatnonzero(rises & falls).tolist()
+    peaks.sort(key=lambda call: -in_use[call])
+    return [BEFORE, *peaks[:moments]]

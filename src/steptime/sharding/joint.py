@@ -1,0 +1,420 @@
+r"""Sub-meshes, shardings, stages, schedule, micro-batch and recomputation of a captured module as one answer.
+
+For each micro-batch and each sub-mesh of each kind of devices the shardings of the whole step are solved once, without
+a limit of memory and with those that a part of the model leaves. :mod:`steptime.sharding.units` has what they cost in
+each unit, :mod:`steptime.sharding.stages` the best stages for each schedule's micro-batches in flight. What wins there
+is played action by action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import inf
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.api.request import NameOrPath, whole
+from steptime.captured.cost import Timer
+from steptime.errors import UnknownNameError, UserError, counted
+from steptime.estimate.communication import message_time_s
+from steptime.hardware import load_cluster
+from steptime.hardware.records import Cluster
+from steptime.num import Array, divisors
+from steptime.plan.keys import MAX_DEVICES
+from steptime.schedule import SCHEDULES, Pipeline, Schedule
+from steptime.schedule.graph import Transport
+from steptime.sharding.build import Built, built
+from steptime.sharding.flow import flow_of
+from steptime.sharding.joint_plan import JointPlan, Machines, PlannedStage, Solved
+from steptime.sharding.mesh import logical_meshes, mesh_on, parse_axes
+from steptime.sharding.pipeline import (
+    MOST_STAGES,
+    in_flight_groups,
+    least_operators_s,
+    least_step_s,
+    played_s,
+    sub_meshes,
+)
+from steptime.sharding.placement import text_of
+from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.shard import captured_step, room_bytes
+from steptime.sharding.spans import Overlap, spans_of
+from steptime.sharding.stages import SpanCosts, Split, Stage, split
+from steptime.sharding.units import Units, of_micro_batch, unit_costs, units_of
+from steptime.units import format_bytes
+
+SCHEDULES_TRIED: Final = ("1f1b", "gpipe", "zb-h1")
+MICRO_BATCHES: Final = 4
+"""Micro-batches that are tried where none are given."""
+AXES: Final = 2
+MAX_BATCH: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What :func:`joint` weighs, how long it solves, and how the module is captured."""
+
+    micro_batches: Sequence[int] | None = None
+    """Samples that pass the pipeline at once, the sizes to try; None: some that divide the step."""
+    schedules: Sequence[str] = SCHEDULES_TRIED
+    """Pipeline schedules with one stage for each rank."""
+    stages: int | None = None
+    """Number of stages; None: any."""
+    recompute: bool = True
+    """Blocks may run again where memory does not suffice."""
+    overlaps: bool = True
+    """Traffic of weights and their gradients runs while the devices compute."""
+    memory_bytes: float | None = None
+    """Memory of a device for tensors; None: as in :func:`steptime.sharding.shard.shard`."""
+    gap: float = 0.01
+    """Share above the bound at which a solver may stop."""
+    seconds: float = 20.0
+    """Time limit of each problem of shardings."""
+    seq: int | None = None
+    dtype: str | None = None
+    inputs: Sequence[str] = ()
+    optimizer: str | None = "adamw"
+    loss: str | None = None
+    autocast: str | None = None
+
+    @property
+    def capture(self) -> dict[str, Any]:
+        """Those of the capture, as :func:`steptime.captured.profiling.profile` has them."""
+        return {name: getattr(self, name) for name in ("seq", "dtype", "inputs", "optimizer", "loss", "autocast")}
+
+
+def joint(
+    model: str,
+    cluster: NameOrPath | Cluster,
+    *,
+    gpus: int,
+    global_batch: int,
+    further: Sequence[tuple[NameOrPath | Cluster, int]] = (),
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> JointPlan:
+    """Stages, sub-meshes, shardings, schedule, micro-batch and recomputation of a module's training step.
+
+    Args:
+        model: ``pkg.module:factory`` or ``file.py:factory``.
+        cluster: catalogue name, file, or the record.
+        gpus: devices of the cluster.
+        global_batch: samples of a step.
+        further: clusters with devices of other kinds in the same job, each with their number.
+        progress: called with sub-meshes done and sub-meshes to solve.
+        options: fields of :class:`Options`.
+
+    Raises:
+        UserError: the module cannot be captured, the batch cannot be divided, there are more stages than units, or
+            nothing fits; then the message names the stage that lacks memory, and how much.
+    """
+    known = [each.name for each in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+    chosen = Options(**options)
+    whole("global_batch", global_batch, 1, MAX_BATCH)
+    kinds = tuple(_machines(each, count, chosen.memory_bytes) for each, count in ((cluster, gpus), *further))
+    sizes = _sizes(global_batch, chosen.micro_batches)
+    rows = [_schedule(name) for name in chosen.schedules]
+    return _Search(
+        model=model, kinds=kinds, global_batch=global_batch, sizes=sizes, rows=rows, options=chosen, progress=progress
+    ).best()
+
+
+def _machines(cluster: NameOrPath | Cluster, devices: int, memory_bytes: float | None) -> Machines:
+    whole("gpus", devices, 1, MAX_DEVICES)
+    found = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    limit = room_bytes(found) if memory_bytes is None else memory_bytes
+    return Machines(cluster=found, devices=devices, timer=Timer(device=found.device), limit_bytes=limit)
+
+
+def _sizes(global_batch: int, given: Sequence[int] | None) -> tuple[int, ...]:
+    """Micro-batches, the largest first."""
+    if given is None:
+        return tuple(sorted(divisors(global_batch), reverse=True)[:MICRO_BATCHES])
+    for each in given:
+        if each < 1 or global_batch % each:
+            raise UserError(
+                f"a micro-batch of {each} does not divide the global batch of {global_batch}",
+                hint=f"give some of {', '.join(map(str, divisors(global_batch)))}",
+            )
+    return tuple(sorted(set(given), reverse=True))
+
+
+def _schedule(name: str) -> Schedule:
+    """A schedule with one stage for each rank, whose micro-batches in flight are known."""
+    probe = Pipeline(ranks=2, micro_batches=4)
+    fitting = [
+        each.name
+        for each in SCHEDULES.values()
+        if each.synchronous
+        and (each.copies, each.usual_chunks, each.usual_slices) == (1, 1, 1)
+        and each.in_flight(probe, 0) is not None
+    ]
+    if name not in fitting:
+        raise UnknownNameError("schedule with one stage for each rank", name, fitting)
+    return SCHEDULES[name]
+
+
+@dataclass(kw_only=True)
+class _Search:
+    model: str
+    kinds: tuple[Machines, ...]
+    global_batch: int
+    rows: Sequence[Schedule]
+    options: Options
+    progress: Callable[[int, int], None] | None
+    sizes: tuple[int, ...]
+    done: int = 0
+    solved: int = 0
+    bound_s: float = inf
+
+    @property
+    def overlap(self) -> Overlap:
+        """What overlaps with computation."""
+        return "data" if self.options.overlaps else "none"
+
+    @cached_property
+    def meshes(self) -> list[tuple[int, str]]:
+        """Kind and axes of every sub-mesh."""
+        out = []
+        for kind, machines in enumerate(self.kinds):
+            domain = mesh_on(machines.cluster, {"data": machines.devices}).machine.fast_domain
+            for count in sub_meshes(machines.devices, domain):
+                shapes = logical_meshes(count, AXES) if count > 1 else [(1,)]
+                out += [(kind, "x".join(map(str, sizes))) for sizes in shapes]
+        return out
+
+    def best(self) -> JointPlan:
+        """The best over all micro-batches and schedules."""
+        found: list[JointPlan] = []
+        tried: list[tuple[int, str, float | None]] = []
+        failed: UserError | None = None
+        for size in self.sizes:
+            program = captured_step(self.model, self.kinds[0].cluster, batch=size, **self.options.capture)
+            units = units_of(flow_of(program))
+            self._check(units)
+            options = self._options(units, size)
+            for row in self.rows:
+                plans = list(self._plans(units, options, size, row, program.name))
+                found += plans
+                tried.append((size, row.name, min((each.step_s for each in plans), default=None)))
+            if not found:
+                failed = self._lacking(units, options, size)
+        if not found:
+            raise failed or UserError("no stages fit")
+        best = min(found, key=lambda plan: plan.step_s)
+        return replace(best, tried=tuple(tried), bound_s=self.bound_s, solved=self.solved)
+
+    def _check(self, units: Units) -> None:
+        if self.options.stages is not None and not 1 <= self.options.stages <= units.count:
+            raise UserError(
+                f"{counted(self.options.stages, 'stage')} of {counted(units.count, 'unit')}",
+                hint="a stage has one unit at least; the units are the blocks of the module, and what "
+                "comes before and after them",
+            )
+
+    # -- shardings ------------------------------------------------------------------------------------------------
+
+    def _options(self, units: Units, size: int) -> list[Solved]:
+        """Shardings on every sub-mesh, at one micro-batch."""
+        micro_batches, out = self.global_batch // size, []
+        work: list[list[Array]] = [[] for _ in self.kinds]
+        for kind, text in self.meshes:
+            if self.progress is not None:
+                self.progress(self.done, len(self.meshes) * len(self.sizes))
+            self.done += 1
+            machines = self.kinds[kind]
+            mesh = mesh_on(machines.cluster, parse_axes(text))
+            problem = of_micro_batch(built(units.flow, mesh, machines.timer, inf), micro_batches)
+            work[kind].append(least_operators_s(problem) * mesh.devices * micro_batches)
+            for plan in self._solutions(problem, machines):
+                costs = unit_costs(units, plan, micro_batches)
+                spans = spans_of(
+                    costs,
+                    micro_batches=micro_batches,
+                    limit_bytes=machines.limit_bytes,
+                    recompute=self.options.recompute,
+                )
+                out.append(Solved(kind, plan, spans))
+        least = np.array([np.min(each, axis=0) for each in work])
+        self.bound_s = min(self.bound_s, least_step_s(least, [each.devices for each in self.kinds]))
+        return out
+
+    def _solutions(self, problem: Built, machines: Machines) -> Iterator[ShardingPlan]:
+        """Without a limit of memory, and with what stages of a part of the model leave for the whole of it."""
+        first = self._planned(problem)
+        yield first
+        most = max(machines.devices // problem.mesh.devices, 1)
+        needed, least = float(first.memory_bytes.max()), machines.limit_bytes
+        for share in sorted({most, max(most // 2, 1)}, reverse=True):
+            if share * least < needed:
+                try:
+                    yield self._planned(replace(problem, limit_bytes=share * least))
+                except UserError:
+                    return
+
+    def _planned(self, problem: Built) -> ShardingPlan:
+        self.solved += 1
+        return planned(problem, overlaps=self.options.overlaps, gap=self.options.gap, seconds=self.options.seconds)
+
+    # -- stages ---------------------------------------------------------------------------------------------------
+
+    def _counts(self, units: Units) -> list[int]:
+        most = min(units.count, sum(each.devices for each in self.kinds), MOST_STAGES)
+        return list(range(1, most + 1)) if self.options.stages is None else [self.options.stages]
+
+    def _plans(
+        self, units: Units, options: Sequence[Solved], size: int, row: Schedule, name: str
+    ) -> Iterator[JointPlan]:
+        micro_batches = self.global_batch // size
+        for flights, counts in in_flight_groups(row, micro_batches, self._counts(units)).items():
+            costs = self._costs(options, flights)
+            found = self._split(options, costs, counts)
+            if found is not None:
+                lines = [
+                    self._stage(units, options[s.choice], s, flights[len(found.stages) - 1 - place])
+                    for place, s in enumerate(found.stages)
+                ]
+                step_s, bracket_s, closed_s = self._played(options, found.stages, lines, micro_batches, row)
+                yield JointPlan(
+                    model=name,
+                    machines=self.kinds,
+                    global_batch=self.global_batch,
+                    micro_batch=size,
+                    schedule=row.name,
+                    stages=tuple(lines),
+                    step_s=step_s,
+                    bracket_s=bracket_s,
+                    closed_form_s=closed_s,
+                    bound_s=0.0,
+                    stages_bound_s=found.bound_s,
+                    stages_s=found.total_s,
+                    stop=f"no stages of these shardings are faster by more than {1 - found.bound_s / found.total_s:.2g}"
+                    f" by the sum of stages and the slowest; {counted(found.limits, 'limit')} of it tried",
+                    solved=0,
+                    tried=(),
+                )
+
+    def _costs(self, options: Sequence[Solved], flights: Sequence[float]) -> list[SpanCosts]:
+        known: dict[float, SpanCosts] = {}
+        for each in flights:
+            if each not in known:
+                priced = [option.spans.priced(each, self.overlap) for option in options]
+                known[each] = SpanCosts(np.array([p.each_s for p in priced]), np.array([p.busy_s for p in priced]))
+        return [known[each] for each in flights]
+
+    def _stage(self, units: Units, option: Solved, stage: Stage, in_flight: float) -> PlannedStage:
+        spans, at = option.spans, (stage.first, stage.end)
+        again = spans.recomputed(in_flight)
+        names = [name for name, where in units.of_parameter.items() if any(at[0] <= unit < at[1] for unit in where)]
+        known = option.plan.parameters
+        return PlannedStage(
+            units=units.names[stage.first : stage.end],
+            blocks=int(units.blocks[stage.first : stage.end].sum()),
+            machines=self.kinds[option.kind],
+            plan=option.plan,
+            recomputed=int(again[at]),
+            in_flight=in_flight,
+            memory_bytes=float(spans.memory_bytes(in_flight, np.where(np.isfinite(again), again, 0))[at]),
+            passes_s=spans.passes_s(*at, float(again[at]), self.overlap),
+            once_s=float(spans.once_s(self.overlap)[at]),
+            parameters={name: text_of(known[name]) for name in names if name in known},
+        )
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def _played(
+        self,
+        options: Sequence[Solved],
+        stages: Sequence[Stage],
+        lines: Sequence[PlannedStage],
+        micro_batches: int,
+        row: Schedule,
+    ) -> tuple[float, tuple[float, float], float]:
+        """Step time by events, with all and with no traffic overlapped, and in closed form."""
+        messages = self._messages(options, stages)
+
+        def step(overlap: Overlap, sent_s: Array, transport: Transport) -> tuple[float, float]:
+            spans = [options[s.choice].spans for s in stages]
+            passes = np.array(
+                [
+                    each.passes_s(s.first, s.end, float(line.recomputed), overlap)
+                    for each, s, line in zip(spans, stages, lines, strict=True)
+                ]
+            )
+            once = np.array([each.once_s(overlap)[s.first, s.end] for each, s in zip(spans, stages, strict=True)])
+            return played_s(row, passes, once, sent_s, micro_batches, transport)
+
+        middle, closed = step(self.overlap, messages, Transport())
+        low, _ = step("all", np.zeros_like(messages), Transport())
+        high, _ = step("none", messages, Transport(overlap=False))
+        return middle, (min(low, middle), max(high, middle)), closed
+
+    def _messages(self, options: Sequence[Solved], stages: Sequence[Stage]) -> Array:
+        """Seconds of a message between two ranks: each device of the smaller sub-mesh sends its part."""
+        out = np.zeros((len(stages), len(stages)))
+        taken, starts = [0] * len(self.kinds), []
+        for stage in stages:
+            starts.append(taken[options[stage.choice].kind])
+            taken[options[stage.choice].kind] += options[stage.choice].plan.built.mesh.devices
+        for n in range(1, len(stages)):
+            pair = [options[stages[n - 1].choice], options[stages[n].choice]]
+            parts = min(each.plan.built.mesh.devices for each in pair)
+            machines = [each.plan.built.mesh.machine for each in pair]
+            size = float(pair[1].spans.costs.units.boundary_bytes[stages[n].first]) / parts
+            domains = [
+                start // machine.fast_domain for start, machine in zip(starts[n - 1 : n + 1], machines, strict=True)
+            ]
+            far = pair[0].kind != pair[1].kind or domains[0] != domains[1]
+            out[n - 1, n] = out[n, n - 1] = max(float(message_time_s(each, size)[far]) for each in machines)
+        return out
+
+    # -- nothing fits ---------------------------------------------------------------------------------------------
+
+    def _lacking(self, units: Units, options: Sequence[Solved], size: int) -> UserError:
+        """Of the stages that need least memory on their fullest device, that one and what it lacks."""
+        least, text = inf, "no stages are possible on these devices"
+        groups = in_flight_groups(self.rows[0], self.global_batch // size, self._counts(units))
+        for flights, counts in groups.items():
+            costs = [self._share(options, each) for each in flights]
+            found = self._split(options, costs, counts)
+            for place, stage in enumerate(found.stages if found is not None else ()):
+                count = len(found.stages) if found is not None else 0
+                share = float(costs[count - 1 - place].busy_s[stage.choice, stage.first, stage.end])
+                if found is not None and share == found.total_s < least:
+                    limit = self.kinds[options[stage.choice].kind].limit_bytes
+                    devices = counted(options[stage.choice].plan.built.mesh.devices, "device")
+                    names = f"{units.names[stage.first]} to {units.names[stage.end - 1]}"
+                    need = f"{format_bytes(share * limit)} of {format_bytes(limit)}"
+                    least, text = share, f"stage {place + 1} of {count} ({names}) on {devices} needs {need}"
+        return UserError(
+            f"nothing fits with a micro-batch of {size}: {text}",
+            hint="give more devices, a smaller micro-batch, recomputation, or more memory",
+        )
+
+    def _split(self, options: Sequence[Solved], costs: Sequence[SpanCosts], counts: Sequence[int]) -> Split | None:
+        return split(
+            costs,
+            kind=[each.kind for each in options],
+            devices=[each.plan.built.mesh.devices for each in options],
+            available=[each.devices for each in self.kinds],
+            counts=counts,
+        )
+
+    @staticmethod
+    def _share(options: Sequence[Solved], in_flight: float) -> SpanCosts:
+        """Memory of stages as a share of the limit, with as many blocks again as possible."""
+        out = []
+        for each in options:
+            spans = each.spans
+            again = spans.blocks if spans.recompute else np.zeros(spans.blocks.shape)
+            used = np.minimum(spans.memory_bytes(in_flight, again), spans.memory_bytes(in_flight, 0 * again))
+            out.append(np.where(spans.kept_bytes + spans.held_bytes > 0, used / spans.limit_bytes, inf))
+        runs = np.array(out)
+        runs[:, np.arange(runs.shape[2])[None, :] <= np.arange(runs.shape[1])[:, None]] = inf
+        return SpanCosts(np.where(np.isfinite(runs), 0.0, inf), runs)

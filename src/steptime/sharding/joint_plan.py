@@ -1,0 +1,134 @@
+"""What the joint search answers: stages with their sub-meshes and shardings, schedule, time, memory, bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from steptime.captured.cost import Timer
+from steptime.estimate.result import SCHEMA_VERSION
+from steptime.hardware.records import Cluster
+from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.spans import Spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Devices of one kind."""
+
+    cluster: Cluster
+    devices: int
+    timer: Timer
+    limit_bytes: float
+
+
+class Solved(NamedTuple):
+    """Shardings of a whole step on a sub-mesh: what a stage can be."""
+
+    kind: int
+    plan: ShardingPlan
+    spans: Spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """One stage."""
+
+    units: tuple[str, ...]
+    blocks: int
+    machines: Machines
+    plan: ShardingPlan
+    """Shardings of the whole step, of which the stage has its units."""
+    recomputed: int
+    """Blocks that run again in the backward pass."""
+    in_flight: float
+    memory_bytes: float
+    passes_s: tuple[float, float, float]
+    """Of a micro-batch: forward pass, gradients of inputs, gradients of weights."""
+    once_s: float
+    """Once in a step: exposed reduction of gradients, and optimiser."""
+    parameters: dict[str, str]
+
+    @property
+    def devices(self) -> int:
+        """Devices of its sub-mesh."""
+        return self.plan.built.mesh.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointPlan:
+    """Stages with their sub-meshes and shardings, schedule, micro-batch, recomputation; time, memory, bounds."""
+
+    model: str
+    machines: tuple[Machines, ...]
+    global_batch: int
+    micro_batch: int
+    """Samples that pass the pipeline at once."""
+    schedule: str
+    stages: tuple[PlannedStage, ...]
+    step_s: float
+    bracket_s: tuple[float, float]
+    closed_form_s: float
+    """Of the schedule, with the slowest stage for all."""
+    bound_s: float
+    """No stages, sub-meshes or shardings take less: all computation at its fastest, divided evenly over all devices."""
+    stages_bound_s: float
+    """No stages of the solved shardings take less by the sum of stages and the slowest."""
+    stages_s: float
+    """That sum of the stages that were found."""
+    stop: str
+    solved: int
+    """Problems of shardings that were solved."""
+    tried: tuple[tuple[int, str, float | None], ...]
+    """Micro-batch, schedule, and the step time of its best stages; None: nothing fits."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return self.global_batch // self.micro_batch
+
+    @property
+    def idle(self) -> int:
+        """Devices that no stage has."""
+        return sum(each.devices for each in self.machines) - sum(each.devices for each in self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "machines": [{"cluster": each.cluster.name, "devices": each.devices} for each in self.machines],
+            "global_batch": self.global_batch,
+            "micro_batch": self.micro_batch,
+            "micro_batches": self.micro_batches,
+            "schedule": self.schedule,
+            "step_time_s": self.step_s,
+            "step_time_bracket_s": list(self.bracket_s),
+            "closed_form_s": self.closed_form_s,
+            "bound_s": self.bound_s,
+            "stages_s": self.stages_s,
+            "stages_bound_s": self.stages_bound_s,
+            "stop": self.stop,
+            "solved": self.solved,
+            "idle_devices": self.idle,
+            "stages": [_stage_json(each) for each in self.stages],
+            "tried": [{"micro_batch": b, "schedule": name, "step_time_s": step_s} for b, name, step_s in self.tried],
+        }
+
+
+def _stage_json(stage: PlannedStage) -> dict[str, Any]:
+    mesh, names = stage.plan.built.mesh, ("forward", "input_gradients", "weight_gradients")
+    return {
+        "units": list(stage.units),
+        "blocks": stage.blocks,
+        "cluster": stage.machines.cluster.name,
+        "devices": stage.devices,
+        "mesh": dict(zip(mesh.names, mesh.sizes, strict=True)),
+        "recomputed_blocks": stage.recomputed,
+        "micro_batches_in_flight": stage.in_flight,
+        "memory_bytes": stage.memory_bytes,
+        "memory_limit_bytes": stage.machines.limit_bytes,
+        "micro_batch_s": dict(zip(names, stage.passes_s, strict=True)),
+        "once_s": stage.once_s,
+        "parameters": stage.parameters,
+    }

@@ -1,0 +1,109 @@
+"""What stages need of a cluster and of a schedule: sub-meshes, micro-batches in flight, step time, a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from steptime.num import Array
+from steptime.schedule import Kind, Pipeline, Schedule, Times
+from steptime.schedule.graph import Transport
+from steptime.schedule.simulate import Durations
+from steptime.schedule.simulate import simulate as play
+from steptime.sharding.build import Built
+
+MOST_STAGES: Final = 64
+
+
+def sub_meshes(devices: int, fast_domain: int) -> list[int]:
+    """Devices of the sub-meshes of a cluster: powers of two in a fast domain, then whole domains, and all devices.
+
+    >>> sub_meshes(32, 8), sub_meshes(12, 8)
+    ([1, 2, 4, 8, 16, 32], [1, 2, 4, 8, 12])
+    """
+    out = {1 << n for n in range(devices.bit_length()) if 1 << n <= min(devices, fast_domain)}
+    out |= {fast_domain << n for n in range(devices.bit_length()) if fast_domain << n <= devices}
+    return sorted(n for n in out | {devices} if n >= devices / MOST_STAGES)
+
+
+def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -> dict[tuple[float, ...], list[int]]:
+    """Micro-batches in flight by place from the end -> numbers of stages that they are of; one that others begin with
+    is in the longest.
+
+    >>> from steptime.schedule import SCHEDULES
+    >>> in_flight_groups(SCHEDULES["1f1b"], 2, [1, 2, 3]), in_flight_groups(SCHEDULES["zb-h1"], 8, [1, 2])
+    ({(1.0, 2.0, 2.0): [1, 2, 3]}, {(2.0, 2.0): [2], (1.0,): [1]})
+    """
+    out: dict[tuple[float, ...], list[int]] = {}
+    for count in sorted(counts, reverse=True):
+        pipeline = Pipeline(ranks=count, micro_batches=micro_batches)
+        if not all(rule.holds(pipeline) for rule in row.rules):
+            continue
+        flights = tuple(float(row.in_flight(pipeline, rank) or 0.0) for rank in reversed(range(count)))
+        key = next((known for known in out if known[:count] == flights), flights)
+        out.setdefault(key, []).insert(0, count)
+    return out
+
+
+def played_s(
+    row: Schedule, passes: Array, once_s: Array, message_s: Array, micro_batches: int, transport: Transport
+) -> tuple[float, float]:
+    """Step time by events, each rank with what it has once at its end; and in closed form with equal stages."""
+    slowest = passes[int(passes.sum(axis=1).argmax())]
+    count = len(passes)
+    mean_s = float(message_s.sum()) / max(2 * (count - 1), 1)
+    pipeline = Pipeline(
+        ranks=count,
+        micro_batches=micro_batches,
+        times=Times(
+            forward_s=max(float(slowest[0]), 1e-12),
+            input_gradient_s=float(slowest[1]),
+            weight_gradient_s=float(slowest[2]),
+            message_s=mean_s,
+        ),
+    )
+    durations = Durations(
+        forward_s=passes[:, 0], input_gradient_s=passes[:, 1], weight_gradient_s=passes[:, 2], message_s=message_s
+    )
+    played = play(row.actions(count, 1, micro_batches, times=pipeline.times), durations, transport)
+    ends = np.zeros(count)
+    passing = played.table.kind <= Kind.WEIGHT_GRADIENT
+    np.maximum.at(ends, played.table.rank[passing], played.end_s[passing])
+    bubble_s = row.bubble_s(pipeline) or 0.0
+    closed = bubble_s + micro_batches * float(slowest.sum()) + float(once_s.max()) + float(message_s.sum())
+    return float((ends + once_s).max()), closed
+
+
+def least_operators_s(problem: Built) -> Array:
+    """Least seconds of each item's computation."""
+    return np.array([float(np.min(each)) if len(each) else 0.0 for each in problem.seconds.operators])
+
+
+def least_step_s(work_s: Array, devices: Sequence[int]) -> float:
+    r"""Least time in which devices of some kinds do all work, divided in any way.
+
+    $$T \ge \max_{\lambda \ge 0} \frac{\sum_v \min_k \lambda_k w_{kv}}{\sum_k \lambda_k D_k}$$
+
+    where $w_{kv}$ are the device-seconds of item $v$ on kind $k$ = `work_s`, $D_k$ = `devices`. Of two kinds the
+    largest is at a ratio of multipliers at which an item may go to either.
+
+    >>> least_step_s(np.array([[4.0, 4.0]]), [8]), least_step_s(np.array([[4.0, 4.0], [8.0, 8.0]]), [2, 4])
+    (1.0, 2.0)
+    """
+    counts = np.asarray(devices, float)
+    if len(counts) == 1:
+        return float(work_s[0].sum() / counts[0])
+    best = 0.0
+    busy = (work_s > 0).all(axis=0)
+    for k in range(1, len(counts)):
+        for ratio in np.unique(work_s[0][busy] / work_s[k][busy]):
+            factors = np.ones(len(counts))
+            factors[k] = ratio
+            for other in range(1, len(counts)):
+                if other != k:
+                    factors[other] = float(np.median(work_s[0][busy] / work_s[other][busy]))
+            value = float((factors[:, None] * work_s).min(axis=0).sum() / (factors @ counts))
+            best = max(best, value)
+    return best

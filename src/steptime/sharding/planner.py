@@ -1,0 +1,208 @@
+r"""The best shardings of a captured step on the devices of a cluster, with a bound on how much better any could be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from steptime.captured.graph.liveness import Liveness
+from steptime.errors import UserError
+from steptime.num import Array
+from steptime.sharding.build import Built
+from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.placement import Sharding
+
+WEIGHTS: Final = 6
+"""Relaxations of the overlap that are solved at most."""
+ENOUGH: Final = 1e-3
+"""Gap at which no further relaxation is solved."""
+ROUNDS: Final = 4
+"""Times that points in time are added at which a solution needs too much memory."""
+Solver = Callable[..., Solution]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingPlan:
+    """Shardings of a step, their time, and a bound."""
+
+    built: Built
+    choice: Array
+    """Option of each item."""
+    overlaps: bool
+    """Whether traffic of weights and their gradients runs while the devices compute."""
+    bound_s: float
+    """No shardings on this mesh take less, by the same costs."""
+    stop: str
+    """Why the search stopped."""
+    cpu_s: float
+    solutions: tuple[Solution, ...]
+
+    @cached_property
+    def parts_s(self) -> tuple[float, float, float]:
+        """Computation, traffic of weights and their gradients, all other traffic with the optimiser (s)."""
+        return self.built.parts_s(self.choice)
+
+    @property
+    def updates_s(self) -> float:
+        """Updates of the parameters, a part of the last of :attr:`parts_s` (s)."""
+        items, inside = self.built.flow.items, self.built.seconds.inside
+        return sum(
+            float(each[option])
+            for item, each, option in zip(items, inside, self.choice, strict=True)
+            if item.kind == "update"
+        )
+
+    @property
+    def step_s(self) -> float:
+        """Time of the step."""
+        return step_of(self.parts_s, self.overlaps)
+
+    @property
+    def bracket_s(self) -> tuple[float, float]:
+        """Everything overlapped, nothing overlapped."""
+        computing, data, others = self.parts_s
+        return max(computing, data + others), computing + data + others
+
+    @property
+    def gap(self) -> float:
+        """Share by which the step may be above the best."""
+        return max(self.step_s - self.bound_s, 0.0) / self.step_s if self.step_s else 0.0
+
+    @cached_property
+    def memory_bytes(self) -> Array:
+        """Bytes of one device while each call runs; entry 0: before the first."""
+        return memory_of(self.built, self.choice)
+
+    def sharding_of(self, item: int, output: int = 0) -> Sharding:
+        """How an output of an item lies."""
+        return self.built.ways[item][int(self.choice[item])].outputs[output]
+
+    @property
+    def parameters(self) -> dict[str, Sharding]:
+        """Sharding of each parameter."""
+        return {name: self.sharding_of(item) for name, item in self.built.flow.of_parameter.items()}
+
+
+def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:
+    r"""Time of a step from its parts: $T = r + \max(c, d)$ with overlap, $r + c + d$ without."""
+    computing, data, others = parts_s
+    return others + (max(computing, data) if overlaps else computing + data)
+
+
+def memory_of(built: Built, choice: Array) -> Array:
+    """Bytes of one device while each call runs, by the liveness of the recorded storages; entry 0: before the first."""
+    flow, sizes = built.flow, built.mesh.sizes
+    from steptime.sharding.build import share_of
+
+    shares: dict[tuple[int, int], float] = {}
+    storages = []
+    for number, storage in enumerate(flow.program.storages):
+        owner = flow.owners.get(number)
+        share = 1.0
+        if owner is not None:
+            if owner not in shares:
+                item, output = owner
+                way = built.ways[item][choice[item]]
+                shares[owner] = share_of(flow.items[item].node.outputs[output], way.outputs[output], sizes)
+            share = shares[owner]
+        storages.append(replace(storage, size_bytes=round(storage.size_bytes * share)))
+    in_use: Array = Liveness(replace(flow.program, storages=tuple(storages))).in_use_bytes
+    return in_use
+
+
+def planned(
+    built: Built, *, overlaps: bool = True, gap: float = 0.01, seconds: float = 60.0, solver: Solver = solve
+) -> ShardingPlan:
+    """The best shardings on a mesh.
+
+    A relaxation of the overlap is solved for weights between computation and traffic until the bound is near; points in
+    time at which the solution needs more memory than there is are added, and it is solved again.
+
+    Args:
+        built: the problem.
+        overlaps: whether traffic of weights and their gradients runs while the devices compute.
+        gap: share above the bound at which the solver may stop.
+        seconds: time limit of the solver, all rounds together.
+        solver: :func:`steptime.sharding.ilp.solve` or something that takes its arguments.
+
+    Raises:
+        UserError: nothing fits into memory; the message has the least that is needed.
+    """
+    until = time.monotonic() + seconds
+    for _ in range(ROUNDS):
+        found = _over_weights(built, overlaps, gap, until, solver)
+        over = _too_full(found)
+        if not over:
+            return found
+        built = built.with_moments(over)
+    return replace(found, stop=f"{found.stop}; memory is above the limit at other points in time than were limited")
+
+
+def _too_full(found: ShardingPlan) -> list[int]:
+    """The calls at which a plan needs most, where that is more than the limit."""
+    built = found.built
+    if built.limit_bytes == inf:
+        return []
+    use = found.memory_bytes[1:]
+    order = np.argsort(-use, kind="stable")[:2]
+    return [int(call) for call in order if use[call] > built.limit_bytes * (1 + 1e-9)]
+
+
+def _over_weights(built: Built, overlaps: bool, gap: float, until: float, solver: Solver) -> ShardingPlan:
+    """The best of the relaxations for some weights; their bounds meet where computation and traffic take the same."""
+    if not overlaps:
+        return _plan(built, False, [_solved(built, None, gap, until, solver)], 0.0)
+    lines: list[tuple[float, float, float]] = []
+    solutions: list[Solution] = []
+    bound_s, weights, tried = 0.0, [0.0], set[float]()
+    while weights and len(solutions) < WEIGHTS:
+        weight = weights.pop()
+        tried.add(weight)
+        solutions.append(_solved(built, weight, gap, until, solver))
+        bound_s = max(bound_s, solutions[-1].bound_s)
+        computing, data, others = built.parts_s(np.asarray(solutions[-1].choice))
+        lines.append((others + computing, data - computing, step_of((computing, data, others), True)))
+        best_s = min(step_s for _, _, step_s in lines)
+        if best_s - bound_s <= max(ENOUGH, gap / 2) * best_s or time.monotonic() > until:
+            break
+        following = 1.0 if 1.0 not in tried else _highest(lines)
+        weights = [] if following in tried else [following]
+    return _plan(built, True, solutions, bound_s)
+
+
+def _highest(lines: Sequence[tuple[float, float, float]]) -> float:
+    """Weight at which the least of the lines that solutions give is highest."""
+    crossings = [0.0, 1.0]
+    for n, (a, slope, _) in enumerate(lines):
+        crossings += [(b - a) / (slope - other) for b, other, _ in lines[:n] if abs(slope - other) > 1e-30]
+    inside = [round(each, 6) for each in crossings if 0.0 <= each <= 1.0]
+    return max(inside, key=lambda weight: min(a + weight * slope for a, slope, _ in lines))
+
+
+def _solved(built: Built, weight: float | None, gap: float, until: float, solver: Solver) -> Solution:
+    found = solver(built.problem(weight), gap=gap, time_limit_s=max(until - time.monotonic(), 1.0))
+    if found.choice is None:
+        raise UserError(
+            f"no shardings fit on mesh {built.mesh}: {found.stop.because}",
+            hint="give more devices, a smaller batch, or a device with more memory",
+        )
+    return found
+
+
+def _plan(built: Built, overlaps: bool, solutions: Sequence[Solution], bound_s: float) -> ShardingPlan:
+    best = min(solutions, key=lambda each: step_of(built.parts_s(np.asarray(each.choice)), overlaps))
+    return ShardingPlan(
+        built=built,
+        choice=np.asarray(best.choice),
+        overlaps=overlaps,
+        bound_s=bound_s if overlaps else best.bound_s,
+        stop=best.stop.because,
+        cpu_s=sum(each.cpu_s for each in solutions),
+        solutions=tuple(solutions),
+    )

@@ -1,0 +1,317 @@
+"""Propagation of shardings from some annotated tensors to all others.
+
+Along each axis of the mesh an operator splits one of its dims or none. A tensor whose sharding is known makes its
+operators, forward and backward, split the dim that it is split by, and their other tensors follow. Levels of
+:data:`LEVELS` take part one after another, each with all before it, until nothing changes: what every element has
+alone, dims that pass through, products, splits within which devices communicate. A weight alone decides of a product,
+and after all products of other operators: biases and norms follow activations. The sharding of a parameter goes back
+into the computation of its gradient last of all, where nothing else has decided.
+
+Shardings along different axes of one tensor are merged. Where two options meet in one operator, that stays which came
+first; of two that come together, the one that more bytes of activations agree with, then of weights. What nothing
+reaches is replicated, or, in a linear operator that gets terms of sums, goes on in terms where that takes less time.
+
+Source: Xu et al., "GSPMD", arXiv 2105.04663, section 3.5: priorities, merging, fixed point.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from steptime.num import Array
+from steptime.sharding.annotate import Annotated, Annotation, agrees, resolved
+from steptime.sharding.build import Built
+from steptime.sharding.dims import OPERATORS
+from steptime.sharding.dims_elementwise import drawn, elementwise
+from steptime.sharding.dims_products import PRODUCTS
+from steptime.sharding.options import Option
+from steptime.sharding.placement import Placement, R, Sharding, divides, shard
+from steptime.sharding.reshards import Reshard, keeping_terms, reshards_of
+from steptime.sharding.tensors import Tensors, by_tensor, splits, tensors_of
+
+LEVELS: Final = (
+    "element-wise",
+    "dims that pass through",
+    "products",
+    "splits with communication inside",
+    "gradients as their update needs them",
+)
+PRODUCTS_LEVEL: Final = 2
+"""Level at which a weight alone decides of a product."""
+INSIDE_LEVEL: Final = 3
+"""Level of splits with communication inside, and at which a weight alone decides of anything else."""
+VIA: Final = 4
+"""Operators of a way that a text shows at each end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """From which annotation a sharding came, and through which operators."""
+
+    placement: Placement
+    annotation: Annotation
+    via: tuple[str, ...]
+
+    def __str__(self) -> str:
+        steps = self.via if len(self.via) <= 2 * VIA else (*self.via[:VIA], "...", *self.via[-VIA:])
+        return f"{self.placement} of {self.annotation}" + (f" via {', '.join(steps)}" if steps else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """Two shardings that reached one tensor along one axis."""
+
+    tensor: str
+    axis: str
+    kept: Origin
+    dropped: Origin
+
+    def __str__(self) -> str:
+        return f"{self.tensor}: along {self.axis} {self.kept}; dropped: {self.dropped}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Propagated:
+    """An option for each item that follows from annotations."""
+
+    choice: Array
+    conflicts: tuple[Conflict, ...]
+    reshards: tuple[Reshard, ...]
+    """Where a tensor is not used as it was made, the most expensive first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """How a tensor lies along one axis, and from where that came."""
+
+    placement: Placement
+    annotated: Annotated
+    before: tuple[int, int] | None = None
+    """The tensor from which it came, and the item through which; -1: a view or a reader."""
+
+
+def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
+    """Options of all items as annotations of some tensors have them.
+
+    Raises:
+        UserError: an annotation matches nothing, does not fit its tensor, or contradicts another one.
+    """
+    spread = _Spread(built, tensors_of(built.flow))
+    spread.start(resolved(built, annotations))
+    for level in range(len(LEVELS)):
+        if level == len(LEVELS) - 1:
+            spread.join_updates()
+        while spread.sweep(level):
+            pass
+    choice = keeping_terms(built, spread.choice())
+    return Propagated(choice=choice, conflicts=tuple(spread.conflicts()), reshards=reshards_of(built, choice))
+
+
+def level_of(op: str, option: Option) -> int:
+    """Number of the level of :data:`LEVELS` in which an operator takes an option."""
+    if option.exchange is not None or option.masked:
+        return INSIDE_LEVEL
+    if op in PRODUCTS:
+        return PRODUCTS_LEVEL
+    return 0 if OPERATORS.get(op) in (elementwise, drawn) else 1
+
+
+def _weights(tensors: Tensors) -> set[int]:
+    """What operators read of parameters, or of what is made of parameters alone."""
+    items, out = tensors.flow.items, set[int]()
+    readers: dict[int, list[int]] = defaultdict(list)
+    for link in tensors.flow.links:
+        readers[link.source].append(tensors.inputs[link.target][link.input])
+    for number, item in enumerate(items):
+        if item.kind == "operator" and item.phase == "forward" and item.node.inputs:
+            made_of_weights = out.issuperset(tensors.inputs[number])
+        else:
+            made_of_weights = item.kind == "source" and item.node.op == "parameter"
+        out.update(readers[number] if made_of_weights else ())
+    return out
+
+
+class _Spread:
+    def __init__(self, built: Built, tensors: Tensors) -> None:
+        self.built, self.tensors = built, tensors
+        self.items, self.sizes = built.flow.items, built.mesh.sizes
+        self.axes = range(len(self.sizes))
+        self.marks: list[list[_Mark | None]] = [[None] * len(self.sizes) for _ in tensors.types]
+        self.fixed: set[int] = set()
+        self.options = [splits(item) for item in self.items]
+        self.chosen = [[0] * len(self.sizes) for _ in self.items]
+        self.known = [{(way.inputs, way.outputs): n for n, way in enumerate(ways)} for ways in built.ways]
+        self.updates = {tensors.inputs[n][0] for n, item in enumerate(self.items) if item.kind == "update"}
+        parameters = {tensors.outputs[n][0] for n in built.flow.of_parameter.values()}
+        self.ties = by_tensor(
+            [t for t in tensors.ties if not self.updates & {t.first, t.second} or parameters & {t.first, t.second}]
+        )
+        self.weights = _weights(tensors)
+        self.met: dict[tuple[int, int], tuple[_Mark, _Mark]] = {}
+        """Tensor and axis -> the mark that it has, and the first other one that reached it."""
+
+    def start(self, annotated: Iterable[Annotated]) -> None:
+        """Annotated tensors, which nothing changes."""
+        all_marks = []
+        for each in annotated:
+            tensor = self.tensors.outputs[each.item][each.output]
+            self.fixed.add(tensor)
+            for axis, placement in enumerate(each.sharding):
+                self.marks[tensor][axis] = _Mark(placement, each)
+                all_marks.append((tensor, axis))
+        for tensor, axis in all_marks:
+            self._along_ties(tensor, axis)
+
+    def join_updates(self) -> None:
+        """From now on a gradient lies as its update needs it, where it has no sharding yet."""
+        self.ties = by_tensor(self.tensors.ties)
+        for tensor in self.updates:
+            for axis in self.axes:
+                self._along_ties(tensor, axis)
+
+    def sweep(self, level: int) -> bool:
+        """Every operator once forward and once backward; whether one took an option."""
+        order = range(len(self.items))
+        return sum(self._decide(item, level) for turn in (order, reversed(order)) for item in turn) > 0
+
+    def _decide(self, item: int, level: int) -> bool:
+        if len(self.options[item]) == 1:
+            return False
+        changed = False
+        of_weights = PRODUCTS_LEVEL if self.items[item].node.op in PRODUCTS else INSIDE_LEVEL
+        for axis in self.axes:
+            if self.chosen[item][axis]:
+                continue
+            found = [
+                (*self._agreeing_bytes(item, option, axis), -number)
+                for number, option in enumerate(self.options[item])
+                if number and level_of(self.items[item].node.op, option) <= level
+            ]
+            for activations, weights, number in sorted(found, reverse=True):
+                if (activations or (weights and level >= of_weights)) and self._possible(item, axis, -number):
+                    self._take(item, axis, -number)
+                    changed = True
+                    break
+        return changed
+
+    def _agreeing_bytes(self, item: int, option: Option, axis: int) -> tuple[int, int]:
+        """Bytes of activations and of weights that are split along an axis as an option splits them."""
+        found = [0, 0]
+        for tensor, _ in self._agreeing(item, option, axis):
+            found[tensor in self.weights] += max(self.tensors.types[tensor].size_bytes, 1)
+        return found[0], found[1]
+
+    def _agreeing(self, item: int, option: Option, axis: int) -> list[tuple[int, _Mark]]:
+        return [
+            (tensor, mark)
+            for tensor, dim in self.tensors.ports(item, option)
+            if dim is not None and (mark := self.marks[tensor][axis]) is not None and mark.placement.dim == dim
+        ]
+
+    def _possible(self, item: int, axis: int, number: int) -> bool:
+        """Whether the operator has that option next to those of the other axes, and its annotated results allow it."""
+        option = self.options[item][number]
+        for tensor, placement in zip(self.tensors.outputs[item], option.outputs, strict=True):
+            mark = self.marks[tensor][axis]
+            if tensor in self.fixed and mark is not None and not agrees(mark.placement, placement):
+                return False
+        chosen = [number if other == axis else self.chosen[item][other] for other in self.axes]
+        return self._shardings(item, chosen) in self.known[item]
+
+    def _shardings(self, item: int, chosen: Sequence[int]) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+        each = [self.options[item][number] for number in chosen]
+        return (
+            tuple(tuple(option.inputs[n] for option in each) for n in range(len(each[0].inputs))),
+            tuple(tuple(option.outputs[n] for option in each) for n in range(len(each[0].outputs))),
+        )
+
+    def _take(self, item: int, axis: int, number: int) -> None:
+        option = self.options[item][number]
+        self.chosen[item][axis] = number
+        start, mark = max(self._agreeing(item, option, axis), key=lambda each: self.tensors.types[each[0]].size_bytes)
+        for tensor, dim in self.tensors.ports(item, option):
+            if dim is None:
+                continue
+            if tensor != start and self._put(tensor, axis, _Mark(shard(dim), mark.annotated, (start, item))):
+                self._along_ties(tensor, axis)
+
+    def _put(self, tensor: int, axis: int, mark: _Mark) -> bool:
+        """Give a tensor a mark where it has none and the mesh divides it; whether it got it."""
+        marks = self.marks[tensor]
+        now = marks[axis]
+        if now is not None:
+            if now.placement != mark.placement:
+                self.met.setdefault((tensor, axis), (now, mark))
+            return False
+        others = (R if each is None else each.placement for each in marks)
+        sharding = tuple(mark.placement if other == axis else each for other, each in enumerate(others))
+        if not divides(self.tensors.types[tensor].shape, sharding, self.sizes):
+            return False
+        marks[axis] = mark
+        return True
+
+    def _along_ties(self, tensor: int, axis: int) -> None:
+        waiting = [tensor]
+        while waiting:
+            here = waiting.pop()
+            mark = self.marks[here][axis]
+            if mark is None or mark.placement.dim is None:
+                continue
+            for tie in self.ties.get(here, ()):
+                for a, b in tie.dims:
+                    if a == mark.placement.dim and self._put(
+                        tie.second, axis, _Mark(shard(b), mark.annotated, (here, -1))
+                    ):
+                        waiting.append(tie.second)
+
+    # -- result ---------------------------------------------------------------------------------------------------
+
+    def choice(self) -> Array:
+        """Option of each item; a parameter that nothing annotates is updated as it lies."""
+        out = []
+        for number, (item, ways) in enumerate(zip(self.items, self.built.ways, strict=True)):
+            if item.kind == "operator":
+                out.append(self.known[number][self._shardings(number, self.chosen[number])])
+                continue
+            marks = self.marks[self.tensors.outputs[number][0]]
+            sharding = tuple(R if mark is None else mark.placement for mark in marks)
+            out.append(next(n for n, way in enumerate(ways) if way.outputs[0] == sharding))
+        return np.array(out, int)
+
+    def conflicts(self) -> list[Conflict]:
+        """What reached one tensor in two ways: along ties, or because an operator splits something else."""
+        for item, chosen in enumerate(self.chosen):
+            for axis, number in enumerate(chosen):
+                if number:
+                    self._against(item, axis, self.options[item][number])
+        return [
+            Conflict(
+                tensor=self.tensors.text(tensor),
+                axis=self.built.mesh.names[axis],
+                kept=self._origin(kept, axis),
+                dropped=self._origin(dropped, axis),
+            )
+            for (tensor, axis), (kept, dropped) in self.met.items()
+        ]
+
+    def _against(self, item: int, axis: int, option: Option) -> None:
+        """Tensors of an operator that are split by another dim than the operator has them."""
+        agreeing = self._agreeing(item, option, axis)
+        for tensor, dim in self.tensors.ports(item, option):
+            mark = self.marks[tensor][axis]
+            if mark is not None and mark.placement.dim is not None and mark.placement.dim != dim and agreeing:
+                self.met.setdefault((tensor, axis), (agreeing[0][1], mark))
+
+    def _origin(self, mark: _Mark, axis: int) -> Origin:
+        via: list[str] = []
+        at: _Mark | None = mark
+        while at is not None and at.before is not None:
+            tensor, item = at.before
+            via += [self.items[item].name] if item >= 0 else []
+            at = self.marks[tensor][axis]
+        return Origin(placement=mark.placement, annotation=mark.annotated.annotation, via=tuple(reversed(via)))

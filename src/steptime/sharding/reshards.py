@@ -1,0 +1,123 @@
+"""What moves in a choice of shardings: terms of sums that are better added later, and tensors that are resharded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from steptime.num import Array
+from steptime.sharding.build import Built, Way
+from steptime.sharding.flow import Link
+from steptime.sharding.options import strategies
+from steptime.sharding.placement import P, R, Sharding, text_of
+from steptime.sharding.problem import options_s
+from steptime.sharding.reshard import Route, route
+
+ROUNDING: Final = 1e-9
+"""Share by which an option has to be faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshard:
+    """One tensor that is resharded on its way from the item that makes it to one that reads it."""
+
+    source: str
+    target: str
+    made: Sharding
+    read: Sharding
+    looks: tuple[str, ...]
+    """Views on the way."""
+    route: Route | None
+    """None: it is resharded between two views."""
+    seconds: float
+    """In a step, all that equal blocks have of it together."""
+
+    def __str__(self) -> str:
+        steps = "between views" if self.route is None else str(self.route)
+        return f"{self.source} -> {self.target}: {text_of(self.made)} to {text_of(self.read)}: {steps}"
+
+
+def keeping_terms(built: Built, choice: Array) -> Array:
+    """The choice in which linear operators that every device runs whole take terms of sums, where that takes less time.
+
+    Three projections of one tensor give three gradients in terms: their sum in terms is added up once.
+    """
+    problem, out = built.problem(), choice.copy()
+    reads: dict[tuple[int, int], list[Link]] = defaultdict(list)
+    for link in built.flow.links:
+        reads[link.target, link.input].append(link)
+    for number, ways in enumerate(built.ways):
+        now = ways[out[number]]
+        if now.strategy is None:
+            continue
+        comes = [_comes(built, out, reads[number, place]) for place in range(len(now.inputs))]
+        others = [n for n, way in enumerate(ways) if _in_terms(now, way, comes)]
+        if others:
+            seconds = options_s(problem, out, number)
+            best = min(others, key=lambda n: float(seconds[n]))
+            if seconds[best] < seconds[out[number]] * (1 - ROUNDING):
+                out[number] = best
+    return out
+
+
+def _comes(built: Built, choice: Array, links: Sequence[Link]) -> list[Sharding]:
+    """How an input is made by the items that make it."""
+    return [built.ways[link.source][choice[link.source]].outputs[link.output] for link in links]
+
+
+def _in_terms(now: Way, other: Way, comes: Sequence[Sequence[Sharding]]) -> bool:
+    """Whether another option differs only in terms instead of replicated tensors, and its inputs are made in terms."""
+    if now == other or any(
+        pair[0] != pair[1] and pair != (R, P)
+        for a, b in zip((*now.inputs, *now.outputs), (*other.inputs, *other.outputs), strict=True)
+        for pair in zip(a, b, strict=True)
+    ):
+        return False
+    return all(
+        before == after or all(made[axis] == P for made in comes[place])
+        for place, (a, b) in enumerate(zip(now.inputs, other.inputs, strict=True))
+        for axis, (before, after) in enumerate(zip(a, b, strict=True))
+    )
+
+
+def reshards_of(built: Built, choice: Array) -> tuple[Reshard, ...]:
+    """All links of a choice that take time, the longest first."""
+    found = [each for link in built.flow.links if (each := _of_link(built, choice, link)) is not None]
+    return tuple(sorted(found, key=lambda each: -each.seconds))
+
+
+def _of_link(built: Built, choice: Array, link: Link) -> Reshard | None:
+    items = built.flow.items
+    source, target = built.ways[link.source][choice[link.source]], built.ways[link.target][choice[link.target]]
+    made = source.outputs[link.output]
+    read = (target.outputs if items[link.target].kind == "source" else target.inputs)[link.input]
+    seconds = link.count * built.link_s(link, made, read)
+    if not seconds:
+        return None
+    return Reshard(
+        source=items[link.source].name,
+        target=items[link.target].name,
+        made=made,
+        read=read,
+        looks=tuple(look.node.op for look in link.looks),
+        route=_route(built, link, made, read),
+        seconds=seconds,
+    )
+
+
+def _route(built: Built, link: Link, made: Sharding, read: Sharding) -> Route | None:
+    """The steps behind all views, or before all of them where the views take what was made to nothing."""
+    sizes, first = built.mesh.sizes, built.flow.items[link.source].node.outputs[link.output]
+    here, back, type = {made}, {read}, first
+    for look in link.looks:
+        here = {s.outputs[look.output] for s in strategies(look.node, sizes) if s.inputs[0] in here}
+        type = look.node.outputs[look.output]
+    if here:
+        each = [route(type.shape, type.element_bytes, one, read, built.mesh) for one in here]
+        return min(each, key=lambda found: found.seconds)
+    for look in reversed(link.looks):
+        back = {s.inputs[0] for s in strategies(look.node, sizes) if s.outputs[look.output] in back}
+    ways = [route(first.shape, first.element_bytes, made, one, built.mesh) for one in back]
+    return min(ways, key=lambda found: found.seconds, default=None)

@@ -1,0 +1,241 @@
+"""Shardings of any captured module on the devices of a cluster: the function behind ``steptime shard``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import inf
+from typing import Any, Final
+
+from steptime.api.request import NameOrPath, whole
+from steptime.captured.cost import Timer
+from steptime.captured.graph import Program
+from steptime.captured.profiling import captured
+from steptime.errors import UserError, counted
+from steptime.estimate.memory_definitions import memory_constants
+from steptime.estimate.result import SCHEMA_VERSION
+from steptime.hardware import load_cluster
+from steptime.hardware.records import Cluster
+from steptime.plan.keys import MAX_DEVICES
+from steptime.sharding.build import built
+from steptime.sharding.complete import Complete, Directions, completed
+from steptime.sharding.flow import Flow, flow_of
+from steptime.sharding.layout import LaidOut
+from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
+from steptime.sharding.placement import text_of
+from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.propagate import Propagated
+
+GAP: Final = 0.01
+SECONDS: Final = 60.0
+AXES: Final = 2
+"""Axes of the meshes that are tried where none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded:
+    """The best shardings of a module, and those of the other meshes that were tried."""
+
+    model: str
+    cluster: str
+    flow: Flow
+    best: ShardingPlan
+    tried: tuple[tuple[str, float | None, str], ...]
+    """Mesh, time of its best step (None: nothing fits), and why its search stopped."""
+    limit_bytes: float
+    capture_cpu_s: float = 0.0
+    given: Propagated | LaidOut | None = None
+    """How the best shardings follow from annotations or a layout; None: they do not, or the solver decided the rest."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """Operators that every device runs whole, because nothing is known of their dims."""
+        names = {self.flow.items[item].node.op for item in self.best.built.unknown}
+        return sorted(names)
+
+    @property
+    def unknown_share(self) -> float:
+        """Their share of the computation."""
+        plan = self.best
+        seconds = [float(each[option]) for each, option in zip(plan.built.seconds.operators, plan.choice, strict=True)]
+        return sum(seconds[item] for item in plan.built.unknown) / (sum(seconds) or 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        plan = self.best
+        computing, data, others = plan.parts_s
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.model,
+            "cluster": self.cluster,
+            "mesh": dict(zip(plan.built.mesh.names, plan.built.mesh.sizes, strict=True)),
+            "step_time_s": plan.step_s,
+            "step_time_bracket_s": list(plan.bracket_s),
+            "bound_s": plan.bound_s,
+            "gap": plan.gap,
+            "stop": plan.stop,
+            "time": {
+                "compute": computing,
+                "optimizer": plan.updates_s,
+                "weights_and_gradients": data,
+                "activations": others - plan.updates_s,
+            },
+            "overlaps": plan.overlaps,
+            "peak_memory_bytes": float(plan.memory_bytes.max()),
+            "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
+            "solver_cpu_s": plan.cpu_s,
+            "meshes": [{"mesh": mesh, "step_time_s": step_s, "stop": stop} for mesh, step_s, stop in self.tried],
+            "parameters": {name: text_of(sharding) for name, sharding in plan.parameters.items()},
+            "replicated_operators": {"names": self.unknown, "share_of_compute": self.unknown_share},
+            "conflicts": [str(each) for each in self.given.conflicts] if isinstance(self.given, Propagated) else [],
+            "unmatched": [asdict(each) for each in self.given.unmatched] if isinstance(self.given, LaidOut) else [],
+        }
+
+
+def shard(
+    model: str | Program,
+    cluster: NameOrPath | Cluster,
+    *,
+    gpus: int,
+    mesh: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    inputs: Sequence[str] = (),
+    optimizer: str | None = "adamw",
+    loss: str | None = None,
+    autocast: str | None = None,
+    memory_bytes: float | None = None,
+    annotate: Sequence[str] = (),
+    layout: str | None = None,
+    complete: Complete = "solve",
+    overlaps: bool = True,
+    gap: float = GAP,
+    seconds: float = SECONDS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sharded:
+    """The best shardings of a module's training step over a number of devices.
+
+    Args:
+        model: ``pkg.module:factory``, ``file.py:factory``, an ``.onnx`` file, or a program that was captured before.
+        cluster: catalogue name, file, or the record.
+        gpus: devices of the mesh.
+        mesh: ``data=2,model=4`` or ``2x4``; None: every mesh of one and two axes.
+        batch: samples of the whole step.
+        memory_bytes: memory of a device for tensors; None: what the device has next to the driver's context, without
+            the allocator's usual slack; infinite: no limit.
+        annotate: shardings of parameters, inputs and results of modules by pattern: ``blocks.*.mlp.0.weight=R S(0)``.
+        layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
+        complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
+        overlaps: traffic of weights and their gradients runs while the devices compute.
+        gap: share above the bound at which a search may stop.
+        seconds: time limit of each mesh's search.
+        progress: called with meshes done and meshes to try.
+
+    The other arguments are those of :func:`steptime.captured.profiling.profile`.
+
+    Raises:
+        UserError: the module cannot be captured, the mesh has another number of devices, or nothing fits.
+    """
+    whole("gpus", gpus, 2, MAX_DEVICES)
+    machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    program = (
+        model
+        if isinstance(model, Program)
+        else captured_step(
+            model,
+            machines,
+            batch=batch,
+            seq=seq,
+            dtype=dtype,
+            inputs=inputs,
+            optimizer=optimizer,
+            loss=loss,
+            autocast=autocast,
+        )
+    )
+    directions = Directions(annotate=tuple(annotate), layout=layout, complete=complete)
+    if directions and mesh is None:
+        raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
+    how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds}
+    flow, timer = flow_of(program), Timer(device=machines.device)
+    limit = room_bytes(machines) if memory_bytes is None else memory_bytes
+    meshes = _meshes(machines, mesh, gpus)
+    plans, tried = _each_mesh(
+        [(each, partial(_completed, flow, each, timer, limit, directions, how)) for each in meshes],
+        progress,
+    )
+    best, given = min(plans, key=lambda plan: plan[0].step_s)
+    return Sharded(
+        model=program.name,
+        cluster=machines.name,
+        flow=flow,
+        best=best,
+        tried=tuple(tried),
+        limit_bytes=limit,
+        given=given,
+    )
+
+
+def _completed(
+    flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
+) -> Completed:
+    """The plan of one mesh."""
+    return completed(built(flow, mesh, timer, limit_bytes), directions, **how)
+
+
+Completed = tuple[ShardingPlan, Propagated | LaidOut | None]
+
+
+def _each_mesh(
+    meshes: Sequence[tuple[Mesh, Callable[[], Completed]]], progress: Callable[[int, int], None] | None
+) -> tuple[list[Completed], list[tuple[str, float | None, str]]]:
+    """Plans of the meshes on which something fits, and what became of each mesh.
+
+    Raises:
+        UserError: nothing fits on any of them.
+    """
+    plans: list[Completed] = []
+    tried: list[tuple[str, float | None, str]] = []
+    for number, (mesh, plan) in enumerate(meshes):
+        if progress is not None:
+            progress(number, len(meshes))
+        try:
+            plans.append(plan())
+            tried.append((str(mesh), plans[-1][0].step_s, plans[-1][0].stop))
+        except UserError as error:
+            if len(meshes) == 1:
+                raise
+            tried.append((str(mesh), None, str(error)))
+    if not plans:
+        raise UserError(f"nothing fits on any of {counted(len(meshes), 'mesh', str(len(meshes)))}: {tried[0][2]}")
+    return plans, tried
+
+
+def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
+    """A module's training step as a device of the cluster runs it; the arguments are those of :func:`shard`."""
+    given = {"batch": None, "seq": None, "dtype": None, "inputs": (), "loss": None, "autocast": None, **given}
+    optimizer = given.pop("optimizer", "adamw")
+    options = {
+        "optimizer": None if optimizer in (None, "none") else optimizer,
+        "loss": given.pop("loss"),
+        "autocast": given.pop("autocast"),
+        "training": True,
+        "fold": True,
+        "nonzero_share": None,
+        "target": "cuda" if machines.device.runs_cuda else "cpu",
+    }
+    return captured(model, options=options, **given)[0]
+
+
+def room_bytes(machines: Cluster) -> float:
+    """Memory of a device for tensors."""
+    constants = memory_constants(is_host=not machines.device.runs_cuda)
+    return (machines.device.memory_bytes - constants.context_bytes) / (1 + constants.slack)
+
+
+def _meshes(machines: Cluster, mesh: str | None, gpus: int) -> list[Mesh]:
+    if mesh is not None:
+        return [mesh_on(machines, parse_axes(mesh), gpus)]
+    return [mesh_on(machines, parse_axes("x".join(map(str, sizes))), gpus) for sizes in logical_meshes(gpus, AXES)]

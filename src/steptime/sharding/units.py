@@ -1,0 +1,319 @@
+"""Head, blocks and tail of a captured step as a chain of units, and what shardings of the whole step cost in each.
+
+Seconds of an item belong to the units that run it, in equal parts; those between two items to the later one, with
+parameters and their gradients to the unit of the parameter. A micro-batch has computation, traffic of activations and
+weights; once in a step there are the reduction of gradients and the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from steptime.captured.graph import BEFORE
+from steptime.num import Array
+from steptime.sharding.build import Built, share_of
+from steptime.sharding.flow import Flow, longest_known
+from steptime.sharding.planner import ShardingPlan
+
+FORWARD, BACKWARD, WEIGHTS = range(3)
+"""Passes: forward, gradients of inputs, gradients of weights."""
+
+
+def of_micro_batch(built: Built, micro_batches: int) -> Built:
+    """The problem of one micro-batch: a step's traffic of gradients and its update count in equal parts."""
+    items, seconds = built.flow.items, built.seconds
+    data = {
+        pair: matrix / micro_batches if "update" in (items[pair[0]].kind, items[pair[1]].kind) else matrix
+        for pair, matrix in seconds.data.items()
+    }
+    inside = tuple(
+        each / micro_batches if item.kind == "update" else each
+        for item, each in zip(items, seconds.inside, strict=True)
+    )
+    return replace(built, seconds=replace(seconds, data=data, inside=inside))
+
+
+class Shared(NamedTuple):
+    """A parameter that several units read: each stage that has one of them has a copy."""
+
+    units: tuple[int, ...]
+    storages: tuple[int, ...]
+    """Weights, gradients and states."""
+    gradient: int
+    """Storage whose bytes the copies exchange; -1: it is not trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """A chain of units; unit 0 is the head."""
+
+    flow: Flow
+    names: tuple[str, ...]
+    blocks: Array
+    """Whether each unit is one of equal blocks."""
+    of_call: Array
+    """Unit of each call; -1: the optimiser."""
+
+    @property
+    def count(self) -> int:
+        """Units of the chain."""
+        return len(self.names)
+
+    @cached_property
+    def runs(self) -> Array:
+        """Share of each item that each unit runs, [item, unit]."""
+        out = np.zeros((len(self.flow.items), self.count))
+        for call, item in self.flow.of_call.items():
+            out[item, self.of_call[call]] += 1
+        for name, item in self.flow.update_of.items():
+            out[item, self.of_parameter[name][0]] += 1
+        share: Array = out / np.maximum(out.sum(axis=1, keepdims=True), 1)
+        return share
+
+    @cached_property
+    def readers(self) -> dict[int, tuple[int, ...]]:
+        """Units whose forward passes read each storage."""
+        found: dict[int, set[int]] = {}
+        for number, call in enumerate(self.flow.program.calls):
+            if call.phase == "forward":
+                for storage in call.reads:
+                    found.setdefault(storage, set()).add(int(self.of_call[number]))
+        return {storage: tuple(sorted(units)) for storage, units in found.items()}
+
+    @cached_property
+    def of_parameter(self) -> dict[str, tuple[int, ...]]:
+        """Units that read each parameter; one that none reads is in the first."""
+        return {each.name: self.readers.get(each.storage, (0,)) for each in self.flow.program.parameters}
+
+    @cached_property
+    def held(self) -> tuple[dict[int, int], tuple[Shared, ...]]:
+        """Storages that a stage has all the time: those of one unit with the unit, and those of several."""
+        own: dict[int, int] = {}
+        shared: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        storages = self.flow.program.storages
+        for number, storage in enumerate(storages):
+            if storage.born != BEFORE and storage.category not in ("gradient", "state"):
+                continue
+            name = longest_known(storage.name, self.of_parameter)
+            units = self.of_parameter[name] if name else self.readers.get(number, ())
+            if len(units) == 1:
+                own[number] = units[0]
+            elif units and storage.category != "input":
+                shared.setdefault((name, units), []).append(number)
+        return own, tuple(
+            Shared(units, tuple(all_of), next((n for n in all_of if storages[n].category == "gradient"), -1))
+            for (_, units), all_of in shared.items()
+        )
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """Activations from a forward into a backward pass, with the unit that makes them."""
+        return {
+            number: int(self.of_call[storage.born])
+            for number, storage in enumerate(self.flow.program.storages)
+            if storage.category == "activation"
+            and storage.born != BEFORE
+            and self.flow.program.calls[storage.born].phase == "forward"
+        }
+
+    @cached_property
+    def crossing(self) -> list[tuple[int, ...]]:
+        """Storages that pass each boundary: made before the unit in a forward pass, read from it on; unit 0: none."""
+        out: list[list[int]] = [[] for _ in range(self.count)]
+        for storage, units in self.readers.items():
+            born = self.flow.program.storages[storage].born
+            if born != BEFORE and self.flow.program.calls[born].phase == "forward":
+                for unit in range(int(self.of_call[born]) + 1, units[-1] + 1):
+                    out[unit].append(storage)
+        return [tuple(each) for each in out]
+
+    @cached_property
+    def boundary_bytes(self) -> Array:
+        """Bytes of a micro-batch that enter each unit, whole tensors."""
+        return np.array([sum(self.flow.program.storages[n].size_bytes for n in each) for each in self.crossing], float)
+
+
+def units_of(flow: Flow) -> Units:
+    """The chain of a captured step: one unit where it has no run of equal blocks."""
+    sections = flow.sections
+    part = np.array(sections.of_calls(), int)
+    forward = [n for n, call in enumerate(flow.program.calls) if call.phase == "forward"]
+    present = np.unique(part[forward])
+    # A part that only the backward pass has, such as the last gradients of a model that begins with its blocks.
+    place = np.clip(np.searchsorted(present, part), 0, len(present) - 1)
+    count, container = len(sections.each), "" if sections.blocks is None else sections.blocks.container
+    first = 0 if sections.blocks is None else sections.blocks.first
+    names = ["head" if n < 0 else "tail" if n >= count else f"{container}.{first + n}" for n in present.tolist()]
+    return Units(
+        flow=flow,
+        names=tuple(names) if len(names) > 1 else ("whole",),
+        blocks=np.array([0 <= n < count for n in present.tolist()]),
+        of_call=np.where(part == -2, -1, place),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnitCosts:
+    """What shardings of the whole step cost in each unit."""
+
+    units: Units
+    plan: ShardingPlan
+    computing_s: Array
+    """Computation of a micro-batch, [pass, unit]."""
+    others_s: Array
+    """Traffic of activations of a micro-batch, and of their gradients, [pass, unit]."""
+    weights_s: Array
+    """Traffic of weights of a micro-batch, by unit."""
+    gradients_s: Array
+    """Reduction of the gradients, once in a step, by unit."""
+    update_s: Array
+    """Optimiser, once in a step, by unit."""
+    held_bytes: Array
+    """Weights, gradients, states and inputs of a device, by unit."""
+    shared_bytes: Array
+    """Weights, gradients and states of each shared parameter."""
+    exchanged_bytes: Array
+    """Gradient of each shared parameter on a device."""
+    kept_bytes: Array
+    """Activations of a micro-batch, by unit."""
+    passed_bytes: Array
+    """Of these, what a further unit reads, which stays where the unit runs again."""
+    entering_bytes: Array
+    """What enters a unit from the one before."""
+    working_bytes: Array
+    """Most that a call of each unit has on top."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the sub-mesh."""
+        return self.plan.built.mesh.devices
+
+    @cached_property
+    def again_s(self) -> Array:
+        """Seconds of the forward pass of each unit, which recomputation adds."""
+        again: Array = self.computing_s[FORWARD] + self.others_s[FORWARD]
+        return again
+
+
+def unit_costs(units: Units, plan: ShardingPlan, micro_batches: int) -> UnitCosts:
+    """Costs by unit of shardings that were found for one micro-batch (:func:`of_micro_batch`)."""
+    built, choice, runs = plan.built, plan.choice, units.runs
+    computing, others = np.zeros((3, units.count)), np.zeros((3, units.count))
+    weights, gradients, update = (np.zeros(units.count) for _ in range(3))
+    items, passes = built.flow.items, _passes(units)
+    for number, item in enumerate(items):
+        taken = float(built.seconds.inside[number][choice[number]]) * runs[number]
+        if item.kind == "update":
+            update += micro_batches * taken
+        else:
+            others[passes[number]] += taken
+            computing[passes[number]] += float(built.seconds.operators[number][choice[number]]) * runs[number]
+    for (u, v), matrix in built.seconds.moved.items():
+        later = u if items[v].kind == "source" else v
+        others[passes[later]] += float(matrix[choice[u], choice[v]]) * runs[later]
+    for (u, v), matrix in built.seconds.data.items():
+        seconds, kinds = float(matrix[choice[u], choice[v]]), (items[u].kind, items[v].kind)
+        if "update" in kinds:
+            gradients += micro_batches * seconds * runs[u if kinds[0] == "update" else v]
+        else:
+            weights += seconds * runs[u if kinds[0] == "operator" else v]
+    return UnitCosts(
+        units=units,
+        plan=plan,
+        computing_s=computing,
+        others_s=others,
+        weights_s=weights,
+        gradients_s=gradients,
+        update_s=update,
+        **_memory(units, _local_bytes(built, choice)),
+    )
+
+
+def _passes(units: Units) -> list[int]:
+    """Pass of each item: of the backward pass, what no other unit waits for makes gradients of weights."""
+    flow, made, reads = units.flow, dict[int, int](), dict[int, list[int]]()
+    for number in sorted(flow.of_call):
+        call = flow.program.calls[number]
+        reads[number] = [made[storage] for storage in call.reads if storage in made]
+        made.update(dict.fromkeys(call.writes, number))
+    awaited: set[int] = set()
+    for number in reversed(reads):
+        awaited |= {n for n in reads[number] if number in awaited or units.of_call[n] != units.of_call[number]}
+    out = [FORWARD if item.phase == "forward" else WEIGHTS for item in flow.items]
+    for number in awaited:
+        item = flow.of_call[number]
+        out[item] = min(out[item], BACKWARD)
+    return out
+
+
+def _local_bytes(built: Built, choice: Array) -> Array:
+    """Bytes of each storage on one device."""
+    shares: dict[tuple[int, int], float] = {}
+    flow, out = built.flow, []
+    for number, storage in enumerate(flow.program.storages):
+        owner = flow.owners.get(number)
+        if owner is not None and owner not in shares:
+            item, output = owner
+            way = built.ways[item][int(choice[item])]
+            shares[owner] = share_of(flow.items[item].node.outputs[output], way.outputs[output], built.mesh.sizes)
+        out.append(storage.size_bytes * (1.0 if owner is None else shares[owner]))
+    return np.array(out)
+
+
+def _memory(units: Units, local: Array) -> dict[str, Array]:
+    own, shared = units.held
+    kept, passed, held = (np.zeros(units.count) for _ in range(3))
+    following = {n for each in units.crossing for n in each}
+    for number, unit in units.kept.items():
+        kept[unit] += local[number]
+        passed[unit] += local[number] * (number in following)
+    for number, unit in own.items():
+        held[unit] += local[number]
+    return {
+        "held_bytes": held,
+        "kept_bytes": kept,
+        "passed_bytes": passed,
+        "shared_bytes": np.array([_sum(local, each.storages) for each in shared]),
+        "exchanged_bytes": np.array([0.0 if each.gradient < 0 else local[each.gradient] for each in shared]),
+        "entering_bytes": np.array([_sum(local, each) for each in units.crossing]),
+        "working_bytes": _working(units, local),
+    }
+
+
+def _sum(local: Array, storages: Iterable[int]) -> float:
+    return float(local[list(storages)].sum())
+
+
+def _working(units: Units, local: Array) -> Array:
+    """Most that is alive in a call of each unit and is neither held nor kept, and the largest new gradient."""
+    own, shared = units.held
+    apart = {*own, *units.kept, *(n for each in shared for n in each.storages)}
+    calls = units.flow.program.calls
+    change = np.zeros(len(calls) + 1)
+    out = np.zeros(units.count)
+    for number, storage in enumerate(units.flow.program.storages):
+        if number not in apart and storage.born != BEFORE:
+            change[storage.born] += local[number]
+            change[len(calls) if storage.freed is None else storage.freed + 1] -= local[number]
+    np.maximum.at(out, units.of_call[units.of_call >= 0], np.cumsum(change)[:-1][units.of_call >= 0])
+    return out + _largest_gradients(units, local)
+
+
+def _largest_gradients(units: Units, local: Array) -> Array:
+    """The largest gradient of each unit: that of a further micro-batch is there before it is added."""
+    out = np.zeros(units.count)
+    own, shared = units.held
+    owners: Sequence[tuple[int, tuple[int, ...]]] = [
+        *((n, (unit,)) for n, unit in own.items()),
+        *((each.gradient, each.units) for each in shared),
+    ]
+    for number, places in owners:
+        if number >= 0 and units.flow.program.storages[number].category == "gradient":
+            for unit in places:
+                out[unit] = max(out[unit], local[number])
+    return out

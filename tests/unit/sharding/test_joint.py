@@ -1,0 +1,166 @@
+"""Stages of a captured module: sums over units, devices of two speeds, recomputation, what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.captured.cost import Timer
+from steptime.errors import UserError
+from steptime.hardware import load_cluster
+from steptime.sharding.build import built
+from steptime.sharding.cli.joint import print_joint
+from steptime.sharding.flow import flow_of
+from steptime.sharding.joint import joint
+from steptime.sharding.mesh import mesh_on, parse_axes
+from steptime.sharding.pipeline import least_step_s, sub_meshes
+from steptime.sharding.planner import planned
+from steptime.sharding.shard import captured_step
+from steptime.sharding.spans import spans_of
+from steptime.sharding.units import of_micro_batch, unit_costs, units_of
+
+DEEP = f"{Path(__file__).parents[2] / 'models' / 'megatron.py'}:deep"
+TINY = f"{Path(__file__).parents[3] / 'examples' / 'gpt.py'}:tiny"
+
+FEW = {"gpus": 4, "global_batch": 16, "micro_batches": (4,), "schedules": ("1f1b",), "seconds": 5}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return load_cluster("dgx-a100")
+
+
+@pytest.fixture(scope="module")
+def flow(cluster):
+    given = {"seq": None, "dtype": None, "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
+    return flow_of(captured_step(TINY, cluster, batch=8, **given))
+
+
+@pytest.fixture(scope="module")
+def four(cluster):
+    return joint(TINY, cluster, stages=4, **FEW)
+
+
+@pytest.mark.parametrize("axes", ["1", "2x2"])
+def test_units_add_up_to_the_step(cluster, flow, axes):
+    problem = built(flow, mesh_on(cluster, parse_axes(axes)), Timer(device=cluster.device), inf)
+    plan, units = planned(problem), units_of(flow)
+    costs = unit_costs(units, plan, 1)
+    computing_s, data_s, others_s = plan.parts_s
+    assert units.names[:2] == ("head", "blocks.0") and units.count == 10
+    assert costs.computing_s.sum() == pytest.approx(computing_s)
+    assert (costs.weights_s + costs.gradients_s).sum() == pytest.approx(data_s)
+    assert costs.others_s.sum() + costs.update_s.sum() == pytest.approx(others_s)
+    spans = spans_of(costs, micro_batches=1, limit_bytes=inf, recompute=False)
+    whole = (0, units.count)
+    again = np.zeros(spans.blocks.shape)
+    assert (spans.micro_batch_s(again) + spans.once_s())[whole] == pytest.approx(plan.step_s)
+    assert sum(spans.passes_s(*whole, 0.0, "data")) == pytest.approx(spans.micro_batch_s(again)[whole])
+    # The sum of parts is an upper bound of the recorded liveness, and a near one.
+    held = float(spans.memory_bytes(1.0, again)[whole])
+    assert plan.memory_bytes.max() <= held <= 1.2 * plan.memory_bytes.max()
+
+
+def test_once_in_a_step_counts_once(cluster, flow):
+    problem = built(flow, mesh_on(cluster, parse_axes("4")), Timer(device=cluster.device), inf)
+    whole, part = planned(problem), planned(of_micro_batch(problem, 8))
+    one = unit_costs(units_of(flow), whole, 1)
+    eighth = unit_costs(units_of(flow), replace(part, choice=whole.choice), 8)
+    for name in ("gradients_s", "update_s", "weights_s", "held_bytes"):
+        assert getattr(eighth, name) == pytest.approx(getattr(one, name)), name
+
+
+def test_a_parameter_of_two_units_is_on_both_stages(flow):
+    units = units_of(flow)
+    (tied,) = units.held[1]
+    assert tied.units == (0, units.count - 1) and tied.gradient >= 0
+    assert (units.boundary_bytes[1:] == 8 * 64 * 128 * 4).all()
+
+
+def test_four_stages(four):
+    assert [stage.blocks for stage in four.stages] == [2, 2, 2, 2]
+    assert [stage.in_flight for stage in four.stages] == [4, 3, 2, 1]
+    assert four.bound_s < four.step_s and four.stages_bound_s <= four.stages_s
+    assert four.bracket_s[0] <= four.step_s <= four.bracket_s[1]
+    assert four.step_s == pytest.approx(four.stages_s, rel=0.03)
+    assert four.idle == 0
+
+
+def test_a_record_and_a_report(four, capsys):
+    record = json.loads(json.dumps(four.to_json()))
+    assert [stage["units"][0] for stage in record["stages"]] == ["head", "blocks.2", "blocks.4", "blocks.6"]
+    assert record["stages"][3]["parameters"]["tokens.weight"] == "R"
+    print_joint(four)
+    text = capsys.readouterr().out
+    assert "4 stages, schedule 1f1b, micro-batch 4, 4 micro-batches" in text
+    assert "blocks.2 to" in text and "0 of 2" in text
+
+
+def test_blocks_run_again_where_memory_is_short(cluster, four):
+    limit = 0.75 * max(stage.memory_bytes for stage in four.stages)
+    tight = joint(TINY, cluster, stages=4, memory_bytes=limit, **FEW)
+    assert sum(stage.recomputed for stage in tight.stages) > 0
+    assert all(stage.memory_bytes <= limit for stage in tight.stages)
+    assert tight.step_s > four.step_s
+    kept = {stage.units[0]: stage for stage in four.stages}
+    for stage in tight.stages:
+        if stage.recomputed and stage.units == kept[stage.units[0]].units:
+            assert stage.passes_s[1] > kept[stage.units[0]].passes_s[1]
+
+
+def test_slower_devices_get_fewer_blocks(cluster):
+    device = cluster.device
+    rates = {
+        name: {key: rate / 3 for key, rate in getattr(device, name).items()}
+        for name in ("matrix_flops_per_s", "vector_flops_per_s")
+    }
+    usual = replace(cluster, name="usual", device=replace(device, name="usual"))
+    slow = replace(cluster, name="slow", device=replace(device, name="slow", memory_Bps=device.memory_Bps / 3, **rates))
+    found = joint(DEEP, usual, further=[(slow, 2)], stages=4, **{**FEW, "gpus": 2})
+    blocks = {name: [s.blocks for s in found.stages if s.machines.cluster.name == name] for name in ("usual", "slow")}
+    assert len(blocks["usual"]) == len(blocks["slow"]) == 2
+    assert max(blocks["slow"]) < min(blocks["usual"]) and sum(map(sum, blocks.values())) == 12
+
+
+def test_more_stages_than_units(cluster):
+    with pytest.raises(UserError, match="40 stages of 10 units"):
+        joint(TINY, cluster, stages=40, **FEW)
+
+
+def test_too_little_memory_names_the_stage(cluster):
+    with pytest.raises(UserError, match=r"stage \d of \d \(.*\) on .* needs .* MiB of 977 KiB"):
+        joint(TINY, cluster, memory_bytes=1e6, **FEW)
+
+
+def test_what_cannot_be_asked(cluster):
+    with pytest.raises(UserError, match="a micro-batch of 3 does not divide the global batch of 16"):
+        joint(TINY, cluster, **{**FEW, "micro_batches": (3,)})
+    with pytest.raises(UserError, match="schedule with one stage for each rank"):
+        joint(TINY, cluster, **{**FEW, "schedules": ("interleaved",)})
+
+
+def test_one_unit(cluster, tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text(
+        "import torch\n\ndef plain(batch: int = 8):\n"
+        "    layers = torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 64)\n"
+        "    return torch.nn.Sequential(*layers), torch.zeros(batch, 512), lambda y: y.sum()\n"
+    )
+    found = joint(f"{file}:plain", cluster, **FEW)
+    assert [stage.units for stage in found.stages] == [("whole",)]
+    with pytest.raises(UserError, match="2 stages of 1 unit"):
+        joint(f"{file}:plain", cluster, stages=2, **FEW)
+
+
+def test_bounds_over_kinds():
+    # 12 device-seconds; the second kind takes twice as long: 4 of one and 4 of the other do as much as 6.
+    work = np.array([[6.0, 6.0], [12.0, 12.0]])
+    assert least_step_s(work, [4, 4]) == pytest.approx(2.0)
+    # What only one kind does well goes there.
+    assert least_step_s(np.array([[4.0, 40.0], [40.0, 4.0]]), [1, 1]) == pytest.approx(4.0)
+    assert sub_meshes(1024, 8)[0] == 16
