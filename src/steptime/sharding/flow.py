@@ -85,6 +85,16 @@ class Moment:
     kept: tuple[Kept, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of a parameter where it is complete."""
+
+    storage: int
+    value: Value
+    made: tuple[int, int]
+    """Item and output that wrote it last."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flow:
     """Items of a step, and what goes between them."""
@@ -99,6 +109,12 @@ class Flow:
     optimizer_calls: tuple[int, ...]
     owners: dict[int, tuple[int, int]]
     """Storage -> item and output whose sharding says how much of it a device has."""
+    item_of_call: dict[int, int]
+    """Call -> its item; views and the optimiser have none."""
+    made_by: dict[int, tuple[tuple[int, int], ...]]
+    """Call -> item and output that made each of its inputs."""
+    gradients: dict[str, Gradient]
+    """By the name of the parameter."""
 
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
@@ -135,11 +151,13 @@ class _Reader:
         self.owners: dict[int, tuple[int, int]] = {}
         self.of_parameter: dict[str, int] = {}
         self.update_of: dict[str, int] = {}
+        self.item_of_call: dict[int, int] = {}
+        self.made_by: dict[int, tuple[tuple[int, int], ...]] = {}
 
     def flow(self) -> Flow:
         """Everything that was read."""
         storages = self.program.storages
-        gradients: dict[str, tuple[Value, tuple[int, int]]] = {}
+        gradients: dict[str, Gradient] = {}
         for number, call in enumerate(self.program.calls):
             if call.phase == "optimizer":
                 continue
@@ -148,10 +166,10 @@ class _Reader:
             for output, storage in enumerate(call.writes):
                 if storages[storage].category == "gradient" and storage in self.made:
                     name = storages[storage].name.removesuffix(".grad")
-                    gradients[name] = call.node.value(output), self.made[storage]
+                    gradients[name] = Gradient(storage=storage, value=call.node.value(output), made=self.made[storage])
         for parameter in self.program.parameters:
             if parameter.trained and parameter.name in gradients:
-                self._update(parameter, *gradients[parameter.name])
+                self._update(parameter, gradients[parameter.name])
         self._own_states()
         return Flow(
             program=self.program,
@@ -165,6 +183,9 @@ class _Reader:
             update_of=self.update_of,
             optimizer_calls=tuple(n for n, call in enumerate(self.program.calls) if call.phase == "optimizer"),
             owners=self.owners,
+            item_of_call=self.item_of_call,
+            made_by=self.made_by,
+            gradients=gradients,
         )
 
     def _item(self, key: object, item: Item) -> int:
@@ -182,10 +203,12 @@ class _Reader:
             self.places.get(number, number),
             Item(name=name, kind="operator", node=call.node, count=1, inplace=call.inplace, phase=call.phase),
         )
+        makers = []
         for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
-            root, looks = _root(value)
-            source, output = self._maker(root, storage)
-            self.links[(source, output, looks, item, place, False)] += 1
+            root, looks = through_views(value)
+            makers.append(self._maker(root, storage))
+            self.links[(*makers[-1], looks, item, place, False)] += 1
+        self.item_of_call[number], self.made_by[number] = item, tuple(makers)
         for output, storage in enumerate(call.writes):
             self.made[storage] = item, output
             self.owners.setdefault(storage, (item, output))
@@ -211,7 +234,7 @@ class _Reader:
             return "", name
         return _end_of(number, blocks.count), blocks.inside(name)
 
-    def _update(self, parameter: Parameter, gradient: Value, made: tuple[int, int]) -> None:
+    def _update(self, parameter: Parameter, gradient: Gradient) -> None:
         own = self.of_parameter.get(parameter.name)
         if own is None:
             return
@@ -221,7 +244,7 @@ class _Reader:
                  phase="optimizer"),
         )  # fmt: skip
         self.update_of[parameter.name] = item
-        self.links[(*made, _root(gradient)[1], item, 0, True)] += 1
+        self.links[(*gradient.made, through_views(gradient.value)[1], item, 0, True)] += 1
         self.links[(item, 0, (), own, 0, True)] += 1
 
     def _own_states(self) -> None:
@@ -240,7 +263,7 @@ def _longest(name: str, known: Iterable[str] | dict[str, int]) -> str:
     return name
 
 
-def _root(value: Value) -> tuple[Value, tuple[Look, ...]]:
+def through_views(value: Value) -> tuple[Value, tuple[Look, ...]]:
     """The value behind views, and the views from it on."""
     looks: list[Look] = []
     while value.node.op in VIEWS and value.node.inputs:

@@ -18,7 +18,9 @@ from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.plan.keys import MAX_DEVICES
 from steptime.sharding.build import built
+from steptime.sharding.export import runs_only
 from steptime.sharding.flow import Flow, flow_of
+from steptime.sharding.ilp import solve
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan, planned
@@ -95,6 +97,7 @@ def shard(
     autocast: str | None = None,
     memory_bytes: float | None = None,
     overlaps: bool = True,
+    runnable: bool = False,
     gap: float = GAP,
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] | None = None,
@@ -110,6 +113,8 @@ def shard(
         memory_bytes: memory of a device for tensors; None: what the device has next to the driver's context, without
             the allocator's usual slack; infinite: no limit.
         overlaps: traffic of weights and their gradients runs while the devices compute.
+        runnable: only shardings that an exported file can run: without halos, attention over pieces of a sequence, and
+            operators on indices into a sharded dim other than embeddings and losses.
         gap: share above the bound at which a search may stop.
         seconds: time limit of each mesh's search.
         progress: called with meshes done and meshes to try.
@@ -134,7 +139,9 @@ def shard(
         if progress is not None:
             progress(number, len(meshes))
         try:
-            plans.append(planned(built(flow, each, timer, limit), overlaps=overlaps, gap=gap, seconds=seconds))
+            problem = built(flow, each, timer, limit)
+            solver = runs_only(problem) if runnable else solve
+            plans.append(planned(problem, overlaps=overlaps, gap=gap, seconds=seconds, solver=solver))
             tried.append((str(each), plans[-1].step_s, plans[-1].stop))
         except UserError as error:
             if len(meshes) == 1:
