@@ -203,14 +203,14 @@ def pins_of(built: Built, annotated: Sequence[Annotated]) -> dict[int, tuple[int
     return out
 
 
-def solver_with(pins: Pins) -> Callable[..., Solution]:
+def solver_with(pins: Pins, solver: Callable[..., Solution] = solve) -> Callable[..., Solution]:
     """The solver, in which items have only the given options."""
 
-    def solver(problem: Any, **given: Any) -> Solution:
+    def solved(problem: Any, **given: Any) -> Solution:
         names = [node.name for node in problem.nodes]
-        return solve(pinned(problem, {names[item]: options for item, options in pins.items()}), **given)
+        return solver(pinned(problem, {names[item]: options for item, options in pins.items()}), **given)
 
-    return solver
+    return solved
 
 
 _PARTS = re.compile(r"[;\n]")

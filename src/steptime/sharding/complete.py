@@ -10,8 +10,9 @@ from steptime.errors import UserError, first_few
 from steptime.num import Array
 from steptime.sharding.annotate import annotations_of, pins_of, resolved, solver_with
 from steptime.sharding.build import Built
+from steptime.sharding.ilp import solve
 from steptime.sharding.layout import LaidOut, laid_out
-from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.planner import ShardingPlan, Solver, planned
 from steptime.sharding.propagate import Propagated, propagated
 
 Complete = Literal["solve", "propagate"]
@@ -42,7 +43,7 @@ class Directions:
 
 
 def completed(
-    built: Built, directions: Directions, *, overlaps: bool = True, **limits: Any
+    built: Built, directions: Directions, *, overlaps: bool = True, solver: Solver = solve, **limits: Any
 ) -> tuple[ShardingPlan, Propagated | LaidOut | None]:
     """A plan in which what is given holds, and how it follows from that where it was propagated.
 
@@ -50,13 +51,14 @@ def completed(
         built: the problem.
         directions: what is given, and whether the solver decides the rest.
         overlaps: as of :func:`~steptime.sharding.planner.planned`.
+        solver: what decides the rest.
         limits: of the solver.
 
     Raises:
         UserError: what is given contradicts itself or the module, or nothing that keeps it fits into memory.
     """
     if not directions:
-        return planned(built, overlaps=overlaps, **limits), None
+        return planned(built, overlaps=overlaps, solver=solver, **limits), None
     annotations = annotations_of(directions.annotate)
     if directions.complete == "propagate":
         follows = propagated(built, annotations) if annotations else laid_out(built, directions.layout or "")
@@ -69,7 +71,7 @@ def completed(
         pins = found.pins
         names = [built.flow.items[item].name for item in pins]
     try:
-        return planned(built, overlaps=overlaps, solver=solver_with(pins), **limits), found
+        return planned(built, overlaps=overlaps, solver=solver_with(pins, solver), **limits), found
     except UserError as error:
         raise UserError(f"with the given shardings of {first_few(names, SHOWN)}: {error}") from None
 

@@ -89,6 +89,16 @@ class Moment:
     """What no sharding divides."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The gradient of a parameter where it is complete."""
+
+    storage: int
+    value: Value
+    made: tuple[int, int]
+    """Item and output that wrote it last."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flow:
     """Items of a step, and what goes between them."""
@@ -105,6 +115,10 @@ class Flow:
     """Storage -> item and output whose sharding says how much of it a device has."""
     of_call: dict[int, int]
     """Call -> its item; views and the optimiser have none."""
+    made_by: dict[int, tuple[tuple[int, int], ...]]
+    """Call -> item and output that made each of its inputs."""
+    gradients: dict[str, Gradient]
+    """By the name of the parameter."""
 
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
@@ -143,11 +157,12 @@ class _Reader:
         self.of_call: dict[int, int] = {}
         self.of_parameter: dict[str, int] = {}
         self.update_of: dict[str, int] = {}
+        self.made_by: dict[int, tuple[tuple[int, int], ...]] = {}
 
     def flow(self) -> Flow:
         """Everything that was read."""
         storages = self.program.storages
-        gradients: dict[str, tuple[Value, tuple[int, int]]] = {}
+        gradients: dict[str, Gradient] = {}
         for number, call in enumerate(self.program.calls):
             if call.phase == "optimizer":
                 continue
@@ -156,10 +171,10 @@ class _Reader:
             for output, storage in enumerate(call.writes):
                 if storages[storage].category == "gradient" and storage in self.made:
                     name = storages[storage].name.removesuffix(".grad")
-                    gradients[name] = call.node.value(output), self.made[storage]
+                    gradients[name] = Gradient(storage=storage, value=call.node.value(output), made=self.made[storage])
         for parameter in self.program.parameters:
             if parameter.trained and parameter.name in gradients:
-                self._update(parameter, *gradients[parameter.name])
+                self._update(parameter, gradients[parameter.name])
         self._own_states()
         self._own_temporaries()
         return Flow(
@@ -175,6 +190,8 @@ class _Reader:
             optimizer_calls=tuple(n for n, call in enumerate(self.program.calls) if call.phase == "optimizer"),
             owners=self.owners,
             of_call=self.of_call,
+            made_by=self.made_by,
+            gradients=gradients,
         )
 
     def _item(self, key: object, item: Item) -> int:
@@ -192,11 +209,12 @@ class _Reader:
             self.places.get(number, number),
             Item(name=name, kind="operator", node=call.node, count=1, inplace=call.inplace, phase=call.phase),
         )
+        makers = []
         for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
             root, looks = root_of(value)
-            source, output = self._maker(root, storage)
-            self.links[(source, output, looks, item, place, False)] += 1
-        self.of_call[number] = item
+            makers.append(self._maker(root, storage))
+            self.links[(*makers[-1], looks, item, place, False)] += 1
+        self.of_call[number], self.made_by[number] = item, tuple(makers)
         for output, storage in enumerate(call.writes):
             self.made[storage] = item, output
             self.owners.setdefault(storage, (item, output))
@@ -222,7 +240,7 @@ class _Reader:
             return "", name
         return _end_of(number, blocks.count), blocks.inside(name)
 
-    def _update(self, parameter: Parameter, gradient: Value, made: tuple[int, int]) -> None:
+    def _update(self, parameter: Parameter, gradient: Gradient) -> None:
         own = self.of_parameter.get(parameter.name)
         if own is None:
             return
@@ -233,7 +251,7 @@ class _Reader:
             ),
         )
         self.update_of[parameter.name] = item
-        self.links[(*made, root_of(gradient)[1], item, 0, True)] += 1
+        self.links[(*gradient.made, root_of(gradient.value)[1], item, 0, True)] += 1
         self.links[(item, 0, (), own, 0, True)] += 1
 
     def _own_temporaries(self) -> None:

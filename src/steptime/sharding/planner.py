@@ -3,7 +3,7 @@ r"""The best shardings of a captured step on the devices of a cluster, with a bo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -14,9 +14,12 @@ import numpy as np
 from steptime.captured.graph.liveness import Liveness
 from steptime.errors import UserError
 from steptime.num import Array
-from steptime.sharding.build import Built
+from steptime.sharding.build import Built, exchange_s
 from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.options import Strategy
+from steptime.sharding.paths import legs_of
 from steptime.sharding.placement import Sharding
+from steptime.sharding.reshard import TORCH
 
 WEIGHTS: Final = 6
 """Relaxations of the overlap that are solved at most."""
@@ -25,6 +28,25 @@ ENOUGH: Final = 1e-3
 ROUNDS: Final = 4
 """Times that points in time are added at which a solution needs too much memory."""
 Solver = Callable[..., Solution]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A collective of a plan: what moves, where, and what it takes."""
+
+    source: str
+    """Item that made the tensor."""
+    target: str
+    """Item that reads it; the same for what an operator exchanges inside."""
+    collective: str
+    """Its name in PyTorch."""
+    axes: tuple[str, ...]
+    size_bytes: float
+    """Of one call; of a gather the result, else the input."""
+    seconds: float
+    """Of one call."""
+    count: int
+    """How often in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +105,48 @@ class ShardingPlan:
         """How an output of an item lies."""
         return self.built.ways[item][int(self.choice[item])].outputs[output]
 
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Everything that devices exchange in a step, in the order of the links, then what operators exchange inside."""
+        built, mesh, found = self.built, self.built.mesh, list[Transfer]()
+        for link in built.flow.links:
+            source, target = built.flow.items[link.source], built.flow.items[link.target]
+            way = built.ways[link.target][self.choice[link.target]]
+            wanted = (way.outputs if target.kind == "source" else way.inputs)[link.input]
+            made = self.sharding_of(link.source, link.output)
+            for leg in legs_of(source.node.outputs[link.output], link.looks, made, wanted, mesh):
+                found += [
+                    Transfer(source=source.name, target=target.name, collective=step.collective, axes=step.axes,
+                             size_bytes=step.size_bytes, seconds=step.seconds, count=link.count)
+                    for step in leg.route.steps if step.collective
+                ]  # fmt: skip
+        for item, ways, option in zip(built.flow.items, built.ways, self.choice, strict=True):
+            strategy = ways[option].strategy
+            for axes, name, parts, size_bytes in () if strategy is None else inside(item.node.op, strategy, mesh.names):
+                found.append(
+                    Transfer(source=item.name, target=item.name, collective=name, axes=axes, size_bytes=size_bytes / parts,
+                             seconds=exchange_s(strategy, mesh) / parts, count=item.count * parts)
+                )  # fmt: skip
+        return tuple(found)
+
     @property
     def parameters(self) -> dict[str, Sharding]:
         """Sharding of each parameter."""
         return {name: self.sharding_of(item) for name, item in self.built.flow.of_parameter.items()}
+
+
+def inside(op: str, strategy: Strategy, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str, int, float]]:
+    """What an operator exchanges: axes, collective, parts in which it goes, and the bytes of all parts.
+
+    Axes that split the same dims exchange together. A softmax finds the largest number of a row before the sum.
+    """
+    parts = 2 if op in ("_softmax", "_log_softmax") else 1
+    groups: dict[tuple[str, float], list[str]] = {}
+    for axis, exchange in zip(names, strategy.exchanges, strict=True):
+        if exchange is not None:
+            groups.setdefault((exchange.collective, exchange.size_bytes), []).append(axis)
+    for (collective, size_bytes), axes in groups.items():
+        yield tuple(axes), TORCH.get(collective, collective), parts, size_bytes
 
 
 def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:

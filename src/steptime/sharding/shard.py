@@ -20,7 +20,9 @@ from steptime.hardware.records import Cluster
 from steptime.plan.keys import MAX_DEVICES
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
+from steptime.sharding.export import runs_only
 from steptime.sharding.flow import Flow, flow_of
+from steptime.sharding.ilp import solve
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.placement import text_of
@@ -111,6 +113,7 @@ def shard(
     layout: str | None = None,
     complete: Complete = "solve",
     overlaps: bool = True,
+    runnable: bool = False,
     gap: float = GAP,
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] | None = None,
@@ -129,6 +132,8 @@ def shard(
         layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
         complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
+        runnable: only shardings that an exported file can run: without halos, attention over pieces of a sequence, and
+            operators on indices into a sharded dim other than embeddings and losses.
         gap: share above the bound at which a search may stop.
         seconds: time limit of each mesh's search.
         progress: called with meshes done and meshes to try.
@@ -158,7 +163,7 @@ def shard(
     directions = Directions(annotate=tuple(annotate), layout=layout, complete=complete)
     if directions and mesh is None:
         raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
-    how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds}
+    how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds, "runnable": runnable}
     flow, timer = flow_of(program), Timer(device=machines.device)
     limit = room_bytes(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
@@ -182,7 +187,9 @@ def _completed(
     flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
 ) -> Completed:
     """The plan of one mesh."""
-    return completed(built(flow, mesh, timer, limit_bytes), directions, **how)
+    problem, limits = built(flow, mesh, timer, limit_bytes), dict(how)
+    solver = runs_only(problem) if limits.pop("runnable") else solve
+    return completed(problem, directions, solver=solver, **limits)
 
 
 Completed = tuple[ShardingPlan, Propagated | LaidOut | None]

@@ -1,0 +1,252 @@
+"""A sharding plan as a Python file: placements of the parameters as PyTorch has them, and the step to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from steptime.captured.graph import Attribute, Nodes, TensorType
+from steptime.captured.graph import Node as Operator
+from steptime.sharding.build import Built, Way
+from steptime.sharding.flow import Look, root_of
+from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.local import local_node
+from steptime.sharding.options import Strategy, options
+from steptime.sharding.paths import legs_of
+from steptime.sharding.placement import Placement, R, Sharding, text_of
+from steptime.sharding.planner import ShardingPlan, Solver
+from steptime.sharding.problem import Problem, pinned
+from steptime.sharding.reshard import COPY
+from steptime.sharding.script import Plain, parse_sharding
+
+FINISHED: Final = frozenset({
+    "nll_loss_forward", "nll_loss_backward", "_softmax", "_log_softmax", "_softmax_backward_data",
+    "_log_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "native_batch_norm",
+    "native_batch_norm_backward", "embedding", "embedding_dense_backward",
+})  # fmt: skip
+"""Operators that :mod:`steptime.sharding.run` finishes where devices exchange something or count their own indices."""
+
+
+def runs(node: Operator, way: Way) -> bool:
+    """Whether :mod:`steptime.sharding.run` has what an operator does inside under a sharding."""
+    if way.strategy is None or node.op in FINISHED:
+        return True
+    inside = {option.dim for option in options(node) if option.exchange is not None or option.masked}
+    return not inside & set(way.strategy.dims)
+
+
+def runs_only(built: Built, solver: Solver = solve, keep: Callable[[str, Way], bool] | None = None) -> Solver:
+    """A solver that takes only what can be run, for :func:`~steptime.sharding.planner.planned`.
+
+    Args:
+        built: the problem.
+        solver: what solves it.
+        keep: further choice among the ways of an item, by its name; an item of which it keeps none has all.
+    """
+
+    def solved(problem: Problem, **limits: Any) -> Solution:
+        allowed: dict[str, list[int]] = {}
+        for item, ways, node in zip(built.flow.items, built.ways, problem.nodes, strict=True):
+            fitting = [n for n, way in enumerate(ways) if item.kind != "operator" or runs(item.node, way)]
+            chosen = [n for n in fitting if keep is None or keep(node.name, ways[n])]
+            if len(chosen or fitting) < len(ways):
+                allowed[node.name] = chosen or fitting
+        return solver(pinned(problem, allowed), **limits)
+
+    return solved
+
+
+class _Writer:
+    """Numbers types and ways, and writes calls."""
+
+    def __init__(self, plan: ShardingPlan) -> None:
+        self.plan, self.flow, self.mesh = plan, plan.built.flow, plan.built.mesh
+        self.types: dict[TensorType, int] = {}
+        self.ways: dict[object, tuple[int, Plain]] = {}
+        self.nodes = Nodes()
+        scalar = TensorType((), "fp32")
+        whole = (R,) * len(self.mesh.sizes)
+        self.no_way = self.way(scalar, (), whole, whole)
+
+    def type(self, type: TensorType) -> int:
+        """Number of a type."""
+        return self.types.setdefault(type, len(self.types))
+
+    def way(self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding) -> int:
+        """Number of a way."""
+        key = (type, looks, source, target)
+        if key not in self.ways:
+            self.ways[key] = len(self.ways), tuple(self._steps(*key))
+        return self.ways[key][0]
+
+    def _steps(self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding) -> Iterator[Plain]:
+        names = self.mesh.names
+        for leg in legs_of(type, looks, source, target, self.mesh):
+            for step in leg.route.steps:
+                if step.kind != COPY:
+                    texts = step.source.text(names), step.target.text(names)
+                    yield (step.kind, "+".join(step.axes), *texts, leg.type.shape, round(step.size_bytes))
+            if leg.look is not None and leg.strategy is not None:
+                node, output = leg.look.node, leg.look.output
+                given = dict(local_node(node, leg.strategy, self.mesh.sizes, self.nodes).attributes)
+                shape = node.outputs[output].shape
+                yield ("view", node.op, given, output, text_of(leg.strategy.outputs[output]), shape)
+
+    def changed(self, node: Operator, strategy: Strategy) -> dict[str, Attribute]:
+        """Attributes of the local operator that are not those of the whole one."""
+        local = local_node(node, strategy, self.mesh.sizes, self.nodes)
+        return {name: given for name, given in local.attributes if given != node.attribute(name)}
+
+
+def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
+    """The step of a plan as plain data (:func:`steptime.sharding.script.script_of`)."""
+    writer, calls = _Writer(plan), plan.built.flow.program.calls
+    freed: dict[int, list[int]] = {}
+    kept = {gradient.storage for gradient in plan.built.flow.gradients.values()}
+    for number, storage in enumerate(plan.built.flow.program.storages):
+        if storage.freed is not None and number not in kept:
+            freed.setdefault(storage.freed, []).append(number)
+    steps = [
+        _call(writer, number, tuple(freed.get(number, ())))
+        for number, call in enumerate(calls) if call.phase != "optimizer"
+    ]  # fmt: skip
+    sources, updates = list(_sources(writer)), list(_updates(writer))
+    return {
+        "types": [(type.dtype, type.shape, type.strides) for type in writer.types],
+        "ways": [way for _, way in writer.ways.values()],
+        "sources": sources,
+        "calls": steps,
+        "updates": updates,
+    }
+
+
+def _call(writer: _Writer, number: int, freed: tuple[int, ...]) -> Plain:
+    flow, plan = writer.flow, writer.plan
+    call = flow.program.calls[number]
+    node, item = call.node, flow.of_call.get(number)
+    if item is None:
+        reads = tuple((storage, writer.no_way) for storage in call.reads)
+        writes = tuple((s, writer.type(type), "") for s, type in zip(call.writes, node.outputs, strict=True))
+        return (node.op, call.module, reads, writes, {}, freed, True)
+    way = plan.built.ways[item][plan.choice[item]]
+    ways = []
+    for value, (source, output), target in zip(node.inputs, flow.made_by[number], way.inputs, strict=True):
+        root, looks = root_of(value)
+        ways.append(writer.way(root.type, looks, plan.sharding_of(source, output), target))
+    changed = {} if way.strategy is None else writer.changed(node, way.strategy)
+    writes = tuple(
+        (storage, writer.type(type), text_of(sharding))
+        for storage, type, sharding in zip(call.writes, node.outputs, way.outputs, strict=True)
+    )
+    return (node.op, call.module, tuple(zip(call.reads, ways, strict=True)), writes, changed, freed, False)
+
+
+def _sources(writer: _Writer) -> Iterator[Plain]:
+    """What is there before the step, in the order in which calls read it."""
+    flow, plan, seen = writer.flow, writer.plan, set()
+    for number, makers in flow.made_by.items():
+        call = flow.program.calls[number]
+        for storage, value, (item, output) in zip(call.reads, call.node.inputs, makers, strict=True):
+            if flow.items[item].kind != "source" or storage in seen:
+                continue
+            seen.add(storage)
+            known, type = flow.program.storages[storage], root_of(value)[0].type
+            yield (storage, known.category, known.name, writer.type(type), text_of(plan.sharding_of(item, output)))
+
+
+def _updates(writer: _Writer) -> Iterator[Plain]:
+    flow, plan = writer.flow, writer.plan
+    storages = {parameter.name: parameter.storage for parameter in flow.program.parameters}
+    for name, gradient in flow.gradients.items():
+        if name not in flow.update_of:
+            continue
+        root, looks = root_of(gradient.value)
+        held, updated = plan.sharding_of(flow.of_parameter[name]), plan.sharding_of(flow.update_of[name])
+        type = plan.built.flow.items[flow.of_parameter[name]].node.outputs[0]
+        there = writer.way(root.type, looks, plan.sharding_of(*gradient.made), updated)
+        back = writer.way(type, (), updated, held)
+        yield (name, storages[name], gradient.storage, there, writer.type(type), text_of(updated), back)
+
+
+HEAD: Final = '''"""Shardings of {model} over {devices} devices: placements, and the step to run.
+
+Written by steptime {version}: steptime shard --export. PARAMETERS, UPDATES and INPUTS need PyTorch alone;
+trainer() runs the step with steptime.sharding.run: capture the module for the devices on which it runs.
+"""
+
+from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: F401
+
+MESH = {mesh}
+'''
+
+
+def python_file(plan: ShardingPlan) -> str:
+    """A Python file with the placements of a plan, which a user imports.
+
+    ``MESH`` has the names and sizes of the axes; ``PARAMETERS``, ``UPDATES`` (gradients and states of the optimiser)
+    and ``INPUTS`` have PyTorch's placements by name; ``STEP`` has every call of forward and backward with the ways of
+    what it reads; ``trainer(module, optimizer)`` runs it.
+    """
+    from steptime import __version__
+
+    mesh = plan.built.mesh
+    step = plain_step(plan)
+    updates = {name: text for name, _, _, _, _, text, _ in step["updates"]}
+    inputs = {name: text for _, kind, name, _, text in step["sources"] if kind == "input"}
+    parameters = {name: text_of(each) for name, each in plan.parameters.items()}
+    lines = [
+        HEAD.format(
+            model=plan.built.flow.program.name, devices=mesh.devices, version=__version__,
+            mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
+        )
+    ]  # fmt: skip
+    for title, found in (("PARAMETERS", parameters), ("UPDATES", updates), ("INPUTS", inputs)):
+        rows = (f"    {name!r}: {torch_placements(text)}," for name, text in found.items())
+        lines.append("\n".join([f"{title} = {{", *rows, "}"]))
+    lines.append("\n".join(["STEP = {", *_rows(step), "}"]))
+    lines.append(TAIL)
+    return "\n".join(lines)
+
+
+TAIL: Final = '''
+
+def trainer(module, optimizer, **options):
+    """Runs steps of the module in this process of the job; see steptime.sharding.run.trainer."""
+    from steptime.sharding.run import trainer as made
+
+    return made(module, optimizer, MESH, STEP, **options)
+'''
+
+FIELDS: Final = {
+    "types": "element type, shape, strides",
+    "ways": "steps: kind, axes, from, to, shape of the whole, bytes; or view, operator, its arguments, output, to, shape",
+    "sources": "storage, kind, name, type, placements",
+    "calls": "operator, module, (storage, way) of each input, (storage, type, placements) of each output, other "
+    "arguments, storages freed, view",
+    "updates": "parameter, its storage, that of the gradient, way of the gradient, type, placements, way back",
+}
+"""What the rows of a step have, as a comment in the file."""
+
+
+def _rows(step: dict[str, list[Plain]]) -> Iterator[str]:
+    for key, rows in step.items():
+        yield f"    # {FIELDS[key]}"
+        yield f"    {key!r}: ["
+        yield from (f"        {row!r},  # {number}" for number, row in enumerate(rows))
+        yield "    ],"
+
+
+def torch_placements(text: str) -> str:
+    """A sharding as PyTorch writes it.
+
+    >>> torch_placements("S(1) P(max) R")
+    "(Shard(1), Partial('max'), Replicate())"
+    """
+    each = [_torch(placement) for placement in parse_sharding(text)]
+    return f"({', '.join(each)}{',' if len(each) == 1 else ''})"
+
+
+def _torch(placement: Placement) -> str:
+    if placement.dim is not None:
+        return f"Shard({placement.dim})"
+    return "Replicate()" if placement.reduction is None else f"Partial({placement.reduction!r})"

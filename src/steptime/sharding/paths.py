@@ -1,0 +1,70 @@
+"""The way of a value from the sharding in which it is made to the one in which it is read, through views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from steptime.captured.graph import TensorType
+from steptime.sharding.flow import Look
+from steptime.sharding.mesh import Mesh
+from steptime.sharding.options import Strategy, strategies
+from steptime.sharding.placement import Sharding
+from steptime.sharding.reshard import Route, costs, route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """Resharding of one tensor on the way, then a view of it; the last leg has no view."""
+
+    type: TensorType
+    route: Route
+    look: Look | None = None
+    strategy: Strategy | None = None
+    """How the view is split."""
+
+
+def legs_of(type: TensorType, looks: Sequence[Look], source: Sharding, target: Sharding, mesh: Mesh) -> tuple[Leg, ...]:
+    """The legs that take the least seconds.
+
+    With $s_i(b)$ the least seconds to sharding $b$ behind view $i$ and $D_i$ those of resharding before it,
+    $s_i(b) = \\min_{a \\to b} \\min_c s_{i-1}(c) + D_i(c, a)$ over the shardings $a$ that the view takes to $b$.
+
+    >>> from steptime.hardware import load_cluster
+    >>> from steptime.sharding.mesh import mesh_on
+    >>> from steptime.sharding.placement import R, shard
+    >>> mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2})
+    >>> [str(leg.route.steps[0].kind) for leg in legs_of(TensorType((8, 8), "fp32"), (), (shard(0),), (R,), mesh)]
+    ['all_gather']
+    """
+    reached: dict[Sharding, tuple[float, tuple[Leg, ...]]] = {source: (0.0, ())}
+    for look in looks:
+        here, found = list(reached), strategies(look.node, mesh.sizes)
+        inputs = list(dict.fromkeys(each.inputs[0] for each in found))
+        seconds = costs(type.shape, type.element_bytes, here, inputs, mesh)
+        following: dict[Sharding, tuple[float, Sharding, Strategy]] = {}
+        for each in found:
+            column = seconds[:, inputs.index(each.inputs[0])]
+            total_s, start = min(
+                (reached[a][0] + float(s), n) for n, (a, s) in enumerate(zip(here, column, strict=True))
+            )
+            output = each.outputs[look.output]
+            if total_s < following.get(output, (inf,))[0]:
+                following[output] = total_s, here[start], each
+        reached = {
+            output: (total_s, (*reached[start][1], _leg(type, start, each, look, mesh)))
+            for output, (total_s, start, each) in following.items()
+        }
+        type = look.node.outputs[look.output]
+    last = costs(type.shape, type.element_bytes, list(reached), [target], mesh)[:, 0]
+    _, start = min(
+        ((reached[a][0] + float(s), a) for a, s in zip(reached, last, strict=True)), key=lambda pair: pair[0]
+    )
+    end = route(type.shape, type.element_bytes, start, target, mesh)
+    return (*reached[start][1], Leg(type=type, route=end))
+
+
+def _leg(type: TensorType, source: Sharding, strategy: Strategy, look: Look, mesh: Mesh) -> Leg:
+    found = route(type.shape, type.element_bytes, source, strategy.inputs[0], mesh)
+    return Leg(type=type, route=found, look=look, strategy=strategy)

@@ -1,0 +1,155 @@
+"""Exported shardings on 4 and 8 processes: losses of the unsharded step, and the collectives that were predicted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from math import inf
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sharded_models as models  # noqa: E402
+import sharded_worker as worker  # noqa: E402
+from steptime.captured.cost import Timer  # noqa: E402
+from steptime.captured.record import capture  # noqa: E402
+from steptime.hardware import load_cluster  # noqa: E402
+from steptime.sharding.build import built  # noqa: E402
+from steptime.sharding.export import python_file, runs_only  # noqa: E402
+from steptime.sharding.flow import flow_of  # noqa: E402
+from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
+from steptime.sharding.planner import planned  # noqa: E402
+
+
+def split(name, way):
+    """No device does what another one does, wherever an operator can be split: small steps would stay whole."""
+    return way.strategy is None or all(way.strategy.dims)
+
+
+def dims(**wanted):
+    """Operators of modules whose name ends so, split so over the axes of the mesh."""
+
+    def keep(name, way):
+        module, _, op = name.partition(": ")
+        for key, split_as in wanted.items():
+            place, _, operator = key.rpartition("__")
+            if op == operator and module.endswith(place.replace("_in_", ".")):
+                return way.strategy is not None and way.strategy.dims == split_as
+        return split(name, way)
+
+    return keep
+
+
+def megatron(name, way):
+    """Batch over the first axis, heads, hidden width and vocabulary over the second."""
+    return dims(
+        qkv__addmm=("rows", "columns"), mlp_in_0__addmm=("rows", "columns"), mlp_in_2__addmm=("rows", "inner"),
+        wte__embedding=("tokens0", "rows"), ___log_softmax=("d0", "d1"),
+    )(name, way)  # fmt: skip
+
+
+def zero(name, way):
+    """Matrices lie in pieces over all devices, and are updated so; activations are split by batch."""
+    if way.strategy is None and len(way.outputs) == 1 and "weight" in name:
+        return all(each.sharded for each in way.outputs[0])
+    return split(name, way)
+
+
+def by_images(name, way):
+    """Batch norms share their statistics over all devices."""
+    return dims(norm_1__native_batch_norm=("images",) * 2, norm_2__native_batch_norm=("images",) * 2)(name, way)
+
+
+@dataclass(frozen=True)
+class Case:
+    make: object
+    mesh: str
+    keep: object = split
+    optimizer: str = "adamw"
+    share: float = inf
+    """Limit of memory as a share of what the unsharded step needs."""
+
+
+CASES = {
+    "GPT, best": Case(models.gpt, "2x2"),
+    "GPT, Megatron": Case(models.gpt, "2x2", megatron),
+    "GPT, ZeRO": Case(models.gpt, "2x2", zero),
+    "convolutions, best": Case(models.convolutions, "2x2", optimizer="sgd"),
+    "MoE, best": Case(models.moe, "2x2", optimizer="sgd"),
+    "GPT, Megatron on 8": Case(models.gpt, "2x4", megatron),
+    "GPT, a fifth of the memory, on 8": Case(models.gpt, "2x4", share=0.2),
+    "convolutions, shared statistics, on 8": Case(models.convolutions, "2x4", by_images, optimizer="sgd"),
+    "MoE, less memory, on 8": Case(models.moe, "2x4", optimizer="sgd", share=0.6),
+}
+
+
+def plan_of(case):
+    torch.manual_seed(0)
+    module, inputs, loss = case.make()
+    program = capture(module, inputs, loss=loss, optimizer=case.optimizer)
+    cluster = load_cluster("dgx-h100")
+    flow, mesh = flow_of(program), mesh_on(cluster, parse_axes(case.mesh))
+    whole = max(storage for storage in peaks(program))
+    problem = built(flow, mesh, Timer(device=cluster.device), case.share * whole)
+    return planned(problem, seconds=20, solver=runs_only(problem, keep=case.keep))
+
+
+def peaks(program):
+    from steptime.captured.graph.liveness import Liveness
+
+    return Liveness(program).in_use_bytes
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Name of a case -> its plan, losses of the unsharded step, and what the processes found."""
+    folder, out = tmp_path_factory.mktemp("plans"), {}
+    multiprocessing.set_forkserver_preload(["sharded_worker", "sharded_models", "steptime.sharding.run"])
+    jobs = {4: {}, 8: {}}
+    for number, (name, case) in enumerate(CASES.items()):
+        plan = plan_of(case)
+        path = folder / f"plan_{number}.py"
+        path.write_text(python_file(plan))
+        torch.manual_seed(0)
+        out[name] = SimpleNamespace(plan=plan, losses=worker.unsharded(*case.make(), case.optimizer), path=path)
+        jobs[plan.built.mesh.devices][name] = (str(path), case.make, case.optimizer)
+    for size, cases in jobs.items():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        queue = multiprocessing.get_context("forkserver").SimpleQueue()
+        torch.multiprocessing.start_processes(
+            worker.work, (size, port, cases, queue), size, start_method="forkserver", join=True
+        )
+        for name, found in queue.get().items():
+            out[name].found = found
+    return out
+
+
+def found(results, name):
+    each = results[name]
+    assert not isinstance(each.found, str), each.found
+    return each, *each.found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_the_unsharded_step(results, name):
+    each, losses, _, _ = found(results, name)
+    assert losses == pytest.approx(each.losses, rel=1e-4)
+    assert len(set(losses)) == worker.STEPS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives_are_the_predicted_ones(results, name):
+    each, _, counts, seen = found(results, name)
+    predicted, named = Counter(), Counter()
+    for transfer in each.plan.transfers:
+        predicted[transfer.collective, round(transfer.size_bytes)] += transfer.count
+        named[transfer.collective] += transfer.count
+    for step in range(worker.STEPS):
+        assert seen[step] == predicted
+        assert counts[step] == named
