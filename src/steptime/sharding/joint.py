@@ -272,8 +272,9 @@ class _Search:
 
     # -- stages ---------------------------------------------------------------------------------------------------
 
-    def _counts(self, units: Units) -> list[int]:
-        most = min(units.count, sum(each.devices for each in self.kinds), MOST_STAGES)
+    def _counts(self, units: Units, chunks: int = 1) -> list[int]:
+        """Numbers of stages."""
+        most = min(units.count, chunks * sum(each.devices for each in self.kinds), MOST_STAGES)
         return list(range(1, most + 1)) if self.options.stages is None else [self.options.stages]
 
     def _plans(
@@ -326,7 +327,7 @@ class _Search:
             machines = self.kinds[option.kind]
             ranks = min(machines.devices // option.plan.built.mesh.devices, units.count // chunks)
             count, pipeline = ranks * chunks, Pipeline(ranks=max(ranks, 1), chunks=chunks, micro_batches=micro_batches)
-            if ranks > 1 and count in self._counts(units) and all(rule.holds(pipeline) for rule in row.rules):
+            if ranks > 1 and count in self._counts(units, chunks) and all(rule.holds(pipeline) for rule in row.rules):
                 flight = max(float(row.in_flight(pipeline, rank) or 0.0) for rank in range(ranks))
                 share = replace(option.spans, limit_bytes=option.spans.limit_bytes / chunks)
                 yield _Field([option._replace(spans=share)], [0], [1], [count]), (flight,) * count, [count]

@@ -129,6 +129,7 @@ def test_slower_devices_get_fewer_blocks(cluster):
 
 def test_several_stages_a_rank(cluster):
     found = joint(TINY, cluster, stages=8, **{**FEW, "schedules": ("interleaved",)})
+    assert joint(TINY, cluster, **{**FEW, "schedules": ("interleaved",)}).step_s <= found.step_s
     assert found.stages_per_rank == 2 and len(found.stages) == 8 and found.idle == 0
     assert {stage.devices for stage in found.stages} == {1} and sum(stage.blocks for stage in found.stages) == 8
     # Half the bubble of one stage a rank, with messages to pay for.
