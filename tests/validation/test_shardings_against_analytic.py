@@ -1,4 +1,4 @@
-"""Fixed to the analytic plan's shardings, the problem of shardings has its step time within 3 %, the optimiser apart."""
+"""Fixed to the analytic plan's shardings, the problem has its step time within 3 %, the optimiser apart."""
 
 from __future__ import annotations
 
