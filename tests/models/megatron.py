@@ -49,8 +49,8 @@ def loss(logits):
 
 
 def gpt3_1_3b(batch: int = 8, seq: int = 2048):
-    """Four blocks with the dimensions of GPT-3 1.3B; the vocabulary is a multiple of 8 ranks."""
-    return Megatron(4, 2048, 16, 51200, 2048), torch.zeros(batch, seq, dtype=torch.int64), loss
+    """The dimensions of GPT-3 1.3B; the vocabulary is a multiple of 8 ranks."""
+    return Megatron(24, 2048, 16, 51200, 2048), torch.zeros(batch, seq, dtype=torch.int64), loss
 
 
 def deep(batch: int = 8, seq: int = 512):

@@ -1,4 +1,4 @@
-"""Fixed to the analytic plan's shardings, the problem of shardings has the analytic plan's step time within 3 %."""
+"""Fixed to the analytic plan's shardings, the problem has its step time within 3 %, the optimiser apart."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ def test_the_analytic_plan_and_the_problem_of_shardings_agree(cluster, flow, tp,
     plan = {"micro_batch": 8 // dp, "tp": tp, "dp": dp, "pp": 1, "sp": False, "zero": 0}
     job = {"gpus": 8, "global_batch": 8, "framework": "ideal", "dtype": "bf16", "optimizer": "adamw"}
     estimate = api.estimate(MODEL, "dgx-h100", plan=plan, **job)
-    assert found.step_s == pytest.approx(estimate.step_time_s, rel=0.03)
-    # Passes and tensor traffic share their formulas; the optimiser and the buckets of gradients do not.
     computing_s, _, others_s = found.parts_s
     updates = [n for n, item in enumerate(flow.items) if item.kind == "update"]
     update_s = sum(float(problem.seconds.inside[n][found.choice[n]]) for n in updates)
     passes_s = sum(s for path, s in estimate.time.items() if path.split("/")[0] in OF_PASSES)
-    assert computing_s + others_s - update_s == pytest.approx(passes_s, rel=0.02)
+    assert computing_s + others_s - update_s == pytest.approx(passes_s, rel=0.01)
+    # The recorded optimiser is not the fused one of the estimate: with that one the steps agree, without within 8 %.
+    optimizer_s = estimate.time["optimizer/memory_bound_s"]
+    assert found.step_s - update_s + optimizer_s == pytest.approx(estimate.step_time_s, rel=0.03)
+    assert found.step_s == pytest.approx(estimate.step_time_s, rel=0.08)
+    assert str(found.parameters["blocks.2.up.weight"][-1]) == ("S(0)" if tp > 1 else "R")
     # The shardings really are fixed: most operators have one option left.
-    left = [int(np.isfinite(each).sum()) for each in fixed.seconds.operators]
+    left = [int(np.isfinite(each).sum()) for each in fixed.seconds.inside]
     assert sum(n > 1 for n in left) < len(left) / 4

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptime.captured.cut.cutting import Cutting, cutting_of
+from steptime.captured.cut.cutting import Cutting, cutting_of, family
 from steptime.captured.cut.rules import ADDITIONS
 from steptime.num import Array
 from steptime.sharding.build import Built, Way
@@ -31,14 +31,17 @@ def analytic(built: Built, *, data: int | None, tensor: int | None) -> Built:
         tensor: number of its axis of tensor ranks; None: there is none.
     """
     cutting, flow = cutting_of(built.flow.sections), built.flow
+    # Equal blocks share the nodes of their operators, so that only one of them may be named.
+    blocks = flow.sections.blocks
+    cut = {family(name, blocks): dim for name, dim in cutting.weights.items()}
     named = {item: name for name, item in flow.of_parameter.items()}
     named |= {item: name for name, item in flow.update_of.items()}
     makers = {link.source: link.output for link in flow.links if link.gradient}
-    operators = []
-    for number, (item, ways, seconds) in enumerate(zip(flow.items, built.ways, built.seconds.operators, strict=True)):
+    inside = []
+    for number, (item, ways, seconds) in enumerate(zip(flow.items, built.ways, built.seconds.inside, strict=True)):
         legal = np.ones(len(ways), bool)
         if number in named:
-            dim = cutting.weights.get(named[number])
+            dim = cut.get(family(named[number], blocks))
             legal &= _lie(ways, tensor, R if dim is None else shard(dim)) & _lie(ways, data, R)
         elif item.kind == "operator":
             legal = _narrowed(legal, _as_cut(item, ways, tensor, cutting))
@@ -47,8 +50,8 @@ def analytic(built: Built, *, data: int | None, tensor: int | None) -> Built:
             legal = _narrowed(legal, _by_samples(ways, data))
         elif item.node.op == "input":
             legal = _narrowed(legal, _lie(ways, data, shard(0)) & _lie(ways, tensor, R))
-        operators.append(np.where(legal, seconds, np.inf))
-    return replace(built, seconds=replace(built.seconds, operators=tuple(operators)))
+        inside.append(np.where(legal, seconds, np.inf))
+    return replace(built, seconds=replace(built.seconds, inside=tuple(inside)))
 
 
 def _lie(ways: tuple[Way, ...], axis: int | None, placement: Placement, output: int = 0) -> Array:

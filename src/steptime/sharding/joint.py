@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from steptime.sharding.stages import SpanCosts, Split, Stage, split
 from steptime.sharding.units import Units, of_micro_batch, unit_costs, units_of
 from steptime.units import format_bytes
 
-SCHEDULES_TRIED: Final = ("1f1b", "gpipe", "zb-h1")
+SCHEDULES_TRIED: Final = ("1f1b", "gpipe", "zb-h1", "interleaved")
 MICRO_BATCHES: Final = 4
 """Micro-batches that are tried where none are given."""
 AXES: Final = 2
@@ -60,7 +60,7 @@ class Options:
     micro_batches: Sequence[int] | None = None
     """Samples that pass the pipeline at once, the sizes to try; None: some that divide the step."""
     schedules: Sequence[str] = SCHEDULES_TRIED
-    """Pipeline schedules with one stage for each rank."""
+    """Synchronous pipeline schedules of one copy of the model, with the usual number of stages for each rank."""
     stages: int | None = None
     """Number of stages; None: any."""
     recompute: bool = True
@@ -146,18 +146,26 @@ def _sizes(global_batch: int, given: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _schedule(name: str) -> Schedule:
-    """A schedule with one stage for each rank, whose micro-batches in flight are known."""
-    probe = Pipeline(ranks=2, micro_batches=4)
+    """A synchronous schedule of one copy of the model, whose micro-batches in flight are known."""
     fitting = [
         each.name
         for each in SCHEDULES.values()
         if each.synchronous
-        and (each.copies, each.usual_chunks, each.usual_slices) == (1, 1, 1)
-        and each.in_flight(probe, 0) is not None
+        and (each.copies, each.usual_slices) == (1, 1)
+        and each.in_flight(Pipeline(ranks=2, chunks=each.usual_chunks, micro_batches=4), 0) is not None
     ]
     if name not in fitting:
-        raise UnknownNameError("schedule with one stage for each rank", name, fitting)
+        raise UnknownNameError("schedule", name, fitting)
     return SCHEDULES[name]
+
+
+class _Field(NamedTuple):
+    """What stages are chosen from."""
+
+    options: Sequence[Solved]
+    kind: Sequence[int]
+    devices: Sequence[int]
+    available: Sequence[int]
 
 
 @dataclass(kw_only=True)
@@ -264,17 +272,18 @@ class _Search:
 
     # -- stages ---------------------------------------------------------------------------------------------------
 
-    def _counts(self, units: Units) -> list[int]:
-        most = min(units.count, sum(each.devices for each in self.kinds), MOST_STAGES)
+    def _counts(self, units: Units, chunks: int = 1) -> list[int]:
+        """Numbers of stages."""
+        most = min(units.count, chunks * sum(each.devices for each in self.kinds), MOST_STAGES)
         return list(range(1, most + 1)) if self.options.stages is None else [self.options.stages]
 
     def _plans(
         self, units: Units, options: Sequence[Solved], size: int, row: Schedule, name: str
     ) -> Iterator[JointPlan]:
         micro_batches = self.global_batch // size
-        for flights, counts in in_flight_groups(row, micro_batches, self._counts(units)).items():
-            costs = self._costs(options, flights)
-            found = self._split(options, costs, counts)
+        for field, flights, counts in self._fields(units, options, micro_batches, row):
+            options, costs = field.options, self._costs(field.options, flights)
+            found = self._split(field, costs, counts)
             if found is not None:
                 lines = [
                     self._stage(units, options[s.choice], s, flights[len(found.stages) - 1 - place])
@@ -287,6 +296,7 @@ class _Search:
                     global_batch=self.global_batch,
                     micro_batch=size,
                     schedule=row.name,
+                    stages_per_rank=row.usual_chunks,
                     stages=tuple(lines),
                     step_s=step_s,
                     bracket_s=bracket_s,
@@ -299,6 +309,32 @@ class _Search:
                     solved=0,
                     tried=(),
                 )
+
+    def _fields(
+        self, units: Units, options: Sequence[Solved], micro_batches: int, row: Schedule
+    ) -> Iterator[tuple[_Field, tuple[float, ...], list[int]]]:
+        """What stages are chosen from, micro-batches in flight by place from the end, numbers of stages.
+
+        With several stages for each rank all ranks have sub-meshes of one sort, with as many ranks as there are devices
+        for, and each stage an equal share of the memory of its rank.
+        """
+        chunks = row.usual_chunks
+        if chunks == 1:
+            for flights, counts in in_flight_groups(row, micro_batches, self._counts(units)).items():
+                yield self._field(options), flights, counts
+            return
+        for option in options:
+            machines = self.kinds[option.kind]
+            ranks = min(machines.devices // option.plan.built.mesh.devices, units.count // chunks)
+            count, pipeline = ranks * chunks, Pipeline(ranks=max(ranks, 1), chunks=chunks, micro_batches=micro_batches)
+            if ranks > 1 and count in self._counts(units, chunks) and all(rule.holds(pipeline) for rule in row.rules):
+                flight = max(float(row.in_flight(pipeline, rank) or 0.0) for rank in range(ranks))
+                share = replace(option.spans, limit_bytes=option.spans.limit_bytes / chunks)
+                yield _Field([option._replace(spans=share)], [0], [1], [count]), (flight,) * count, [count]
+
+    def _field(self, options: Sequence[Solved]) -> _Field:
+        devices = [each.plan.built.mesh.devices for each in options]
+        return _Field(options, [each.kind for each in options], devices, [each.devices for each in self.kinds])
 
     def _costs(self, options: Sequence[Solved], flights: Sequence[float]) -> list[SpanCosts]:
         known: dict[float, SpanCosts] = {}
@@ -337,7 +373,7 @@ class _Search:
         row: Schedule,
     ) -> tuple[float, tuple[float, float], float]:
         """Step time by events, with all and with no traffic overlapped, and in closed form."""
-        messages = self._messages(options, stages)
+        messages = self._messages(options, stages, row.usual_chunks)
 
         def step(overlap: Overlap, sent_s: Array, transport: Transport) -> tuple[float, float]:
             spans = [options[s.choice].spans for s in stages]
@@ -355,9 +391,12 @@ class _Search:
         high, _ = step("none", messages, Transport(overlap=False))
         return middle, (min(low, middle), max(high, middle)), closed
 
-    def _messages(self, options: Sequence[Solved], stages: Sequence[Stage]) -> Array:
-        """Seconds of a message between two ranks: each device of the smaller sub-mesh sends its part."""
-        out = np.zeros((len(stages), len(stages)))
+    def _messages(self, options: Sequence[Solved], stages: Sequence[Stage], chunks: int) -> Array:
+        """Seconds of a message from each stage to the next: each device of the smaller sub-mesh sends its part.
+
+        With several stages for each rank it leaves the fast domain if all ranks together are larger.
+        """
+        out = np.zeros(max(len(stages) - 1, 0))
         taken, starts = [0] * len(self.kinds), []
         for stage in stages:
             starts.append(taken[options[stage.choice].kind])
@@ -371,7 +410,9 @@ class _Search:
                 start // machine.fast_domain for start, machine in zip(starts[n - 1 : n + 1], machines, strict=True)
             ]
             far = pair[0].kind != pair[1].kind or domains[0] != domains[1]
-            out[n - 1, n] = out[n, n - 1] = max(float(message_time_s(each, size)[far]) for each in machines)
+            if chunks > 1:
+                far = parts * len(stages) > chunks * machines[0].fast_domain
+            out[n - 1] = max(float(message_time_s(each, size)[far]) for each in machines)
         return out
 
     # -- nothing fits ---------------------------------------------------------------------------------------------
@@ -382,7 +423,7 @@ class _Search:
         groups = in_flight_groups(self.rows[0], self.global_batch // size, self._counts(units))
         for flights, counts in groups.items():
             costs = [self._share(options, each) for each in flights]
-            found = self._split(options, costs, counts)
+            found = self._split(self._field(options), costs, counts)
             for place, stage in enumerate(found.stages if found is not None else ()):
                 count = len(found.stages) if found is not None else 0
                 share = float(costs[count - 1 - place].busy_s[stage.choice, stage.first, stage.end])
@@ -397,14 +438,9 @@ class _Search:
             hint="give more devices, a smaller micro-batch, recomputation, or more memory",
         )
 
-    def _split(self, options: Sequence[Solved], costs: Sequence[SpanCosts], counts: Sequence[int]) -> Split | None:
-        return split(
-            costs,
-            kind=[each.kind for each in options],
-            devices=[each.plan.built.mesh.devices for each in options],
-            available=[each.devices for each in self.kinds],
-            counts=counts,
-        )
+    @staticmethod
+    def _split(field: _Field, costs: Sequence[SpanCosts], counts: Sequence[int]) -> Split | None:
+        return split(costs, kind=field.kind, devices=field.devices, available=field.available, counts=counts)
 
     @staticmethod
     def _share(options: Sequence[Solved], in_flight: float) -> SpanCosts:

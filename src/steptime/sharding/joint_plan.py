@@ -65,6 +65,8 @@ class JointPlan:
     micro_batch: int
     """Samples that pass the pipeline at once."""
     schedule: str
+    stages_per_rank: int
+    """More than 1: ranks have several stages each, and all stages sub-meshes of one size."""
     stages: tuple[PlannedStage, ...]
     step_s: float
     bracket_s: tuple[float, float]
@@ -90,7 +92,8 @@ class JointPlan:
     @property
     def idle(self) -> int:
         """Devices that no stage has."""
-        return sum(each.devices for each in self.machines) - sum(each.devices for each in self.stages)
+        used = sum(each.devices for each in self.stages) // self.stages_per_rank
+        return sum(each.devices for each in self.machines) - used
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -102,6 +105,7 @@ class JointPlan:
             "micro_batch": self.micro_batch,
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
+            "stages_per_rank": self.stages_per_rank,
             "step_time_s": self.step_s,
             "step_time_bracket_s": list(self.bracket_s),
             "closed_form_s": self.closed_form_s,

@@ -50,30 +50,45 @@ def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -
 def played_s(
     row: Schedule, passes: Array, once_s: Array, message_s: Array, micro_batches: int, transport: Transport
 ) -> tuple[float, float]:
-    """Step time by events, each rank with what it has once at its end; and in closed form with equal stages."""
-    slowest = passes[int(passes.sum(axis=1).argmax())]
-    count = len(passes)
-    mean_s = float(message_s.sum()) / max(2 * (count - 1), 1)
-    pipeline = Pipeline(
-        ranks=count,
-        micro_batches=micro_batches,
-        times=Times(
-            forward_s=max(float(slowest[0]), 1e-12),
-            input_gradient_s=float(slowest[1]),
-            weight_gradient_s=float(slowest[2]),
-            message_s=mean_s,
-        ),
+    """Step time by events, each rank with what its stages have once at its end; and in closed form with equal ranks.
+
+    Args:
+        row: the schedule.
+        passes: seconds of forward pass, gradients of inputs and of weights, [stage, pass].
+        once_s: once in a step, by stage.
+        message_s: from each stage to the next.
+        micro_batches: of a step.
+        transport: how messages travel.
+    """
+    chunks = row.usual_chunks
+    ranks = len(passes) // chunks
+    mean = passes.sum(axis=0) / ranks
+    times = Times(
+        forward_s=max(float(mean[0]), 1e-12), input_gradient_s=float(mean[1]), weight_gradient_s=float(mean[2])
     )
+    table = row.actions(ranks, chunks, micro_batches, times=times)
+    of_stage = np.zeros(len(passes), int)
+    of_stage[table.stage[table.kind == Kind.FORWARD]] = table.rank[table.kind == Kind.FORWARD]
+    between = np.zeros((ranks, ranks))
+    for each, a, b in zip(message_s, of_stage[:-1], of_stage[1:], strict=True):
+        between[a, b] = between[b, a] = max(between[a, b], each)
     durations = Durations(
-        forward_s=passes[:, 0], input_gradient_s=passes[:, 1], weight_gradient_s=passes[:, 2], message_s=message_s
+        forward_s=passes[:, 0], input_gradient_s=passes[:, 1], weight_gradient_s=passes[:, 2], message_s=between
     )
-    played = play(row.actions(count, 1, micro_batches, times=pipeline.times), durations, transport)
-    ends = np.zeros(count)
+    played = play(table, durations, transport)
+    ends, once, busy = np.zeros(ranks), np.bincount(of_stage, once_s, ranks), np.zeros((ranks, 3))
     passing = played.table.kind <= Kind.WEIGHT_GRADIENT
     np.maximum.at(ends, played.table.rank[passing], played.end_s[passing])
-    bubble_s = row.bubble_s(pipeline) or 0.0
-    closed = bubble_s + micro_batches * float(slowest.sum()) + float(once_s.max()) + float(message_s.sum())
-    return float((ends + once_s).max()), closed
+    np.add.at(busy, of_stage, passes)
+    slowest = busy[int(busy.sum(axis=1).argmax())]
+    times = Times(
+        forward_s=max(float(slowest[0]), 1e-12),
+        input_gradient_s=float(slowest[1]),
+        weight_gradient_s=float(slowest[2]),
+    )
+    bubble_s = row.bubble_s(Pipeline(ranks=ranks, chunks=chunks, micro_batches=micro_batches, times=times)) or 0.0
+    closed = bubble_s + micro_batches * float(slowest.sum()) + float(once.max()) + 2 * float(message_s.sum())
+    return float((ends + once).max()), closed
 
 
 def least_operators_s(problem: Built) -> Array:

@@ -19,10 +19,11 @@ def print_joint(found: JointPlan) -> None:
     where = " and ".join(f"{counted(each.devices, 'device')} of {each.cluster.name}" for each in found.machines)
     out.print(t.printable(f"{found.model} on {where}"), style="bold")
     low, high = found.bracket_s
+    ranks = "" if found.stages_per_rank == 1 else f" ({found.stages_per_rank} for each rank)"
     lines = [
         f"step {t.seconds(found.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)}; schedule in closed form "
         f"{t.seconds(found.closed_form_s)})",
-        f"{counted(len(found.stages), 'stage')}, schedule {found.schedule}, micro-batch {found.micro_batch}, "
+        f"{counted(len(found.stages), 'stage')}{ranks}, schedule {found.schedule}, micro-batch {found.micro_batch}, "
         f"{found.micro_batches} micro-batch{'' if found.micro_batches == 1 else 'es'}",
         f"bound {t.seconds(found.bound_s)}: all computation at its fastest, divided evenly over all devices",
         found.stop,
