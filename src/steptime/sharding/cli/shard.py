@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steptime.cli import options as o
+from steptime.errors import UnknownNameError, UserError
 from steptime.plan.keys import MAX_DEVICES
 
 if TYPE_CHECKING:
@@ -46,9 +47,28 @@ def command(
         str | None,
         typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
     ] = None,
+    annotate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--annotate", metavar="'PATTERN=R S(0)'", help="Sharding of a parameter, input or result; repeatable."
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="'batch:data, heads:model'", help="Named dims and their axes.")
+    ] = None,
+    complete: Annotated[
+        str, typer.Option("--complete", metavar="solve|propagate", help="How the rest follows from these two.")
+    ] = "solve",
     no_overlap: Annotated[
         bool, typer.Option("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
     ] = False,
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline", help="Stages on sub-meshes too, with schedule, micro-batch and recomputation.")
+    ] = False,
+    further: Annotated[
+        list[str] | None,
+        typer.Option("--further", metavar="CLUSTER=N", help="With --pipeline: N devices of another kind; repeatable."),
+    ] = None,
     seconds: Annotated[float, o.real("--seconds", "S", "Time limit of the search of each mesh.")] = 60.0,
     json: o.Json = False,
 ) -> None:
@@ -62,17 +82,23 @@ def command(
     from steptime.units import parse
 
     room = None if memory is None else parse(memory, "bytes")
-    given = o.given(mesh=mesh, batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
+    captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
+    captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer}
+    if pipeline:
+        _print_pipeline(model, cluster, gpus, captured, further or (), json)
+        return
+    if complete not in ("solve", "propagate"):
+        raise UnknownNameError("way to complete", complete, ("solve", "propagate"))
+    given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete)
     with Progress("meshes") as progress:
         found = shard(
             model,
             cluster,
             gpus=gpus,
-            inputs=tuple(inputs or ()),
-            optimizer=optimizer,
             overlaps=not no_overlap,
             seconds=seconds,
             progress=progress,
+            **captured,
             **given,
         )
     if json:
@@ -81,6 +107,41 @@ def command(
         print_json(found.to_json())
         return
     print_sharded(found)
+
+
+def _print_pipeline(
+    model: str, cluster: str, gpus: int, captured: dict[str, Any], further: Sequence[str], json: bool
+) -> None:
+    """The joint plan of stages and shardings.
+
+    Raises:
+        UserError: the batch is missing, or another kind of device is written otherwise.
+    """
+    from steptime.cli.output import Progress, print_json
+    from steptime.sharding.cli.joint import print_joint
+    from steptime.sharding.joint import joint
+
+    batch = captured.pop("batch", None)
+    if batch is None:
+        raise UserError("a pipeline divides the samples of a step", hint="give --batch N")
+    others = [text.rpartition("=") for text in further]
+    for name, _, count in others:
+        if not name or not count.isdecimal():
+            raise UserError(f"--further {name or count!r} has no number of devices", hint="write dgx-a100=8")
+    with Progress("sub-meshes") as progress:
+        found = joint(
+            model,
+            cluster,
+            gpus=gpus,
+            global_batch=batch,
+            further=[(name, int(count)) for name, _, count in others],
+            progress=progress,
+            **captured,
+        )
+    if json:
+        print_json(found.to_json())
+        return
+    print_joint(found)
 
 
 def print_sharded(found: Sharded) -> None:
