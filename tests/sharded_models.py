@@ -44,3 +44,24 @@ class Convolutions(nn.Module):
 def convolutions():
     """Eight images."""
     return Convolutions(), (torch.randn(8, 3, 16, 16),), labels
+
+
+def gpt_with_relu():
+    """Another activation in the first block."""
+    module, inputs, loss = gpt()
+    module.h[0].mlp[1] = nn.ReLU()
+    return module, inputs, loss
+
+
+def gpt_in_another_order():
+    """The same operators, the blocks in another order."""
+    module, inputs, loss = gpt()
+    module.h = Reversed(module.h)
+    return module, inputs, loss
+
+
+class Reversed(nn.ModuleList):
+    """Goes through its members from the last to the first."""
+
+    def __iter__(self):
+        return reversed(list(super().__iter__()))

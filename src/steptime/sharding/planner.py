@@ -15,9 +15,10 @@ from steptime.captured.graph.liveness import Liveness
 from steptime.errors import UserError
 from steptime.num import Array
 from steptime.sharding.build import Built, exchange_s
+from steptime.sharding.flow import Link
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.options import Strategy
-from steptime.sharding.paths import legs_of
+from steptime.sharding.paths import Leg, legs_of
 from steptime.sharding.placement import Sharding
 from steptime.sharding.reshard import TORCH
 
@@ -95,16 +96,21 @@ class ShardingPlan:
         """How an output of an item lies."""
         return self.built.ways[item][self.choice[item]].outputs[output]
 
+    def legs(self, link: Link) -> tuple[Leg, ...]:
+        """The way of a value to its reader."""
+        source, target = self.built.flow.items[link.source], self.built.flow.items[link.target]
+        way = self.built.ways[link.target][self.choice[link.target]]
+        wanted = (way.outputs if target.kind == "source" else way.inputs)[link.input]
+        made = self.sharding_of(link.source, link.output)
+        return legs_of(source.node.outputs[link.output], link.looks, made, wanted, self.built.mesh)
+
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """Everything that devices exchange in a step, in the order of the links, then what operators exchange inside."""
         built, mesh, found = self.built, self.built.mesh, list[Transfer]()
         for link in built.flow.links:
             source, target = built.flow.items[link.source], built.flow.items[link.target]
-            way = built.ways[link.target][self.choice[link.target]]
-            wanted = (way.outputs if target.kind == "source" else way.inputs)[link.input]
-            made = self.sharding_of(link.source, link.output)
-            for leg in legs_of(source.node.outputs[link.output], link.looks, made, wanted, mesh):
+            for leg in self.legs(link):
                 found += [
                     Transfer(source=source.name, target=target.name, collective=step.collective, axes=step.axes,
                              size_bytes=step.size_bytes, seconds=step.seconds, count=link.count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Final
 
@@ -78,6 +78,7 @@ class Sharded:
             "solver_cpu_s": plan.cpu_s,
             "meshes": [{"mesh": mesh, "step_time_s": step_s, "stop": stop} for mesh, step_s, stop in self.tried],
             "parameters": {name: text_of(sharding) for name, sharding in plan.parameters.items()},
+            "transfers": [asdict(transfer) for transfer in plan.transfers],
             "replicated_operators": {"names": self.unknown, "share_of_compute": self.unknown_share},
         }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from math import inf
@@ -18,11 +20,14 @@ import sharded_worker as worker  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.sharding.build import built  # noqa: E402
+from steptime.sharding.build import built, exchange_s  # noqa: E402
+from steptime.sharding.devices import MOVES  # noqa: E402
 from steptime.sharding.export import python_file, runs_only  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
 from steptime.sharding.planner import planned  # noqa: E402
+from steptime.sharding.reshard import TORCH  # noqa: E402
+from steptime.sharding.run import _placement  # noqa: E402
 
 
 def split(name, way):
@@ -108,7 +113,7 @@ def peaks(program):
 def results(tmp_path_factory):
     """Name of a case -> its plan, losses of the unsharded step, and what the processes found."""
     folder, out = tmp_path_factory.mktemp("plans"), {}
-    multiprocessing.set_forkserver_preload(["sharded_worker", "sharded_models", "steptime.sharding.run"])
+    multiprocessing.set_forkserver_preload(["steptime.sharding.run", "torch.distributed.tensor.debug"])
     jobs = {4: {}, 8: {}}
     for number, (name, case) in enumerate(CASES.items()):
         plan = plan_of(case)
@@ -116,7 +121,11 @@ def results(tmp_path_factory):
         path.write_text(python_file(plan))
         torch.manual_seed(0)
         out[name] = SimpleNamespace(plan=plan, losses=worker.unsharded(*case.make(), case.optimizer), path=path)
-        jobs[plan.built.mesh.devices][name] = (str(path), case.make, case.optimizer)
+        jobs[plan.built.mesh.devices][name] = (worker.sharded, str(path), case.make, case.optimizer)
+    jobs[4]["moves"], jobs[8]["moves on 8"] = (worker.every_move, (2, 2)), (worker.every_move, (2, 4))
+    wrong = {"another operator": models.gpt_with_relu, "another order": models.gpt_in_another_order}
+    for name, make in wrong.items():
+        jobs[4][name] = (worker.refused, str(out["GPT, best"].path), make, "adamw")
     for size, cases in jobs.items():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -126,7 +135,7 @@ def results(tmp_path_factory):
             worker.work, (size, port, cases, queue), size, start_method="forkserver", join=True
         )
         for name, found in queue.get().items():
-            out[name].found = found
+            out.setdefault(name, SimpleNamespace()).found = found
     return out
 
 
@@ -153,3 +162,44 @@ def test_collectives_are_the_predicted_ones(results, name):
     for step in range(worker.STEPS):
         assert seen[step] == predicted
         assert counts[step] == named
+
+
+@pytest.mark.parametrize("name", ["moves", "moves on 8"])
+def test_every_step_of_resharding_keeps_the_tensor(results, name):
+    rows = results[name].found
+    assert not isinstance(rows, str), rows
+    assert {kind for kind, *_ in rows} == set(MOVES)
+    for kind, source, target, names, same in rows:
+        assert same, f"{kind} from {source} to {target}"
+        assert names == ([TORCH[kind]] if kind in TORCH else []), f"{kind} from {source} to {target}"
+
+
+def test_a_step_that_is_not_the_planned_one_is_refused(results):
+    assert "of the step is relu, the plan has gelu of h.0.mlp.1 there" in results["another operator"].found
+    assert "reads other tensors than in the plan" in results["another order"].found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ways_take_the_seconds_of_the_plan(results, name):
+    plan = results[name].plan
+    built, (_, data_s, others_s) = plan.built, plan.parts_s
+    moving_s = sum(link.count * sum(leg.route.seconds for leg in plan.legs(link)) for link in built.flow.links)
+    chosen = zip(built.flow.items, built.ways, plan.choice, strict=True)
+    strategies = [(item.count, ways[n].strategy) for item, ways, n in chosen]
+    inside_s = sum(count * exchange_s(each, built.mesh) for count, each in strategies if each is not None)
+    updating_s = sum(
+        built.seconds.inside[n][plan.choice[n]] for n, item in enumerate(built.flow.items) if item.kind == "update"
+    )
+    assert moving_s + inside_s + updating_s == pytest.approx(data_s + others_s, rel=1e-9)
+
+
+def test_placements_of_a_file_need_pytorch_alone(results):
+    each = results["GPT, ZeRO"]
+    code = (
+        "import runpy, sys; sys.modules['steptime'] = None; found = runpy.run_path(sys.argv[1]); "
+        "print(found['MESH'], found['PARAMETERS']['h.1.mlp.0.weight'], found['INPUTS']['input.0'])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code, str(each.path)], capture_output=True, text=True, check=True)
+    shown = str(tuple(_placement(one) for one in each.plan.parameters["h.1.mlp.0.weight"]))
+    assert shown.count("Shard") == 2
+    assert printed.stdout.startswith(f"{{'data': 2, 'model': 2}} {shown} (Shard(dim=0), ")
