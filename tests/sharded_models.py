@@ -19,6 +19,11 @@ def gpt():
     return (*small_gpt(layers=3, width=32, vocabulary=64, tokens=16, batch=8), labels)
 
 
+def deep_gpt():
+    """Six blocks, four of which have the same shardings; its capture is folded."""
+    return (*small_gpt(layers=6, width=32, vocabulary=64, tokens=16, batch=8), labels)
+
+
 def moe():
     """Two blocks of four experts, two for each token."""
     return (*small_moe(vocabulary=64, tokens=16, batch=8), labels)

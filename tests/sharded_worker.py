@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.debug._comm_mode import _CommModeModuleTracker
 from torch.utils._python_dispatch import TorchDispatchMode
+
 from steptime.errors import UserError
 from steptime.sharding.devices import Devices, Piece, box_of, part
 from steptime.sharding.moves import graph_of
@@ -144,7 +145,7 @@ def every_move(sizes):
 
 
 def work(rank, size, port, jobs, queue):
-    """All jobs with that many processes; `jobs`: name -> function and its arguments; of a model a function makes them."""
+    """All jobs with n = `size` processes; `jobs`: name -> function and its arguments, or functions that make them."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
@@ -153,7 +154,7 @@ def work(rank, size, port, jobs, queue):
         torch.manual_seed(0)
         try:
             found[name] = run(*(each for given in arguments for each in (given() if callable(given) else (given,))))
-        except Exception:  # noqa: BLE001 - the test shows it
+        except Exception:
             found[name] = traceback.format_exc()
             break
     if rank == 0:

@@ -69,7 +69,8 @@ class Devices:
     def __init__(self, sizes: Sequence[int]) -> None:
         if not dist.is_initialized() or dist.get_world_size() != prod(sizes):
             raise UserError(
-                f"the plan is of {prod(sizes)} processes", hint="start one for each device, and torch.distributed in them"
+                f"the plan is of {prod(sizes)} processes",
+                hint="start one for each device, and torch.distributed in them",
             )
         self.sizes = tuple(sizes)
         every = list(product(*map(range, self.sizes)))
@@ -144,7 +145,9 @@ def _mine(devices: Devices, layout: Layout, move: Move) -> Box:
     return box_of(layout, move.shape, devices.sizes, devices.at)
 
 
-def _joined(devices: Devices, move: Move, flat: Iterable[torch.Tensor], boxes: Iterable[Box], like: torch.Tensor) -> Any:
+def _joined(
+    devices: Devices, move: Move, flat: Iterable[torch.Tensor], boxes: Iterable[Box], like: torch.Tensor
+) -> torch.Tensor:
     """The target piece from flat parts of it."""
     target = _mine(devices, move.target, move)
     out = like.new_empty([size for _, size in target])
@@ -180,7 +183,7 @@ def _all_to_all(devices: Devices, piece: Piece, move: Move) -> torch.Tensor:
     counts = [prod(size for _, size in box) for box in received]
     flat = torch.cat([each.reshape(-1) for each in sent])
     made = devices.collective("all_to_all_single", move.axes, flat, counts, [each.numel() for each in sent])
-    return _joined(devices, move, made.split(counts), received, piece.local)
+    return _joined(devices, move, torch.split(made, counts), received, piece.local)
 
 
 def _permute(devices: Devices, piece: Piece, move: Move) -> torch.Tensor:

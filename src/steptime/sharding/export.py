@@ -79,9 +79,7 @@ class _Writer:
             self.ways[key] = len(self.ways), tuple(self._steps(*key))
         return self.ways[key][0]
 
-    def _steps(
-        self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding
-    ) -> Iterator[Plain]:
+    def _steps(self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding) -> Iterator[Plain]:
         names = self.mesh.names
         for leg in legs_of(type, looks, source, target, self.mesh):
             for step in leg.route.steps:
@@ -221,7 +219,7 @@ def trainer(module, optimizer, **options):
 
 FIELDS: Final = {
     "types": "element type, shape, strides",
-    "ways": "steps: kind, axes, from, to, shape of the whole, bytes; or view, operator, its arguments, output, to, shape",
+    "ways": "steps: kind, axes, from, to, whole shape, bytes; or view, operator, its arguments, output, to, shape",
     "sources": "storage, kind, name, type, placements",
     "calls": "operator, module, (storage, way) of each input, (storage, type, placements) of each output, other "
     "arguments, storages freed, view",

@@ -50,7 +50,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A value that one item makes and another reads; both may be the same item, of two blocks that follow each other."""
+    """A value that one item makes and another reads; both may be one item, of two blocks that follow each other."""
 
     source: int
     """Item that makes the value."""
@@ -306,7 +306,8 @@ def start_of_memory(flow: Flow, moments: int) -> list[int]:
     peaks = [
         call
         for call in range(len(in_use))
-        if (call == 0 or in_use[call] > in_use[call - 1]) and (call + 1 == len(in_use) or in_use[call] >= in_use[call + 1])
+        if (call == 0 or in_use[call] > in_use[call - 1])
+        and (call + 1 == len(in_use) or in_use[call] >= in_use[call + 1])
     ]
     peaks.sort(key=lambda call: -in_use[call])
     return [BEFORE, *peaks[:moments]]

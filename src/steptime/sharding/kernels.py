@@ -75,7 +75,7 @@ def _label_loss(call: Local) -> Any:
     """Loss of the labels that point into the device's classes, over the weight of all rows."""
     rows, classes = call.axes("target", (0,)), call.axes("self", (1,))
     reduction, weight, target = call.given["reduction"], call.given.get("weight"), call.given["target"]
-    if not rows and not classes or (not classes and reduction != 1):
+    if (not rows and not classes) or (not classes and reduction != 1):
         return call.plain()
     start, size = call.devices.box(call.pieces["self"])[1]
     if classes and weight is not None:
@@ -166,7 +166,7 @@ def _layer_norm_backward(call: Local) -> Any:
     return tuple(each if want else None for each, want in zip(made, wanted, strict=True))
 
 
-def _by_channel(x: torch.Tensor | None, rank: int) -> torch.Tensor | None:
+def _by_channel(x: Any, rank: int) -> Any:
     return None if x is None else x.view(1, -1, *(1,) * (rank - 2))
 
 
@@ -184,7 +184,7 @@ def _batch_norm(call: Local) -> Any:
             call.given[name].mul_(1 - momentum).add_(new, alpha=momentum)
     rstd = (spread + call.given["eps"]).rsqrt()
     m, r, w, b = (_by_channel(y, x.dim()) for y in (mean, rstd, call.given.get("weight"), call.given.get("bias")))
-    return _scaled((x - m) * r, w, b), mean, rstd  # type: ignore[operator]
+    return _scaled((x - m) * r, w, b), mean, rstd
 
 
 def _batch_norm_backward(call: Local) -> Any:
@@ -197,7 +197,7 @@ def _batch_norm_backward(call: Local) -> Any:
     m, r, w = (_by_channel(call.given.get(y), x.dim()) for y in ("save_mean", "save_invstd", "weight"))
     normed = (x - m) * r
     a, b = call.summed(axes, grad.sum(dims), (grad * normed).sum(dims))
-    inner = grad - (_by_channel(a, x.dim()) + normed * _by_channel(b, x.dim())) / count  # type: ignore[operator]
+    inner = grad - (_by_channel(a, x.dim()) + normed * _by_channel(b, x.dim())) / count
     made = (_scaled(inner * r, w, None), b, a)
     return tuple(each if want else None for each, want in zip(made, call.given["output_mask"], strict=True))
 

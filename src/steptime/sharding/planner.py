@@ -17,6 +17,7 @@ from steptime.num import Array
 from steptime.sharding.build import Built, exchange_s
 from steptime.sharding.flow import Link
 from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy
 from steptime.sharding.paths import Leg, legs_of
 from steptime.sharding.placement import Sharding
@@ -94,7 +95,7 @@ class ShardingPlan:
 
     def sharding_of(self, item: int, output: int = 0) -> Sharding:
         """How an output of an item lies."""
-        return self.built.ways[item][self.choice[item]].outputs[output]
+        return self.built.ways[item][int(self.choice[item])].outputs[output]
 
     def legs(self, link: Link) -> tuple[Leg, ...]:
         """The way of a value to its reader."""
@@ -106,7 +107,7 @@ class ShardingPlan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Everything that devices exchange in a step, in the order of the links, then what operators exchange inside."""
+        """Everything that devices exchange in a step, by link, then what operators exchange inside."""
         built, mesh, found = self.built, self.built.mesh, list[Transfer]()
         for link in built.flow.links:
             source, target = built.flow.items[link.source], built.flow.items[link.target]
@@ -118,11 +119,11 @@ class ShardingPlan:
                 ]  # fmt: skip
         for item, ways, option in zip(built.flow.items, built.ways, self.choice, strict=True):
             strategy = ways[option].strategy
-            for axes, name, parts, size_bytes in () if strategy is None else inside(item.node.op, strategy, mesh.names):
-                found.append(
-                    Transfer(source=item.name, target=item.name, collective=name, axes=axes, size_bytes=size_bytes / parts,
-                             seconds=exchange_s(strategy, mesh) / parts, count=item.count * parts)
-                )  # fmt: skip
+            if strategy is not None:
+                found += [
+                    replace(each, source=item.name, target=item.name, count=each.count * item.count)
+                    for each in inside(item.node.op, strategy, mesh)
+                ]
         return tuple(found)
 
     @property
@@ -131,18 +132,24 @@ class ShardingPlan:
         return {name: self.sharding_of(item) for name, item in self.built.flow.of_parameter.items()}
 
 
-def inside(op: str, strategy: Strategy, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str, int, float]]:
-    """What an operator exchanges: axes, collective, parts in which it goes, and the bytes of all parts.
+def inside(op: str, strategy: Strategy, mesh: Mesh) -> Iterator[Transfer]:
+    """What an operator exchanges while it runs.
 
-    Axes that split the same dims exchange together. A softmax finds the largest number of a row before the sum.
+    Axes that split dims of the same kind exchange in one collective. A softmax finds the largest number of a row, then
+    its sum; a halo goes to both neighbours.
     """
     parts = 2 if op in ("_softmax", "_log_softmax") else 1
-    groups: dict[tuple[str, float], list[str]] = {}
-    for axis, exchange in zip(names, strategy.exchanges, strict=True):
+    groups: dict[tuple[str, float], list[int]] = {}
+    for axis, exchange in enumerate(strategy.exchanges):
         if exchange is not None:
             groups.setdefault((exchange.collective, exchange.size_bytes), []).append(axis)
     for (collective, size_bytes), axes in groups.items():
-        yield tuple(axes), TORCH.get(collective, collective), parts, size_bytes
+        exchanges = tuple(each if axis in axes else None for axis, each in enumerate(strategy.exchanges))
+        yield Transfer(
+            source="", target="", collective=TORCH.get(collective, collective), axes=tuple(mesh.names[n] for n in axes),
+            size_bytes=size_bytes / parts, seconds=exchange_s(replace(strategy, exchanges=exchanges), mesh) / parts,
+            count=parts,
+        )  # fmt: skip
 
 
 def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:

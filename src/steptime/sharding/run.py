@@ -36,14 +36,15 @@ _RESHAPES: Final = ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_c
 
 
 class Whole(torch.Tensor):
-    """A tensor of the step as the module sees it: its shape, and the number of the storage whose pieces devices have."""
+    """A tensor of the step as the module sees it: its shape, and the number of the storage that devices have."""
 
     storage_number: int
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, storage: int, type: TensorType, device: torch.device) -> Whole:
-        made: Whole = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        """A wrapper without memory."""
+        made: Whole = torch.Tensor._make_wrapper_subclass(
             cls, type.shape, strides=type.strides, dtype=TORCH_DTYPES[type.dtype], device=device
         )
         made.storage_number = storage
@@ -53,7 +54,7 @@ class Whole(torch.Tensor):
         return f"Whole(storage {self.storage_number}, {tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise UserError(f"{func} is called on a tensor of a sharded step outside the step",
                         hint="Trainer.step gives the loss; Trainer.whole brings its pieces together")  # fmt: skip
 
@@ -62,7 +63,7 @@ class _Step(TorchDispatchMode):
     """One forward and backward."""
 
     def __init__(self, script: Script, devices: Devices, known: dict[int, int], held: dict[int, Piece]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.script, self.devices, self.known, self.held = script, devices, known, held
         self.at = 0
         self.sources = {source.storage: source for source in script.sources}
@@ -97,7 +98,8 @@ class _Step(TorchDispatchMode):
         found = [self._storage(each, to) for each, to in zip(tensors, wanted, strict=False)]
         if found != wanted or len(tensors) != len(wanted):
             raise UserError(
-                f"call {self.at} of the step, {call.op} of {_place(call)}, reads other tensors than in the plan", hint=_AGAIN
+                f"call {self.at} of the step, {call.op} of {_place(call)}, reads other tensors than in the plan",
+                hint=_AGAIN,
             )
 
     def _storage(self, tensor: torch.Tensor, wanted: int) -> int | None:
@@ -172,10 +174,14 @@ class _Step(TorchDispatchMode):
         """Check that nothing of the plan is left."""
         if self.at < len(self.script.calls):
             call = self.script.calls[self.at]
-            raise UserError(f"the step ends before call {self.at} of the plan, {call.op} of {_place(call)}", hint=_AGAIN)
+            raise UserError(
+                f"the step ends before call {self.at} of the plan, {call.op} of {_place(call)}", hint=_AGAIN
+            )
 
 
-_AGAIN: Final = "the step has to be the captured one: the same module, loss, shapes and PyTorch; capture and plan it again"
+_AGAIN: Final = (
+    "the step has to be the captured one: the same module, loss, shapes and PyTorch; capture and plan it again"
+)
 
 
 def _place(call: ScriptCall) -> str:
@@ -263,7 +269,9 @@ class Trainer:
             for source in script.sources if source.kind == "parameter"
         }  # fmt: skip
         self._updated = [
-            _Updated(own := self._parameters[each.storage], _own_piece(self.devices, own, whole[each.parameter], each.layout))
+            _Updated(
+                own := self._parameters[each.storage], _own_piece(self.devices, own, whole[each.parameter], each.layout)
+            )
             for each in script.updates
         ]
         self.optimizer = optimizer([each.piece for each in self._updated])
@@ -315,7 +323,9 @@ class Trainer:
             elif source.name in given:
                 tensor = given[source.name]
                 if tuple(tensor.shape) != source.type.shape:
-                    raise UserError(f"{source.name} is {tuple(tensor.shape)}, in the plan {source.type.shape}", hint=_AGAIN)
+                    raise UserError(
+                        f"{source.name} is {tuple(tensor.shape)}, in the plan {source.type.shape}", hint=_AGAIN
+                    )
                 known[id(tensor)], held[source.storage] = source.storage, self.devices.cut(tensor, source.layout)
         return held, known
 

@@ -139,7 +139,9 @@ def script_of(mesh: Mapping[str, int], step: Mapping[str, Sequence[Plain]]) -> S
     return Script(
         names=names,
         sizes=tuple(mesh.values()),
-        sources=tuple(Source(s, kind, name, *reader.tensor(type, text)) for s, kind, name, type, text in step["sources"]),
+        sources=tuple(
+            Source(s, kind, name, *reader.tensor(type, text)) for s, kind, name, type, text in step["sources"]
+        ),
         calls=tuple(_call(reader, ways, each) for each in step["calls"]),
         updates=tuple(
             Update(name, storage, gradient, ways[there], reader.tensor(type, text)[1], ways[back])
@@ -176,8 +178,8 @@ class _Plain:
 
     def _move(self, kind: str, axes: str, source: str, target: str, shape: Sequence[int], _size_bytes: int) -> Move:
         numbers = tuple(self.names.index(axis) for axis in axes.split("+"))
-        layouts = (parse_layout(text, self.names, len(shape)) for text in (source, target))
-        return Move(kind, numbers, *layouts, tuple(shape))
+        start, end = (parse_layout(text, self.names, len(shape)) for text in (source, target))
+        return Move(kind, numbers, start, end, tuple(shape))
 
     def _view(
         self, _: str, op: str, attributes: Mapping[str, Attribute], output: int, target: str, shape: Sequence[int]

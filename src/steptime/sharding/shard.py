@@ -175,6 +175,4 @@ def _room(machines: Cluster) -> float:
 def _meshes(machines: Cluster, mesh: str | None, gpus: int) -> list[Mesh]:
     if mesh is not None:
         return [mesh_on(machines, parse_axes(mesh), gpus)]
-    return [
-        mesh_on(machines, parse_axes("x".join(map(str, sizes))), gpus) for sizes in logical_meshes(gpus, AXES)
-    ]
+    return [mesh_on(machines, parse_axes("x".join(map(str, sizes))), gpus) for sizes in logical_meshes(gpus, AXES)]

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import sharded_models as models  # noqa: E402
 import sharded_worker as worker  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
+from steptime.captured.graph.liveness import Liveness  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import built, exchange_s  # noqa: E402
@@ -82,7 +83,7 @@ class Case:
 CASES = {
     "GPT, best": Case(models.gpt, "2x2"),
     "GPT, Megatron": Case(models.gpt, "2x2", megatron),
-    "GPT, ZeRO": Case(models.gpt, "2x2", zero),
+    "GPT, ZeRO": Case(models.deep_gpt, "2x2", zero),
     "convolutions, best": Case(models.convolutions, "2x2", optimizer="sgd"),
     "MoE, best": Case(models.moe, "2x2", optimizer="sgd"),
     "GPT, Megatron on 8": Case(models.gpt, "2x4", megatron),
@@ -98,15 +99,9 @@ def plan_of(case):
     program = capture(module, inputs, loss=loss, optimizer=case.optimizer)
     cluster = load_cluster("dgx-h100")
     flow, mesh = flow_of(program), mesh_on(cluster, parse_axes(case.mesh))
-    whole = max(storage for storage in peaks(program))
+    whole = Liveness(program).in_use_bytes.max()
     problem = built(flow, mesh, Timer(device=cluster.device), case.share * whole)
     return planned(problem, seconds=20, solver=runs_only(problem, keep=case.keep))
-
-
-def peaks(program):
-    from steptime.captured.graph.liveness import Liveness
-
-    return Liveness(program).in_use_bytes
 
 
 @pytest.fixture(scope="module")
