@@ -30,7 +30,10 @@ def moe():
 
 
 class Convolutions(nn.Module):
-    """Convolutions with batch norm and a residual, then a group norm, pooling and a classifier."""
+    """Convolutions with batch norm and a residual, then a group norm, pooling and a classifier.
+
+    A view is read after what it looks at was changed in place.
+    """
 
     def __init__(self, width=16):
         super().__init__()
@@ -42,8 +45,10 @@ class Convolutions(nn.Module):
     def forward(self, x):
         x = F.relu(self.norm_1(self.stem(x)))
         x = x + F.relu(self.norm_2(self.inner(x)), inplace=True)
-        x = F.relu(self.norm_3(self.wide(x)))
-        return self.head(x.mean((2, 3)))
+        x = self.norm_3(self.wide(x))
+        seen = x.flatten(2)
+        x.relu_()
+        return self.head(seen.mean(2))
 
 
 def convolutions():

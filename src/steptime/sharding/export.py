@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from steptime.captured.graph import Attribute, Nodes, TensorType
 from steptime.captured.graph import Node as Operator
+from steptime.errors import UserError
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Look, through_views
 from steptime.sharding.ilp import Solution, solve
@@ -89,6 +90,11 @@ class _Writer:
             if leg.look is not None and leg.strategy is not None:
                 node, output = leg.look.node, leg.look.output
                 given = dict(local_node(node, leg.strategy, self.mesh.sizes, self.nodes).attributes)
+                if node.op == "as_strided":
+                    given["storage_offset"] = given.pop("offset", given.get("storage_offset"))
+                    if leg.type.strides is not None:
+                        raise UserError(f"strides into a tensor of {leg.type} that is not contiguous cannot be run",
+                                        hint="call contiguous() before the tensor is changed in place")  # fmt: skip
                 shape = node.outputs[output].shape
                 yield ("view", node.op, given, output, text_of(leg.strategy.outputs[output]), shape)
 
@@ -99,7 +105,16 @@ class _Writer:
 
 
 def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
-    """The step of a plan as plain data (:func:`steptime.sharding.script.script_of`)."""
+    """The step of a plan as plain data (:func:`steptime.sharding.script.script_of`).
+
+    Raises:
+        UserError: devices exchange something inside an operator that :mod:`steptime.sharding.run` cannot do.
+    """
+    for item, ways, option in zip(plan.built.flow.items, plan.built.ways, plan.choice, strict=True):
+        if item.kind == "operator" and not runs(item.node, ways[option]):
+            how = ", ".join(filter(None, getattr(ways[option].strategy, "dims", ())))
+            raise UserError(f"{item.name}, split by {how}, cannot be run",
+                            hint="plan with runnable=True: only shardings that can be run")  # fmt: skip
     writer, calls = _Writer(plan), plan.built.flow.program.calls
     freed: dict[int, list[int]] = {}
     kept = {gradient.storage for gradient in plan.built.flow.gradients.values()}
@@ -196,7 +211,7 @@ def python_file(plan: ShardingPlan) -> str:
     parameters = {name: text_of(each) for name, each in plan.parameters.items()}
     lines = [
         HEAD.format(
-            model=plan.built.flow.program.name, devices=mesh.devices, version=__version__,
+            model=plan.built.flow.program.name.translate({34: 39, 92: 47}), devices=mesh.devices, version=__version__,
             mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
         )
     ]  # fmt: skip

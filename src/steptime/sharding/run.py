@@ -224,7 +224,8 @@ def _looked(piece: Piece, view: View) -> Piece:
         size: Any = given.get("size", given.get("shape"))
         local = piece.local.reshape(size)
     else:
-        result = getattr(torch.ops.aten, view.op)(piece.local, **{name: _plain(each) for name, each in given.items()})
+        x = piece.local.contiguous() if view.op == "as_strided" else piece.local
+        result = getattr(torch.ops.aten, view.op)(x, **{name: _plain(each) for name, each in given.items()})
         local = result[view.output] if isinstance(result, (list, tuple)) else result
     return Piece(local, view.shape, view.target)
 

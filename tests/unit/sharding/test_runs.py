@@ -20,13 +20,16 @@ import sharded_worker as worker  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
 from steptime.captured.graph.liveness import Liveness  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
+from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import built, exchange_s  # noqa: E402
 from steptime.sharding.devices import MOVES  # noqa: E402
 from steptime.sharding.export import python_file, runs_only  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
+from steptime.sharding.ilp import solve  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
 from steptime.sharding.planner import planned  # noqa: E402
+from steptime.sharding.problem import pinned  # noqa: E402
 from steptime.sharding.reshard import TORCH  # noqa: E402
 from steptime.sharding.run import _placement  # noqa: E402
 
@@ -167,6 +170,25 @@ def test_every_step_of_resharding_keeps_the_tensor(results, name):
     for kind, source, target, names, same in rows:
         assert same, f"{kind} from {source} to {target}"
         assert names == ([TORCH[kind]] if kind in TORCH else []), f"{kind} from {source} to {target}"
+
+
+def test_what_cannot_be_run_is_not_exported():
+    cluster = load_cluster("dgx-h100")
+    module, (tokens,), loss = models.gpt()
+    flow = flow_of(capture(module, (tokens[:1],), loss=loss))
+    problem = built(flow, mesh_on(cluster, {"model": 2}), Timer(device=cluster.device))
+
+    def by_tokens(problem_, **limits):
+        options = {
+            item.name: [n for n, way in enumerate(ways) if way.strategy.dims == ("tokens",)]
+            for item, ways in zip(flow.items, problem.ways, strict=True)
+            if item.node.op == "_scaled_dot_product_flash_attention_for_cpu"
+        }
+        return solve(pinned(problem_, options), **limits)
+
+    plan = planned(problem, seconds=20, solver=by_tokens)
+    with pytest.raises(UserError, match="split by tokens, cannot be run"):
+        python_file(plan)
 
 
 def test_a_step_that_is_not_the_planned_one_is_refused(results):
