@@ -19,13 +19,21 @@ def gpt():
     return (*small_gpt(layers=3, width=32, vocabulary=64, tokens=16, batch=8), labels)
 
 
+def deep_gpt():
+    """Six blocks, four of which have the same shardings; its capture is folded."""
+    return (*small_gpt(layers=6, width=32, vocabulary=64, tokens=16, batch=8), labels)
+
+
 def moe():
     """Two blocks of four experts, two for each token."""
     return (*small_moe(vocabulary=64, tokens=16, batch=8), labels)
 
 
 class Convolutions(nn.Module):
-    """Convolutions with batch norm and a residual, then a group norm, pooling and a classifier."""
+    """Convolutions with batch norm and a residual, then a group norm, pooling and a classifier.
+
+    A view is read after what it looks at was changed in place.
+    """
 
     def __init__(self, width=16):
         super().__init__()
@@ -37,10 +45,33 @@ class Convolutions(nn.Module):
     def forward(self, x):
         x = F.relu(self.norm_1(self.stem(x)))
         x = x + F.relu(self.norm_2(self.inner(x)), inplace=True)
-        x = F.relu(self.norm_3(self.wide(x)))
-        return self.head(x.mean((2, 3)))
+        x = self.norm_3(self.wide(x))
+        seen = x.flatten(2)
+        x.relu_()
+        return self.head(seen.mean(2))
 
 
 def convolutions():
     """Eight images."""
     return Convolutions(), (torch.randn(8, 3, 16, 16),), labels
+
+
+def gpt_with_relu():
+    """Another activation in the first block."""
+    module, inputs, loss = gpt()
+    module.h[0].mlp[1] = nn.ReLU()
+    return module, inputs, loss
+
+
+def gpt_in_another_order():
+    """The same operators, the blocks in another order."""
+    module, inputs, loss = gpt()
+    module.h = Reversed(module.h)
+    return module, inputs, loss
+
+
+class Reversed(nn.ModuleList):
+    """Goes through its members from the last to the first."""
+
+    def __iter__(self):
+        return reversed(list(super().__iter__()))

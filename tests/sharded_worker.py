@@ -2,13 +2,20 @@
 
 import importlib.util
 import os
+import traceback
 from collections import Counter
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.debug._comm_mode import _CommModeModuleTracker
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from steptime.errors import UserError
+from steptime.sharding.devices import Devices, Piece, box_of, part
+from steptime.sharding.moves import graph_of
+from steptime.sharding.script import Move
 
 STEPS = 3
 OPTIMIZERS = {
@@ -90,20 +97,65 @@ def sharded(path, module, inputs, loss, optimizer):
     return losses, counts, seen
 
 
-def work(rank, size, port, cases, queue):
-    """All cases with that many processes; `cases`: name -> file, function that makes module, inputs, loss, optimiser."""
+def refused(path, module, inputs, loss, optimizer):
+    """What a step says that is not the planned one."""
+    spec = importlib.util.spec_from_file_location("plan", path)
+    plan = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plan)
+    try:
+        plan.trainer(module, OPTIMIZERS[optimizer], loss=loss).step(*inputs)
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def moves(sizes, reduction, shape=(8, 16)):
+    """Every step between layouts of a matrix, the collective that it calls, and whether the whole stays the same."""
+    devices, graph = Devices(sizes), graph_of(sizes, len(shape), (reduction,))
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for move in graph.moves:
+        source, target = graph.layouts[move.source], graph.layouts[move.target]
+        local = part(whole, tuple((0, size) for size in shape), box_of(source, shape, sizes, devices.at)).clone()
+        counter = Counts()
+        with counter:
+            step = Move(move.kind, move.axes, source, target, shape)
+            made = devices.moved(Piece(term_of(local, source, sizes, devices.at), shape, source), step)
+        same = devices.whole(made)
+        ok = torch.tensor(float(torch.allclose(same, whole, atol=1e-5)))
+        dist.all_reduce(ok, dist.ReduceOp.MIN)
+        names = [str(op).rpartition(".")[2] for op in counter.get_comm_counts()]
+        yield move.kind, str(source), str(target), names, bool(ok)
+
+
+def term_of(local, layout, sizes, at):
+    """A device's term: unequal terms whose sum, mean or largest is the tensor."""
+    axes = [axis for axis, term in enumerate(layout.terms) if term]
+    if not axes:
+        return local
+    number, count = 0, 1
+    for axis in axes:
+        number, count = number * sizes[axis] + at[axis], count * sizes[axis]
+    share = 2 * (number + 1) / (count * (count + 1))
+    reduction = next(term for term in layout.terms if term)
+    return {"sum": local * share, "avg": local * share * count, "max": local - number}[reduction]
+
+
+def every_move(sizes):
+    return [row for reduction in ("sum", "avg", "max") for row in moves(sizes, reduction)]
+
+
+def work(rank, size, port, jobs, queue):
+    """All jobs with n = `size` processes; `jobs`: name -> function and its arguments, or functions that make them."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     found = {}
-    for name, (path, make, optimizer) in cases.items():
+    for name, (run, *arguments) in jobs.items():
         torch.manual_seed(0)
         try:
-            found[name] = sharded(path, *make(), optimizer)
-        except Exception as error:
-            import traceback
-
-            found[name] = traceback.format_exc() or repr(error)
+            found[name] = run(*(each for given in arguments for each in (given() if callable(given) else (given,))))
+        except Exception:
+            found[name] = traceback.format_exc()
             break
     if rank == 0:
         queue.put(found)

@@ -24,8 +24,12 @@ Coordinates = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
 """Of each dim where a part begins, and its size."""
 NEUTRAL: Final[Mapping[Reduction, float]] = {
-    "sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf"), "product": 1.0
-}  # fmt: skip
+    "sum": 0.0,
+    "avg": 0.0,
+    "max": float("-inf"),
+    "min": float("inf"),
+    "product": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ def _mine(devices: Devices, layout: Layout, move: Move) -> Box:
 
 def _joined(
     devices: Devices, move: Move, flat: Iterable[torch.Tensor], boxes: Iterable[Box], like: torch.Tensor
-) -> Any:
+) -> torch.Tensor:
     """The target piece from flat parts of it."""
     target = _mine(devices, move.target, move)
     out = like.new_empty([size for _, size in target])
@@ -183,7 +187,7 @@ def _all_to_all(devices: Devices, piece: Piece, move: Move) -> torch.Tensor:
     counts = [prod(size for _, size in box) for box in received]
     flat = torch.cat([each.reshape(-1) for each in sent])
     made = devices.collective("all_to_all_single", move.axes, flat, counts, [each.numel() for each in sent])
-    return _joined(devices, move, made.split(counts), received, piece.local)
+    return _joined(devices, move, torch.split(made, counts), received, piece.local)
 
 
 def _permute(devices: Devices, piece: Piece, move: Move) -> torch.Tensor:
@@ -238,7 +242,12 @@ def _term(layout: Layout) -> Reduction:
 
 
 MOVES: Final[Mapping[str, Callable[[Devices, Piece, Move], torch.Tensor]]] = {
-    "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce,
-    "all_to_all": _all_to_all, "permute": _permute, "slice": _slice, "fill": _fill,
-}  # fmt: skip
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+    "slice": _slice,
+    "fill": _fill,
+}
 """Kind of step -> what this device does in it."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from steptime.captured.graph import Attribute, Nodes, TensorType
 from steptime.captured.graph import Node as Operator
+from steptime.errors import UserError
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Look, root_of
 from steptime.sharding.ilp import Solution, solve
@@ -19,11 +20,22 @@ from steptime.sharding.problem import Problem, pinned
 from steptime.sharding.reshard import COPY
 from steptime.sharding.script import Plain, parse_sharding
 
-FINISHED: Final = frozenset({
-    "nll_loss_forward", "nll_loss_backward", "_softmax", "_log_softmax", "_softmax_backward_data",
-    "_log_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "native_batch_norm",
-    "native_batch_norm_backward", "embedding", "embedding_dense_backward",
-})  # fmt: skip
+FINISHED: Final = frozenset(
+    {
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "_softmax",
+        "_log_softmax",
+        "_softmax_backward_data",
+        "_log_softmax_backward_data",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "embedding",
+        "embedding_dense_backward",
+    }
+)
 """Operators that :mod:`steptime.sharding.run` finishes where devices exchange something or count their own indices."""
 
 
@@ -89,6 +101,13 @@ class _Writer:
             if leg.look is not None and leg.strategy is not None:
                 node, output = leg.look.node, leg.look.output
                 given = dict(local_node(node, leg.strategy, self.mesh.sizes, self.nodes).attributes)
+                if node.op == "as_strided":
+                    given["storage_offset"] = given.pop("offset", given.get("storage_offset"))
+                    if leg.type.strides is not None:
+                        raise UserError(
+                            f"strides into a tensor of {leg.type} that is not contiguous cannot be run",
+                            hint="call contiguous() before the tensor is changed in place",
+                        )
                 shape = node.outputs[output].shape
                 yield ("view", node.op, given, output, text_of(leg.strategy.outputs[output]), shape)
 
@@ -99,7 +118,18 @@ class _Writer:
 
 
 def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
-    """The step of a plan as plain data (:func:`steptime.sharding.script.script_of`)."""
+    """The step of a plan as plain data (:func:`steptime.sharding.script.script_of`).
+
+    Raises:
+        UserError: devices exchange something inside an operator that :mod:`steptime.sharding.run` cannot do.
+    """
+    for item, ways, option in zip(plan.built.flow.items, plan.built.ways, plan.choice, strict=True):
+        if item.kind == "operator" and not runs(item.node, ways[option]):
+            how = ", ".join(filter(None, getattr(ways[option].strategy, "dims", ())))
+            raise UserError(
+                f"{item.name}, split by {how}, cannot be run",
+                hint="plan with runnable=True: only shardings that can be run",
+            )
     writer, calls = _Writer(plan), plan.built.flow.program.calls
     freed: dict[int, list[int]] = {}
     kept = {gradient.storage for gradient in plan.built.flow.gradients.values()}
@@ -108,8 +138,9 @@ def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
             freed.setdefault(storage.freed, []).append(number)
     steps = [
         _call(writer, number, tuple(freed.get(number, ())))
-        for number, call in enumerate(calls) if call.phase != "optimizer"
-    ]  # fmt: skip
+        for number, call in enumerate(calls)
+        if call.phase != "optimizer"
+    ]
     sources, updates = list(_sources(writer)), list(_updates(writer))
     return {
         "types": [(type.dtype, type.shape, type.strides) for type in writer.types],
@@ -196,10 +227,12 @@ def python_file(plan: ShardingPlan) -> str:
     parameters = {name: text_of(each) for name, each in plan.parameters.items()}
     lines = [
         HEAD.format(
-            model=plan.built.flow.program.name, devices=mesh.devices, version=__version__,
+            model=plan.built.flow.program.name.translate({34: 39, 92: 47}),
+            devices=mesh.devices,
+            version=__version__,
             mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
         )
-    ]  # fmt: skip
+    ]
     for title, found in (("PARAMETERS", parameters), ("UPDATES", updates), ("INPUTS", inputs)):
         rows = (f"    {name!r}: {torch_placements(text)}," for name, text in found.items())
         lines.append("\n".join([f"{title} = {{", *rows, "}"]))
@@ -219,7 +252,7 @@ def trainer(module, optimizer, **options):
 
 FIELDS: Final = {
     "types": "element type, shape, strides",
-    "ways": "steps: kind, axes, from, to, shape of the whole, bytes; or view, operator, its arguments, output, to, shape",
+    "ways": "steps: kind, axes, from, to, whole shape, bytes; or view, operator, its arguments, output, to, shape",
     "sources": "storage, kind, name, type, placements",
     "calls": "operator, module, (storage, way) of each input, (storage, type, placements) of each output, other "
     "arguments, storages freed, view",

@@ -166,7 +166,7 @@ def _layer_norm_backward(call: Local) -> Any:
     return tuple(each if want else None for each, want in zip(made, wanted, strict=True))
 
 
-def _by_channel(x: torch.Tensor | None, rank: int) -> torch.Tensor | None:
+def _by_channel(x: Any, rank: int) -> Any:
     return None if x is None else x.view(1, -1, *(1,) * (rank - 2))
 
 
@@ -184,7 +184,7 @@ def _batch_norm(call: Local) -> Any:
             call.given[name].mul_(1 - momentum).add_(new, alpha=momentum)
     rstd = (spread + call.given["eps"]).rsqrt()
     m, r, w, b = (_by_channel(y, x.dim()) for y in (mean, rstd, call.given.get("weight"), call.given.get("bias")))
-    return _scaled((x - m) * r, w, b), mean, rstd  # type: ignore[operator]
+    return _scaled((x - m) * r, w, b), mean, rstd
 
 
 def _batch_norm_backward(call: Local) -> Any:
@@ -197,17 +197,23 @@ def _batch_norm_backward(call: Local) -> Any:
     m, r, w = (_by_channel(call.given.get(y), x.dim()) for y in ("save_mean", "save_invstd", "weight"))
     normed = (x - m) * r
     a, b = call.summed(axes, grad.sum(dims), (grad * normed).sum(dims))
-    inner = grad - (_by_channel(a, x.dim()) + normed * _by_channel(b, x.dim())) / count  # type: ignore[operator]
+    inner = grad - (_by_channel(a, x.dim()) + normed * _by_channel(b, x.dim())) / count
     made = (_scaled(inner * r, w, None), b, a)
     return tuple(each if want else None for each, want in zip(made, call.given["output_mask"], strict=True))
 
 
 KERNELS: Final[Mapping[str, Callable[[Local], Any]]] = {
-    "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
-    "nll_loss_forward": _label_loss, "nll_loss_backward": _label_loss_backward,
-    "_softmax": _softmax(False), "_log_softmax": _softmax(True),
-    "_softmax_backward_data": _softmax_backward(False), "_log_softmax_backward_data": _softmax_backward(True),
-    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward,
-    "native_batch_norm": _batch_norm, "native_batch_norm_backward": _batch_norm_backward,
-}  # fmt: skip
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "nll_loss_forward": _label_loss,
+    "nll_loss_backward": _label_loss_backward,
+    "_softmax": _softmax(False),
+    "_log_softmax": _softmax(True),
+    "_softmax_backward_data": _softmax_backward(False),
+    "_log_softmax_backward_data": _softmax_backward(True),
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+}
 """Operator -> what one device does."""

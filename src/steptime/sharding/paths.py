@@ -46,9 +46,7 @@ def legs_of(type: TensorType, looks: Sequence[Look], source: Sharding, target: S
         following: dict[Sharding, tuple[float, Sharding, Strategy]] = {}
         for each in found:
             column = seconds[:, inputs.index(each.inputs[0])]
-            total_s, start = min(
-                (reached[a][0] + float(s), n) for n, (a, s) in enumerate(zip(here, column, strict=True))
-            )
+            total_s, start = min((reached[a][0] + float(column[n]), n) for n, a in enumerate(here))
             output = each.outputs[look.output]
             if total_s < following.get(output, (inf,))[0]:
                 following[output] = total_s, here[start], each
@@ -58,11 +56,9 @@ def legs_of(type: TensorType, looks: Sequence[Look], source: Sharding, target: S
         }
         type = look.node.outputs[look.output]
     last = costs(type.shape, type.element_bytes, list(reached), [target], mesh)[:, 0]
-    _, start = min(
-        ((reached[a][0] + float(s), a) for a, s in zip(reached, last, strict=True)), key=lambda pair: pair[0]
-    )
-    end = route(type.shape, type.element_bytes, start, target, mesh)
-    return (*reached[start][1], Leg(type=type, route=end))
+    best = min(zip(reached, last, strict=True), key=lambda pair: reached[pair[0]][0] + float(pair[1]))[0]
+    end = route(type.shape, type.element_bytes, best, target, mesh)
+    return (*reached[best][1], Leg(type=type, route=end))
 
 
 def _leg(type: TensorType, source: Sharding, strategy: Strategy, look: Look, mesh: Mesh) -> Leg:

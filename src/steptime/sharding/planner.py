@@ -15,9 +15,11 @@ from steptime.captured.graph.liveness import Liveness
 from steptime.errors import UserError
 from steptime.num import Array
 from steptime.sharding.build import Built, exchange_s
+from steptime.sharding.flow import Link
 from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy
-from steptime.sharding.paths import legs_of
+from steptime.sharding.paths import Leg, legs_of
 from steptime.sharding.placement import Sharding
 from steptime.sharding.reshard import TORCH
 
@@ -105,28 +107,41 @@ class ShardingPlan:
         """How an output of an item lies."""
         return self.built.ways[item][int(self.choice[item])].outputs[output]
 
+    def legs(self, link: Link) -> tuple[Leg, ...]:
+        """The way of a value to its reader."""
+        source, target = self.built.flow.items[link.source], self.built.flow.items[link.target]
+        way = self.built.ways[link.target][self.choice[link.target]]
+        wanted = (way.outputs if target.kind == "source" else way.inputs)[link.input]
+        made = self.sharding_of(link.source, link.output)
+        return legs_of(source.node.outputs[link.output], link.looks, made, wanted, self.built.mesh)
+
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Everything that devices exchange in a step, in the order of the links, then what operators exchange inside."""
+        """Everything that devices exchange in a step, by link, then what operators exchange inside."""
         built, mesh, found = self.built, self.built.mesh, list[Transfer]()
         for link in built.flow.links:
             source, target = built.flow.items[link.source], built.flow.items[link.target]
-            way = built.ways[link.target][self.choice[link.target]]
-            wanted = (way.outputs if target.kind == "source" else way.inputs)[link.input]
-            made = self.sharding_of(link.source, link.output)
-            for leg in legs_of(source.node.outputs[link.output], link.looks, made, wanted, mesh):
+            for leg in self.legs(link):
                 found += [
-                    Transfer(source=source.name, target=target.name, collective=step.collective, axes=step.axes,
-                             size_bytes=step.size_bytes, seconds=step.seconds, count=link.count)
-                    for step in leg.route.steps if step.collective
-                ]  # fmt: skip
+                    Transfer(
+                        source=source.name,
+                        target=target.name,
+                        collective=step.collective,
+                        axes=step.axes,
+                        size_bytes=step.size_bytes,
+                        seconds=step.seconds,
+                        count=link.count,
+                    )
+                    for step in leg.route.steps
+                    if step.collective
+                ]
         for item, ways, option in zip(built.flow.items, built.ways, self.choice, strict=True):
             strategy = ways[option].strategy
-            for axes, name, parts, size_bytes in () if strategy is None else inside(item.node.op, strategy, mesh.names):
-                found.append(
-                    Transfer(source=item.name, target=item.name, collective=name, axes=axes, size_bytes=size_bytes / parts,
-                             seconds=exchange_s(strategy, mesh) / parts, count=item.count * parts)
-                )  # fmt: skip
+            if strategy is not None:
+                found += [
+                    replace(each, source=item.name, target=item.name, count=each.count * item.count)
+                    for each in inside(item.node.op, strategy, mesh)
+                ]
         return tuple(found)
 
     @property
@@ -135,18 +150,28 @@ class ShardingPlan:
         return {name: self.sharding_of(item) for name, item in self.built.flow.of_parameter.items()}
 
 
-def inside(op: str, strategy: Strategy, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str, int, float]]:
-    """What an operator exchanges: axes, collective, parts in which it goes, and the bytes of all parts.
+def inside(op: str, strategy: Strategy, mesh: Mesh) -> Iterator[Transfer]:
+    """What an operator exchanges while it runs.
 
-    Axes that split the same dims exchange together. A softmax finds the largest number of a row before the sum.
+    Axes that split dims of the same kind exchange in one collective. A softmax finds the largest number of a row, then
+    its sum; a halo goes to both neighbours.
     """
     parts = 2 if op in ("_softmax", "_log_softmax") else 1
-    groups: dict[tuple[str, float], list[str]] = {}
-    for axis, exchange in zip(names, strategy.exchanges, strict=True):
+    groups: dict[tuple[str, float], list[int]] = {}
+    for axis, exchange in enumerate(strategy.exchanges):
         if exchange is not None:
             groups.setdefault((exchange.collective, exchange.size_bytes), []).append(axis)
     for (collective, size_bytes), axes in groups.items():
-        yield tuple(axes), TORCH.get(collective, collective), parts, size_bytes
+        exchanges = tuple(each if axis in axes else None for axis, each in enumerate(strategy.exchanges))
+        yield Transfer(
+            source="",
+            target="",
+            collective=TORCH.get(collective, collective),
+            axes=tuple(mesh.names[n] for n in axes),
+            size_bytes=size_bytes / parts,
+            seconds=exchange_s(replace(strategy, exchanges=exchanges), mesh) / parts,
+            count=parts,
+        )
 
 
 def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:

@@ -36,14 +36,15 @@ _RESHAPES: Final = ("view", "_unsafe_view", "reshape", "_reshape_alias", "view_c
 
 
 class Whole(torch.Tensor):
-    """A tensor of the step as the module sees it: its shape, and the number of the storage whose pieces devices have."""
+    """A tensor of the step as the module sees it: its shape, and the number of the storage that devices have."""
 
     storage_number: int
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, storage: int, type: TensorType, device: torch.device) -> Whole:
-        made: Whole = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        """A wrapper without memory."""
+        made: Whole = torch.Tensor._make_wrapper_subclass(
             cls, type.shape, strides=type.strides, dtype=TORCH_DTYPES[type.dtype], device=device
         )
         made.storage_number = storage
@@ -53,16 +54,18 @@ class Whole(torch.Tensor):
         return f"Whole(storage {self.storage_number}, {tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise UserError(f"{func} is called on a tensor of a sharded step outside the step",
-                        hint="Trainer.step gives the loss; Trainer.whole brings its pieces together")  # fmt: skip
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise UserError(
+            f"{func} is called on a tensor of a sharded step outside the step",
+            hint="Trainer.step gives the loss; Trainer.whole brings its pieces together",
+        )
 
 
 class _Step(TorchDispatchMode):
     """One forward and backward."""
 
     def __init__(self, script: Script, devices: Devices, known: dict[int, int], held: dict[int, Piece]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.script, self.devices, self.known, self.held = script, devices, known, held
         self.at = 0
         self.sources = {source.storage: source for source in script.sources}
@@ -88,8 +91,9 @@ class _Step(TorchDispatchMode):
             raise UserError(f"the step goes on with {name} where the plan's ends", hint=_AGAIN)
         call = self.script.calls[self.at]
         if call.op != name:
-            raise UserError(f"call {self.at} of the step is {name}, the plan has {call.op} of {_place(call)} there",
-                            hint=_AGAIN)  # fmt: skip
+            raise UserError(
+                f"call {self.at} of the step is {name}, the plan has {call.op} of {_place(call)} there", hint=_AGAIN
+            )
         return call
 
     def _check(self, call: ScriptCall, tensors: Sequence[torch.Tensor]) -> None:
@@ -121,9 +125,13 @@ class _Step(TorchDispatchMode):
         return made[0] if str(func._schema.returns[0].type) == "Tensor" else made
 
     def _run(
-        self, func: Any, written: Sequence[str], call: ScriptCall, given: Mapping[str, Any],
+        self,
+        func: Any,
+        written: Sequence[str],
+        call: ScriptCall,
+        given: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         pieces = [brought(self.devices, self.held[storage], way) for storage, way in call.reads]
         rest = iter(pieces)
         local = {name: _mapped(value, lambda _: next(rest).local) for name, value in given.items()}
@@ -223,7 +231,8 @@ def _looked(piece: Piece, view: View) -> Piece:
         size: Any = given.get("size", given.get("shape"))
         local = piece.local.reshape(size)
     else:
-        result = getattr(torch.ops.aten, view.op)(piece.local, **{name: _plain(each) for name, each in given.items()})
+        x = piece.local.contiguous() if view.op == "as_strided" else piece.local
+        result = getattr(torch.ops.aten, view.op)(x, **{name: _plain(each) for name, each in given.items()})
         local = result[view.output] if isinstance(result, (list, tuple)) else result
     return Piece(local, view.shape, view.target)
 
@@ -255,9 +264,13 @@ class Trainer:
     """Steps of a module in one of the processes of a job."""
 
     def __init__(
-        self, module: torch.nn.Module, optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        script: Script, loss: Loss | None = None, device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        module: torch.nn.Module,
+        optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        script: Script,
+        loss: Loss | None = None,
+        device: str = "cpu",
+    ) -> None:
         self.module, self.script = module, script
         self.devices = Devices(script.sizes)
         self.mesh = init_device_mesh(device, script.sizes, mesh_dim_names=script.names)
@@ -265,8 +278,9 @@ class Trainer:
         whole = {name: weight.detach() for name, weight in module.named_parameters()}
         self._parameters = {
             source.storage: self._distributed(source.name, source.layout)
-            for source in script.sources if source.kind == "parameter"
-        }  # fmt: skip
+            for source in script.sources
+            if source.kind == "parameter"
+        }
         self._updated = [
             _Updated(
                 own := self._parameters[each.storage], _own_piece(self.devices, own, whole[each.parameter], each.layout)

@@ -157,11 +157,17 @@ def _type(dtype: str, shape: Iterable[int], strides: Iterable[int] | None) -> Te
 def _call(reader: _Plain, ways: Sequence[Way], given: Plain) -> ScriptCall:
     op, module, reads, writes, attributes, freed, view = given
     return ScriptCall(
-        op, module, tuple((storage, ways[way]) for storage, way in reads),
-        tuple(Write(storage, reader.types[type], None if view else reader.tensor(type, text)[1])
-              for storage, type, text in writes),
-        attributes, tuple(freed), view,
-    )  # fmt: skip
+        op,
+        module,
+        tuple((storage, ways[way]) for storage, way in reads),
+        tuple(
+            Write(storage, reader.types[type], None if view else reader.tensor(type, text)[1])
+            for storage, type, text in writes
+        ),
+        attributes,
+        tuple(freed),
+        view,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +184,8 @@ class _Plain:
 
     def _move(self, kind: str, axes: str, source: str, target: str, shape: Sequence[int], _size_bytes: int) -> Move:
         numbers = tuple(self.names.index(axis) for axis in axes.split("+"))
-        layouts = (parse_layout(text, self.names, len(shape)) for text in (source, target))
-        return Move(kind, numbers, *layouts, tuple(shape))
+        start, end = (parse_layout(text, self.names, len(shape)) for text in (source, target))
+        return Move(kind, numbers, start, end, tuple(shape))
 
     def _view(
         self, _: str, op: str, attributes: Mapping[str, Attribute], output: int, target: str, shape: Sequence[int]

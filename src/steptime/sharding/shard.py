@@ -89,6 +89,7 @@ class Sharded:
             "solver_cpu_s": plan.cpu_s,
             "meshes": [{"mesh": mesh, "step_time_s": step_s, "stop": stop} for mesh, step_s, stop in self.tried],
             "parameters": {name: text_of(sharding) for name, sharding in plan.parameters.items()},
+            "transfers": [asdict(transfer) for transfer in plan.transfers],
             "replicated_operators": {"names": self.unknown, "share_of_compute": self.unknown_share},
             "conflicts": [str(each) for each in self.given.conflicts] if isinstance(self.given, Propagated) else [],
             "unmatched": [asdict(each) for each in self.given.unmatched] if isinstance(self.given, LaidOut) else [],
