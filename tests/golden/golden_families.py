@@ -118,6 +118,7 @@ ANSWERS = (
 
 COMMANDS = (
     "plan", "estimate", "simulate", "profile", "fit", "diff", "collective", "consistency", "schedules", "reproduce",
+    "guide", "shard", "planners", "reshard",
     "doctor", "limits", "calibrate", "score", "devices", "clusters", "models", "frameworks",
 )  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"
@@ -127,6 +128,8 @@ REPORTS = (
     "schedules --ranks 4 --micro-batches 16",
     "schedules dualpipe --ranks 4 --micro-batches 8",
     "collective all_reduce --cluster dgx-h100 --ranks 16",
+    "reshard 'R S(0)' 'S(0) S(0)' --shape 8192x8192 --mesh data=2,model=4 --cluster dgx-h100",
+    f"guide llama3-8b --cluster dgx-h100 {JOB}",
     f"estimate llama3.1-70b --cluster dgx-h100 {JOB} --tp 4 --pp 4 --vpp 2",
     f"estimate mixtral-8x7b --cluster dgx-h100 {JOB} --ep 8",
     f"estimate gpt3_1T {PUBLISHED} --gpus 512 --global-batch 512 --tp 8 --pp 16",

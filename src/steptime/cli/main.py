@@ -37,7 +37,7 @@ COMMANDS: Final = {
         "steptime.captured.cli.profile",
         "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",
     ),
-    "guide": ("steptime.cli.guide", "The questions by which a plan is chosen by hand, and what they miss."),
+    "guide": ("steptime.cli.guide", "The questions by which a plan is chosen by hand, answered."),
     "fit": ("steptime.captured.cli.fit", "The cheapest way to make a training step fit on one device."),
     "simulate": (
         "steptime.cli.schedules",
@@ -50,11 +50,11 @@ COMMANDS: Final = {
     "shard": ("steptime.sharding.cli.shard", "The best shardings of a real module over a mesh, with a bound."),
     "planners": (
         "steptime.sharding.cli.planners",
-        "The planner next to other searches and recipes: quality over CPU time.",
+        "Other searches and recipes next to the planner, over CPU time.",
     ),
     "reshard": (
         "steptime.sharding.cli.reshard",
-        "The cheapest collectives from one sharding of a tensor to another.",
+        "The cheapest collectives from one sharding to another.",
     ),
     "consistency": (
         "steptime.cli.consistency",
