@@ -18,7 +18,6 @@ from math import inf, prod
 import numpy as np
 
 from steptime.captured.cost import Timer
-from steptime.captured.graph import Node as Operator
 from steptime.captured.graph import Nodes, TensorType
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
@@ -123,7 +122,7 @@ class Built:
         of_computing, of_data = (1.0, 1.0) if overlap is None else (1.0 - overlap, overlap)
         seconds, pairs = self.seconds, dict(self.seconds.moved)
         for pair, matrix in seconds.data.items():
-            scaled = np.where(np.isinf(matrix), inf, np.where(np.isinf(matrix), 0.0, matrix) * of_data)
+            scaled = np.multiply(matrix, of_data, out=np.full_like(matrix, inf), where=np.isfinite(matrix))
             pairs[pair] = pairs[pair] + scaled if pair in pairs else scaled
         each = zip(_names(self.flow.items), seconds.operators, seconds.inside, self.ways, strict=True)
         return Problem(
@@ -188,7 +187,6 @@ class _Builder:
         self.nodes = Nodes()
         self.unknown: list[int] = []
         self._ends: dict[tuple[int, bool, int], _Ends] = {}
-        self._looks: dict[Operator, tuple[list[Sharding], list[list[Sharding]], list[list[int]]]] = {}
         self._chains: dict[object, Array] = {}
         self.ways = tuple(self._ways_of(number, item) for number, item in enumerate(flow.items))
 

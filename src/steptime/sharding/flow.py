@@ -7,7 +7,7 @@ to a sharding belongs to the link that a value takes through them. The optimiser
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 from steptime.captured.aten.views import VIEWS
 from steptime.captured.cut.sections import Sections, sections_of
 from steptime.captured.graph import BEFORE, Call, Node, Parameter, Program, TensorType, Value
+from steptime.captured.graph.liveness import Liveness
 
 Kind = Literal["operator", "source", "update"]
 EDGE_BLOCKS: Final = 1
@@ -275,7 +276,7 @@ class _Reader:
                     self.owners[number] = (self.update_of[name], 0)
 
 
-def longest_known(name: str, known: Iterable[str] | dict[str, int]) -> str:
+def longest_known(name: str, known: Collection[str]) -> str:
     """The parameter that a state is of: ``layer.weight.exp_avg`` is of ``layer.weight``."""
     while name and name not in known:
         name = name.rpartition(".")[0]
@@ -296,7 +297,7 @@ def _end_of(number: int, count: int) -> str:
     return str(number) if number < EDGE_BLOCKS or number >= count - EDGE_BLOCKS else "*"
 
 
-def _places(sections: Sections) -> dict[int, tuple[str, str, int]]:
+def _places(sections: Sections) -> dict[int, tuple[str, int]]:
     """Call -> its place in a block, the same in all that share shardings; calls outside blocks have none."""
     count, found = len(sections.each), {}
     if count <= 2 * EDGE_BLOCKS:
@@ -307,7 +308,7 @@ def _places(sections: Sections) -> dict[int, tuple[str, str, int]]:
         alike = signature[number] == typical
         end = _end_of(number, count) if alike else f"{number} alone"
         for place, call in enumerate(calls):
-            found[call] = (end, "", place)
+            found[call] = (end, place)
     return found
 
 
@@ -319,8 +320,6 @@ def _signatures(sections: Sections, calls: Sequence[int]) -> Iterator[tuple[obje
 
 def start_of_memory(flow: Flow, moments: int) -> list[int]:
     """Calls whose memory is worth a limit of its own: the local maxima of what is in use, the largest first."""
-    from steptime.captured.graph.liveness import Liveness
-
     in_use = Liveness(flow.program).in_use_bytes[1:]
     rises, falls = np.diff(in_use, prepend=-1) > 0, np.diff(in_use, append=-1) <= 0
     peaks = np.flatnonzero(rises & falls).tolist()

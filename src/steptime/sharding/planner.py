@@ -14,7 +14,7 @@ import numpy as np
 from steptime.captured.graph.liveness import Liveness
 from steptime.errors import UserError
 from steptime.num import Array
-from steptime.sharding.build import Built, exchange_s
+from steptime.sharding.build import Built, exchange_s, share_of
 from steptime.sharding.flow import Link
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.mesh import Mesh
@@ -183,8 +183,6 @@ def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:
 def memory_of(built: Built, choice: Array) -> Array:
     """Bytes of one device while each call runs, by the liveness of the recorded storages; entry 0: before the first."""
     flow, sizes = built.flow, built.mesh.sizes
-    from steptime.sharding.build import share_of
-
     shares: dict[tuple[int, int], float] = {}
     storages = []
     for number, storage in enumerate(flow.program.storages):

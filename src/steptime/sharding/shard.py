@@ -46,7 +46,6 @@ class Sharded:
     tried: tuple[tuple[str, float | None, str], ...]
     """Mesh, time of its best step (None: nothing fits), and why its search stopped."""
     limit_bytes: float
-    capture_cpu_s: float = 0.0
     given: Propagated | LaidOut | None = None
     """How the best shardings follow from annotations or a layout; None: they do not, or the solver decided the rest."""
 
