@@ -1,0 +1,1 @@
+"""Figures for papers and the series behind them, from results as the API gives them."""

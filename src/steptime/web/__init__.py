@@ -1,0 +1,1 @@
+"""The page: `steptime serve`, `steptime report`; it calls the API and holds no formula."""
