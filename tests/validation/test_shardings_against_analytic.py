@@ -1,4 +1,7 @@
-"""Fixed to the analytic plan's shardings, the problem has its step time within 3 %, the optimiser apart."""
+"""Fixed to the analytic plan's shardings, the problem has its step time within 3 %.
+
+In fp32 both have the same optimiser. A module in bf16 has its states in bf16 and no fp32 copy of the weights, as the
+estimate has one: there the steps agree with the optimiser of one of them."""
 
 from __future__ import annotations
 
@@ -27,14 +30,18 @@ def cluster():
     return load_cluster("dgx-h100")
 
 
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def dtype(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def flow(cluster):
-    given = {"seq": None, "dtype": "bf16", "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
-    return flow_of(captured_step(MODEL, cluster, batch=8, **given))
+def flow(cluster, dtype):
+    return flow_of(captured_step(MODEL, cluster, batch=8, dtype=dtype, optimizer="adamw-fused"))
 
 
 @pytest.mark.parametrize(("tp", "dp"), [(8, 1), (2, 4), (1, 8)])
-def test_the_analytic_plan_and_the_problem_of_shardings_agree(cluster, flow, tp, dp):
+def test_the_analytic_plan_and_the_problem_of_shardings_agree(cluster, flow, dtype, tp, dp):
     axes = {name: size for name, size in (("data", dp), ("model", tp)) if size > 1}
     problem = built(flow, mesh_on(cluster, axes), Timer(device=cluster.device), inf)
     names = list(axes)
@@ -45,18 +52,21 @@ def test_the_analytic_plan_and_the_problem_of_shardings_agree(cluster, flow, tp,
     )
     found = planned(fixed, seconds=30)
     plan = {"micro_batch": 8 // dp, "tp": tp, "dp": dp, "pp": 1, "sp": False, "zero": 0}
-    job = {"gpus": 8, "global_batch": 8, "framework": "ideal", "dtype": "bf16", "optimizer": "adamw"}
+    job = {"gpus": 8, "global_batch": 8, "framework": "ideal", "dtype": dtype, "optimizer": "adamw"}
     estimate = api.estimate(MODEL, "dgx-h100", plan=plan, **job)
     computing_s, _, others_s = found.parts_s
     updates = [n for n, item in enumerate(flow.items) if item.kind == "update"]
     update_s = sum(float(problem.seconds.inside[n][found.choice[n]]) for n in updates)
     passes_s = sum(s for path, s in estimate.time.items() if path.split("/")[0] in OF_PASSES)
     assert computing_s + others_s - update_s == pytest.approx(passes_s, rel=0.01)
-    # The recorded optimiser is not the fused one of the estimate: with that one the steps agree, without within 8 %.
     optimizer_s = estimate.time["optimizer/memory_bound_s"]
     assert found.step_s - update_s + optimizer_s == pytest.approx(estimate.step_time_s, rel=0.03)
-    assert found.step_s == pytest.approx(estimate.step_time_s, rel=0.08)
+    assert dtype == "bf16" or found.step_s == pytest.approx(estimate.step_time_s, rel=0.03)
     assert str(found.parameters["blocks.2.up.weight"][-1]) == ("S(0)" if tp > 1 else "R")
     # The shardings really are fixed: most operators have one option left.
-    left = [int(np.isfinite(each).sum()) for each in fixed.seconds.inside]
+    left = [
+        int(np.isfinite(each).sum())
+        for each, item in zip(fixed.seconds.inside, flow.items, strict=True)
+        if item.kind != "copy"
+    ]
     assert sum(n > 1 for n in left) < len(left) / 4

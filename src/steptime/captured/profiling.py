@@ -326,21 +326,46 @@ def profile(
         UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
     """
     target = device_within(name_or_path("device", device))
-    kernels = "cuda" if target.runs_cuda else "cpu"
     if isinstance(model, Program):
         known = any(call.phase != "forward" for call in model.calls)
         program, settings = model, Settings(inputs=input_texts(model), training=known)
     else:
-        options = {
-            "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer, target), "loss": loss,
-            "autocast": autocast, "training": training, "fold": fold, "nonzero_share": nonzero_share, "target": kernels,
-        }  # fmt: skip
+        options = capture_options(
+            target, optimizer=optimizer, loss=loss, autocast=autocast,
+            training=training, fold=fold, nonzero_share=nonzero_share,
+        )  # fmt: skip
         named = name_or_path("model", model, OBJECT)
         program, settings = captured(
             named, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
         )
     table = cost_table(program, Timer(device=target))
     return Profile(program=program, settings=settings, device=target, table=table, cuda=target.runs_cuda)
+
+
+def capture_options(
+    device: Device,
+    *,
+    optimizer: str | None,
+    loss: str | None,
+    autocast: str | None,
+    training: bool = True,
+    fold: bool = True,
+    nonzero_share: float | None = None,
+) -> dict[str, Any]:
+    """How a module is captured for a device, for :func:`captured`.
+
+    Raises:
+        UserError: the optimiser is unknown or cannot be captured.
+    """
+    return {
+        "optimizer": None if optimizer in (None, "none") else captured_optimizer(optimizer, device),
+        "loss": loss,
+        "autocast": autocast,
+        "training": training,
+        "fold": fold,
+        "nonzero_share": nonzero_share,
+        "target": "cuda" if device.runs_cuda else "cpu",
+    }
 
 
 def captured(

@@ -188,7 +188,10 @@ class _Builder:
         self.unknown: list[int] = []
         self._ends: dict[tuple[int, bool, int], _Ends] = {}
         self._chains: dict[object, Array] = {}
-        self.ways = tuple(self._ways_of(number, item) for number, item in enumerate(flow.items))
+        found: list[tuple[Way, ...]] = []
+        for number, item in enumerate(flow.items):  # a copy comes after what makes and reads it
+            found.append(self._ways_of_copy(number, found) if item.kind == "copy" else self._ways_of(number, item))
+        self.ways = tuple(found)
 
     def built(self, limit_bytes: float, moments: Sequence[int] | None) -> Built:
         """Seconds and moments."""
@@ -224,10 +227,24 @@ class _Builder:
             self.unknown.append(number)
         return tuple(Way(each.inputs, each.outputs, each) for each in found)
 
+    def _ways_of_copy(self, number: int, ways: Sequence[Sequence[Way]]) -> tuple[Way, ...]:
+        """A copy lies as it is made, or as one of its readers takes it."""
+        found = [(R,) * len(self.sizes)]
+        for link in self.flow.links:
+            if link.target == number:
+                found += [way.outputs[link.output] for way in ways[link.source]]
+            elif link.source == number:
+                asked = dict.fromkeys(way.inputs[link.input] for way in ways[link.target])
+                for look in reversed(link.looks):
+                    each = strategies(look.node, self.sizes)
+                    asked = dict.fromkeys(one.inputs[0] for one in each if one.outputs[look.output] in asked)
+                found += asked
+        return tuple(Way((each,), (each,)) for each in dict.fromkeys(found))
+
     def _seconds(self, item: Item, ways: Sequence[Way]) -> tuple[Array, Array]:
         """Seconds of each option, all that equal blocks have of it together: computation, and exchange inside."""
         nothing = np.zeros(len(ways))
-        if item.kind == "source":
+        if item.kind in ("source", "copy"):
             return nothing, nothing
         if item.kind == "update":
             type = item.node.outputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from steptime.captured.graph import Attribute, Nodes, TensorType
 from steptime.captured.graph import Node as Operator
 from steptime.errors import UserError
 from steptime.sharding.build import Built, Way
-from steptime.sharding.flow import Look, root_of
+from steptime.sharding.flow import Look, Read, root_of
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.local import local_node
 from steptime.sharding.options import Strategy, options
@@ -69,7 +70,7 @@ def runs_only(built: Built, solver: Solver = solve, keep: Callable[[str, Way], b
 
 
 class _Writer:
-    """Numbers types and ways, and writes calls."""
+    """Numbers types, ways and copies, and writes calls."""
 
     def __init__(self, plan: ShardingPlan) -> None:
         self.plan, self.flow, self.mesh = plan, plan.built.flow, plan.built.mesh
@@ -79,6 +80,15 @@ class _Writer:
         scalar = TensorType((), "fp32")
         whole = (R,) * len(self.mesh.sizes)
         self.no_way = self.way(scalar, (), whole, whole)
+        first = len(self.flow.program.storages)
+        self.copies = {first + number: copy for number, copy in enumerate(self.flow.copies)}
+        """By the number of the copy, which follow those of the storages."""
+        self.made_for: dict[int, list[int]] = defaultdict(list)
+        """Call -> the copies that are made for it and later ones."""
+        self.copy_of: dict[Read, int] = {}
+        for number, copy in self.copies.items():
+            self.made_for[copy.reads[0].call].append(number)
+            self.copy_of |= dict.fromkeys(copy.reads, number)
 
     def type(self, type: TensorType) -> int:
         """Number of a type."""
@@ -90,6 +100,15 @@ class _Writer:
         if key not in self.ways:
             self.ways[key] = len(self.ways), tuple(self._steps(*key))
         return self.ways[key][0]
+
+    def copy(self, number: int) -> Plain:
+        """What makes a copy: storage, its own number, way."""
+        copy = self.copies[number]
+        first = copy.reads[0]
+        type = root_of(self.flow.program.calls[first.call].node.inputs[first.place])[0].type
+        made = self.flow.made_by[first.call][first.place]
+        way = self.way(type, (), self.plan.sharding_of(*made), self.plan.sharding_of(copy.item))
+        return copy.storage, number, way
 
     def _steps(self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding) -> Iterator[Plain]:
         names = self.mesh.names
@@ -131,11 +150,13 @@ def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
                 hint="plan with runnable=True: only shardings that can be run",
             )
     writer, calls = _Writer(plan), plan.built.flow.program.calls
-    freed: dict[int, list[int]] = {}
+    freed: dict[int, list[int]] = defaultdict(list)
     kept = {gradient.storage for gradient in plan.built.flow.gradients.values()}
     for number, storage in enumerate(plan.built.flow.program.storages):
         if storage.freed is not None and number not in kept:
-            freed.setdefault(storage.freed, []).append(number)
+            freed[storage.freed].append(number)
+    for number, copy in writer.copies.items():
+        freed[copy.reads[-1].call].append(number)
     steps = [
         _call(writer, number, tuple(freed.get(number, ())))
         for number, call in enumerate(calls)
@@ -156,20 +177,23 @@ def _call(writer: _Writer, number: int, freed: tuple[int, ...]) -> Plain:
     call = flow.program.calls[number]
     node, item = call.node, flow.of_call.get(number)
     if item is None:
-        reads = tuple((storage, writer.no_way) for storage in call.reads)
+        plain = tuple((storage, storage, writer.no_way) for storage in call.reads)
         writes = tuple((s, writer.type(type), "") for s, type in zip(call.writes, node.outputs, strict=True))
-        return (node.op, call.module, reads, writes, {}, freed, True)
+        return (node.op, call.module, (), plain, writes, {}, freed, True)
     way = plan.built.ways[item][plan.choice[item]]
-    ways = []
-    for value, (source, output), target in zip(node.inputs, flow.made_by[number], way.inputs, strict=True):
+    reads, copies = [], [writer.copy(copy) for copy in writer.made_for[number]]
+    for place, (value, storage, target) in enumerate(zip(node.inputs, call.reads, way.inputs, strict=True)):
         root, looks = root_of(value)
-        ways.append(writer.way(root.type, looks, plan.sharding_of(source, output), target))
+        piece = writer.copy_of.get(Read(number, place))
+        made = flow.made_by[number][place] if piece is None else (writer.copies[piece].item, 0)
+        there = writer.way(root.type, looks, plan.sharding_of(*made), target)
+        reads.append((storage, storage if piece is None else piece, there))
     changed = {} if way.strategy is None else writer.changed(node, way.strategy)
     writes = tuple(
         (storage, writer.type(type), text_of(sharding))
         for storage, type, sharding in zip(call.writes, node.outputs, way.outputs, strict=True)
     )
-    return (node.op, call.module, tuple(zip(call.reads, ways, strict=True)), writes, changed, freed, False)
+    return (node.op, call.module, tuple(copies), tuple(reads), writes, changed, freed, False)
 
 
 def _sources(writer: _Writer) -> Iterator[Plain]:
@@ -254,8 +278,9 @@ FIELDS: Final = {
     "types": "element type, shape, strides",
     "ways": "steps: kind, axes, from, to, whole shape, bytes; or view, operator, its arguments, output, to, shape",
     "sources": "storage, kind, name, type, placements",
-    "calls": "operator, module, (storage, way) of each input, (storage, type, placements) of each output, other "
-    "arguments, storages freed, view",
+    "calls": "operator, module, (storage, its number, way) of each copy that is made first, (storage, its number or "
+    "that of a copy, way) of each input, (storage, type, placements) of each output, other arguments, what is freed, "
+    "view",
     "updates": "parameter, its storage, that of the gradient, way of the gradient, type, placements, way back",
 }
 """What the rows of a step have, as a comment in the file."""

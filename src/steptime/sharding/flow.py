@@ -2,35 +2,39 @@
 
 Equal blocks have the same shardings, but for the first and the last of them. Views have none of their own: what they do
 to a sharding belongs to the link that a value takes through them. The optimiser is an update of each parameter.
+
+What several operators of one pass read is brought to a place of its own, a copy with a sharding: three projections of
+one tensor gather it once. A parameter has none: each operator gathers its own.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final, Literal
 
 import numpy as np
 
 from steptime.captured.aten.views import VIEWS
 from steptime.captured.cut.sections import Sections, sections_of
-from steptime.captured.graph import BEFORE, Call, Node, Parameter, Program, TensorType, Value
+from steptime.captured.graph import BEFORE, Call, Node, Nodes, Parameter, Program, TensorType, Value
 from steptime.captured.graph.liveness import Liveness
 
-Kind = Literal["operator", "source", "update"]
+Kind = Literal["operator", "source", "update", "copy"]
 EDGE_BLOCKS: Final = 1
 """Blocks at each end of a run of equal ones that have shardings of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Something that has a sharding: an operator with all that equal blocks have of it, a source, or an update."""
+    """Something that has a sharding: an operator with all that equal blocks have of it, a source, an update, a copy."""
 
     name: str
     kind: Kind
     node: Node
-    """The operator or the source; of an update the parameter."""
+    """The operator or the source; of an update the parameter; of a copy ``copy``."""
     count: int
     """How often it runs in a step."""
     inplace: bool = False
@@ -67,6 +71,25 @@ class Link:
     """How often in a step."""
     gradient: bool = False
     """The value is the gradient of a parameter on its way to the update, or the new parameter on its way back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An operator reads a value: the call, and which of its inputs."""
+
+    call: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A value that is resharded for several reads, once."""
+
+    item: int
+    """Item of the copy, which has its sharding."""
+    storage: int
+    reads: tuple[Read, ...]
+    """The first one first; all of one pass, and none of another version of the storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +143,8 @@ class Flow:
     """Call -> item and output that made each of its inputs."""
     gradients: dict[str, Gradient]
     """By the name of the parameter."""
+    copies: tuple[Copy, ...] = ()
+    """Every copy of the step, in the order of their first reads."""
 
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
@@ -148,6 +173,7 @@ class _Reader:
 
     def __init__(self, program: Program, sections: Sections) -> None:
         self.program, self.sections = program, sections
+        self.nodes = Nodes()
         self.keys: dict[object, int] = {}
         self.items: list[Item] = []
         self.links: Counter[tuple[int, int, tuple[Look, ...], int, int, bool]] = Counter()
@@ -159,6 +185,10 @@ class _Reader:
         self.of_parameter: dict[str, int] = {}
         self.update_of: dict[str, int] = {}
         self.made_by: dict[int, tuple[tuple[int, int], ...]] = {}
+        self.versions: Counter[int] = Counter()
+        """Storage -> how often it was written."""
+        self.reads: dict[tuple[int, int, str, tuple[Look, ...]], list[Read]] = defaultdict(list)
+        """Storage, its version, pass, and views that leave some of it out -> what reads it."""
 
     def flow(self) -> Flow:
         """Everything that was read."""
@@ -176,6 +206,7 @@ class _Reader:
         for parameter in self.program.parameters:
             if parameter.trained and parameter.name in gradients:
                 self._update(parameter, gradients[parameter.name])
+        copies = self._linked()
         self._own_states()
         self._own_temporaries()
         return Flow(
@@ -193,6 +224,7 @@ class _Reader:
             of_call=self.of_call,
             made_by=self.made_by,
             gradients=gradients,
+            copies=copies,
         )
 
     def _item(self, key: object, item: Item) -> int:
@@ -214,11 +246,34 @@ class _Reader:
         for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
             root, looks = root_of(value)
             makers.append(self._maker(root, storage))
-            self.links[(*makers[-1], looks, item, place, False)] += 1
+            self.reads[storage, self.versions[storage], call.phase, _parts(looks)].append(Read(number, place))
         self.of_call[number], self.made_by[number] = item, tuple(makers)
         for output, storage in enumerate(call.writes):
             self.made[storage] = item, output
+            self.versions[storage] += 1
             self.owners.setdefault(storage, (item, output))
+
+    def _linked(self) -> tuple[Copy, ...]:
+        """Links to everything that operators read, and the copies for what several of them read."""
+        copies = []
+        for (storage, _, phase, _), reads in self.reads.items():
+            maker = self.made_by[reads[0].call][reads[0].place]
+            readers = tuple((self.of_call[each.call], each.place, self._looks(each)) for each in reads)
+            if len(reads) > 1 and self.items[maker[0]].node.op != "parameter":
+                key = ("copy", maker, phase, readers)
+                value = root_of(self.program.calls[reads[0].call].node.inputs[reads[0].place])[0]
+                node = self.nodes.node("copy", (value,), ("self",), (), (value.type,))
+                name = f"{self.items[maker[0]].name} (copy)"
+                copy = self._item(key, Item(name=name, kind="copy", node=node, count=1, phase=phase))
+                self.links[(*maker, (), copy, 0, False)] += 1
+                maker = copy, 0
+                copies.append(Copy(item=copy, storage=storage, reads=tuple(reads)))
+            for item, place, looks in readers:
+                self.links[(*maker, looks, item, place, False)] += 1
+        return tuple(sorted(copies, key=lambda each: each.reads[0].call))
+
+    def _looks(self, read: Read) -> tuple[Look, ...]:
+        return root_of(self.program.calls[read.call].node.inputs[read.place])[1]
 
     def _maker(self, root: Value, storage: int) -> tuple[int, int]:
         """Item and output that made what is in a storage; a source where nothing has written it."""
@@ -290,6 +345,13 @@ def root_of(value: Value) -> tuple[Value, tuple[Look, ...]]:
         looks.append(Look(value.node, value.index))
         value = value.node.inputs[0]
     return value, tuple(reversed(looks))
+
+
+def _parts(looks: Sequence[Look]) -> tuple[Look, ...]:
+    """The views if they leave out some of the value, else none: who reads the same part of a value can share it."""
+    sizes = {prod(look.node.outputs[look.output].shape) for look in looks}
+    sizes |= {prod(look.node.inputs[0].type.shape) for look in looks}
+    return tuple(looks) if len(sizes) > 1 else ()
 
 
 def _end_of(number: int, count: int) -> str:

@@ -217,10 +217,11 @@ def planned(
     Raises:
         UserError: nothing fits into memory; the message has the least that is needed.
     """
-    until = time.monotonic() + seconds
+    until, before_s = time.monotonic() + seconds, 0.0
     for _ in range(ROUNDS):
         found = _over_weights(built, overlaps, gap, until, solver)
-        over = _too_full(found)
+        found = replace(found, cpu_s=before_s + found.cpu_s)
+        before_s, over = found.cpu_s, _too_full(found)
         if not over:
             return found
         built = built.with_moments(over)

@@ -97,7 +97,7 @@ class _Step(TorchDispatchMode):
         return call
 
     def _check(self, call: ScriptCall, tensors: Sequence[torch.Tensor]) -> None:
-        wanted = [storage for storage, _ in call.reads]
+        wanted = [read.storage for read in call.reads]
         found = [self._storage(each, to) for each, to in zip(tensors, wanted, strict=False)]
         if found != wanted or len(tensors) != len(wanted):
             raise UserError(
@@ -132,7 +132,9 @@ class _Step(TorchDispatchMode):
         given: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
     ) -> Any:
-        pieces = [brought(self.devices, self.held[storage], way) for storage, way in call.reads]
+        for storage, piece, way in call.copies:
+            self.held[piece] = brought(self.devices, self.held[storage], way)
+        pieces = [brought(self.devices, self.held[read.piece], read.way) for read in call.reads]
         rest = iter(pieces)
         local = {name: _mapped(value, lambda _: next(rest).local) for name, value in given.items()}
         if not pieces:

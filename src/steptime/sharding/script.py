@@ -79,13 +79,25 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """An input of a call."""
+
+    storage: int
+    piece: int
+    """Number under which a device has it: the storage, or that of a copy."""
+    way: Way
+    """From where the piece lies to where it is read."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptCall:
     """One call of the step."""
 
     op: str
     module: str
-    reads: tuple[tuple[int, Way], ...]
-    """Storage of each input, and the way from where it lies to where it is read."""
+    copies: tuple[tuple[int, int, Way], ...]
+    """What is brought elsewhere before the call, for it and for later ones: storage, number of the copy, way."""
+    reads: tuple[Read, ...]
     writes: tuple[Write, ...]
     attributes: Mapping[str, Attribute]
     """Arguments that differ from those of the unsharded call."""
@@ -155,11 +167,12 @@ def _type(dtype: str, shape: Iterable[int], strides: Iterable[int] | None) -> Te
 
 
 def _call(reader: _Plain, ways: Sequence[Way], given: Plain) -> ScriptCall:
-    op, module, reads, writes, attributes, freed, view = given
+    op, module, copies, reads, writes, attributes, freed, view = given
     return ScriptCall(
         op,
         module,
-        tuple((storage, ways[way]) for storage, way in reads),
+        tuple((storage, piece, ways[way]) for storage, piece, way in copies),
+        tuple(Read(storage, piece, ways[way]) for storage, piece, way in reads),
         tuple(
             Write(storage, reader.types[type], None if view else reader.tensor(type, text)[1])
             for storage, type, text in writes

@@ -8,10 +8,11 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
+from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, whole
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
-from steptime.captured.profiling import captured
+from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError, counted
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.result import SCHEMA_VERSION
@@ -105,7 +106,7 @@ def shard(
     seq: int | None = None,
     dtype: str | None = None,
     inputs: Sequence[str] = (),
-    optimizer: str | None = "adamw",
+    optimizer: str | None = CAPTURED_DEFAULT,
     loss: str | None = None,
     autocast: str | None = None,
     memory_bytes: float | None = None,
@@ -223,16 +224,12 @@ def _each_mesh(
 def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
     """A module's training step as a device of the cluster runs it; the arguments are those of :func:`shard`."""
     given = {"batch": None, "seq": None, "dtype": None, "inputs": (), "loss": None, "autocast": None, **given}
-    optimizer = given.pop("optimizer", "adamw")
-    options = {
-        "optimizer": None if optimizer in (None, "none") else optimizer,
-        "loss": given.pop("loss"),
-        "autocast": given.pop("autocast"),
-        "training": True,
-        "fold": True,
-        "nonzero_share": None,
-        "target": "cuda" if machines.device.runs_cuda else "cpu",
-    }
+    options = capture_options(
+        machines.device,
+        optimizer=given.pop("optimizer", CAPTURED_DEFAULT),
+        loss=given.pop("loss"),
+        autocast=given.pop("autocast"),
+    )
     return captured(model, options=options, **given)[0]
 
 

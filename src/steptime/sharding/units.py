@@ -72,6 +72,8 @@ class Units:
             out[item, self.of_call[call]] += 1
         for name, item in self.flow.update_of.items():
             out[item, self.of_parameter[name][0]] += 1
+        for copy in self.flow.copies:
+            out[copy.item, self.of_call[copy.reads[0].call]] += 1
         share: Array = out / np.maximum(out.sum(axis=1, keepdims=True), 1)
         return share
 
@@ -248,6 +250,8 @@ def _passes(units: Units) -> list[int]:
     for number in awaited:
         item = flow.of_call[number]
         out[item] = min(out[item], BACKWARD)
+    for copy in flow.copies:
+        out[copy.item] = min(out[copy.item], *(out[flow.of_call[read.call]] for read in copy.reads))
     return out
 
 
