@@ -61,7 +61,7 @@ class ShardingPlan:
     overlaps: bool
     """Whether traffic of weights and their gradients runs while the devices compute."""
     bound_s: float
-    """No shardings on this mesh take less, by the same costs."""
+    """No shardings on this mesh take less, by the same costs; 0: nothing was searched."""
     stop: str
     """Why the search stopped."""
     cpu_s: float

@@ -10,10 +10,10 @@ from typing import Final
 from steptime.num import Array
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Link
-from steptime.sharding.options import strategies
+from steptime.sharding.paths import legs_of
 from steptime.sharding.placement import P, R, Sharding, text_of
 from steptime.sharding.problem import options_s
-from steptime.sharding.reshard import Route, route
+from steptime.sharding.reshard import Step
 
 ROUNDING: Final = 1e-9
 """Share by which an option has to be faster."""
@@ -29,13 +29,13 @@ class Reshard:
     read: Sharding
     looks: tuple[str, ...]
     """Views on the way."""
-    route: Route | None
-    """None: it is resharded between two views."""
+    steps: tuple[Step, ...]
+    """In the order in which they run, before, between and behind the views."""
     seconds: float
     """In a step, all that equal blocks have of it together."""
 
     def __str__(self) -> str:
-        steps = "between views" if self.route is None else str(self.route)
+        steps = ", ".join(map(str, self.steps))
         return f"{self.source} -> {self.target}: {text_of(self.made)} to {text_of(self.read)}: {steps}"
 
 
@@ -96,28 +96,13 @@ def _of_link(built: Built, choice: Array, link: Link) -> Reshard | None:
     seconds = link.count * built.link_s(link, made, read)
     if not seconds:
         return None
+    legs = legs_of(items[link.source].node.outputs[link.output], link.looks, made, read, built.mesh)
     return Reshard(
         source=items[link.source].name,
         target=items[link.target].name,
         made=made,
         read=read,
         looks=tuple(look.node.op for look in link.looks),
-        route=_route(built, link, made, read),
+        steps=tuple(step for leg in legs for step in leg.route.steps),
         seconds=seconds,
     )
-
-
-def _route(built: Built, link: Link, made: Sharding, read: Sharding) -> Route | None:
-    """The steps behind all views, or before all of them where the views take what was made to nothing."""
-    sizes, first = built.mesh.sizes, built.flow.items[link.source].node.outputs[link.output]
-    here, back, type = {made}, {read}, first
-    for look in link.looks:
-        here = {s.outputs[look.output] for s in strategies(look.node, sizes) if s.inputs[0] in here}
-        type = look.node.outputs[look.output]
-    if here:
-        each = [route(type.shape, type.element_bytes, one, read, built.mesh) for one in here]
-        return min(each, key=lambda found: found.seconds)
-    for look in reversed(link.looks):
-        back = {s.inputs[0] for s in strategies(look.node, sizes) if s.outputs[look.output] in back}
-    ways = [route(first.shape, first.element_bytes, made, one, built.mesh) for one in back]
-    return min(ways, key=lambda found: found.seconds, default=None)

@@ -74,8 +74,8 @@ class Sharded:
             "mesh": dict(zip(plan.built.mesh.names, plan.built.mesh.sizes, strict=True)),
             "step_time_s": plan.step_s,
             "step_time_bracket_s": list(plan.bracket_s),
-            "bound_s": plan.bound_s,
-            "gap": plan.gap,
+            "bound_s": plan.bound_s or None,
+            "gap": plan.gap if plan.bound_s else None,
             "stop": plan.stop,
             "time": {
                 "compute": computing,

@@ -66,7 +66,7 @@ def test_megatron_adds_up_four_times_a_block():
         and "bias" not in each.source and "update" not in each.target
     ]  # fmt: skip
     assert {each.source for each in moved} == {"blocks.1.attention.out: mm", "blocks.1.mlp.2: addmm"}
-    assert all(step.kind == "all_reduce" and step.axes == ("model",) for each in moved for step in each.route.steps)
+    assert all(step.kind == "all_reduce" and step.axes == ("model",) for each in moved for step in each.steps)
 
 
 def test_batch_alone_is_data_parallel():
@@ -75,7 +75,7 @@ def test_batch_alone_is_data_parallel():
         assert str(problem().ways[number][found.choice[number]].outputs[0][0]) == "R", name
     traffic = reshards_of(problem(), found.choice)
     assert all(each.target.endswith("(update)") or "loss" in each.source for each in traffic)
-    assert {step.kind for each in traffic for step in each.route.steps} == {"all_reduce"}
+    assert {step.kind for each in traffic for step in each.steps} == {"all_reduce"}
     assert not [each for each in found.unmatched if each.axis == "data" and "mlp" in each.item]
 
 

@@ -154,7 +154,9 @@ def print_sharded(found: Sharded) -> None:
     lines = [
         f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})",
         f"bound {t.seconds(plan.bound_s)}: no shardings on this mesh are faster by more than {t.percent(plan.gap)}; "
-        f"{plan.stop}",
+        f"{plan.stop}"
+        if plan.bound_s
+        else f"no bound: {plan.stop}",
         f"memory {t.memory(record['peak_memory_bytes'])}"
         + ("" if record["memory_limit_bytes"] is None else f" of {t.memory(record['memory_limit_bytes'])}"),
     ]
