@@ -102,6 +102,7 @@ registered(
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
         bubble=pipeline_bubble_s,
         held=lambda p, rank: p.micro_batches,
+        held_behind_head=lambda p: p.micro_batches,
         one_rank=True,
         to_host=True,
     )
@@ -142,5 +143,6 @@ registered(
         rules=(WHOLE_SEQUENCES,),
         bubble=breadth_first_bubble_s,
         held=lambda p, rank: p.micro_batches,
+        held_behind_head=lambda p: p.micro_batches,
     )
 )

@@ -125,6 +125,16 @@ def test_the_fullest_rank_holds_what_the_replay_holds(name: str) -> None:
     assert found.plan["schedule"] == name and sum(found.time.values()) == pytest.approx(found.step_time_s)
 
 
+@pytest.mark.parametrize("name", ["gpipe", "looped-bfs", "1f1b"])
+def test_a_head_keeps_every_micro_batch_that_waits_behind_it(name: str) -> None:
+    """With a vocabulary of 128,000 the last stage is the fullest where all forward passes come first."""
+    job = {"gpus": 8, "global_batch": 32, "dtype": "bf16", "framework": "ideal"}
+    plan = {"pp": 8, "micro_batch": 1, "vpp": 2 if name == "looped-bfs" else 1}
+    found = api.estimate("llama3-8b", "dgx-h100", plan={**plan, "schedule": name}, **job)
+    played = simulate("llama3-8b", "dgx-h100", schedule=name, plan=plan, **job)
+    assert found.peak_memory_bytes == pytest.approx(float(played.memory.peak_bytes.max()), rel=0.02)
+
+
 def test_versions_of_weights_by_hand() -> None:
     """PipeDream holds as many versions as stages are behind, 2BW two, PipeMare one."""
     for name, further in (("pipedream", 7), ("pipedream-2bw", 1), ("pipemare", 0), ("1f1b", 0)):
