@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from steptime.cli import options as o
 from steptime.errors import UnknownNameError, UserError
 from steptime.plan.keys import MAX_DEVICES
+from steptime.report import text as t
+from steptime.store.files import refuse_unwritable, write_whole
 
 if TYPE_CHECKING:
     from steptime.sharding.shard import Sharded
@@ -70,6 +73,10 @@ def command(
         typer.Option("--further", metavar="CLUSTER=N", help="With --pipeline: N devices of another kind; repeatable."),
     ] = None,
     seconds: Annotated[float, o.real("--seconds", "S", "Time limit of the search of each mesh.")] = 60.0,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE.py", help="Write the plan: DTensor placements, and the step to run."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """The best shardings of a real module's training step: how each weight and activation lies on a mesh of devices.
@@ -84,6 +91,8 @@ def command(
     room = None if memory is None else parse(memory, "bytes")
     captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
     captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer}
+    if export is not None:
+        _check_export(export, pipeline)
     if pipeline:
         _print_pipeline(model, cluster, gpus, captured, further or (), json)
         return
@@ -97,16 +106,36 @@ def command(
             gpus=gpus,
             overlaps=not no_overlap,
             seconds=seconds,
+            runnable=export is not None,
             progress=progress,
             **captured,
             **given,
         )
+    if export is not None:
+        from steptime.sharding.export import python_file
+
+        write_whole(export, python_file(found.best))
     if json:
         from steptime.cli.output import print_json
 
         print_json(found.to_json())
         return
     print_sharded(found)
+    if export is not None:
+        t.indented(t.console(), f"\nwritten: {export}; import it: PARAMETERS, UPDATES, INPUTS, trainer()", by=0)
+
+
+def _check_export(path: Path, pipeline: bool) -> None:
+    """Refuse before the search what could not be written after it.
+
+    Raises:
+        UserError: stages are not exported, the file is no Python file, or cannot be written.
+    """
+    if pipeline:
+        raise UserError("--export with --pipeline", hint="a step of one mesh can be exported; leave --pipeline out")
+    if path.suffix != ".py":
+        raise UserError(f"--export {path} is no Python file", hint="name it FILE.py")
+    refuse_unwritable(path)
 
 
 def _print_pipeline(
@@ -146,8 +175,6 @@ def _print_pipeline(
 
 def print_sharded(found: Sharded) -> None:
     """Write the report to standard output."""
-    from steptime.report import text as t
-
     out, plan, record = t.console(), found.best, found.to_json()
     out.print(t.printable(f"{found.model} on {found.cluster}, mesh {plan.built.mesh}"), style="bold")
     low, high = plan.bracket_s
