@@ -40,6 +40,7 @@ from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
+from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
@@ -178,7 +179,7 @@ _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard
 
 def plan(
     model: NameOrPath | CapturedModel,
-    cluster: NameOrPath,
+    cluster: NameOrPath | Cluster,
     *,
     gpus: int,
     global_batch: int,
@@ -200,7 +201,7 @@ def plan(
     Args:
         model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
             was captured (:func:`steptime.captured_model`).
-        cluster: catalogue name or TOML file.
+        cluster: catalogue name, TOML file, or a record (:func:`steptime.load_cluster`).
         gpus: devices to use.
         global_batch: sequences per optimiser step.
         seq: tokens of a sequence; None: the model's own.
@@ -279,7 +280,7 @@ def _table(field: str, value: Any) -> dict[str, Any]:
 
 def estimate(
     model: NameOrPath | CapturedModel,
-    cluster: NameOrPath,
+    cluster: NameOrPath | Cluster,
     *,
     gpus: int | None = None,
     global_batch: int | None = None,
@@ -348,7 +349,7 @@ class AskedPlan:
 
 def asked_plan(
     model: NameOrPath | CapturedModel,
-    cluster: NameOrPath,
+    cluster: NameOrPath | Cluster,
     *,
     gpus: int | None = None,
     global_batch: int | None = None,

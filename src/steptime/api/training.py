@@ -85,12 +85,20 @@ def samples_of(length: Mapping[str, float], job: Job) -> float:
     Raises:
         FieldError: the run is given in tokens, and samples of the job have none.
     """
-    key = next(key for key in ("tokens", "dataset_tokens", "samples", "dataset_samples") if key in length)
-    if "tokens" not in key:
-        return length[key] * length.get("epochs", 1.0)
-    if job.sample == "sample":
+    key = next(key for key in length if key != "epochs")
+    if "tokens" in key and job.sample == "sample":
         raise FieldError("", key, f"{job.model.name} has no tokens", hint=f"give {key.replace('tokens', 'samples')}")
-    return length[key] / job.seq_len * length.get("epochs", 1.0)
+    return samples_in(length, job.seq_len)
+
+
+def samples_in(length: Mapping[str, float], seq_len: int) -> float:
+    """Samples of a run, repeated ones included, of samples with that many tokens.
+
+    >>> samples_in({"epochs": 2.0, "dataset_tokens": 1000.0}, 10), samples_in({"samples": 7.0}, 10)
+    (200.0, 7.0)
+    """
+    key = next(key for key in length if key != "epochs")
+    return length[key] / (seq_len if "tokens" in key else 1) * length.get("epochs", 1.0)
 
 
 def training_record(length: Mapping[str, float], job: Job, step_s: float, band_s: Any) -> dict[str, Any]:
