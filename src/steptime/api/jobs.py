@@ -162,10 +162,10 @@ class Request:
         )
         job = with_choices(job, chosen)
         _check_offload(job, cluster.device)
-        outermost = cluster.levels[-1]
+        outermost, named = cluster.levels[-1], cluster.name if self.cluster is cluster else self.cluster
         if outermost.devices is not None and job.gpus > outermost.devices:
             raise UserError(
-                f"{cluster.name if self.cluster is cluster else self.cluster}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
+                f"{named}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
                 f"not {job.gpus}",
                 hint="add a level without devices that joins any number, or ask for fewer devices",
             )

@@ -174,7 +174,7 @@ def cluster_given(cluster: NameOrPath | Cluster) -> Cluster:
     """A cluster by name or file, or as a record.
 
     Raises:
-        UserError: there is none of that name, or the file is wrong.
+        UserError: the name is unknown, or the file is wrong.
     """
     return cluster if isinstance(cluster, Cluster) else load_cluster(name_or_path("cluster", cluster))
 

@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Compute what the store lacks of a study.
 
-    What is computed is on disk at once: a run that is interrupted, at whatever moment, goes on when it is started again.
+    What is computed is on disk at once: a run that was interrupted at any moment goes on when it is started again.
     """
     from steptime.cli.output import Progress, document, print_json
     from steptime.study.file import read_study

@@ -24,12 +24,16 @@ from steptime.study.points import USUAL, Point
 
 Row = Mapping[str, Any]
 
-_DEGREES: Final = ("dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "etp", "sp", "micro_batch", "micro_batches", "panels",
-                   "recompute_every", "zero", "shard")  # fmt: skip
+_DEGREES: Final = (
+    *("dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "etp", "sp", "micro_batch", "micro_batches", "panels"),
+    *("recompute_every", "zero", "shard"),
+)
 _AXES: Final = ("dp", "tp", "tp2", "cp", "pp")
 #: Number of an estimate -> its name in a row.
-_NUMBERS: Final = ("step_time_s", "mfu", "hfu", "tokens_per_s_per_gpu", "samples_per_s", "model_flops",
-                   "peak_memory_bytes", "memory_capacity_bytes", "oom_probability")  # fmt: skip
+_NUMBERS: Final = (
+    *("step_time_s", "mfu", "hfu", "tokens_per_s_per_gpu", "samples_per_s", "model_flops"),
+    *("peak_memory_bytes", "memory_capacity_bytes", "oom_probability"),
+)
 #: Column -> its type in DuckDB.
 COLUMNS: Final[Mapping[str, str]] = {
     "point": "varchar",
@@ -71,13 +75,8 @@ def _rows(point: Point) -> Iterator[Row]:
     except UserError as error:
         yield {"kind": "point", "status": REFUSED, "message": " ".join(str(error).split())}
         return
-    if isinstance(found, Estimate):
-        status, counts, plans = OK if found.feasible else INFEASIBLE, {}, (found,)
-        reasons = dict.fromkeys(found.reasons, 1)
-    else:
-        status, plans, reasons = OK if found.feasible else INFEASIBLE, found.plans, dict(found.reasons)
-        counts = {"candidates": found.candidates, "feasible_candidates": found.feasible}
-    yield {"kind": "point", "status": status, "reasons": json.dumps(reasons, sort_keys=True), **counts}
+    plans = (found,) if isinstance(found, Estimate) else found.plans
+    yield {"kind": "point", "status": OK if found.feasible else INFEASIBLE, **_counts(found)}
     for rank, e in enumerate(plans, 1):
         yield {"kind": "plan", "rank": rank, **_numbers(e), **_plan(e.plan)}
         if point.keep.terms:
@@ -86,6 +85,13 @@ def _rows(point: Point) -> Iterator[Row]:
         for rank, one in enumerate(found.pareto, 1):
             both = {name: one[name] for name in ("step_time_s", "peak_memory_bytes")}
             yield {"kind": "front", "rank": rank, **both, **_plan(one["plan"])}
+
+
+def _counts(found: Estimate | PlanResult) -> Row:
+    if isinstance(found, Estimate):
+        return {"reasons": json.dumps(dict.fromkeys(found.reasons, 1), sort_keys=True)}
+    reasons = json.dumps(dict(found.reasons), sort_keys=True)
+    return {"reasons": reasons, "candidates": found.candidates, "feasible_candidates": found.feasible}
 
 
 def _given(point: Point) -> dict[str, Any]:
@@ -107,9 +113,14 @@ def _searched(point: Point) -> PlanResult:
     choices, columns = job_choices(options.get("fix", {}))
     request = Request(**_given(point), mode=MODES[options.get("mode", "corrected")])
     search = Search(
-        request=request, gpus=options["gpus"], global_batch=options["global_batch"], choices=choices, columns=columns,
-        limit=options.get("limit", ()), strategy=options.get("strategy", USUAL["strategy"]),
-    )  # fmt: skip
+        request=request,
+        gpus=options["gpus"],
+        global_batch=options["global_batch"],
+        choices=choices,
+        columns=columns,
+        limit=options.get("limit", ()),
+        strategy=options.get("strategy", USUAL["strategy"]),
+    )
     setting, scope = search.prepared()
     ranked = partial(rank_plans, setting, scope.space, scope.strategies, scope.constraints)
     return ranked(top=keep.top, brief=not keep.front)
@@ -118,9 +129,13 @@ def _searched(point: Point) -> PlanResult:
 def _estimated(point: Point) -> Estimate:
     options = point.options
     asked = asked_plan(
-        **_given(point), gpus=options["gpus"], global_batch=options.get("global_batch"),
-        strategy=options.get("strategy", USUAL["strategy"]), mode=options.get("mode", "corrected"), plan=options.get("plan"),
-    )  # fmt: skip
+        **_given(point),
+        gpus=options["gpus"],
+        global_batch=options.get("global_batch"),
+        strategy=options.get("strategy", USUAL["strategy"]),
+        mode=options.get("mode", "corrected"),
+        plan=options.get("plan"),
+    )
     return estimate_plan(asked.setting, asked.strategy, asked.plans, what_ifs=False)
 
 

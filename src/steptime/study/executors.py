@@ -38,8 +38,9 @@ class Engine(ABC):
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
         """Computes the rows of some points."""
 
-    def restart(self) -> None:
-        """Replaces lost workers; most engines do so on their own."""
+    def restart(self) -> Engine:
+        """The engine to go on with after workers were lost; most replace them on their own."""
+        return self
 
     @abstractmethod
     def close(self) -> None:
@@ -90,10 +91,11 @@ class Local(Engine):
             future.set_exception(error)
             return future
 
-    def restart(self) -> None:
+    def restart(self) -> Engine:
         """Starts all processes again."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = self._started()
+        return self
 
     def close(self) -> None:
         """Ends the processes once their blocks are done."""
@@ -137,8 +139,8 @@ class RayEngine(Engine):
 
         self._ray, self._own = ray, not ray.is_initialized()
         if self._own:
-            local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers, "include_dashboard": False}
-            ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=False, **local)
+            cpus = None if os.environ.get("RAY_ADDRESS") else workers
+            ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
         self.lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError)
         self._solve = ray.remote(num_cpus=1, max_retries=self.retries)(solve)
 
@@ -158,15 +160,16 @@ class DaskEngine(_Pooled):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        from distributed import Client, KilledWorker, LocalCluster
+        import distributed
 
+        dask: Any = distributed  # parts of it have no types
         address = os.environ.get("DASK_SCHEDULER_ADDRESS")
         self._cluster = None
         if address is None:
-            self._cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
-        self._client = Client(address or self._cluster)
+            self._cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+        self._client = dask.Client(address or self._cluster)
         self.pool = self._client.get_executor(pure=False)
-        self.lost = (KilledWorker,)
+        self.lost = (dask.KilledWorker,)
 
     def close(self) -> None:
         """Ends the client, and a cluster that this engine started."""
@@ -209,7 +212,7 @@ def engine_of(name: str, workers: int | None) -> Engine:
         workers: processes; None: as many as processors.
 
     Raises:
-        UserError: there is no executor of that name, or its package is missing.
+        UserError: the name is unknown, or its package is missing.
     """
     start = EXECUTORS[name]
     count = usual_workers() if workers is None else workers
@@ -226,7 +229,7 @@ def lost_too_often(points: Sequence[Point], times: int) -> UserError:
     """The error for points whose workers die each time."""
     first = points[0].options
     return UserError(
-        f"{counted(times, 'worker')} died on the same {counted(len(points), 'point')}, the first of {first['model']} on "
-        f"{first['gpus']} devices of {first['cluster']}",
+        f"{counted(times, 'worker')} died on the same {counted(len(points), 'point')}, the first of {first['model']} "
+        f"on {first['gpus']} devices of {first['cluster']}",
         hint="their memory may be short: give fewer --workers; what was computed before is kept",
     )

@@ -68,16 +68,19 @@ class _Table(BaseModel):
 
 
 def _any(title: str, *names: str) -> Any:
+    """A table whose values are looked at one by one later."""
     fields: Any = dict.fromkeys(names, (Any, None))
     return create_model(title, __base__=_Table, **fields)
 
 
-_JOB: Final = ("model", "mode", "strategy", "dtype", "optimizer", "framework", "lora", "limit", "seq", "cluster",
-               "global_batch", "gpus")  # fmt: skip
+_JOB: Final = (
+    *("model", "mode", "strategy", "dtype", "optimizer", "framework", "lora", "limit", "seq"),
+    *("cluster", "global_batch", "gpus"),
+)
 """Fields of a job, those that vary slowest first: neighbours have most in common."""
-_Job = _any("_Job", *_JOB, "fix", "plan")
-_Degrees = _any("_Degrees", *KEYS, "placement", "strategy")
-_Hardware = _any("_Hardware", *PARAMETERS)
+_Job: Any = _any("_Job", *_JOB, "fix", "plan")
+_Degrees: Any = _any("_Degrees", *KEYS, "placement", "strategy")
+_Hardware: Any = _any("_Hardware", *PARAMETERS)
 
 
 class _Keep(_Table):
@@ -86,20 +89,25 @@ class _Keep(_Table):
     terms: bool = False
 
 
-class _Grid(_Table):
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    job: _Job = _Job()
-    hardware: _Hardware = _Hardware()
-    training: Any = None
-    zip: list[Annotated[list[str], Field(min_length=2)]] = []
-
-
-class _File(_Grid):
-    title: str = ""
-    source: str = ""
-    what: Literal["plan", "estimate"] = "plan"
-    keep: _Keep = _Keep()
-    grid: list[_Grid] = []
+_Zip = list[Annotated[list[str], Field(min_length=2)]]
+_Grid: Any = create_model(
+    "_Grid",
+    __base__=_Table,
+    name=(Annotated[str, Field(min_length=1, max_length=200)] | None, None),
+    job=(_Job, _Job()),
+    hardware=(_Hardware, _Hardware()),
+    training=(Any, None),
+    zip=(_Zip, []),
+)
+_File: Any = create_model(
+    "_File",
+    __base__=_Grid,
+    title=(str, ""),
+    source=(str, ""),
+    what=(Literal["plan", "estimate"], "plan"),
+    keep=(_Keep, _Keep()),
+    grid=(list[_Grid], []),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +169,7 @@ def study_of(table: Mapping[str, Any], *, where: str = "study", folder: Path | N
     return Study(title=file.title, cases=tuple(case for reader in readers for case in reader.cases()))
 
 
-def _over(own: Mapping[str, Any], grid: _Grid, number: int) -> dict[str, Any]:
+def _over(own: Mapping[str, Any], grid: Any, number: int) -> dict[str, Any]:
     """A grid with the tables of its file below its own."""
     out: dict[str, Any] = {"name": grid.name or f"grid {number + 1}", "at": f"grid[{number}]."}
     for name in ("job", "hardware"):

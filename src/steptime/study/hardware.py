@@ -133,7 +133,8 @@ def cluster_with(base: str, changes: Mapping[str, Mapping[str, float]], where: s
 
 @lru_cache(maxsize=4096)
 def _cluster_with(base: str, changes: str, where: str) -> Cluster:
-    cluster, merged = load_cluster(base), {}
+    cluster = load_cluster(base)
+    merged: dict[str, Any] = {}
     for name, change in json.loads(changes).items():
         parameter, factor = PARAMETERS[name], change.get(FACTOR)
         now = parameter.now(cluster)

@@ -21,9 +21,9 @@ PACKAGE: Final = Path(__file__).resolve().parents[1]
 CODE: Final = ("api", "cost", "estimate", "formats", "hardware", "lab/published", "model", "plan", "schedule", "search")
 """Rooms on which the numbers of a point depend."""
 OPTIONS: Final = (
-    "model", "cluster", "gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework", "lora",
-    "fix", "limit", "plan",
-)  # fmt: skip
+    *("model", "cluster", "gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework"),
+    *("lora", "fix", "limit", "plan"),
+)
 """What a point has in common with a call of ``plan`` or ``estimate``, in the order of columns."""
 USUAL: Final = {"dtype": "bf16", "optimizer": "adam", "strategy": "auto"}
 """Options where a study gives none."""
@@ -31,7 +31,7 @@ USUAL: Final = {"dtype": "bf16", "optimizer": "adam", "strategy": "auto"}
 
 @cache
 def code_version() -> str:
-    """A name of the code and the catalogue: results of another are computed anew."""
+    """A name of the code and the catalogue: results of another version are computed again."""
     digest = hashlib.sha256()
     files = [path for room in CODE for path in (PACKAGE / room).rglob("*") if path.suffix in (".py", ".toml")]
     for path in sorted([*files, *PACKAGE.glob("*.py"), PACKAGE / "study/evaluate.py", PACKAGE / "study/hardware.py"]):
@@ -71,12 +71,12 @@ class Point:
     options: Mapping[str, Any]
     """Those of :data:`OPTIONS` that are given."""
     hardware: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What differs from the cluster of that name."""
+    """What differs from the cluster that is named."""
     keep: Keep = Keep()
 
     @property
     def key(self) -> str:
-        """Name of the results: that of the content of everything that they depend on."""
+        """Name of the results, made of the content of everything that they depend on."""
         changes = tuple((name, tuple(change.items())) for name, change in sorted(self.hardware.items()))
         options = {name: value for name, value in self.options.items() if name not in ("model", "cluster")}
         return content_key(

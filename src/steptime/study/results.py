@@ -76,7 +76,7 @@ class Results:
         """Rows of one of the tables ``points``, ``plans``, ``front``, ``terms``, as plain data.
 
         Raises:
-            UnknownNameError: there is no such table.
+            UnknownNameError: the table is unknown.
         """
         return self.query(f"select * from {self._known(table)}")
 
@@ -104,7 +104,8 @@ class Results:
         """
         import duckdb
 
-        target, ending = os.fspath(path), refuse_table(path)
+        target = os.fspath(path)
+        ending = refuse_table(target)
         self._known(table)
         with self._open(locked=False) as connection:
             try:
@@ -146,7 +147,8 @@ class Results:
         columns = ", ".join(COLUMNS)
         if files:
             source = "read_parquet(?, filename = true, file_row_number = true)"
-            select = f"select {columns}, file_row_number as place from {source} r semi join places p on (r.point = p.point and r.filename = p.file)"
+            rows = f"select {columns}, file_row_number as place from {source}"
+            select = f"{rows} r semi join places p on (r.point = p.point and r.filename = p.file)"
             connection.execute(f"create table found as {select}", [files])
         else:
             types = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
