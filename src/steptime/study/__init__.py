@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from steptime.study.file import Study as Study
     from steptime.study.file import read_study as read_study
     from steptime.study.file import study_of as study_of
-    from steptime.study.results import Results as Results
-    from steptime.study.results import results as results
-    from steptime.study.run import Outcome as Outcome
-    from steptime.study.run import run as run
+    from steptime.study.running import Outcome as Outcome
+    from steptime.study.running import run as run
+    from steptime.study.tables import Results as Results
+    from steptime.study.tables import results as results
 
 #: Public name -> where it is defined.
 PLACES: Final = {
-    "Outcome": "steptime.study.run:Outcome",
-    "Results": "steptime.study.results:Results",
+    "Outcome": "steptime.study.running:Outcome",
+    "Results": "steptime.study.tables:Results",
     "Study": "steptime.study.file:Study",
     "read_study": "steptime.study.file:read_study",
-    "results": "steptime.study.results:results",
-    "run": "steptime.study.run:run",
+    "results": "steptime.study.tables:results",
+    "run": "steptime.study.running:run",
     "study_of": "steptime.study.file:study_of",
 }
 

@@ -13,7 +13,7 @@ from steptime.errors import UserError, counted
 
 if TYPE_CHECKING:
     from steptime.study.file import Study
-    from steptime.study.results import Results
+    from steptime.study.tables import Results
 
 STORE: Final = "study-store"
 GROUP: Final = typer.Typer(
@@ -67,7 +67,7 @@ def run(
     """
     from steptime.cli.output import Progress, document, print_json
     from steptime.study.file import read_study
-    from steptime.study.run import run as run_study
+    from steptime.study.running import run as run_study
 
     found = read_study(file)
     _ask(found, yes)
@@ -155,7 +155,7 @@ def export(
 
 def _results(file: str, store: str) -> Results:
     from steptime.study.file import read_study
-    from steptime.study.results import results
+    from steptime.study.tables import results
 
     return results(read_study(file), store)
 
@@ -167,7 +167,7 @@ def _print(found: Results, **content: Any) -> None:
 
 
 def _print_missing(found: Results) -> None:
-    from steptime.study.results import missing_text
+    from steptime.study.tables import missing_text
 
     text = missing_text(found)
     if text:

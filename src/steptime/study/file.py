@@ -99,12 +99,13 @@ _Grid: Any = create_model(
     training=(Any, None),
     zip=(_Zip, []),
 )
+_WHAT: Any = (Literal["plan", "estimate"], "plan")
 _File: Any = create_model(
     "_File",
     __base__=_Grid,
     title=(str, ""),
     source=(str, ""),
-    what=(Literal["plan", "estimate"], "plan"),
+    what=_WHAT,
     keep=(_Keep, _Keep()),
     grid=(list[_Grid], []),
 )

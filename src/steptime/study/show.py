@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.errors import counted
 from steptime.report import text as t
-from steptime.study.results import Results, missing_text
+from steptime.study.tables import Results, missing_text
 
 MOST_ROWS: Final = 200
 _POINT: Final = ("grid", "model", "cluster", "asked_strategy", "gpus", "global_batch", "seq_len", "mode", "framework")

@@ -189,7 +189,7 @@ class _Run:
             self.progress(len(self.points) - len(self.open), len(self.points))
 
     def _refused(self) -> int:
-        from steptime.study.results import refused_points
+        from steptime.study.tables import refused_points
 
         at, _ = self.store.found(list(self.points))
         if set(at) != set(self.points):
