@@ -32,7 +32,7 @@ def values_of(given: Any, where: str, path: str, convert: Callable[[Any], Any] =
     """All values of a field.
 
     Args:
-        given: one value, a list of values, or the table of a :class:`Range`.
+        given: one value, the table of a :class:`Range`, or a list of values and ranges.
         where: the file, for errors.
         path: the field in it, for errors.
         convert: checks one value and gives it as it is kept.
@@ -55,10 +55,16 @@ def values_of(given: Any, where: str, path: str, convert: Callable[[Any], Any] =
         )
     if len(given) > MOST_VALUES:
         raise FieldError(where, path, f"{counted(len(given), 'value')}, at most {MOST_VALUES:,}")
-    out = [_converted(value, where, f"{path}[{i}]", convert) for i, value in enumerate(given)]
-    for i, value in enumerate(out):
-        if value in out[:i] and i < 10_000:
-            raise FieldError(where, f"{path}[{i}]", f"{shown(given[i])} is given twice")
+    out: list[Any] = []
+    for i, value in enumerate(given):
+        at = f"{path}[{i}]"
+        if isinstance(value, dict) and "from" in value:  # ranges may meet at their ends
+            out += [one for one in _range(value, where, at, convert) if one not in out]
+            continue
+        one = _converted(value, where, at, convert)
+        if one in out:
+            raise FieldError(where, at, f"{shown(value)} is given twice")
+        out.append(one)
     return out
 
 

@@ -26,7 +26,7 @@ Tables = dict[str, list[dict[str, Any]]]
 TABLES = ("points", "plans", "front", "terms")
 
 
-def toml(micro_batches: int = 5, batches: int = 20) -> str:
+def toml(micro_batches: int = 5, batches: int = 10) -> str:
     """A study of cheap points: 2 x (micro_batches) x (batches) single plans."""
     sizes = [2**k for k in range(micro_batches)]
     return f"""
@@ -57,7 +57,7 @@ def whole(small: tuple[Path, Study], tmp_path_factory: pytest.TempPathFactory) -
     _, found = small
     store = tmp_path_factory.mktemp("study") / "whole"
     first = study.run(found, store, workers=1)
-    assert (first.points, first.computed, first.found) == (200, 200, 0)
+    assert (first.points, first.computed, first.found) == (100, 100, 0)
     return tables(found, store)
 
 
@@ -78,22 +78,22 @@ def test_a_second_run_computes_nothing_and_another_study_shares_points(
 ) -> None:
     _, found = small
     first = study.run(found, tmp_path / "s", workers=1)
-    assert (first.points, first.computed, first.found) == (200, 200, 0)
+    assert (first.points, first.computed, first.found) == (100, 100, 0)
     again = study.run(found, tmp_path / "s", workers=1)
-    assert (again.computed, again.found) == (0, 200)
+    assert (again.computed, again.found) == (0, 100)
     wider = study.study_of(
         {
             "what": "estimate",
             "job": {
                 "model": "gpt2", "cluster": "dgx-h100", "gpus": [8, 16, 32], "mode": "published",
-                "global_batch": {"from": 512, "to": 10240, "step": 512},
+                "global_batch": {"from": 512, "to": 5120, "step": 512},
                 "plan": {"micro_batch": [1, 2, 4, 8, 16]},
             },
         }
     )  # fmt: skip
     more = study.run(wider, tmp_path / "s", workers=1)
-    assert (more.points, more.computed, more.found) == (300, 100, 200)
-    assert len(study.results(wider, tmp_path / "s").rows()) == 300
+    assert (more.points, more.computed, more.found) == (150, 50, 100)
+    assert len(study.results(wider, tmp_path / "s").rows()) == 150
 
 
 def test_rows_are_those_of_an_estimate(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_pa
         kept = len(study.results(found, store).at)
         assert kept == (study_driver.AT - 1) * run_module.CHUNK, step
         outcome = study.run(found, store, workers=1)
-        assert (outcome.found, outcome.computed) == (kept, 200 - kept), step
+        assert (outcome.found, outcome.computed) == (kept, 100 - kept), step
         assert tables(found, store) == whole, step
 
 
@@ -144,7 +144,7 @@ def test_runs_at_once_all_end_with_everything(small: tuple[Path, Study], whole: 
         other.join()
     assert tables(found, tmp_path / "s") == whole
     lines = sum(len(p.read_text().splitlines()) - 1 for p in (tmp_path / "s").glob("journal-*.jsonl"))
-    assert lines == len(list((tmp_path / "s" / "blocks").iterdir())) == -(-200 // run_module.CHUNK)  # nothing twice
+    assert lines == len(list((tmp_path / "s" / "blocks").iterdir())) == -(-100 // run_module.CHUNK)  # nothing twice
 
 
 def test_a_run_waits_for_what_another_computes(
@@ -169,7 +169,7 @@ def test_a_run_waits_for_what_another_computes(
     monkeypatch.setattr(run_module.time, "sleep", lambda _: ended.set())
     outcome = study.run(found, tmp_path / "s", workers=1)
     other.join()
-    assert (outcome.found, outcome.computed) == (run_module.CHUNK, 200 - run_module.CHUNK)
+    assert (outcome.found, outcome.computed) == (run_module.CHUNK, 100 - run_module.CHUNK)
 
 
 @pytest.mark.each("damage", ["cut", "flipped", "gone"])
@@ -209,7 +209,7 @@ def test_a_full_disk_loses_nothing(
             study.run(found, tmp_path / "s", workers=1)
     assert not list((tmp_path / "s" / "blocks").glob(".*"))  # no temporary file is left
     kept = len(study.results(found, tmp_path / "s").at)
-    assert 0 < kept < 200
+    assert 0 < kept < 100
     assert study.run(found, tmp_path / "s", workers=1).found == kept
     assert tables(found, tmp_path / "s") == whole
 
@@ -234,7 +234,7 @@ def test_a_lost_worker_loses_nothing(
     monkeypatch.setenv("STUDY_FLAG", str(tmp_path / "flag"))
     monkeypatch.setattr(executors, "solve", _dies_once)
     outcome = study.run(found, tmp_path / "s", workers=2)
-    assert outcome.lost_workers == 1 and outcome.computed == 200
+    assert outcome.lost_workers == 1 and outcome.computed == 100
     assert tables(found, tmp_path / "s") == whole
     monkeypatch.setattr(executors, "solve", _dies)
     with pytest.raises(UserError, match="workers died"):
