@@ -63,14 +63,16 @@ def test_all_rationale_sweeps_and_their_terms(tmp_path: Path) -> None:
     rows = rows_of("rationale", tmp_path)
     with gzip.open(require_data("published_fig_rationale.csv.gz"), "rt", encoding="utf-8") as file:
         published = list(csv.DictReader(file))
-    assert len(published) == len(rows) + 1  # two pictures share a configuration
-    sql = "select point, sum(value) as s from terms where quantity = 'time_s' and path like 'bubble%' group by point"
+    assert len(published) == len(rows)
+    sql = (
+        "select grid, point, sum(value) as s from terms where quantity = 'time_s' and path like 'bubble%' group by all"
+    )
     found = study.results(study.read_study(STUDIES / "rationale.toml"), tmp_path)
-    bubbles = {row["point"]: row["s"] for row in found.query(sql)}
+    bubbles = {(row["grid"], row["point"]): row["s"] for row in found.query(sql)}
     for line in published:
         row = _sweep(line["fig"], rows)[int(line["tp1"]), int(line["tp2"]), int(line["pp"])]
         assert cases.relative(row["step_time_s"], float(line["t"])) <= TOLERANCE, line
-        bubble = bubbles.get(row["point"], 0.0)
+        bubble = bubbles.get((row["grid"], row["point"]), 0.0)
         assert abs(bubble - float(line["t_bubble"])) <= TOLERANCE * row["step_time_s"], line
 
 
