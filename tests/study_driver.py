@@ -22,7 +22,8 @@ from steptime.study import read_study, run
 from steptime.study import store as study_store
 
 
-def killed_at_random(seed: int, kills: int, longest_s: float, compute: Callable[[], object]) -> None:
+def killed_at_random(seed: int, kills: int, longest_s: float, compute: Callable[[], object], store: Path) -> None:
+    """Kills runs; prints how many blocks the store has after each."""
     chosen = random.Random(seed)
     for _ in range(kills):
         child = os.fork()
@@ -33,6 +34,7 @@ def killed_at_random(seed: int, kills: int, longest_s: float, compute: Callable[
         time.sleep(chosen.uniform(0, longest_s))
         os.kill(child, signal.SIGKILL)  # the parent of the workers, not they
         os.waitpid(child, 0)
+        print(len(list(store.glob("blocks/*.parquet"))), end=" ", flush=True)
 
 
 STEPS = ("before the file", "before the rename", "before the journal", "within the line")
@@ -88,7 +90,7 @@ def main(arguments: list[str]) -> None:
         run(found, store, workers=2 if how == "random" else 1)
 
     if how == "random":
-        killed_at_random(int(rest[0]), int(rest[1]), float(rest[2]), compute)
+        killed_at_random(int(rest[0]), int(rest[1]), float(rest[2]), compute, Path(store))
     if how != "steps":
         compute()
         return

@@ -93,11 +93,11 @@ class Store:
         return self._whole[checksum]
 
     def found(self, points: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Where the rows of points are: the block of each that has one, and blocks that are damaged or gone.
+        """Where the rows of points are: the block of each that has one, and blocks without which some are missing.
 
-        A point that several blocks have is read from the first of them that is whole.
+        A point that several blocks have is read from the first that is whole; the others may be damaged or gone.
         """
-        wanted, at, damaged = set(points), dict[str, str](), list[str]()
+        wanted, at, broken = set(points), dict[str, str](), dict[str, set[str]]()
         for block in self._blocks.values():
             here = wanted.intersection(block.points)
             if not here:
@@ -105,8 +105,8 @@ class Store:
             if self.is_whole(block.checksum):
                 at.update((point, block.checksum) for point in here if point not in at)
             else:
-                damaged.append(block.checksum)
-        return at, tuple(damaged)
+                broken[block.checksum] = here
+        return at, tuple(checksum for checksum, here in broken.items() if not here <= at.keys())
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
@@ -234,17 +234,26 @@ def packed(rows: Sequence[Row]) -> bytes:
             json_rows(rows, source)
             with connected() as connection:
                 connection.execute("set threads = 1")
-                connection.execute(f"copy ({select_json(source, COLUMNS)}) to '{target}' (format parquet)")
+                connection.execute(f"copy ({select_json(source, COLUMNS)}) to {quoted(target)} (format parquet)")
             return target.read_bytes()
         except (OSError, duckdb.Error) as error:
             reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
             raise InputFileError(name, f"temporary files cannot be written: {reason}") from None
 
 
+def quoted(path: str | os.PathLike[str]) -> str:
+    """A path as a text in SQL.
+
+    >>> quoted("it's")
+    "'it''s'"
+    """
+    return "'" + os.fspath(path).replace("'", "''") + "'"
+
+
 def select_json(path: Path, columns: Mapping[str, str]) -> str:
     """Query of the rows of a file of JSON lines, with the types of their columns."""
     types = ", ".join(f"'{name}': '{kind.upper()}'" for name, kind in columns.items())
-    return f"select * from read_json('{path}', format = 'newline_delimited', columns = {{{types}}})"
+    return f"select * from read_json({quoted(path)}, format = 'newline_delimited', columns = {{{types}}})"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -19,7 +19,7 @@ from steptime.store.tables import connected, refuse_table
 from steptime.study.evaluate import COLUMNS, REFUSED
 from steptime.study.file import Case, Study
 from steptime.study.hardware import PARAMETERS
-from steptime.study.store import Store, json_rows, select_json
+from steptime.study.store import Store, json_rows, quoted, select_json
 
 #: Table -> kind of its rows and the columns that it has of them.
 _OF_PLANS: Final = tuple(COLUMNS)[tuple(COLUMNS).index("step_time_s") : tuple(COLUMNS).index("quantity")]
@@ -109,8 +109,7 @@ class Results:
         self._known(table)
         with self._open(locked=False) as connection:
             try:
-                literal = target.replace("'", "''")
-                connection.execute(f"copy (select * from {table}) to '{literal}' (format {ENDINGS[ending]})")
+                connection.execute(f"copy (select * from {table}) to {quoted(target)} (format {ENDINGS[ending]})")
             except duckdb.Error as error:
                 raise UserError(f"{target}: {_refusal(error)}") from None
             number: int = connection.execute(f"select count(*) from {table}").fetchone()[0]
@@ -126,7 +125,7 @@ class Results:
         """A connection with the tables; locked: no file is read or written any more."""
         with connected() as connection, tempfile.TemporaryDirectory(prefix="steptime-") as name:
             connection.execute(f"set memory_limit = '{_MEMORY}'")
-            connection.execute(f"set temp_directory = '{name}'")
+            connection.execute(f"set temp_directory = {quoted(name)}")
             for formula in (training_s, device_s):
                 numbers = ["DOUBLE"] * formula.__code__.co_argcount
                 connection.create_function(formula.__name__, formula, numbers, "DOUBLE")

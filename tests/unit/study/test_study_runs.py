@@ -191,6 +191,21 @@ def test_a_damaged_block_is_found_reported_and_computed_again(
     assert tables(found, tmp_path / "s") == whole
 
 
+def test_a_damaged_block_whose_points_others_have_is_no_matter(small: tuple[Path, Study], tmp_path: Path) -> None:
+    _, found = small
+    points = found.points[:4]
+    rows, keys = solve(points), [point.key for point in points]
+    store = store_module.Store(tmp_path / "it's a store")
+    with store.writing() as writer:
+        first, second = writer.commit(rows, keys), writer.commit(rows[::-1], keys)
+    store.path(first.checksum).write_bytes(b"damaged")
+    results = study.results(found, store.folder)
+    assert set(results.at.values()) == {second.checksum} and results.damaged == ()
+    assert len(results.rows()) == 4
+    store.path(second.checksum).unlink()
+    assert set(study.results(found, store.folder).damaged) == {first.checksum, second.checksum}
+
+
 @pytest.mark.each("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_loses_nothing(
     number: int, small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
