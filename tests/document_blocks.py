@@ -5,7 +5,7 @@ bash      the whole block is one script
 python    a script of its own, or a doctest if it has ``>>>``
 toml      with a first line ``# file: name.toml`` (or ``# name.toml``): written before the commands that follow
 
-The blocks of one document share a folder that has a copy of ``examples/`` and the fixtures below. A command that begins
+The blocks of one document share a folder that has copies of ``examples/`` and ``studies/`` and the fixtures below. A command that begins
 with ``steptime`` runs in this process, and what a shell does with its output in a shell; others are processes.
 """
 
@@ -66,7 +66,8 @@ def write_named(body: str, folder: Path) -> None:
 
 def prepare(folder: Path) -> Path:
     """Puts what a reader is assumed to have into a folder."""
-    shutil.copytree(ROOT / "examples", folder / "examples")
+    for name in ("examples", "studies"):
+        shutil.copytree(ROOT / name, folder / name)
     for name, source in FIXTURES.items():
         shutil.copyfile(source, folder / name)
     return folder

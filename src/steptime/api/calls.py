@@ -33,12 +33,14 @@ from steptime.api.request import (
     text,
     whole,
 )
+from steptime.api.training import all_trained, check_training, samples_of, trained
 from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
+from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
@@ -177,7 +179,7 @@ _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard
 
 def plan(
     model: NameOrPath | CapturedModel,
-    cluster: NameOrPath,
+    cluster: NameOrPath | Cluster,
     *,
     gpus: int,
     global_batch: int,
@@ -191,6 +193,7 @@ def plan(
     fix: Mapping[str, Any] | None = None,
     limit: Sequence[str] = (),
     top: int = 10,
+    training: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Ranks every parallel plan of a model on a number of devices.
@@ -198,7 +201,7 @@ def plan(
     Args:
         model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
             was captured (:func:`steptime.captured_model`).
-        cluster: catalogue name or TOML file.
+        cluster: catalogue name, TOML file, or a record (:func:`steptime.load_cluster`).
         gpus: devices to use.
         global_batch: sequences per optimiser step.
         seq: tokens of a sequence; None: the model's own.
@@ -217,12 +220,14 @@ def plan(
             document_length expert_imbalance expert_capacity``.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
         top: number of plans to return.
+        training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
+            ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
         progress: called with candidates done and candidates known so far.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    model, chosen = model_given(model), MODES[text("mode", mode)]
+    model, chosen, length = model_given(model), MODES[text("mode", mode)], check_training(training)
     choices, columns = job_choices(_table("fix", fix))
     request = Request(
         model=model,
@@ -244,11 +249,19 @@ def plan(
         strategy=strategy,
     )
     setting, scope = search.prepared()
+    _refuse_length(length, setting.job)
     whole("top", top, 1, 10**5)
     result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    result = all_trained(result, length, setting.job)
     return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
+
+
+def _refuse_length(length: Mapping[str, float], job: Job) -> None:
+    """Refuses, before the work, a length of a run that the job cannot have."""
+    if length:
+        samples_of(length, job)
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
@@ -267,7 +280,7 @@ def _table(field: str, value: Any) -> dict[str, Any]:
 
 def estimate(
     model: NameOrPath | CapturedModel,
-    cluster: NameOrPath,
+    cluster: NameOrPath | Cluster,
     *,
     gpus: int | None = None,
     global_batch: int | None = None,
@@ -279,6 +292,7 @@ def estimate(
     framework: str | None = None,
     lora: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
 ) -> Estimate:
     """Explains one plan.
 
@@ -299,6 +313,7 @@ def estimate(
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
+    length = check_training(training)
     asked = asked_plan(
         model,
         cluster,
@@ -313,8 +328,10 @@ def estimate(
         lora=lora,
         plan=plan,
     )
-    found = estimate_plan(asked.setting, asked.strategy, asked.plans, explain=True)
-    return replace(found, notes=(*asked.notes, *_taken(found, asked.setting.job, asked.given), *found.notes))
+    job = asked.setting.job
+    _refuse_length(length, job)
+    found = trained(estimate_plan(asked.setting, asked.strategy, asked.plans, explain=True), length, job)
+    return replace(found, notes=(*asked.notes, *_taken(found, job, asked.given), *found.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +349,7 @@ class AskedPlan:
 
 def asked_plan(
     model: NameOrPath | CapturedModel,
-    cluster: NameOrPath,
+    cluster: NameOrPath | Cluster,
     *,
     gpus: int | None = None,
     global_batch: int | None = None,

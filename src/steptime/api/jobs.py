@@ -14,13 +14,12 @@ from typing import Any, Final
 
 from steptime.api.frameworks import framework_taken, no_framework
 from steptime.api.models import check_captured, check_captured_choices, load_workload
-from steptime.api.request import NameOrPath, choice, name_or_path, switch, text, whole
+from steptime.api.request import NameOrPath, choice, cluster_given, switch, text, whole
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shown
 from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.machine import issue_sharpness
 from steptime.estimate.single import Setting
-from steptime.hardware import load_cluster
-from steptime.hardware.records import Device
+from steptime.hardware.records import Cluster, Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ModelSpec
 from steptime.plan.captured import CAPTURED
@@ -125,7 +124,7 @@ class Request:
     """A job as the user gives it."""
 
     model: str | CapturedModel
-    cluster: NameOrPath
+    cluster: NameOrPath | Cluster
     seq: int | None
     dtype: str
     optimizer: str
@@ -143,7 +142,7 @@ class Request:
             text(field, value)
         precision = attending(PRECISIONS[self.dtype], chosen)
         spec, captured = load_workload(self.model, dtype=self.dtype, seq=self.seq)
-        cluster = load_cluster(name_or_path("cluster", self.cluster))
+        cluster = cluster_given(self.cluster)
         framework = framework_of(self.framework, self.mode, cluster.device, precision)
         adapter = adapter_of(self.lora)
         _check_modelled(spec, precision, adapter, self.mode)
@@ -163,10 +162,10 @@ class Request:
         )
         job = with_choices(job, chosen)
         _check_offload(job, cluster.device)
-        outermost = cluster.levels[-1]
+        outermost, named = cluster.levels[-1], cluster.name if self.cluster is cluster else self.cluster
         if outermost.devices is not None and job.gpus > outermost.devices:
             raise UserError(
-                f"{self.cluster}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
+                f"{named}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, "
                 f"not {job.gpus}",
                 hint="add a level without devices that joins any number, or ask for fewer devices",
             )

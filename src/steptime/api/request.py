@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten, shown
 from steptime.hardware.library import load_cluster, load_device
+from steptime.hardware.records import Cluster
 from steptime.num import round_up
 from steptime.plan.job import (
     ATTENTION_DTYPES,
@@ -169,14 +170,23 @@ def device_noun(device: str, is_gpu: bool | None = None) -> str:
         return "device"
 
 
-def cluster_noun(cluster: NameOrPath) -> str:
+def cluster_given(cluster: NameOrPath | Cluster) -> Cluster:
+    """A cluster by name or file, or as a record.
+
+    Raises:
+        UserError: the name is unknown, or the file is wrong.
+    """
+    return cluster if isinstance(cluster, Cluster) else load_cluster(name_or_path("cluster", cluster))
+
+
+def cluster_noun(cluster: NameOrPath | Cluster) -> str:
     """``GPU`` or ``device``, for the devices of a cluster given by name or file (:func:`device_noun`).
 
     >>> cluster_noun("dgx-h100"), cluster_noun("tpu-v5p-pod"), cluster_noun("my own")
     ('GPU', 'device', 'GPU')
     """
     try:
-        return _noun(load_cluster(name_or_path("cluster", cluster)).device.is_gpu)
+        return _noun(cluster_given(cluster).device.is_gpu)
     except UserError:
         return "GPU"
 
@@ -387,7 +397,9 @@ def strategy_of(strategy: str, plan: Mapping[str, Any], mode: Mode) -> tuple[str
     return strategy, degrees
 
 
-def completed_degrees(degrees: Mapping[str, Any], gpus: int | None, cluster: NameOrPath = "") -> dict[str, int]:
+def completed_degrees(
+    degrees: Mapping[str, Any], gpus: int | None, cluster: NameOrPath | Cluster = ""
+) -> dict[str, int]:
     """All degrees; ``dp`` and the number of devices follow from each other.
 
     Args:
@@ -418,7 +430,7 @@ def completed_degrees(degrees: Mapping[str, Any], gpus: int | None, cluster: Nam
     return out
 
 
-def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath, so: str = "") -> PlanError:
+def _no_mesh(problem: str, inner: int, gpus: int, cluster: NameOrPath | Cluster, so: str = "") -> PlanError:
     """Degrees that do not multiply to the number of devices, and degrees that would."""
     noun, below, above = cluster_noun(cluster), gpus // inner * inner, round_up(gpus, inner)
     counts = f"{below} or {above} {noun}s" if below else counted(above, noun)

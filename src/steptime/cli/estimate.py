@@ -99,6 +99,11 @@ def command(
             _EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."
         ),
     ] = None,
+    tokens: o.Tokens = None,
+    samples: o.Samples = None,
+    epochs: o.Epochs = None,
+    dataset_tokens: o.DatasetTokens = None,
+    dataset_samples: o.DatasetSamples = None,
     show_all: o.All = False,
     json: o.Json = False,
     **job: Any,
@@ -110,14 +115,17 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
+    length = o.training_given(locals())
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
     if asked.cluster is None:
+        if length:
+            raise UserError("the length of a training means nothing without a step", hint="give --cluster")
         if explain is not None:
             raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
         _show_ledger(ledger_of(asked), json=json)
         return
-    estimate = api.estimate(asked.model, needed(asked, "an estimate"), plan=asked.plan, **asked.settings)
+    estimate = api.estimate(asked.model, needed(asked, "an estimate"), plan=asked.plan, **asked.settings, **length)
     if written is not None and (note := not_taken(job["plan"], written.workload, estimate.workload, settings)):
         estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
     if explain is not None:

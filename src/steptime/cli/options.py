@@ -210,6 +210,20 @@ PlanFile = Annotated[
         "--plan", metavar="FILE.json", help="Start from the plan that estimate or plan wrote with --json (its first)."
     ),
 ]
+
+
+def _length(option: str, text: str) -> Any:
+    return typer.Option(option, metavar="N", help=text)
+
+
+Tokens = Annotated[
+    str | None, _length("--tokens", "Tokens of the whole training, as 1T or 300B: shows days and GPU-hours.")
+]
+Samples = Annotated[str | None, _length("--samples", "The length of the training in sequences or images instead.")]
+Epochs = Annotated[str | None, _length("--epochs", "The length in passes over the data set instead.")]
+DatasetTokens = Annotated[str | None, _length("--dataset-tokens", "Tokens of the data set, for --epochs.")]
+DatasetSamples = Annotated[str | None, _length("--dataset-samples", "Sequences or images of it, for --epochs.")]
+
 #: What describes a job, by parameter: where it runs, how it is parallelised, with which software.
 JOB: dict[str, Any] = {
     "cluster": Cluster,
@@ -278,11 +292,20 @@ def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., N
 #: Parameters of a command that say what the job is; the parallel plan has :data:`~steptime.plan.keys.KEYS`.
 SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework")
 
+#: Parameters of a command that say how long the whole training is.
+TRAINING: Final = ("tokens", "samples", "epochs", "dataset_tokens", "dataset_samples")
+
 
 def settings_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
     """What the user gave of the job except its plan: the settings of an API call, from the parameters of a command."""
     lora = lora_of(given_options["lora_rank"], given_options["lora_targets"], given_options["qlora"])
     return given(**{name: given_options[name] for name in SETTINGS}) | lora
+
+
+def training_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The length of the training, if the user gave one: the argument ``training`` of an API call."""
+    found = given(**{name: given_options[name] for name in TRAINING})
+    return {"training": found} if found else {}
 
 
 def lora_of(rank: int | None, targets: str | None, qlora: bool | None) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def command(
     document_length: o.DocumentLength = None,
     expert_imbalance: o.ExpertImbalance = None,
     expert_capacity: o.ExpertCapacity = None,
+    tokens: o.Tokens = None,
+    samples: o.Samples = None,
+    epochs: o.Epochs = None,
+    dataset_tokens: o.DatasetTokens = None,
+    dataset_samples: o.DatasetSamples = None,
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
     json: o.Json = False,
 ) -> None:
@@ -82,6 +87,7 @@ def _run(given: Mapping[str, Any]) -> None:
         "fix": {**parse_fix(fix), **for_all},
         "limit": parse_limits(limit),
         "top": given["top"],
+        **o.training_given(given),
     }
     with Progress("plans") as progress:
         result = api.plan(job.model, needed(job, "a search"), **job.settings, **options, progress=progress)

@@ -135,6 +135,9 @@ class Estimate:
     band_shares: Mapping[str, float] = field(default_factory=dict)
     """What dominates the band: share of its variance by parameter of the framework, ``device`` (its own factor) and
     ``noise`` (what remains of runs that are known exactly), largest first."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """What the whole run takes: its ``samples``, ``tokens`` and ``steps``; ``training_s``, ``training_days``,
+    ``gpu_hours`` and ``gpu_days``, each with its band. Empty where its length is not given."""
     notes: tuple[str, ...] = ()
     """What to know before using the numbers: what was taken for granted or rounded up."""
     details: tuple[Detail, ...] = ()
@@ -155,7 +158,7 @@ class Estimate:
             if name == "details":
                 if explain:
                     out[name] = [_plain(detail) for detail in value]
-            elif name == "published" and value is None:
+            elif (name == "published" and value is None) or (name == "training" and not value):
                 continue
             else:
                 out[name] = _plain(value)

@@ -278,6 +278,7 @@ class _Estimate(_Object):
     band_shares: dict[str, Amount] = Field(default_factory=dict)
     what_if: dict[str, Positive] = Field(default_factory=dict)
     published: dict[str, Any] | None = None
+    training: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
     details: list[_Detail] = Field(default_factory=list)
 

@@ -155,6 +155,29 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     return _node_of(_find(given, "device"))
 
 
+def changed_cluster(base: str | Path, changes: Mapping[str, Any], where: str) -> Cluster:
+    """A cluster with other numbers, as a file with that ``base`` and these tables would describe it.
+
+    Args:
+        base: name, alias or file of the cluster.
+        changes: tables ``device`` and ``levels`` of such a file, values with their units.
+        where: what errors and sources name in place of the file.
+
+    Raises:
+        UserError: the base is unknown, or a change is not allowed.
+
+    >>> changed_cluster("dgx-h100", {"levels": {"nvlink": {"devices": 4}}}, "an example").fast_domain
+    4
+    """
+    from steptime.hardware.schema import check
+
+    table = {"base": str(base), **changes}
+    check(table, "cluster", where)
+    named = load_cluster(base)
+    changed = _cluster(Document(path=Path(where), table=table, trusted=False))
+    return replace(changed, name=named.name, title=named.title)
+
+
 def device_names() -> list[str]:
     """Names that :func:`load_device` knows, without aliases, in order."""
     return sorted(_files("device"))

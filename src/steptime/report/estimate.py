@@ -264,12 +264,30 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
         ("band", t.band_text(e)),
         ("MFU, HFU", f"{t.percent(e.mfu)}, {t.percent(e.hfu)}"),
         (f"{counted_as}/s/{_noun(e)}", t.count(e.tokens_per_s_per_gpu)),
+        *([("training", training_line(e))] if e.training else []),
         ("model FLOPs", f"{format_si(e.model_flops, 'FLOP')} per step"),
         ("peak memory", memory_line(e)),
         *([] if chance is None else [("P(oom)", chance)]),
         ("feasible", t.printable(fits)),
         ("bottleneck", t.printable(e.bottleneck)),
     ]
+
+
+def training_line(e: Estimate) -> str:
+    """What the whole run takes: days with their band, and device hours."""
+    run, band = e.training, e.training["training_band_days"]
+    spread = f" ({days(band[0])} .. {days(band[1])})" if band else ""
+    length = f"{t.big(run['tokens'])} tokens" if "tokens" in run else f"{t.big(run['samples'])} samples"
+    return f"{days(run['training_days'])} days{spread}, {t.count(run['gpu_hours'])} {_noun(e)}-hours, {length}"
+
+
+def days(value: float) -> str:
+    """Days as papers print them; of a short run three digits.
+
+    >>> days(97.9627), days(0.0123456)
+    ('97.96', '0.0123')
+    """
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def memory_line(e: Estimate) -> str:

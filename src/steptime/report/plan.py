@@ -14,7 +14,7 @@ from steptime.plan.job import sample_noun
 from steptime.plan.plans import MEANING
 from steptime.report import estimate
 from steptime.report import text as t
-from steptime.report.estimate import change_table, memory_line, print_notes
+from steptime.report.estimate import change_table, days, memory_line, print_notes, training_line
 from steptime.report.text import term_table
 from steptime.search.exhaustive import telling_points
 from steptime.search.planner import PlanResult
@@ -77,13 +77,24 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
 def _print_plans(out: Console, result: PlanResult) -> None:
     banded = any(e.step_time_band_s is not None for e in result.plans)
     loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
+    timed = any(e.training for e in result.plans)
     risky = any(estimate.chance(e) is not None for e in result.plans)
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in result.plans)
-    columns = ["", "plan", "step", *(["band 90 %"] if band else []), "MFU", unit, *(["P(oom)"] if risky else [])]
+    columns = [
+        "",
+        "plan",
+        "step",
+        *(["days"] if timed else []),
+        *(["band 90 %"] if band else []),
+        "MFU",
+        unit,
+        *(["P(oom)"] if risky else []),
+    ]
     table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
     for rank, e in enumerate(result.plans, 1):
         low, high = e.step_time_band_s or (math.nan, math.nan)
         row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
+        row += [days(e.training["training_days"])] if timed else []
         row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
         row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([estimate.chance(e) or ""] if risky else [])]
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
@@ -150,6 +161,8 @@ def _print_winner(out: Console, best: Estimate) -> None:
     words += [f"MFU {t.percent(best.mfu)}", memory_line(best)]
     t.heading(out, t.printable(", ".join(words)))
     out.print(f"band {t.band_text(best)}")
+    if best.training:
+        out.print(f"training: {training_line(best)}")
     note = t.note_on(best.plan)
     if note:
         out.print(note)

@@ -87,7 +87,7 @@ class PlanResult:
 
 def rank_plans(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
-    constraints: Sequence[Constraint] = (), *, top: int = 10, progress: Progress | None = None,
+    constraints: Sequence[Constraint] = (), *, top: int = 10, progress: Progress | None = None, brief: bool = False,
 ) -> PlanResult:  # fmt: skip
     """The best plans of a job among all strategies given.
 
@@ -98,6 +98,7 @@ def rank_plans(
         constraints: what the user fixes or bounds.
         top: number of plans to return.
         progress: called with candidates done and candidates known so far.
+        brief: without the front, the details of the first plan, and what would change its time.
     """
     started = time.process_time()
     found = find(setting, space, strategies, constraints, top=top, progress=progress)
@@ -105,14 +106,14 @@ def rank_plans(
         ((float(f.best_s[i]), n, i) for n, f in enumerate(found) for i in range(len(f.best_s))),
     )[:top]  # fmt: skip
     plans = tuple(
-        _explained(setting, found[n].task.strategy, found[n].best.row(i), first=not k)
+        _explained(setting, found[n].task.strategy, found[n].best.row(i), first=not k and not brief)
         for k, (_, n, i) in enumerate(ranked)
     )
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
         stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
-        plans=plans, pareto=_front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
+        plans=plans, pareto=() if brief else _front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
         workload=workload_record(setting.job),
     )  # fmt: skip

@@ -1,1 +1,47 @@
-"""Studies: many jobs from one file, run by any executor, kept in a store that survives being killed."""
+"""Many jobs from one file: what is run, what is kept, and how it is read again.
+
+>>> from steptime import study
+>>> small = study.study_of({"job": {"model": "gpt2", "cluster": "dgx-h100", "gpus": [1, 2], "global_batch": 8}})
+>>> len(small.points)
+2
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.registry import loaded
+
+if TYPE_CHECKING:
+    from steptime.study.file import Study as Study
+    from steptime.study.file import read_study as read_study
+    from steptime.study.file import study_of as study_of
+    from steptime.study.running import Outcome as Outcome
+    from steptime.study.running import run as run
+    from steptime.study.tables import Results as Results
+    from steptime.study.tables import results as results
+
+#: Public name -> where it is defined.
+PLACES: Final = {
+    "Outcome": "steptime.study.running:Outcome",
+    "Results": "steptime.study.tables:Results",
+    "Study": "steptime.study.file:Study",
+    "read_study": "steptime.study.file:read_study",
+    "results": "steptime.study.tables:results",
+    "run": "steptime.study.running:run",
+    "study_of": "steptime.study.file:study_of",
+}
+
+__all__ = sorted(PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module 'steptime.study' has no attribute {name!r}")
+    value = loaded(PLACES[name])
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

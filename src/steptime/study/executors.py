@@ -1,0 +1,235 @@
+"""Where blocks of points are computed: this process, processes of this machine, Ray, Dask, MPI.
+
+Blocks travel, never single points; workers write nothing, so that one process alone commits to a store.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+
+from steptime.errors import UserError, counted
+from steptime.registry import Registry
+from steptime.study.evaluate import solve
+from steptime.study.points import Point
+
+Rows = list[dict[str, Any]]
+MOST_WORKERS: Final = 100_000
+
+
+class Engine(ABC):
+    """What a run needs of an executor: futures as ``concurrent.futures`` has them, and a way to go on without one."""
+
+    #: What a future raises when its worker is lost; the block is computed again.
+    lost: tuple[type[BaseException], ...] = ()
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    @abstractmethod
+    def submit(self, points: Sequence[Point]) -> Future[Rows]:
+        """Computes the rows of some points."""
+
+    def restart(self) -> Engine:
+        """The engine to go on with after workers were lost; most replace them on their own."""
+        return self
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the workers."""
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Here(Engine):
+    """This process, one block after the other."""
+
+    def submit(self, points: Sequence[Point]) -> Future[Rows]:
+        """Computes them now."""
+        future: Future[Rows] = Future()
+        try:
+            future.set_result(solve(points))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Local(Engine):
+    """Processes of this machine, which end with their parent, also where that is killed."""
+
+    lost = (BrokenProcessPool,)
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._pool = self._started()
+
+    def _started(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        return ProcessPoolExecutor(self.workers, mp_context=context, initializer=end_with_parent)
+
+    def submit(self, points: Sequence[Point]) -> Future[Rows]:
+        """Computes them in one of the processes."""
+        try:
+            return self._pool.submit(solve, points)
+        except BrokenProcessPool as error:  # a process was lost since the last one was collected
+            future: Future[Rows] = Future()
+            future.set_exception(error)
+            return future
+
+    def restart(self) -> Engine:
+        """Starts all processes again."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._started()
+        return self
+
+    def close(self) -> None:
+        """Ends the processes once their blocks are done."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """Ends this process when its parent is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _Pooled(Engine):
+    """An executor of ``concurrent.futures``."""
+
+    pool: Executor
+
+    def submit(self, points: Sequence[Point]) -> Future[Rows]:
+        """Computes them in one of its workers."""
+        return self.pool.submit(solve, points)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+class RayEngine(Engine):
+    """Tasks of Ray: of the cluster that ``RAY_ADDRESS`` names, else of one that is started on this machine."""
+
+    retries: ClassVar[int] = 4
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        import ray
+
+        self._ray, self._own = ray, not ray.is_initialized()
+        if self._own:
+            cpus = None if os.environ.get("RAY_ADDRESS") else workers
+            ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        self.lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError)
+        self._solve = ray.remote(num_cpus=1, max_retries=self.retries)(solve)
+
+    def submit(self, points: Sequence[Point]) -> Future[Rows]:
+        """Computes them in a task; Ray itself repeats it where its worker is lost."""
+        future: Future[Rows] = self._solve.remote(points).future()
+        return future
+
+    def close(self) -> None:
+        """Ends a cluster that this engine started."""
+        if self._own:
+            self._ray.shutdown()
+
+
+class DaskEngine(_Pooled):
+    """Tasks of Dask: of the scheduler that ``DASK_SCHEDULER_ADDRESS`` names, else of processes of this machine."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        import distributed
+
+        dask: Any = distributed  # parts of it have no types
+        address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+        self._cluster = None
+        if address is None:
+            self._cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+        self._client = dask.Client(address or self._cluster)
+        self.pool = self._client.get_executor(pure=False)
+        self.lost = (dask.KilledWorker,)
+
+    def close(self) -> None:
+        """Ends the client, and a cluster that this engine started."""
+        with suppress(Exception):  # a task that is cancelled says so here
+            super().close()
+        self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+
+class MpiEngine(_Pooled):
+    """Ranks of MPI: ``mpiexec -n N python -m mpi4py.futures -m steptime study run ...``; rank 0 writes."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        from mpi4py.futures import MPIPoolExecutor
+
+        self.pool = MPIPoolExecutor(max_workers=workers)
+
+
+def usual_workers() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+EXECUTORS: Final[Registry[Callable[[int], Engine]]] = Registry("executor", "steptime.executors")
+EXECUTORS.add("local", lambda workers: Here(1) if workers == 1 else Local(workers))
+EXECUTORS.add("ray", RayEngine)
+EXECUTORS.add("dask", DaskEngine)
+EXECUTORS.add("mpi", MpiEngine)
+#: Executor -> what installs it.
+PACKAGES: Final = {"ray": "steptime[ray]", "dask": "steptime[dask]", "mpi": "steptime[mpi]"}
+
+
+def engine_of(name: str, workers: int | None) -> Engine:
+    """An executor with its workers started.
+
+    Args:
+        name: of :data:`EXECUTORS`.
+        workers: processes; None: as many as processors.
+
+    Raises:
+        UserError: the name is unknown, or its package is missing.
+    """
+    start = EXECUTORS[name]
+    count = usual_workers() if workers is None else workers
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_WORKERS:
+        raise UserError(f"{count!r} workers: a whole number from 1 to {MOST_WORKERS:,}")
+    try:
+        return start(count)
+    except ImportError as error:
+        package = PACKAGES.get(name, name)
+        raise UserError(f"executor {name}: {error.name or error} is missing", hint=f"pip install '{package}'") from None
+
+
+def lost_too_often(points: Sequence[Point], times: int) -> UserError:
+    """The error for points whose workers die each time."""
+    first = points[0].options
+    return UserError(
+        f"{counted(times, 'worker')} died on the same {counted(len(points), 'point')}, the first of {first['model']} "
+        f"on {first['gpus']} devices of {first['cluster']}",
+        hint="their memory may be short: give fewer --workers; what was computed before is kept",
+    )

@@ -1,0 +1,355 @@
+"""Studies as people write them: a TOML file of values, lists and ranges, crossed or zipped.
+
+::
+
+    title = "Strong scaling"
+
+    [job]
+    model = "gpt3-1t"
+    cluster = ["published-b200-nvs8", "published-b200-nvs64"]
+    gpus = { from = 512, to = 16384, times = 2 }
+    global_batch = 4096
+    mode = "published"
+
+    [hardware]
+    memory_bandwidth = { factor = [0.5, 1.0, 2.0] }
+
+    [training]
+    tokens = "1T"
+
+    [keep]
+    top = 10
+
+Everything is crossed but what ``zip = [["model", "training"]]`` names. A ``[[grid]]`` has tables of its own, over those
+of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from steptime.api.jobs import adapter_of, estimated_optimizer
+from steptime.api.models import load_model
+from steptime.api.request import checked_plan, choice, constraints_of, job_choices, oom_limit_of, text, whole
+from steptime.api.training import check_training
+from steptime.errors import FieldError, UserError, counted
+from steptime.formats.run_toml import as_user_error
+from steptime.hardware import load_cluster
+from steptime.hardware.search_path import is_path
+from steptime.model.captured import is_target
+from steptime.model.library import in_catalogue
+from steptime.plan.framework_file import framework_names
+from steptime.plan.job import PRECISIONS
+from steptime.plan.keys import KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
+from steptime.search.modes import MODES
+from steptime.store.files import parse_toml, read_text
+from steptime.study.hardware import FACTOR, PARAMETERS, cluster_with, si_value
+from steptime.study.points import Keep, Point
+from steptime.study.ranges import values_of
+
+MAX_BYTES: Final = 2**20
+MOST_POINTS: Final = 10**6
+"""Points that a study may have at all."""
+ASK_ABOVE: Final = 10_000
+"""Points above which the command asks first."""
+STRATEGIES: Final = ("auto", "1d", "context", "2d")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def _any(title: str, *names: str) -> Any:
+    """A table whose values are looked at one by one later."""
+    fields: Any = dict.fromkeys(names, (Any, None))
+    return create_model(title, __base__=_Table, **fields)
+
+
+_JOB: Final = (
+    *("model", "mode", "strategy", "dtype", "optimizer", "framework", "lora", "limit", "seq"),
+    *("cluster", "global_batch", "gpus"),
+)
+"""Fields of a job, those that vary slowest first: neighbours have most in common."""
+_Job: Any = _any("_Job", *_JOB, "fix", "plan")
+_Degrees: Any = _any("_Degrees", *KEYS, "placement", "strategy")
+_Hardware: Any = _any("_Hardware", *PARAMETERS)
+
+
+class _Keep(_Table):
+    top: Annotated[int, Field(ge=1, le=10_000)] = 1
+    front: bool = False
+    terms: bool = False
+
+
+_Zip = list[Annotated[list[str], Field(min_length=2)]]
+_Grid: Any = create_model(
+    "_Grid",
+    __base__=_Table,
+    name=(Annotated[str, Field(min_length=1, max_length=200)] | None, None),
+    job=(_Job, _Job()),
+    hardware=(_Hardware, _Hardware()),
+    training=(Any, None),
+    zip=(_Zip, []),
+)
+_WHAT: Any = (Literal["plan", "estimate"], "plan")
+_File: Any = create_model(
+    "_File",
+    __base__=_Grid,
+    title=(str, ""),
+    source=(str, ""),
+    what=_WHAT,
+    keep=(_Keep, _Keep()),
+    grid=(list[_Grid], []),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A point in the words of its study."""
+
+    grid: str
+    point: Point
+    training: Mapping[str, float] = field(default_factory=dict)
+    """Length of the whole run; results do not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Points of a study, each checked as far as one value can be."""
+
+    title: str
+    cases: tuple[Case, ...]
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """What is computed, in order; two cases may have the same."""
+        return tuple(case.point for case in self.cases)
+
+
+def read_study(path: str | os.PathLike[str]) -> Study:
+    """The study of a TOML file; models and clusters that are paths are relative to it.
+
+    Raises:
+        UserError: the file cannot be read, a field is unknown or wrong, or it has too many points; names the field.
+    """
+    where = os.fspath(path)
+    table = parse_toml(read_text(path, MAX_BYTES, "a study"), where)
+    return study_of(table, where=where, folder=Path(path).parent)
+
+
+def study_of(table: Mapping[str, Any], *, where: str = "study", folder: Path | None = None) -> Study:
+    """A study from the tables of its file.
+
+    Args:
+        table: as TOML gives it.
+        where: what errors name in place of the file.
+        folder: from where paths are relative; None: the working folder.
+
+    Raises:
+        UserError: as :func:`read_study`.
+    """
+    try:
+        file = _File.model_validate(dict(table))
+    except ValidationError as error:
+        raise as_user_error(error, where, _File) from None
+    own = {"job": file.job, "hardware": file.hardware, "training": file.training, "zip": file.zip}
+    grids = [_over(own, grid, n) for n, grid in enumerate(file.grid)] or [{**own, "name": file.name or "all", "at": ""}]
+    keep = Keep(top=file.keep.top, front=file.keep.front, terms=file.keep.terms)
+    readers = [_Reader(file.what, keep, grid, where, folder) for grid in grids]
+    total = sum(reader.count for reader in readers)
+    if total > MOST_POINTS:
+        raise UserError(f"{where}: {counted(total, 'point', f'{total:,}')}, at most {MOST_POINTS:,}")
+    return Study(title=file.title, cases=tuple(case for reader in readers for case in reader.cases()))
+
+
+def _over(own: Mapping[str, Any], grid: Any, number: int) -> dict[str, Any]:
+    """A grid with the tables of its file below its own."""
+    out: dict[str, Any] = {"name": grid.name or f"grid {number + 1}", "at": f"grid[{number}]."}
+    for name in ("job", "hardware"):
+        mine, base = getattr(grid, name), own[name]
+        given = {key: getattr(mine, key) for key in mine.model_fields_set}
+        out[name] = base.model_copy(update=given)
+    out["training"] = own["training"] if grid.training is None else grid.training
+    out["zip"] = grid.zip or own["zip"]
+    return out
+
+
+class _Reader:
+    """The axes of one grid: field -> its values."""
+
+    def __init__(self, what: str, keep: Keep, grid: Mapping[str, Any], where: str, folder: Path | None) -> None:
+        self.what, self.keep, self.name = what, keep, grid["name"]
+        self.where, self.at, self.folder = where, grid["at"], folder or Path()
+        self.axes: dict[str, list[Any]] = {}
+        self._read_job(grid["job"])
+        self._read_degrees(grid["job"])
+        self._read_hardware(grid["hardware"])
+        training = grid["training"]
+        self.axes["training"] = [{}] if training is None else self._values("training", training, check_training)
+        self.groups = self._grouped(grid["zip"])
+
+    @property
+    def count(self) -> int:
+        """Number of points, before they are written out."""
+        return prod(len(self.axes[group[0]]) for group in self.groups)
+
+    def _values(self, path: str, given: Any, convert: Callable[[Any], Any]) -> list[Any]:
+        return values_of(given, self.where, f"{self.at}{path}", convert)
+
+    def _read_job(self, job: Any) -> None:
+        needed = ("model", "cluster", "gpus", *(("global_batch",) if self.what == "plan" else ()))
+        for name in _JOB:
+            given = getattr(job, name)
+            if given is None:
+                if name in needed:
+                    raise FieldError(self.where, f"{self.at}job.{name}", f"missing; {self.what} needs it")
+                continue
+            if name == "limit" and isinstance(given, list) and not any(isinstance(one, list) for one in given):
+                given = [given]
+            self.axes[name] = self._values(f"job.{name}", given, self._checks()[name])
+
+    def _checks(self) -> dict[str, Callable[[Any], Any]]:
+        """Field of a job -> what checks one of its values."""
+        return {
+            "model": self._model,
+            "cluster": self._cluster,
+            "gpus": lambda v: whole("gpus", v, 1, MAX_DEVICES),
+            "global_batch": lambda v: whole("global_batch", v, 1, MAX_GLOBAL_BATCH),
+            "seq": lambda v: whole("seq", v, 1, MAX_SEQ),
+            "mode": lambda v: choice("mode", v, tuple(MODES)),
+            "strategy": lambda v: choice("strategy", v, STRATEGIES),
+            "dtype": lambda v: choice("dtype", v, tuple(PRECISIONS)),
+            "optimizer": lambda v: estimated_optimizer(text("optimizer", v)) and v,
+            "framework": lambda v: choice("framework", v, tuple(framework_names())),
+            "lora": lambda v: adapter_of(v) and v,
+            "limit": _limit,
+        }
+
+    def _model(self, given: Any) -> str:
+        name = text("model", given)
+        if is_target(name) and not in_catalogue(name):
+            hint = "steptime plan and steptime fit take one"
+            raise FieldError("", "model", "a study has no modules, only models by their dimensions", hint=hint)
+        path = self._path(name, in_catalogue(name) or not (is_path(name) or name.endswith(".json")))
+        load_model(path)
+        return path
+
+    def _cluster(self, given: Any) -> str:
+        name = text("cluster", given)
+        path = self._path(name, not is_path(name))
+        load_cluster(path)
+        return path
+
+    def _path(self, name: str, of_catalogue: bool) -> str:
+        return name if of_catalogue else str((self.folder / Path(name).expanduser()).resolve())
+
+    def _read_degrees(self, job: Any) -> None:
+        table, other = ("fix", "plan") if self.what == "plan" else ("plan", "fix")
+        if getattr(job, other) is not None:
+            problem = f'means nothing where what = "{self.what}"'
+            raise FieldError(self.where, f"{self.at}job.{other}", problem, hint=f"its degrees stand in job.{table}")
+        given = getattr(job, table) or {}
+        try:
+            degrees = _Degrees.model_validate(given)
+        except ValidationError as error:
+            raise as_user_error(error, f"{self.where}: {self.at}job.{table}", _Degrees) from None
+        for key in (*KEYS, "placement", "strategy"):
+            if key in degrees.model_fields_set:
+                check = _degree(key, self.what)
+                self.axes[f"{table}.{key}"] = self._values(f"job.{table}.{key}", getattr(degrees, key), check)
+
+    def _read_hardware(self, hardware: Any) -> None:
+        for name in PARAMETERS:
+            given, path = getattr(hardware, name), f"hardware.{name}"
+            if given is None:
+                continue
+            if isinstance(given, dict) and FACTOR in given:
+                if len(given) > 1:
+                    raise FieldError(self.where, f"{self.at}{path}", "a factor stands alone in its table")
+                factors = self._values(f"{path}.factor", given[FACTOR], _factor)
+                self.axes[path] = [{FACTOR: factor} for factor in factors]
+            else:
+                values = self._values(path, given, lambda v, name=name: si_value(name, v))  # type: ignore[misc]
+                self.axes[path] = [{"value": float(value)} for value in values]
+            for base in self.axes["cluster"]:
+                for change in self.axes[path]:
+                    cluster_with(base, {name: change}, f"{self.where}: {self.at.rstrip('.') or 'hardware'}")
+
+    def _grouped(self, zipped: list[list[str]]) -> list[list[str]]:
+        """Axes in groups that go together, each at the place of its last member."""
+        group_of: dict[str, list[str]] = {}
+        for n, names in enumerate(zipped):
+            path = f"{self.at}zip[{n}]"
+            for name in names:
+                if name not in self.axes:
+                    hint = f"this study has {', '.join(self.axes)}"
+                    raise FieldError(self.where, path, f"{name} has no values here", hint=hint)
+                if name in group_of:
+                    raise FieldError(self.where, path, f"{name} is zipped twice")
+                group_of[name] = names
+            lengths = {name: len(self.axes[name]) for name in names}
+            if len(set(lengths.values())) > 1:
+                shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+                raise FieldError(self.where, path, f"zipped fields have values one by one, but {shown}")
+        order = [*(name for name in self.axes if name not in ("gpus",)), *(("gpus",) if "gpus" in self.axes else ())]
+        groups = [group_of.get(name, [name]) for name in order]
+        return [group for n, group in enumerate(groups) if group not in groups[n + 1 :]]
+
+    def cases(self) -> Iterator[Case]:
+        """Every combination, in order."""
+        ranges = [range(len(self.axes[group[0]])) for group in self.groups]
+        for at in product(*ranges):
+            chosen = {name: self.axes[name][i] for group, i in zip(self.groups, at, strict=True) for name in group}
+            yield self._case(chosen)
+
+    def _case(self, chosen: dict[str, Any]) -> Case:
+        training = chosen.pop("training")
+        options: dict[str, Any] = {}
+        hardware: dict[str, Any] = {}
+        for name, value in chosen.items():
+            table, _, key = name.partition(".")
+            if table == "hardware":
+                hardware[key] = value
+            elif key:
+                options.setdefault(table, {})[key] = value
+            else:
+                options[name] = value
+        point = Point(what=self.what, options=options, hardware=hardware, keep=self.keep)
+        return Case(grid=self.name, point=point, training=training)
+
+
+def _limit(given: Any) -> list[str]:
+    bounds = [given] if isinstance(given, str) else given
+    constraints_of({}, bounds)
+    oom_limit_of(bounds, MODES["corrected"])
+    return list(bounds)
+
+
+def _factor(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < 1e9:
+        raise FieldError("", FACTOR, f"{given!r} is not a number above zero")
+    return float(given)
+
+
+def _degree(key: str, what: str) -> Callable[[Any], Any]:
+    """What checks one value of a degree or choice."""
+
+    def check(given: Any) -> Any:
+        if key == "strategy":
+            return choice(key, given, STRATEGIES)
+        if key == "placement" and what == "plan":
+            raise FieldError("", key, "a search tries every placement")
+        checked_plan({key: given}, MODES["published"] if given == "summa" else MODES["corrected"])
+        if what == "plan":
+            job_choices({key: given})
+        return given
+
+    return check

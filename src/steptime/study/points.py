@@ -1,0 +1,102 @@
+"""One point of a study: a job as the API takes it, and the key under which its results are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.api.models import load_model
+from steptime.cli.output import plain
+from steptime.plan.framework import IDEAL
+from steptime.plan.framework_file import GENERIC
+from steptime.search.modes import MODES
+from steptime.store.journal import content_key
+from steptime.study.hardware import cluster_with, columns_of
+
+PACKAGE: Final = Path(__file__).resolve().parents[1]
+CODE: Final = ("api", "cost", "estimate", "formats", "hardware", "lab/published", "model", "plan", "schedule", "search")
+"""Rooms on which the numbers of a point depend."""
+OPTIONS: Final = (
+    *("model", "cluster", "gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework"),
+    *("lora", "fix", "limit", "plan"),
+)
+"""What a point has in common with a call of ``plan`` or ``estimate``, in the order of columns."""
+USUAL: Final = {"dtype": "bf16", "optimizer": "adam", "strategy": "auto"}
+"""Options where a study gives none."""
+
+
+@cache
+def code_version() -> str:
+    """A name of the code and the catalogue: results of another version are computed again."""
+    digest = hashlib.sha256()
+    files = [path for room in CODE for path in (PACKAGE / room).rglob("*") if path.suffix in (".py", ".toml")]
+    for path in sorted([*files, *PACKAGE.glob("*.py"), PACKAGE / "study/evaluate.py", PACKAGE / "study/hardware.py"]):
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _model_key(model: str) -> str:
+    return content_key(plain(load_model(model)))
+
+
+@cache
+def _cluster_key(cluster: str, hardware: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]) -> str:
+    return content_key(plain(cluster_with(cluster, {name: dict(change) for name, change in hardware})))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """What is kept of each point in addition to its counts."""
+
+    top: int = 1
+    """Plans, the fastest first."""
+    front: bool = False
+    """The front of step time and memory."""
+    terms: bool = False
+    """Terms of time and memory of the plans that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One job of a study."""
+
+    what: str
+    """``plan``, a search, or ``estimate``, one plan."""
+    options: Mapping[str, Any]
+    """Those of :data:`OPTIONS` that are given."""
+    hardware: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What differs from the cluster that is named."""
+    keep: Keep = Keep()
+
+    @property
+    def key(self) -> str:
+        """Name of the results, made of the content of everything that they depend on."""
+        changes = tuple((name, tuple(change.items())) for name, change in sorted(self.hardware.items()))
+        options = {name: value for name, value in self.options.items() if name not in ("model", "cluster")}
+        return content_key(
+            {
+                "what": self.what,
+                "model": _model_key(self.options["model"]),
+                "cluster": _cluster_key(self.options["cluster"], changes),
+                "options": plain(options),
+                "keep": plain(self.keep),
+                "code": code_version(),
+            }
+        )
+
+    def labels(self) -> dict[str, Any]:
+        """What tells the point from others in a table: its options, and the numbers of its cluster."""
+        cluster = cluster_with(self.options["cluster"], self.hardware)
+        model = load_model(self.options["model"])
+        mode = self.options.get("mode", "corrected")
+        usual = USUAL | {"mode": mode, "framework": GENERIC if MODES[mode].method.calibrated else IDEAL.name}
+        given = {name: self.options.get(name, usual.get(name)) for name in OPTIONS}
+        given |= {"model": model.name, "cluster": cluster.name, "asked_strategy": given.pop("strategy")}
+        given["seq_len"] = given.pop("seq") or model.seq_len
+        return {**given, "device": cluster.device.name, **columns_of(cluster)}

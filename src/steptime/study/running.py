@@ -1,0 +1,197 @@
+"""A study is run: what its store has is left, the rest is computed chunk by chunk, each committed at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from steptime.errors import InternalError, UserError
+from steptime.store.journal import content_key
+from steptime.study.executors import Engine, Rows, engine_of, lost_too_often
+from steptime.study.file import Study
+from steptime.study.points import Point
+from steptime.study.store import Claims, Store, Writer
+
+CHUNK: Final = 32
+"""Points that travel and are committed together: a fraction of a second of searches."""
+WINDOW: Final = 2
+"""Chunks under way for each worker, so that none waits for the next."""
+TRIES: Final = 5
+"""Workers that may be lost on one chunk."""
+POLL_S: Final = 0.2
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run did."""
+
+    points: int
+    """Different points of the study."""
+    computed: int
+    found: int
+    """Points that the store had already, or another run computed meanwhile."""
+    refused: int
+    """Points whose job contradicts itself; their message is in the results."""
+    damaged: tuple[str, ...]
+    """Blocks whose checksum was wrong or that were gone; their points were computed again."""
+    lost_workers: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"damaged": list(self.damaged)}
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Points that go together; which of them are missing is known once it is claimed."""
+
+    name: str
+    points: dict[str, Point]
+    missing: list[str] = field(default_factory=list)
+    lost: int = 0
+
+
+def chunks_of(points: dict[str, Point]) -> list[_Chunk]:
+    """Chunks of all points of a study: equal studies have equal chunks, whatever their stores have."""
+    keys = list(points)
+    parts = [keys[start : start + CHUNK] for start in range(0, len(keys), CHUNK)]
+    return [_Chunk(name=content_key({"points": part}), points={key: points[key] for key in part}) for part in parts]
+
+
+def run(
+    study: Study,
+    store: str | os.PathLike[str] | Store,
+    *,
+    executor: str = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Computes what a store lacks of a study.
+
+    Args:
+        study: its points.
+        store: folder; made if there is none. Other runs may write to it at the same time.
+        executor: ``local``, ``ray``, ``dask`` or ``mpi``.
+        workers: processes; None: as many as there are processors.
+        progress: called with points done and all points.
+
+    Raises:
+        UserError: the store cannot be written, an executor is missing, or its workers die again and again; what was
+            committed before is kept.
+    """
+    kept = store if isinstance(store, Store) else Store(store)
+    with kept.writing() as writer:
+        return _Run(study, writer, progress).through(executor, workers)
+
+
+class _Run:
+    def __init__(self, study: Study, writer: Writer, progress: Progress | None) -> None:
+        self.store, self.writer, self.progress = writer.store, writer, progress
+        self.points = {point.key: point for point in study.points}
+        at, self.damaged = self.store.found(list(self.points))
+        self.open = set(self.points) - set(at)
+        self.computed, self.lost = 0, 0
+        self.waiting = deque(chunk for chunk in chunks_of(self.points) if self.open.intersection(chunk.points))
+        self.busy: dict[Future[Rows], _Chunk] = {}
+
+    def through(self, executor: str, workers: int | None) -> Outcome:
+        """Computes everything that is open."""
+        self._tell()
+        if self.waiting:
+            few = min(len(self.waiting), workers) if workers and executor == "local" else workers
+            with engine_of(executor, few) as engine, self.writer.claiming() as claims:
+                while self.waiting or self.busy:
+                    self._submit(engine, claims)
+                    self._collect(engine, claims)
+        return Outcome(
+            points=len(self.points),
+            computed=self.computed,
+            found=len(self.points) - self.computed,
+            refused=self._refused(),
+            damaged=self.damaged,
+            lost_workers=self.lost,
+        )
+
+    def _submit(self, engine: Engine, claims: Claims) -> None:
+        """Starts chunks until each worker has enough; those that another run has come last."""
+        for _ in range(len(self.waiting)):
+            if len(self.busy) >= WINDOW * engine.workers:
+                return
+            chunk = self.waiting.popleft()
+            if not claims.take(chunk.name):
+                self.waiting.append(chunk)
+                continue
+            self.store.refresh()
+            at, _damaged = self.store.found([key for key in chunk.points if key in self.open])
+            self._close(at)
+            chunk.missing = [key for key in chunk.points if key in self.open]
+            if chunk.missing:
+                self.busy[engine.submit([chunk.points[key] for key in chunk.missing])] = chunk
+            else:
+                claims.drop(chunk.name)
+
+    def _collect(self, engine: Engine, claims: Claims) -> None:
+        """Commits what is done; chunks of lost workers wait again."""
+        if not self.busy:
+            time.sleep(POLL_S if self.waiting else 0)  # another run computes the rest
+            return
+        done, _ = wait(self.busy, return_when=FIRST_COMPLETED, timeout=POLL_S)
+        broken = False
+        for future in done:
+            chunk = self.busy.pop(future)
+            error = future.exception()
+            if isinstance(error, engine.lost):
+                broken = True
+                self._again(chunk, claims)
+            elif error is not None:
+                raise error
+            else:
+                self._commit(chunk, future.result())
+                claims.drop(chunk.name)
+        if broken:
+            for chunk in self.busy.values():
+                chunk.lost -= 1  # they may have been unharmed
+                self._again(chunk, claims)
+            self.busy.clear()
+            self.lost += 1
+            engine.restart()
+
+    def _again(self, chunk: _Chunk, claims: Claims) -> None:
+        claims.drop(chunk.name)
+        chunk.lost += 1
+        if chunk.lost >= TRIES:
+            raise lost_too_often([chunk.points[key] for key in chunk.missing], chunk.lost)
+        self.waiting.append(chunk)
+
+    def _commit(self, chunk: _Chunk, rows: Rows) -> None:
+        keys = {row["point"] for row in rows}
+        if keys != set(chunk.missing):
+            raise UserError(
+                "a worker has another steptime, or other files of models and clusters, than this process",
+                hint="install the same version everywhere, and give files under the same path",
+            )
+        self.writer.commit(rows, chunk.missing)
+        self.computed += len(chunk.missing)
+        self._close(chunk.missing)
+
+    def _close(self, keys: Sequence[str] | dict[str, str]) -> None:
+        self.open.difference_update(keys)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.progress:
+            self.progress(len(self.points) - len(self.open), len(self.points))
+
+    def _refused(self) -> int:
+        from steptime.study.tables import refused_points
+
+        at, _ = self.store.found(list(self.points))
+        if set(at) != set(self.points):
+            raise InternalError("a run ended with points that its store has not")
+        return refused_points(self.store, at)
