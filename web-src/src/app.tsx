@@ -6,11 +6,11 @@ import { brief, bytes, change, count, percent, seconds } from "./format";
 import { Degrees, JobForm } from "./form";
 import { asked, askable, go, job, setPlan, state, VIEWS, type View } from "./state";
 import type { Estimate } from "./types";
-import { CompareView, current, ExplainView, Fault, MemoryView, MeshView, PlansView, ScalingView, TimelineView, TimeView } from "./views";
+import { CompareView, current, ExplainView, Fault, GuideView, MemoryView, MeshView, PlansView, ScalingView, TimelineView, TimeView } from "./views";
 import { choices, estimate, ranking } from "./work";
 
 const TITLES: Record<View, string> = {
-  plans: "Plans", time: "Time", memory: "Memory", explain: "Explain", timeline: "Timeline", mesh: "Mesh", scaling: "Scaling", compare: "Compare",
+  plans: "Plans", time: "Time", memory: "Memory", explain: "Explain", timeline: "Timeline", mesh: "Mesh", scaling: "Scaling", guide: "Guide", compare: "Compare",
 };
 
 const Card = (props: { title: string; value: string; note: string; tone?: string }) => (
@@ -37,7 +37,7 @@ const Headline = ({ found }: { found: Estimate }) => {
           <p class="note">{found.step_time_band_s ? "Shaded: 90 % of measured runs. " : ""}Line: everything overlapped to nothing overlapped.</p></div>
         <Card title="Model FLOPs utilisation" value={percent(found.mfu)} note={`${count(found.tokens_per_s_per_gpu)} tokens per second and device`} />
         <Card title="Peak memory" value={bytes(found.peak_memory_bytes)} tone={share > 1 ? "bad" : ""}
-          note={`${percent(share)} of ${bytes(found.memory_capacity_bytes)}; runs out with a chance of ${percent(found.oom_probability)}`} />
+          note={`${percent(share)} of ${bytes(found.memory_capacity_bytes)}; ${percent(found.oom_probability)} chance to run out`} />
         <Card title="Bottleneck" value={found.bottleneck.replace(/ \(.*/, "").replaceAll("_", " ")} note={`${/\((.*)\)/.exec(found.bottleneck)?.[1] ?? ""} of the step`} />
       </div>
     </section>
@@ -67,6 +67,7 @@ const Tabs = () => {
 const View = ({ found }: { found: Estimate | null }) => {
   const view = state.value.view;
   if (view === "plans") return <PlansView />;
+  if (view === "guide") return <GuideView />;
   if (view === "scaling") return embedded && !("scaling" in embedded.answers) ? <p class="note">This report has no scaling.</p> : <ScalingView />;
   if (!found) return <p class="note">Nothing to show yet.</p>;
   const Shown = { time: TimeView, memory: MemoryView, explain: ExplainView, timeline: TimelineView, mesh: MeshView, compare: CompareView }[view];
@@ -141,7 +142,7 @@ export const App = () => {
             <Tabs />
             <div class="row actions">
               {found && !embedded && <button type="button" aria-pressed={!!pinned} onClick={() => go({ pinned: { job: job.value, plan: askable(found.plan) }, view: "compare" }, true)}>
-                {pinned ? "Keep this as A" : "Compare"}</button>}
+                Keep as A</button>}
               {found && <Downloads found={found} view={() => view.current} />}
             </div>
           </div>

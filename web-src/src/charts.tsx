@@ -40,6 +40,7 @@ export const Stack = (props: {
   parts: Part[]; full: number; x: number; y: number; width: number; height: number; unit: (value: number) => string; hatch?: string;
 }) => {
   let at = props.x;
+  const total = props.parts.reduce((sum, part) => sum + part.value, 0);
   return (
     <g>
       {props.parts.map((part) => {
@@ -53,7 +54,7 @@ export const Stack = (props: {
             <rect class={`fill ${part.colour}`} x={left} y={props.y} width={Math.max(wide - 1, 0.5)} height={props.height} rx="2" />
             {props.hatch && <rect x={left} y={props.y} width={Math.max(wide - 1, 0.5)} height={props.height} fill={`url(#${props.hatch})`} />}
             {wide > 46 && <text class="on" x={left + wide / 2} y={props.y + props.height / 2 + 4} text-anchor="middle">
-              {percent(part.value / props.full)}
+              {percent(part.value / total)}
             </text>}
           </g>
         );
@@ -67,9 +68,19 @@ const round = (value: number): number => {
   return ([1, 2, 5, 10].find((n) => n * power >= value) ?? 10) * power;
 };
 /** Some four round numbers from 0 to above `high`. */
-export const ticks = (high: number): number[] => {
-  const step = round(high / 4 || 1);
-  return Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
+export const ticks = (high: number, low = 0, some = 4): number[] => {
+  const step = round((high - low) / some || 1);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
+};
+/** Round numbers between two on a logarithmic axis. */
+const decades = (low: number, high: number): number[] => {
+  const all = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+    for (const n of [1, 2, 5]) all.push(n * 10 ** power);
+  }
+  const found = all.filter((n) => n >= low && n <= high);
+  return found.length > 1 ? found : [low, high];
 };
 
 /** Where a step lies within its bracket and its band. */
@@ -133,7 +144,7 @@ export const Scatter = (props: { dots: Dot[]; capacity: number; says: string }) 
               <text class="small" x={left - 6} y={y(tick * unit) + 4} text-anchor="end">{tick}</text>
             </g>
           ))}
-          {Array.from({ length: steps + 1 }, (_, i) => x0 + (wide * i) / steps).map((tick) => (
+          {ticks(x1, x0, steps).map((tick) => (
             <text key={tick} class="small" x={x(tick)} y={280 - bottom + 18} text-anchor="middle">{seconds(tick)}</text>
           ))}
           <text class="axis" x={left + inner[0] / 2} y={276} text-anchor="middle">time of a step</text>
@@ -180,7 +191,7 @@ export const Scaling = (props: { points: Scale[]; shown: number; says: string })
       const area = `${path((p) => p.band?.[1] ?? p.step_s)}${[...props.points].reverse().map((p) => `L${x(p.gpus)} ${y(p.band?.[0] ?? p.step_s)}`).join("")}Z`;
       return (
         <>
-          {[0, 1, 2, 3].map((i) => Math.exp(y0 + ((y1 - y0) * i) / 3)).map((tick) => (
+          {decades(Math.exp(y0), Math.exp(y1)).map((tick) => (
             <g key={tick}>
               <line class="grid" x1={left} x2={width - 20} y1={y(tick)} y2={y(tick)} />
               <text class="small" x={left - 6} y={y(tick) + 4} text-anchor="end">{seconds(tick)}</text>

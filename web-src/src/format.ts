@@ -12,19 +12,19 @@ const scaled = (value: number, step: number, units: readonly string[]): string =
     value /= step;
     at += 1;
   }
-  return `${digits(value)} ${units[at]}`;
+  return `${digits(value)}\u00a0${units[at]}`;
 };
 
 export const seconds = (s: number): string => {
-  if (s >= 7200) return `${digits(s / 3600)} h`;
-  if (s >= 120) return `${digits(s / 60)} min`;
-  if (s >= 1 || s === 0) return `${digits(s)} s`;
-  return s >= 1e-3 ? `${digits(s * 1e3)} ms` : s >= 1e-6 ? `${digits(s * 1e6)} µs` : `${digits(s * 1e9)} ns`;
+  if (s >= 7200) return `${digits(s / 3600)}\u00a0h`;
+  if (s >= 120) return `${digits(s / 60)}\u00a0min`;
+  if (s >= 1 || s === 0) return `${digits(s)}\u00a0s`;
+  return s >= 1e-3 ? `${digits(s * 1e3)}\u00a0ms` : s >= 1e-6 ? `${digits(s * 1e6)}\u00a0µs` : `${digits(s * 1e9)}\u00a0ns`;
 };
 export const bytes = (b: number): string => scaled(b, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
 export const count = (n: number): string => Math.round(n).toLocaleString("en");
 export const large = (n: number): string => scaled(n, 1000, ["", "thousand", "million", "billion", "trillion"]).trim();
-export const percent = (share: number): string => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+export const percent = (share: number): string => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}\u00a0%`;
 export const number = (value: unknown): string =>
   typeof value === "number" ? (Number.isInteger(value) && Math.abs(value) < 1e6 ? count(value) : digits(value)) : String(value);
 export const change = (before: number, after: number): string => {
@@ -35,6 +35,7 @@ export const change = (before: number, after: number): string => {
 
 /** What the name of a quantity says of its unit. */
 export const quantity = (name: string, value: unknown): string => {
+  if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return Array.isArray(value) ? value.join(", ") || "none" : String(value ?? "—");
   if (name.endsWith("_s") && !name.endsWith("per_s")) return seconds(value);
   if (name.endsWith("_bytes")) return bytes(value);

@@ -13,7 +13,8 @@ const LABEL = 52;
 export const Gantt = ({ found }: { found: Simulated }) => {
   const line = found.timeline;
   const end = line.end_ns.reduce((a, b) => Math.max(a, b), 1);
-  const [[from, to], setRange] = useState<[number, number]>([0, end]);
+  // Of many micro-batches the first ones show the pattern; all of them would be a blur.
+  const [[from, to], setRange] = useState<[number, number]>([0, end * Math.min(1, Math.max(20, 3 * found.ranks) / found.micro_batches)]);
   const [at, setAt] = useState("");
   const [drag, setDrag] = useState<number | null>(null);
   const row = Math.max(8, Math.min(26, Math.floor(420 / found.ranks)));

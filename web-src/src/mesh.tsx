@@ -20,15 +20,18 @@ export const Mesh = ({ estimate, cluster }: { estimate: Estimate; cluster: Clust
   const shown = Math.min(domains, MOST);
   const columns = Math.min(size, 8);
   const rows = Math.ceil(size / columns);
-  /** Rank along each axis of a device inside a domain, in the order of launchers. */
-  const place = (device: number): Record<string, number> => {
+  /** Rank along each axis of a device of a domain: axes inside first, then those across, in the order of launchers. */
+  const place = (domain: number, device: number): Record<string, number> => {
     const out: Record<string, number> = {};
     for (const axis of axes) {
-      out[axis] = device % within(axis);
+      const across = degree(axis) / within(axis);
+      out[axis] = (device % within(axis)) + (domain % across) * within(axis);
       device = Math.floor(device / within(axis));
+      domain = Math.floor(domain / across);
     }
     return out;
   };
+  const outer = axes.filter((axis) => within(axis) < degree(axis));
   const inner = axes.filter((axis) => within(axis) > 1);
   const says = `${domains} fast domains of ${size} devices; inside a domain: ${
     inner.map((axis) => `${axis} ${within(axis)}`).join(", ") || "no axis"}`;
@@ -43,21 +46,23 @@ export const Mesh = ({ estimate, cluster }: { estimate: Estimate; cluster: Clust
         {(width) => {
           const across = width > 700 ? 2 : 1;
           const box = width / across - 12;
-          const side = Math.min(56, (box - 16) / columns);
+          const side = Math.min(72, (box - 12) / columns);
           return Array.from({ length: across === 2 ? shown : Math.min(shown, Math.ceil(shown / 2)) }, (_, domain) => {
             const [left, top] = [(domain % across) * (box + 12), Math.floor(domain / across) * (rows * 44 + 38)];
             return (
               <g key={domain}>
                 <rect class="domain" x={left + 1} y={top + 1} width={box} height={rows * 44 + 28} rx="8" />
-                <text class="small" x={left + 10} y={top + 17}>domain {domain}</text>
+                <text class="small" x={left + 10} y={top + 17}>
+                  {[`domain ${domain}`, ...outer.filter((axis) => within(axis) === 1).map((axis) => `${axis} ${place(domain, 0)[axis]}`)].join(" · ")}
+                </text>
                 {Array.from({ length: size }, (_, device) => {
                   const [x, y] = [left + 8 + (device % columns) * side, top + 24 + Math.floor(device / columns) * 44];
                   const idle = device >= used;
-                  const at = place(device);
+                  const at = place(domain, device);
                   const shade = inner[0] ? COLOURS[inner[0]] : "k1";
                   return (
                     <g key={device}>
-                      <title>{idle ? "idle" : `device ${device}: ${axes.map((axis) => `${axis} rank ${at[axis]}${within(axis) < degree(axis) ? " and beyond" : ""}`).join(", ") || "whole model"}`}</title>
+                      <title>{idle ? "idle" : `device ${device}: ${axes.map((axis) => `${axis} rank ${at[axis]}`).join(", ") || "whole model"}`}</title>
                       <rect class={`fill ${idle ? "idle" : shade}`} x={x} y={y} width={side - 4} height={40} rx="4" />
                       {!idle && side > 34 && inner.slice(0, 2).map((axis, i) => (
                         <text key={axis} class="on" x={x + side / 2 - 2} y={y + (inner.length > 1 ? 17 : 25) + 15 * i} text-anchor="middle">{axis} {at[axis]}</text>

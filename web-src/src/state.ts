@@ -21,7 +21,7 @@ export interface Chosen {
   /** Keys of a plan that are not the default; null: the best one. */
   plan: Plan | null;
 }
-export const VIEWS = ["plans", "time", "memory", "explain", "timeline", "mesh", "scaling", "compare"] as const;
+export const VIEWS = ["plans", "time", "memory", "explain", "timeline", "mesh", "scaling", "guide", "compare"] as const;
 export type View = (typeof VIEWS)[number];
 export interface State extends Chosen {
   view: View;

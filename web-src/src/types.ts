@@ -93,6 +93,21 @@ export interface Difference {
   time: Record<string, [number, number]>;
   memory: Record<string, [number, number]>;
 }
+export interface Decision {
+  question: string;
+  answer: string;
+  because: string;
+  turns: string;
+  beaten: { name: string; step_time_s: number | null; plan: Plan | null }[];
+  plan: Plan | null;
+  step_time_s: number | null;
+}
+export interface Guide {
+  decisions: Decision[];
+  shortcut: Estimate | null;
+  best: Estimate | null;
+  notes: string[];
+}
 export interface Level {
   name: string;
   devices: number | null;

@@ -7,7 +7,7 @@ import { clusterOf } from "./form";
 import { Gantt } from "./gantt";
 import { Mesh } from "./mesh";
 import { asked, askable, go, job, jobKey, setPlan, state, type Chosen } from "./state";
-import type { Call, Detail, Difference, Estimate, Formula, Formulas, Plan, Ranking, Simulated } from "./types";
+import type { Call, Detail, Difference, Estimate, Formula, Formulas, Guide, Plan, Ranking, Simulated } from "./types";
 import { estimate, ranking, shownPlan } from "./work";
 
 export const Fault = ({ error }: { error: Problem }) => (
@@ -116,6 +116,9 @@ export const MemoryView = ({ found }: { found: Estimate }) => {
   );
 };
 
+/** Axes that lie inside a fast domain. */
+const inside = (plan: Plan): string =>
+  Object.entries((plan.placement ?? {}) as Record<string, number>).filter(([, n]) => n > 1).map(([axis, n]) => `${axis} ${n}`).join(", ") || "—";
 interface Column { key: string; title: string; of: (row: Estimate) => number | string; show: (row: Estimate) => string }
 const value = (key: string, title: string): Column => ({ key, title, of: (row) => Number(row.plan[key] ?? 1), show: (row) => String(row.plan[key] ?? 1) });
 const COLUMNS: Column[] = [
@@ -124,6 +127,7 @@ const COLUMNS: Column[] = [
   { key: "memory", title: "Memory", of: (row) => row.peak_memory_bytes, show: (row) => bytes(row.peak_memory_bytes) },
   { key: "oom", title: "Out of memory", of: (row) => row.oom_probability, show: (row) => percent(row.oom_probability) },
   value("dp", "dp"), value("tp", "tp"), value("cp", "cp"), value("pp", "pp"), value("vpp", "vpp"), value("ep", "ep"),
+  { key: "placement", title: "In a domain", of: (row) => inside(row.plan), show: (row) => inside(row.plan) },
   value("micro_batch", "Micro-batch"),
   { key: "recompute", title: "Recompute", of: (row) => String(row.plan.recompute), show: (row) => String(row.plan.recompute) },
   { key: "zero", title: "ZeRO", of: (row) => Number(row.plan.zero), show: (row) => String(row.plan.zero) },
@@ -191,7 +195,11 @@ export const PlansView = () => {
   return (
     <>
       <p><strong>{count(found.feasible)}</strong> of {count(found.candidates)} candidates fit.{" "}
-        {found.stop.proof}{/[.]$/.test(found.stop.proof) ? "" : "."}{reasons && ` Left out: ${reasons} (one may have several reasons).`}</p>
+        {found.stop.proof.charAt(0).toUpperCase() + found.stop.proof.slice(1)}{/[.]$/.test(found.stop.proof) ? "" : "."}{reasons && ` Left out: ${reasons} (one may have several reasons).`}</p>
+      {found.likely_to_fit && !embedded && (
+        <p>The first may run out of memory. The fastest that likely does not takes {seconds(found.likely_to_fit.step_time_s)}:
+          {" "}<button type="button" class="link" onClick={() => found.likely_to_fit && setPlan(askable(found.likely_to_fit.plan), true)}>{brief(found.likely_to_fit.plan)}</button>.</p>
+      )}
       {found.plans.length > 0 ? <Table found={found} shown={shown} /> : (
         <div class="fault"><strong>No plan fits.</strong>{found.nearest && <p>The nearest lacks: {found.nearest.reasons.join(", ")}.</p>}</div>
       )}
@@ -353,12 +361,38 @@ export const ScalingView = () => {
         says={points.map((p) => `${p.gpus} devices ${seconds(p.step_s)}`).join(", ")} />}
       <p class="note" aria-live="polite">{said}</p>
       {first && <div class="scroll" role="region" aria-label="Strong scaling" tabIndex={0}><table>
-        <thead><tr><th class="n">Devices</th><th class="n">Step</th><th class="n">Faster than the first</th><th class="n">MFU</th></tr></thead>
+        <thead><tr><th>Devices</th><th class="n">Step</th><th class="n">Faster than the first</th><th class="n">MFU</th></tr></thead>
         <tbody>{points.map((p) => (
-          <tr key={p.gpus} class={p.gpus === job.value.gpus ? "on" : ""}><th scope="row" class="n">{count(p.gpus)}</th><td class="n">{seconds(p.step_s)}</td>
+          <tr key={p.gpus} class={p.gpus === job.value.gpus ? "on" : ""}><th scope="row">{count(p.gpus)}</th><td class="n">{seconds(p.step_s)}</td>
             <td class="n">{(first.step_s / p.step_s).toFixed(2)} ×</td><td class="n">{percent(p.mfu)}</td></tr>
         ))}</tbody>
       </table></div>}
+    </>
+  );
+};
+
+export const GuideView = () => {
+  const { value: made, error } = useAnswer<Guide>("guide", embedded ? null : asked({ job: { ...job.value, strategy: "auto", mode: "corrected" }, plan: null }));
+  if (embedded) return <p class="note">The questions are on the page of steptime serve.</p>;
+  if (error) return <Fault error={error} />;
+  if (!made) return <p class="note">Walking the questions…</p>;
+  const show = (plan: Plan | null, title: string) =>
+    plan && Number(plan.dp) > 0 && <button type="button" class="link" onClick={() => setPlan(askable(plan), true)}>{title}</button>;
+  return (
+    <>
+      <p>The questions by which a plan is chosen by hand, each with its numbers, held against the exhaustive search.</p>
+      <ol class="questions">
+        {made.decisions.map((one) => (
+          <li key={one.question}>
+            <h3>{one.question} <strong>{one.answer}</strong></h3>
+            <p>{one.because}{one.step_time_s ? `; a step takes ${seconds(one.step_time_s)}` : ""}</p>
+            {one.turns && <p class="note">It would turn with {one.turns}.</p>}
+          </li>
+        ))}
+      </ol>
+      {made.shortcut && <p>By hand: {show(made.shortcut.plan, brief(made.shortcut.plan))}, {seconds(made.shortcut.step_time_s)}.
+        {made.best && <> The search: {show(made.best.plan, brief(made.best.plan))}, {seconds(made.best.step_time_s)}.</>}</p>}
+      <Notes notes={made.notes} />
     </>
   );
 };
@@ -400,7 +434,7 @@ export const CompareView = ({ found }: { found: Estimate }) => {
             if (!pair) return null;
             const unit = key === "mfu" ? (v: number) => percent(v) : (v: number) => quantity(key, v);
             return <tr key={key} class="strong"><th scope="row">{title}</th>{typeof pair[0] === "number" && typeof pair[1] === "number"
-              ? <Delta pair={pair as [number, number]} unit={unit} /> : <><td class="n">{String(pair[0])}</td><td class="n">{String(pair[1])}</td><td /></>}</tr>;
+              ? <Delta pair={pair as [number, number]} unit={unit} /> : <><td class="n">{quantity(key, pair[0])}</td><td class="n">{quantity(key, pair[1])}</td><td /></>}</tr>;
           })}
           <tr class="head"><th colSpan={4} scope="rowgroup">What differs</th></tr>
           {Object.entries(made.plan).filter(([key]) => key !== "stage_layers").map(([key, pair]) => (

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from steptime.cli import options as o
 from steptime.errors import UserError, shorten
+
+if TYPE_CHECKING:
+    import uvicorn
 
 PORT: Final = 8733
 
@@ -28,7 +31,6 @@ def serve(
     import uvicorn
 
     from steptime.web.guard import is_loopback
-    from steptime.web.server import application
 
     listening = _listening(host, port)
     address = _address(host, listening.getsockname()[1])
@@ -39,18 +41,27 @@ def serve(
         import webbrowser
 
         webbrowser.open(address)
-    settings = uvicorn.Config(
+    with listening:
+        uvicorn.Server(server_settings(host)).run(sockets=[listening])
+
+
+def server_settings(host: str) -> uvicorn.Config:
+    """How the page is served: HTTP/1.1 alone, with short heads, no log of requests."""
+    import uvicorn
+
+    from steptime.web.server import application
+
+    return uvicorn.Config(
         application(host),
-        log_level="warning",
+        http="h11",
+        ws="none",
+        log_level="critical",
         access_log=False,
         server_header=False,
-        ws="none",
         timeout_keep_alive=10,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=16_384,
     )
-    with listening:
-        uvicorn.Server(settings).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:
