@@ -23,7 +23,7 @@ CONFIG = json.dumps(
     {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 32000,
      "intermediate_size": 4096, "max_position_embeddings": 2048}
 )  # fmt: skip
-TOML = 'layers = 8\nhidden = 1024\nheads = 8\nvocab = 32000\nffn_hidden = 4096\nseq_len = 2048\n'
+TOML = "layers = 8\nhidden = 1024\nheads = 8\nvocab = 32000\nffn_hidden = 4096\nseq_len = 2048\n"
 CLUSTER = 'base = "dgx-h100"\n[device]\nbase = "h100-sxm"\nmemory = "40 GB"\n[levels.nvlink]\nbandwidth = "100 GB/s"\n'
 
 
@@ -54,9 +54,7 @@ def test_an_estimate_is_that_of_the_api(page: TestClient) -> None:
 
 def test_a_search_is_that_of_the_api(page: TestClient) -> None:
     asked = {**JOB, "top": 3, "fix": {"tp": 2}, "limit": ["pp<=2"]}
-    expected = api.plan(
-        JOB["model"], JOB["cluster"], top=3, fix={"tp": 2}, limit=["pp<=2"], **given(**JOB)
-    ).to_json()
+    expected = api.plan(JOB["model"], JOB["cluster"], top=3, fix={"tp": 2}, limit=["pp<=2"], **given(**JOB)).to_json()
     assert same(page.post("/api/plan", json=asked), expected)
 
 
@@ -177,7 +175,9 @@ def test_catalogues(page: TestClient, kind: str) -> None:
 
 
 def test_bodies_are_limited(page: TestClient) -> None:
-    large = page.post("/api/estimate", content=b"[" * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"})
+    large = page.post(
+        "/api/estimate", content=b"[" * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"}
+    )
     assert large.status_code == 413
     refused = page.post("/api/estimate", json={**JOB, "model": {"text": "x" * (MAX_TEXT + 1)}})
     assert (refused.status_code, "at most" in refused.json()["error"]["message"]) == (400, True)

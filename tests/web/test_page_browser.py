@@ -91,7 +91,9 @@ def test_the_keyboard_is_enough(browser: Any, address: str) -> None:
         page.locator("#degree-pp").focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
-        page.wait_for_function("before => document.querySelector('[data-testid=step]').innerText !== before", arg=before)
+        page.wait_for_function(
+            "before => document.querySelector('[data-testid=step]').innerText !== before", arg=before
+        )
         assert "plan.pp=" in page.url
     assert seen.problems == []
 
@@ -134,7 +136,11 @@ def test_a_report_opens_from_disk(browser: Any, tmp_path: Path) -> None:
         page = seen.page
         page.goto(moved.as_uri())
         page.wait_for_selector("[data-testid=step]")
-        for view, selector in (("plans", "table.plans"), ("memory", "svg[data-name=memory]"), ("timeline", "canvas.gantt")):
+        for view, selector in (
+            ("plans", "table.plans"),
+            ("memory", "svg[data-name=memory]"),
+            ("timeline", "canvas.gantt"),
+        ):
             page.locator(f"#tab-{view}").click()
             page.wait_for_selector(selector)
         page.locator("#tab-explain").click()

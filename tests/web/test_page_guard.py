@@ -19,7 +19,17 @@ def page() -> Iterator[TestClient]:
 
 
 @pytest.mark.each(
-    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8733", "127.0.0.1@evil.example", "10.0.0.1", "", "a b", "["]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:8733",
+        "127.0.0.1@evil.example",
+        "10.0.0.1",
+        "",
+        "a b",
+        "[",
+    ],
 )
 def test_another_host_is_refused(page: TestClient, host: str) -> None:
     for answer in (page.get("/", headers={"host": host}), page.post("/api/plan", json=JOB, headers={"host": host})):

@@ -35,7 +35,7 @@ const Headline = ({ found }: { found: Estimate }) => {
         <div class="card wide"><h3>Time of a step</h3><p class="big" data-testid="step">{seconds(found.step_time_s)}</p>
           <Span value={found.step_time_s} bracket={found.step_time_bracket_s} band={found.step_time_band_s} />
           <p class="note">{found.step_time_band_s ? "Shaded: 90 % of measured runs. " : ""}Line: everything overlapped to nothing overlapped.</p></div>
-        <Card title="Model FLOPs utilisation" value={percent(found.mfu)} note={`${count(found.tokens_per_s_per_gpu)} tokens per second and device`} />
+        <Card title="Utilisation (MFU)" value={percent(found.mfu)} note={`${count(found.tokens_per_s_per_gpu)} tokens per second and device`} />
         <Card title="Peak memory" value={bytes(found.peak_memory_bytes)} tone={share > 1 ? "bad" : ""}
           note={`${percent(share)} of ${bytes(found.memory_capacity_bytes)}; ${percent(found.oom_probability)} chance to run out`} />
         <Card title="Bottleneck" value={found.bottleneck.replace(/ \(.*/, "").replaceAll("_", " ")} note={`${/\((.*)\)/.exec(found.bottleneck)?.[1] ?? ""} of the step`} />

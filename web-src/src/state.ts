@@ -33,7 +33,7 @@ export interface State extends Chosen {
 }
 
 export const START: Job = {
-  model: "llama3-70b", modelText: "", cluster: "dgx-h100", clusterText: "", gpus: 128, batch: 512, seq: 0, dtype: "bf16",
+  model: "llama3-70b", modelText: "", cluster: "dgx-h100", clusterText: "", gpus: 64, batch: 256, seq: 0, dtype: "bf16",
   optimizer: "adam", framework: "generic", strategy: "auto", mode: "corrected",
 };
 export const FIRST: State = { job: START, plan: null, view: "plans", sort: "step_time_s", pinned: null, term: "" };

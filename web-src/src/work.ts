@@ -15,15 +15,16 @@ const idle = { value: null, error: null, busy: false, done: 0, known: 0 };
 export const choices = signal<Choices | null>(null);
 export const ranking = signal<Work<Ranking>>(idle);
 export const estimate = signal<Work<Estimate>>(idle);
-/** Plans that are asked for: enough for a scatter that shows the space. */
-const TOP = 60;
+/** Plans that are asked for: a few, so that the best is there at once; then enough for a scatter that shows the space. */
+const [FIRST, TOP] = [12, 80];
 
 const problem = (error: unknown): Problem => (error instanceof Problem ? error : new Problem(String(error)));
 
 const rank = async (): Promise<void> => {
   ranking.value = { ...ranking.value, busy: true, error: null, done: 0, known: 0 };
   try {
-    const found = await ask<Ranking>("plan", { ...asked({ job: state.value.job, plan: null }), top: TOP }, "plan", (done, known) => {
+    const question = { ...asked({ job: state.value.job, plan: null }), top: FIRST };
+    const found = await ask<Ranking>("plan", question, "plan", (done, known) => {
       ranking.value = { ...ranking.value, done, known };
     });
     batch(() => {
@@ -31,6 +32,9 @@ const rank = async (): Promise<void> => {
       // The best plan is shown before its terms are asked for.
       if (!state.value.plan && found.plans[0]) estimate.value = { ...idle, value: found.plans[0] };
     });
+    if (!embedded && found.plans.length === FIRST) {
+      ranking.value = { ...idle, value: await ask<Ranking>("plan", { ...question, top: TOP }) };
+    }
   } catch (error) {
     if (!stopped(error)) ranking.value = { ...idle, error: problem(error) };
   }
@@ -81,7 +85,6 @@ const wanted = computed(() => {
 
 /** Ask for what changed: a search when the job does, an estimate when job or plan do. */
 export const begin = (): void => {
-  void got<Choices>("api/choices").then((found) => (choices.value = found), () => undefined);
   let timer = 0;
   let first = true;
   effect(() => {
@@ -94,5 +97,11 @@ export const begin = (): void => {
   });
   effect(() => {
     if (wanted.value) untracked(() => void explain());
+  });
+  // The lists of the form can wait for the first result.
+  effect(() => {
+    if (!ranking.value.busy && !choices.peek()) {
+      void got<Choices>("api/choices").then((found) => (choices.value = found), () => undefined);
+    }
   });
 };

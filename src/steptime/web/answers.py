@@ -135,9 +135,21 @@ class Catalogue:
 
 def _models() -> Mapping[str, Any]:
     listed = [(load_model(name), parameter_terms(load_model(name)).total) for name in catalogue_names()]
-    return document(models=[{"name": spec.name, "family": spec.family, "seq_len": spec.seq_len, "layers": spec.layers,
-                             "hidden": spec.hidden, "heads": spec.heads, "experts": spec.experts is not None,
-                             "parameters": total} for spec, total in listed])  # fmt: skip
+    return document(
+        models=[
+            {
+                "name": spec.name,
+                "family": spec.family,
+                "seq_len": spec.seq_len,
+                "layers": spec.layers,
+                "hidden": spec.hidden,
+                "heads": spec.heads,
+                "experts": spec.experts is not None,
+                "parameters": total,
+            }
+            for spec, total in listed
+        ]
+    )
 
 
 def _model(name: str) -> Mapping[str, Any]:
@@ -151,12 +163,24 @@ def _model(name: str) -> Mapping[str, Any]:
 def _of_cluster(record: Cluster) -> dict[str, Any]:
     device = record.device
     levels = [
-        {"name": level.name, "devices": level.devices, "link_Bps": level.link_Bps,
-         "links_per_device": level.links_per_device} for level in record.levels
-    ]  # fmt: skip
-    return {"name": record.name, "title": record.title, "device": device.name, "device_title": device.title,
-            "memory_bytes": device.memory_bytes, "memory_Bps": device.memory_Bps,
-            "matrix_flops_per_s": device.matrix_flops_per_s, "levels": levels}  # fmt: skip
+        {
+            "name": level.name,
+            "devices": level.devices,
+            "link_Bps": level.link_Bps,
+            "links_per_device": level.links_per_device,
+        }
+        for level in record.levels
+    ]
+    return {
+        "name": record.name,
+        "title": record.title,
+        "device": device.name,
+        "device_title": device.title,
+        "memory_bytes": device.memory_bytes,
+        "memory_Bps": device.memory_Bps,
+        "matrix_flops_per_s": device.matrix_flops_per_s,
+        "levels": levels,
+    }
 
 
 def _clusters() -> Mapping[str, Any]:
@@ -169,10 +193,18 @@ def _cluster(name: str) -> Mapping[str, Any]:
 
 
 def _devices() -> Mapping[str, Any]:
-    return document(devices=[
-        {"name": one.name, "title": one.title, "memory_bytes": one.memory_bytes, "memory_Bps": one.memory_Bps,
-         "matrix_flops_per_s": one.matrix_flops_per_s} for one in map(load_device, device_names())
-    ])  # fmt: skip
+    return document(
+        devices=[
+            {
+                "name": one.name,
+                "title": one.title,
+                "memory_bytes": one.memory_bytes,
+                "memory_Bps": one.memory_Bps,
+                "matrix_flops_per_s": one.matrix_flops_per_s,
+            }
+            for one in map(load_device, device_names())
+        ]
+    )
 
 
 def _device(name: str) -> Mapping[str, Any]:

@@ -77,7 +77,7 @@ class Asked:
     settings: Mapping[str, Any]
     plan: Mapping[str, Any]
     options: Mapping[str, Any]
-    """What a question has beside the job: ``explain``, ``top``, ``fix``, ``limit``."""
+    """Further keys of the question: ``explain``, ``top``, ``fix``, ``limit``."""
 
 
 class Desk:
@@ -137,7 +137,7 @@ def asked_of(document: Mapping[str, Any], own: Desk, options: Mapping[str, type]
     Args:
         document: of the body.
         own: where pasted texts go.
-        options: keys that the question takes beside those of a RUN.toml, each with the type of its value.
+        options: keys that the question takes in addition to those of a RUN.toml, each with the type of its value.
 
     Raises:
         UserError: something in it is wrong; the message says what to change.
@@ -154,9 +154,7 @@ def asked_of(document: Mapping[str, Any], own: Desk, options: Mapping[str, type]
     schedule = run.plan.get("schedule")
     if schedule is not None and schedule not in SCHEDULES:
         raise UnknownNameError("schedule", schedule, SCHEDULES)
-    return Asked(
-        model=run.model, cluster=run.cluster or "", settings=run.settings, plan=run.plan, options=extra
-    )
+    return Asked(model=run.model, cluster=run.cluster or "", settings=run.settings, plan=run.plan, options=extra)
 
 
 def on_cluster(asked: Asked) -> Asked:

@@ -33,6 +33,7 @@ def serve(
     from steptime.web.guard import is_loopback
 
     listening = _listening(host, port)
+    settings = server_settings(host)
     address = _address(host, listening.getsockname()[1])
     print(f"steptime page: {address}  (Ctrl+C stops it)", flush=True)
     if not is_loopback(host):
@@ -42,7 +43,7 @@ def serve(
 
         webbrowser.open(address)
     with listening:
-        uvicorn.Server(server_settings(host)).run(sockets=[listening])
+        uvicorn.Server(settings).run(sockets=[listening])
 
 
 def server_settings(host: str) -> uvicorn.Config:
@@ -65,10 +66,10 @@ def server_settings(host: str) -> uvicorn.Config:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket bound to an address.
+    """A socket that listens at an address.
 
     Raises:
-        UserError: there is no such address here, or the port is taken.
+        UserError: this machine does not have the address, or the port is taken.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -78,6 +79,7 @@ def _listening(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(where)
+        bound.listen(128)  # whoever opens the address at once waits, and is not refused
     except OSError as error:
         bound.close()
         reason = error.strerror or str(error)
@@ -97,10 +99,10 @@ def _address(host: str, port: int) -> str:
 
 @o.describes_job(after="model")
 def report(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN.toml|FILE.json", help="Model, run, or what --json wrote.")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.html", help="Where to write it.")] = Path("report.html"),
+    model: Annotated[str, typer.Argument(metavar="MODEL|RUN.toml|FILE.json", help="Model, run, or what --json wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.html", help="Where to write it.")] = Path(
+        "report.html"
+    ),
     top: Annotated[int, o.number("--top", "K", "Ranked plans next to the one shown; 0: none.", 0, 200)] = 40,
     **job: Any,
 ) -> None:

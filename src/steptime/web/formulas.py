@@ -12,13 +12,13 @@ import steptime.cost
 from steptime.report.explain import formula_of
 
 
-def records() -> dict[str, dict[str, object]]:
+def records() -> dict[str, dict[str, str | dict[str, str]]]:
     """Function below ``steptime.cost`` -> its first sentence, formula in LaTeX, symbols by argument, source.
 
     >>> records()["collective.ring_all_gather_s"]["symbols"]["size_bytes"]
     'S'
     """
-    found = {}
+    found: dict[str, dict[str, str | dict[str, str]]] = {}
     for name, function in _functions():
         formula = formula_of(name)
         if formula.math:

@@ -123,6 +123,10 @@ class Desks:
         self._answer_s = answer_s
         self._open = 0
 
+    def prepare(self) -> None:
+        """Read the catalogues before the first visitor asks for them."""
+        self._threads.submit(choices)
+
     def close(self) -> None:
         """Let no thread hold up the end of the process."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -244,6 +248,7 @@ def application(bound: str = "127.0.0.1", answer_s: float = ANSWER_S) -> Starlet
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        desks.prepare()
         yield
         desks.close()
 
