@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,3 +26,18 @@ def client(**settings: Any) -> Iterator[TestClient]:
 def with_plan(**plan: Any) -> dict[str, Any]:
     """The job with a plan."""
     return {**JOB, "plan": plan}
+
+
+def endless(started: threading.Event, ended: threading.Event) -> Any:
+    """An answer that works until it is stopped, and says when it starts and ends."""
+
+    def answer(document: Any, own: Any, progress: Any) -> dict[str, Any]:
+        try:
+            started.set()
+            while True:
+                progress(1, 2)
+                time.sleep(0.002)
+        finally:
+            ended.set()
+
+    return answer

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_client import JOB, client, with_plan
+from page_client import JOB, client, endless, with_plan
 from starlette.testclient import TestClient
 
 from steptime import api
 from steptime.cli.output import plain
-from steptime.web import answers, server
+from steptime.web import answers
 from steptime.web.asked import MAX_BODY_BYTES, MAX_TEXT
 from steptime.web.timeline import MAX_ACTIONS
 
@@ -207,19 +206,6 @@ def test_a_search_tells_how_far_it_is(page: TestClient) -> None:
         assert "".join(response.iter_text()).startswith("event: error")
 
 
-def endless(started: threading.Event, ended: threading.Event) -> Any:
-    def answer(document: Any, own: Any, progress: Any) -> dict[str, Any]:
-        try:
-            started.set()
-            while True:
-                progress(1, 2)
-                time.sleep(0.002)
-        finally:
-            ended.set()
-
-    return answer
-
-
 def test_a_question_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     started, ended = threading.Event(), threading.Event()
     monkeypatch.setitem(answers.ANSWERS, "plan", endless(started, ended))  # type: ignore[arg-type]
@@ -228,17 +214,6 @@ def test_a_question_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (late.status_code, "no answer within" in late.json()["error"]["message"]) == (408, True)
     assert started.is_set()
     assert ended.wait(5)
-
-
-def test_a_question_ends_when_its_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended = threading.Event(), threading.Event()
-    question = server.Question(answer=endless(started, ended), body=b"{}", told=lambda *_: None)
-    worker = threading.Thread(target=question.answered)
-    worker.start()
-    assert started.wait(5)
-    question.stopped.set()
-    worker.join(5)
-    assert ended.is_set()
 
 
 def test_a_defect_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
