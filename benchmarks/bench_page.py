@@ -85,6 +85,15 @@ def row(name: str, seconds: list[float]) -> str:
     return f"| {name} | {median(seconds):.2f} s | {min(seconds):.2f} to {max(seconds):.2f} s |"
 
 
+def sizes() -> list[str]:
+    """The table of the bundle's files."""
+    files = {name: bundle()[name] for name in ("page.js", "page.css", "formulas.json")}
+    rows = [
+        f"| `{name}` | {len(data) / 1e3:.0f} | {len(gzip.compress(data)) / 1e3:.0f} |" for name, data in files.items()
+    ]
+    return ["", "| file | kB | gzip, kB |", "|---|---:|---:|", *rows]
+
+
 def main() -> None:
     with browser_or_reason() as browser:
         if isinstance(browser, str):
@@ -104,7 +113,6 @@ def main() -> None:
             finally:
                 process.terminate()
                 process.wait()
-    files = {name: bundle()[name] for name in ("page.js", "page.css", "formulas.json")}
     lines = [
         "| what | median | range |",
         "|---|---:|---:|",
@@ -114,13 +122,7 @@ def main() -> None:
         row("first result, further visits", firsts),
         row("CPU of server and browser for it", cpu),
         row("a changed degree, key to number", changes),
-        "",
-        "| file | kB | gzip, kB |",
-        "|---|---:|---:|",
-        *(
-            f"| `{name}` | {len(data) / 1e3:.0f} | {len(gzip.compress(data)) / 1e3:.0f} |"
-            for name, data in files.items()
-        ),
+        *sizes(),
     ]
     notes = (
         f"In a headless Chromium on the same machine, {RUNS} servers. A first result is the best of 26,146 candidates\n"

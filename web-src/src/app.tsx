@@ -44,19 +44,22 @@ const Headline = ({ found }: { found: Estimate }) => {
   );
 };
 
+/** Views that have something to show: a report can ask nothing more. */
+const SHOWN = VIEWS.filter((view) => !embedded || !["scaling", "guide", "compare"].includes(view));
+
 const Tabs = () => {
   const keys = (event: KeyboardEvent): void => {
-    const at = VIEWS.indexOf(state.value.view);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: VIEWS.length - 1 }[event.key];
+    const at = SHOWN.indexOf(state.value.view);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: SHOWN.length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    const view = VIEWS[(to + VIEWS.length) % VIEWS.length] ?? "plans";
+    const view = SHOWN[(to + SHOWN.length) % SHOWN.length] ?? "plans";
     go({ view });
     document.getElementById(`tab-${view}`)?.focus();
   };
   return (
     <div class="tabs" role="tablist" aria-label="Views" onKeyDown={keys}>
-      {VIEWS.map((view) => (
+      {SHOWN.map((view) => (
         <button key={view} type="button" role="tab" id={`tab-${view}`} aria-controls="view" aria-selected={state.value.view === view}
           tabIndex={state.value.view === view ? 0 : -1} onClick={() => go({ view }, true)}>{TITLES[view]}</button>
       ))}
@@ -68,7 +71,7 @@ const View = ({ found }: { found: Estimate | null }) => {
   const view = state.value.view;
   if (view === "plans") return <PlansView />;
   if (view === "guide") return <GuideView />;
-  if (view === "scaling") return embedded && !("scaling" in embedded.answers) ? <p class="note">This report has no scaling.</p> : <ScalingView />;
+  if (view === "scaling") return <ScalingView />;
   if (!found) return <p class="note">Nothing to show yet.</p>;
   const Shown = { time: TimeView, memory: MemoryView, explain: ExplainView, timeline: TimelineView, mesh: MeshView, compare: CompareView }[view];
   return <Shown found={found} />;

@@ -129,7 +129,16 @@ export const go = (change: Partial<State>, push = false): void => {
   if (push) history.pushState(null, "", fragment);
   else history.replaceState(null, "", fragment);
 };
-export const setJob = (change: Partial<Job>): void => go({ job: { ...state.value.job, ...change } });
+/** A plan is of its model; on other devices the data ranks and the placement follow from its other degrees. */
+export const setJob = (change: Partial<Job>): void => {
+  let plan = state.value.plan;
+  if (plan && ("model" in change || "modelText" in change)) plan = null;
+  if (plan && ("gpus" in change || "cluster" in change || "clusterText" in change)) {
+    const { dp: _, placement: __, shard: ___, ...rest } = plan;
+    plan = Object.keys(rest).length ? rest : null;
+  }
+  go({ job: { ...state.value.job, ...change }, plan });
+};
 export const setPlan = (plan: Plan | null, push = false): void => go({ plan }, push);
 
 /** A job and its plan as the API takes them. */

@@ -329,7 +329,6 @@ export const ScalingView = () => {
     setPoints([]);
     setError(null);
     const run = async (): Promise<void> => {
-      if (embedded && "scaling" in embedded.answers) return setPoints(embedded.answers.scaling as Scale[]);
       const sizes = [...new Set(COUNTS.map((factor) => Math.round(job.value.gpus * factor)).filter((n) => n >= 1))];
       const found: Scale[] = [];
       const none: number[] = [];
@@ -372,8 +371,7 @@ export const ScalingView = () => {
 };
 
 export const GuideView = () => {
-  const { value: made, error } = useAnswer<Guide>("guide", embedded ? null : asked({ job: { ...job.value, strategy: "auto", mode: "corrected" }, plan: null }));
-  if (embedded) return <p class="note">The questions are on the page of steptime serve.</p>;
+  const { value: made, error } = useAnswer<Guide>("guide", asked({ job: { ...job.value, strategy: "auto", mode: "corrected" }, plan: null }));
   if (error) return <Fault error={error} />;
   if (!made) return <p class="note">Walking the questions…</p>;
   const show = (plan: Plan | null, title: string) =>
@@ -407,8 +405,7 @@ const Delta = ({ pair, unit }: { pair: [number, number]; unit: (value: number) =
 export const CompareView = ({ found }: { found: Estimate }) => {
   const pinned = state.value.pinned;
   const now: Chosen = { job: job.value, plan: askable(found.plan) };
-  const { value: made, error } = useAnswer<Difference>("diff", pinned && !embedded ? { a: asked(pinned), b: asked(now) } : null);
-  if (embedded) return <p class="note">Two plans are compared on the page of steptime serve.</p>;
+  const { value: made, error } = useAnswer<Difference>("diff", pinned ? { a: asked(pinned), b: asked(now) } : null);
   if (!pinned) return (
     <><p class="note">Keep this plan, then change a degree or choose another one: both are compared term by term.</p>
       <button type="button" class="main" onClick={() => go({ pinned: now }, true)}>Keep this plan as A</button></>
