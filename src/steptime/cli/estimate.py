@@ -99,6 +99,7 @@ def command(
             _EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."
         ),
     ] = None,
+    plot: o.Plot = None,
     show_all: o.All = False,
     json: o.Json = False,
     **job: Any,
@@ -110,11 +111,14 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
+    draw = o.drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
     if asked.cluster is None:
         if explain is not None:
             raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
+        if draw is not None:
+            raise UserError("--plot: a ledger has no step to draw", hint="give --cluster")
         _show_ledger(ledger_of(asked), json=json)
         return
     estimate = api.estimate(asked.model, needed(asked, "an estimate"), plan=asked.plan, **asked.settings)
@@ -122,6 +126,8 @@ def command(
         estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
+    if draw is not None:
+        draw(estimate.to_json())
     _show_estimate(estimate, explain=explain is not None, show_all=show_all, json=json)
 
 

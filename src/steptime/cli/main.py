@@ -43,6 +43,7 @@ COMMANDS: Final = {
         "steptime.cli.schedules",
         "Play a step of a pipeline: any schedule, bubble by cause, memory, trace.",
     ),
+    "plot": ("steptime.plots.cli", "Draw saved results: scaling, breakdowns, rooflines, sweeps, timelines."),
     "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
