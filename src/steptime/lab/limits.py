@@ -482,13 +482,15 @@ def _curves(
     knobs: tuple[float, int | None, float],
 ) -> tuple[Curve, ...]:
     """A curve for each rule of overlap, on the device with the figures that were changed."""
-    from steptime.lab.scale import OVERLAPS, Laws, changed, curve, scale_device
+    from steptime.lab.scale import OVERLAPS, Laws, changed, curve, known_device, scale_device
 
     for each in overlap:
         if each not in OVERLAPS:
             raise UnknownNameError("rule of overlap", each, OVERLAPS)
     growth, domain, factor = knobs
-    device = changed(scale_device(name or DEVICE), fast_domain=domain, latency_factor=factor)
+    device = changed(
+        known_device(DEVICE) if name is None else scale_device(name), fast_domain=domain, latency_factor=factor
+    )
     if figures.name.endswith(CHANGED):
         fast = (figures.network_Bps, device.network_Bps[1])
         device = replace(device, peak_flops_per_s=figures.flops_per_s_8bit / 2, utilization=figures.utilization,

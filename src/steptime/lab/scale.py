@@ -12,7 +12,14 @@ import numpy as np
 from steptime.cost import limits as formulas
 from steptime.errors import FieldError
 from steptime.hardware import load_cluster
-from steptime.lab.limits import GROWTH, HIDDEN_FACTOR, REFERENCE_FLOPS, THREE_MONTHS_S, load_matmul_devices
+from steptime.lab.limits import (
+    GROWTH,
+    HIDDEN_FACTOR,
+    NETWORK_LATENCY_S,
+    REFERENCE_FLOPS,
+    THREE_MONTHS_S,
+    load_matmul_devices,
+)
 from steptime.num import Array, Num
 
 WORD_BYTES: Final = 2
@@ -44,23 +51,30 @@ class ScaleDevice:
     """How often the data of a reduction passes a device (`steptime.cost.limits.hierarchical_all_reduce_words`)."""
 
 
+def known_device(name: str) -> ScaleDevice:
+    """A device of the authors' table, in nodes of eight.
+
+    >>> known_device("h100-sxm").fast_domain
+    8
+    """
+    known = load_matmul_devices()[name]
+    return ScaleDevice(
+        name=known.title, peak_flops_per_s=known.peak_flops_per_s, utilization=known.utilization,
+        memory_Bps=known.memory_Bps, network_Bps=(known.network_Bps[0], known.network_Bps[1]), fast_domain=8,
+        kernel_latency_s=known.kernel_latency_s,
+        network_latency_s=(known.network_latency_s[0], known.network_latency_s[1]),
+    )  # fmt: skip
+
+
 def scale_device(name: str) -> ScaleDevice:
-    """A device of the authors' table, or of the catalogue with the links of its cluster.
+    """A device of the catalogue with the innermost and the outermost links of its cluster.
 
     Raises:
-        UserError: it is in neither.
+        UserError: there is no device or cluster of the name, or it has no 16-bit rate.
 
-    >>> scale_device("h100-sxm").fast_domain, scale_device("dgx-b200").fast_domain
-    (8, 8)
+    >>> scale_device("gb200-nvl72").fast_domain
+    72
     """
-    known = load_matmul_devices().get(name)
-    if known is not None:
-        return ScaleDevice(
-            name=known.title, peak_flops_per_s=known.peak_flops_per_s, utilization=known.utilization,
-            memory_Bps=known.memory_Bps, network_Bps=(known.network_Bps[0], known.network_Bps[1]), fast_domain=8,
-            kernel_latency_s=known.kernel_latency_s,
-            network_latency_s=(known.network_latency_s[0], known.network_latency_s[1]),
-        )  # fmt: skip
     cluster = load_cluster(name)
     device, levels = cluster.device, (cluster.levels[0], cluster.levels[-1])
     peak = next((rate for dtype in ("bf16", "fp16") if (rate := device.matrix_rate(dtype))), None)
@@ -70,7 +84,7 @@ def scale_device(name: str) -> ScaleDevice:
     return ScaleDevice(
         name=name, peak_flops_per_s=peak, utilization=device.matrix_efficiency, memory_Bps=device.memory_Bps,
         network_Bps=(fast, slow), fast_domain=cluster.fast_domain, kernel_latency_s=device.kernel_latency_s,
-        network_latency_s=(5e-6, 5e-6),
+        network_latency_s=(NETWORK_LATENCY_S, NETWORK_LATENCY_S),
     )  # fmt: skip
 
 
@@ -199,7 +213,7 @@ def _decades() -> Iterator[float]:
 def best_run(device: ScaleDevice, laws: Laws, overlap: str, compute_flops: float) -> Run:
     """The plan of most utilisation that ends in time, of all powers of two of every degree.
 
-    >>> run = best_run(scale_device("h100-sxm"), Laws(), "all", 1e25)
+    >>> run = best_run(known_device("h100-sxm"), Laws(), "all", 1e25)
     >>> run.devices, run.degrees["dp"], round(run.utilization, 3)
     (2048, 2048, 0.7)
     """

@@ -19,7 +19,7 @@ AREA: Final = 1600.0
 """Area in square points of a point that has the whole share."""
 NAMED: Final = ("line", "points")
 """Styles whose values may have texts next to them."""
-BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73", "#e69f00", "#cc79a7")
+BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73", "#e69f00", "#444444")
 """Colours of boxes: neighbours differ in lightness, so that narrow ones can be told apart in grey."""
 FEW: Final = 300
 """Boxes that have hatches at most."""
@@ -46,6 +46,15 @@ def unit_for(unit: str, values: Sequence[float]) -> tuple[float, str]:
     return next((each for each in known if most >= 2 * each[0]), known[-1])
 
 
+def plain(text: str) -> str:
+    """Text as it stands: no control characters, and no formula between dollars.
+
+    >>> plain("$x$")
+    '\\\\$x\\\\$'
+    """
+    return printable(text).replace("$", r"\$")
+
+
 def write_chart(chart: Chart, path: Path) -> None:
     """Draw a chart into a file; its suffix says which kind.
 
@@ -65,9 +74,9 @@ def write_chart(chart: Chart, path: Path) -> None:
         for i, (axes, panel) in enumerate(zip(places, chart.panels, strict=True)):
             _panel(axes, panel, legend=legends > 1 or i == len(chart.panels) - 1)
         if chart.title:
-            figure.suptitle(printable(chart.title), fontsize=10)
+            figure.suptitle(plain(chart.title), fontsize=10)
         if chart.notes:
-            figure.supxlabel(printable("; ".join(chart.notes)), fontsize=7)
+            figure.supxlabel(plain("; ".join(chart.notes)), fontsize=7)
 
 
 def _panel(axes: Any, panel: Panel, *, legend: bool) -> None:
@@ -80,8 +89,8 @@ def _panel(axes: Any, panel: Panel, *, legend: bool) -> None:
         counts[series.style] = number + 1
         if series.x:
             _STYLES[series.style](axes, _scaled(series, sizes[0][0], sizes[1][0]), number, tops)
-    for name, axis, (_, shown) in (("x", panel.x, sizes[0]), ("y", panel.y, sizes[1])):
-        _axis(axes, name, axis, shown)
+    for name, (_, shown) in zip("xy", sizes, strict=True):
+        _axis(axes, panel, name, shown)
     _frame(axes, panel, tops)
     _named(axes, [_scaled(series, sizes[0][0], sizes[1][0]) for series in panel.series if series.style in NAMED])
     if any(series.style == "cell" for series in panel.series):
@@ -115,17 +124,19 @@ def _scaled(series: Series, x: float, y: float) -> Series:
     )
 
 
-def _axis(axes: Any, name: str, axis: Axis, unit: str) -> None:
+def _axis(axes: Any, panel: Panel, name: str, unit: str) -> None:
+    """Label with unit, names of places, scale: logarithmic where all values are above zero."""
+    axis: Axis = getattr(panel, name)
     label = f"{axis.label} ({unit})" if unit and axis.label else axis.label or unit
-    getattr(axes, f"set_{name}label")(printable(label.replace("_", " ")))
+    getattr(axes, f"set_{name}label")(plain(label.replace("_", " ")))
     if axis.ticks:
         long = name == "x" and max(map(len, axis.ticks)) > 8 and len(axis.ticks) > 1
         turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
         every = max(1, len(axis.ticks) // 40)
         places = range(0, len(axis.ticks), every)
-        getattr(axes, f"set_{name}ticks")(places, [printable(axis.ticks[i][:32]) for i in places], **turned)
+        getattr(axes, f"set_{name}ticks")(places, [plain(axis.ticks[i][:32]) for i in places], **turned)
         axes.grid(visible=False, axis=name)
-    if axis.log:
+    if axis.log and min(_along(panel, name), default=0.0) > 0:
         getattr(axes, f"set_{name}scale")("log")
         _log_ticks(axes, name)
 
@@ -171,12 +182,12 @@ def _frame(axes: Any, panel: Panel, tops: Mapping[float, float]) -> None:
 def _line(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     turn, other = number % len(COLOURS), (number + number // len(COLOURS)) % len(COLOURS)
     axes.plot(series.x, series.y, color=COLOURS[turn], marker=MARKERS[other], linestyle=LINES[other],
-              label=printable(series.name), markevery=max(1, len(series.x) // 12), zorder=3)  # fmt: skip
+              label=plain(series.name), markevery=max(1, len(series.x) // 12), zorder=3)  # fmt: skip
 
 
 def _rule(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     axes.plot(series.x, series.y, color="black", marker="", linewidth=1.0,
-              linestyle=("-", "--", ":", "-.")[number % 4], label=printable(series.name), zorder=2)  # fmt: skip
+              linestyle=("-", "--", ":", "-.")[number % 4], label=plain(series.name), zorder=2)  # fmt: skip
 
 
 def _points(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
@@ -186,7 +197,7 @@ def _points(axes: Any, series: Series, number: int, tops: dict[float, float]) ->
     axes.scatter(series.x, series.y, s=areas, color=colour, marker=MARKERS[turn], alpha=0.55, edgecolors="black",
                  linewidths=0.3 if series.faint else 0.5, zorder=2 if series.faint else 3)  # fmt: skip
     axes.scatter([], [], s=30, color=colour, marker=MARKERS[turn], edgecolors="black", linewidths=0.5,
-                 label=printable(series.name))  # fmt: skip
+                 label=plain(series.name))  # fmt: skip
 
 
 def _named(axes: Any, named: Sequence[Series]) -> None:
@@ -206,7 +217,7 @@ def _named(axes: Any, named: Sequence[Series]) -> None:
                 if left >= low[0] and left + wide <= high[0] and not any(_overlap(box, other) for other in taken):
                     taken.append(box)
                     offset = ((left - at[0]) * 0.72, (bottom - at[1]) * 0.72)
-                    axes.annotate(printable(text), (x, y), xytext=offset, textcoords="offset points", fontsize=6.5,
+                    axes.annotate(plain(text), (x, y), xytext=offset, textcoords="offset points", fontsize=6.5,
                                   zorder=5)  # fmt: skip
                     break
 
@@ -221,13 +232,13 @@ def _bar(axes: Any, series: Series, number: int, tops: dict[float, float]) -> No
     style: dict[str, Any] = {"color": COLOURS[turn], "hatch": HATCHES[turn], "edgecolor": "black", "linewidth": 0.5}
     if series.faint:
         style |= {"color": "white", "hatch": HATCHES[1 + turn % (len(HATCHES) - 1)], "edgecolor": "#777777"}
-    axes.bar(series.x, series.y, bottom=bottom, width=0.62, label=printable(series.name), zorder=2, **style)
+    axes.bar(series.x, series.y, bottom=bottom, width=0.62, label=plain(series.name), zorder=2, **style)
     tops.update({at: low + value for at, low, value in zip(series.x, bottom, series.y, strict=True)})
 
 
 def _cap(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     axes.hlines(series.y, [at - 0.45 for at in series.x], [at + 0.45 for at in series.x], color="black", linewidth=1.8,
-                linestyle="--", label=printable(series.name), zorder=4)  # fmt: skip
+                linestyle="--", label=plain(series.name), zorder=4)  # fmt: skip
 
 
 def _box(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
@@ -241,13 +252,13 @@ def _box(axes: Any, series: Series, number: int, tops: dict[float, float]) -> No
     many = len(shapes) > MANY
     hatch = HATCHES[turn][:2] if len(shapes) <= FEW else ""
     drawn_as = PolyCollection(shapes, facecolor=BOXES[turn], edgecolor="none" if many else "black", linewidth=0.3,
-                              hatch=hatch, label=printable(series.name))  # fmt: skip
+                              hatch=hatch, label=plain(series.name))  # fmt: skip
     drawn_as.set_rasterized(many)
     axes.add_collection(drawn_as)
     axes.autoscale_view()
     for x, y, w, text in zip(series.x, series.y, series.size, series.labels, strict=False):
         if text:
-            axes.text(x + w / 2, y, printable(text), ha="center", va="center", fontsize=5.5,
+            axes.text(x + w / 2, y, plain(text), ha="center", va="center", fontsize=5.5,
                       bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.4})  # fmt: skip
 
 
@@ -268,7 +279,7 @@ def _scale(axes: Any, panel: Panel) -> None:
     image.set_data(image.get_array() / size)
     image.autoscale()
     label = f"{panel.value.label} ({unit})" if unit else panel.value.label
-    axes.figure.colorbar(image, ax=axes, label=printable(label))
+    axes.figure.colorbar(image, ax=axes, label=plain(label))
     for series in panel.series:
         for x, y, value in zip(series.x, series.y, series.size, strict=True) if len(series.x) <= CELLS else ():
             dark = image.norm(value / size) > 0.55

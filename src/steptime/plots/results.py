@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from steptime.store.files import read_text
 
 LARGEST: Final = 256 * 2**20
 """Bytes of a file of results at most."""
+MOST: Final = 1e100
+"""No quantity is as large; axes could not hold it."""
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("plans", "pareto", "candidates"),
     "profile": ("by_operator", "moved_bytes", "roofs"),
@@ -43,7 +44,7 @@ class Result:
     data: Mapping[str, Any]
 
     def real(self, *path: str | int) -> float:
-        """The finite number at a path of keys.
+        """The number at a path of keys, below :data:`MOST`.
 
         Raises:
             FieldError: there is none.
@@ -52,8 +53,8 @@ class Result:
         2.0
         """
         value = self.at(*path)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._wrong(path, value, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST < value < MOST:
+            raise self._wrong(path, value, f"a number below {MOST:g}")
         return float(value)
 
     def word(self, *path: str | int) -> str:

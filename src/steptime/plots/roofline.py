@@ -54,17 +54,14 @@ def roofline(results: Sequence[Result]) -> Chart:
     """
     found = results[0]
     if found.kind == "profile":
-        points, roofs, memory_Bps = (
-            _profiled(found),
-            found.numbers("roofs", "flops_per_s"),
-            found.real("roofs", "memory_Bps"),
-        )
+        points, roofs = _profiled(found), found.numbers("roofs", "flops_per_s")
+        memory_Bps = found.real("roofs", "memory_Bps")
         title = f"{found.word('model')} on {found.word('device')}"
     else:
         points, roofs, memory_Bps = _estimated(found)
         title = f"{found.word('provenance', 'model')} on {found.word('provenance', 'device')}"
     points = [point for point in points if min(point[2:]) > 0]
-    if not points or min(*roofs.values(), memory_Bps) <= 0:
+    if not points or not roofs or min(*roofs.values(), memory_Bps) <= 0:
         raise UserError(f"{found.name}: it has no operator with operations, traffic and time")
     panel = Panel(
         x=Axis(label="operations per byte of memory traffic", unit="FLOP/B", log=True),

@@ -206,15 +206,17 @@ def scatter(results: Sequence[Result]) -> Chart:
     for each in results:
         suffix = f", {each.name}" if len(results) > 1 else ""
         plans = [_point(each, "plans", i) for i in range(len(each.items("plans")))]
-        front = sorted(_point(each, "pareto", i) for i in range(len(each.items("pareto"))))
+        front = sorted((*_point(each, "pareto", i), i) for i in range(len(each.items("pareto"))))
         if not plans and not front:
             raise UserError(f"{each.name}: no plan is feasible, there is nothing to draw")
         if plans:
             capacities.add(each.real("plans", 0, "memory_capacity_bytes"))
             series.append(_xy(f"ranked plans{suffix}", "points", plans, faint=True))
-        ends = (0, len(front) - 1)
-        labels = tuple(_plan_words(each.table("pareto", i, "plan")) if i in ends else "" for i in range(len(front)))
-        series.append(_xy(f"Pareto front{suffix}", "line", front, labels=labels))
+        if front:
+            ends = (front[0][2], front[-1][2])
+            labels = tuple(_plan_words(each.table("pareto", i, "plan")) if i in ends else "" for *_, i in front)
+            points = [(time_s, size) for time_s, size, _ in front]
+            series.append(_xy(f"Pareto front{suffix}", "line", points, labels=labels))
     memories = [y for one in series for y in one.y]
     times = [x for one in series for x in one.x]
     ends = (min(times), max(times))
