@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from steptime.cli.main import app
 
 pytest.importorskip("matplotlib")
-JOB = ("gpt3-1.3b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
+JOB = ("llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
 SPLIT = ("--tp", "2", "--pp", "4")
 
 
@@ -41,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("kind", "names", "words"),
     [
-        ("overview", ("estimate", "plan"), ("compute", "capacity")),
+        ("overview", ("estimate", "estimate"), ("compute", "capacity")),
         ("scaling", ("estimate", "plan"), ("efficiency", "dgx-h100")),
         ("roofline", ("estimate",), ("matrix units", "bf16 matrix peak")),
         ("scatter", ("plan",), ("Pareto front", "ranked plans")),
@@ -94,7 +95,7 @@ def test_the_passes_of_a_timeline_are_those_of_the_schedule(results):
             for start, end, at in zip(passes["start_s"], passes["end_s"], passes["rank"], strict=True)
             if at == rank
         )
-        assert all(end <= start * (1 + 1e-12) for (_, end), (start, _) in zip(mine, mine[1:], strict=False))
+        assert all(end <= start * (1 + 1e-12) for (_, end), (start, _) in itertools.pairwise(mine))
     assert max(passes["end_s"]) == pytest.approx(found["pipeline_s"], rel=0.05)
 
 
@@ -106,7 +107,7 @@ def test_the_passes_of_a_timeline_are_those_of_the_schedule(results):
         (("plot", "overview", "none.json"), "no picture to write"),
         (("plot", "overview", "none.json", "-o", "a.doc"), "a.doc: matplotlib cannot write"),
         (("estimate", *JOB, "--plot", "a.doc"), "a.doc: matplotlib cannot write"),
-        (("estimate", "gpt3-1.3b", "--plot", "a.svg"), "--plot: a ledger has no step to draw"),
+        (("estimate", "llama3-8b", "--plot", "a.svg"), "--plot: a ledger has no step to draw"),
         (("limits", "--overlap", "all"), "--overlap is of the curve"),
         (("limits", "--curve", "--overlap", "some"), "there is no rule of overlap 'some'"),
         (("limits", "--curve", "--batch-growth", "-1"), "--batch-growth"),

@@ -12,7 +12,8 @@ from steptime.plots.charts import Axis, Chart, Panel, Series
 from steptime.report.figure import COLOURS, LINES, MARKERS, drawn
 from steptime.report.text import printable
 
-HATCHES: Final = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
+HATCHES: Final = ("", "///", "---", "xxx", "\\\\\\", "++", "|||", "/-")
+"""Of lines only: dots and circles would make a file many times as large."""
 WIDTH, HEIGHT, ROW, LEGEND = 3.6, 3.4, 0.32, 1.7
 """Inches of a panel, of a row of boxes, and of a legend."""
 AREA: Final = 1600.0
@@ -21,8 +22,10 @@ NAMED: Final = ("line", "points")
 """Styles whose values may have texts next to them."""
 BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73", "#e69f00", "#444444")
 """Colours of boxes: neighbours differ in lightness, so that narrow ones can be told apart in grey."""
+DARK: Final = (0, 3, 7)
+"""Places of the colours on which texts are white."""
 FEW: Final = 300
-"""Boxes that have hatches at most."""
+"""Boxes that have hatches at most, where they have no texts."""
 MANY: Final = 4000
 """Boxes from which on they are one picture, not shapes: a file of shapes would be large."""
 CELLS: Final = 150
@@ -91,7 +94,7 @@ def _panel(axes: Any, panel: Panel, *, legend: bool) -> None:
             _STYLES[series.style](axes, _scaled(series, sizes[0][0], sizes[1][0]), number, tops)
     for name, (_, shown) in zip("xy", sizes, strict=True):
         _axis(axes, panel, name, shown)
-    _frame(axes, panel, tops)
+    _frame(axes, panel, tops, sizes[1][0])
     _named(axes, [_scaled(series, sizes[0][0], sizes[1][0]) for series in panel.series if series.style in NAMED])
     if any(series.style == "cell" for series in panel.series):
         _scale(axes, panel)
@@ -159,14 +162,17 @@ def _log_ticks(axes: Any, name: str) -> None:
     axis.set_minor_locator(FixedLocator([]))
 
 
-def _frame(axes: Any, panel: Panel, tops: Mapping[float, float]) -> None:
-    """What follows from the styles of a panel: where axes begin, totals on bars, rows that go down."""
+def _frame(axes: Any, panel: Panel, tops: Mapping[float, float], size: float) -> None:
+    """What follows from the styles of a panel: where axes begin, exposed totals on bars, rows that go down."""
     styles = {series.style for series in panel.series}
     if tops:
         axes.set_xlim(-0.8, max(tops) + 0.8)
         axes.set_ylim(0, 1.07 * axes.get_ylim()[1])
         for at, top in tops.items():
-            axes.annotate(f"{top:.3g}", (at, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7)
+            exposed = sum(s.y[s.x.index(at)] for s in panel.series if s.style == "bar" and not s.faint and at in s.x)
+            axes.annotate(
+                f"{exposed / size:.3g}", (at, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7
+            )
     if "box" in styles:
         axes.invert_yaxis()
         axes.grid(visible=False)
@@ -250,7 +256,8 @@ def _box(axes: Any, series: Series, number: int, tops: dict[float, float]) -> No
         for x, y, w in zip(series.x, series.y, series.size, strict=True)
     ]
     many = len(shapes) > MANY
-    hatch = HATCHES[turn][:2] if len(shapes) <= FEW else ""
+    named = any(series.labels)
+    hatch = HATCHES[turn][:2] if len(shapes) <= FEW and not named else ""
     drawn_as = PolyCollection(shapes, facecolor=BOXES[turn], edgecolor="none" if many else "black", linewidth=0.3,
                               hatch=hatch, label=plain(series.name))  # fmt: skip
     drawn_as.set_rasterized(many)
@@ -259,7 +266,7 @@ def _box(axes: Any, series: Series, number: int, tops: dict[float, float]) -> No
     for x, y, w, text in zip(series.x, series.y, series.size, series.labels, strict=False):
         if text:
             axes.text(x + w / 2, y, plain(text), ha="center", va="center", fontsize=5.5,
-                      bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.4})  # fmt: skip
+                      color="white" if turn in DARK else "black")  # fmt: skip
 
 
 def _cell(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:

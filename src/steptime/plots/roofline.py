@@ -12,6 +12,7 @@ from steptime.cost.matmul import attainable_flops_per_s, matmul_flops
 from steptime.errors import UserError
 from steptime.plots.charts import Axis, Chart, Panel, Series
 from steptime.plots.results import Result
+from steptime.report.text import short_operator
 
 NAMED: Final = 12
 """Operators that are named, the longest."""
@@ -153,7 +154,9 @@ def _series(points: Points) -> list[Series]:
                     x=tuple(flops / moved for _, _, flops, moved, _ in of),
                     y=tuple(flops / seconds for _, _, flops, _, seconds in of),
                     size=tuple(seconds / whole for *_, seconds in of),
-                    labels=tuple(f"{n} {100 * s / whole:.0f} %" if n in named else "" for n, _, _, _, s in of),
+                    labels=tuple(
+                        f"{short_operator(n)} {100 * s / whole:.0f} %" if n in named else "" for n, _, _, _, s in of
+                    ),
                 )
             )
     return out

@@ -42,6 +42,12 @@ def test_a_chart_has_its_texts_and_the_same_bytes_again(kind, tmp_path):
         assert not panel.value.label or panel.value.label in text
 
 
+def test_the_number_on_a_bar_is_the_step_without_what_is_overlapped(tmp_path):
+    write_chart(example("breakdown"), tmp_path / "a.svg")
+    numbers = re.findall(r">(\d[\d.]*)</text>", (tmp_path / "a.svg").read_text())
+    assert numbers[-1] == "4", "4.5 s with what is overlapped"
+
+
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_pictures_for_papers_are_the_same_bytes_too(suffix, tmp_path):
     for name in ("a", "b"):
