@@ -157,8 +157,11 @@ def _activations(job: Job) -> dict[str, float]:
     sizes = sizes_of(CORRECTED.strategy("1d").block(job, Plans()))
     boundary, layers = float(sizes.boundary_bytes), job.model.layers
     kept = [activation_bytes(sizes.layer.kept_bytes, layers, 1), sizes.first.kept_bytes, sizes.last.kept_bytes]
-    return {"layer_input": boundary, "layer_inputs": float(activation_bytes(boundary, layers, 1)),
-            "kept": float(sum(kept))}  # fmt: skip
+    return {
+        "layer_input": boundary,
+        "layer_inputs": float(activation_bytes(boundary, layers, 1)),
+        "kept": float(sum(kept)),
+    }
 
 
 def _zero_stage(count: float, each_bytes: tuple[float, float, float], stage: int, ranks: int) -> ZeroStage:
@@ -168,8 +171,14 @@ def _zero_stage(count: float, each_bytes: tuple[float, float, float], stage: int
         for each, least in zip(each_bytes, (3, 2, 1), strict=True)
     )
     sent = zero_sent_bytes(count * each_bytes[0], count * each_bytes[1], ranks, 2 if stage == 3 else stage > 0)
-    return ZeroStage(stage=stage, ranks=ranks, weights_bytes=weights, gradients_bytes=gradients, states_bytes=states,
-                     sent_bytes=float(sent))  # fmt: skip
+    return ZeroStage(
+        stage=stage,
+        ranks=ranks,
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        states_bytes=states,
+        sent_bytes=float(sent),
+    )
 
 
 def _recomputation(job: Job) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from steptime.api.request import MAX_COUNT, number, text, whole
 from steptime.cost import limits as formulas
 from steptime.cost import matmul
-from steptime.errors import FieldError, UnknownNameError
+from steptime.errors import FieldError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_cluster
 from steptime.num import Num
@@ -28,8 +28,6 @@ NETWORK_LATENCY_S: Final = 5e-6
 REFERENCE_FLOPS: Final = 1e25
 """Compute of the run whose batch and depth the laws start from; below, the power of the compute that both grow with."""
 GROWTH: Final = 1 / 6
-DEVICE: Final = "h100-sxm"
-"""The authors' device for utilisation against compute."""
 CHANGED: Final = ", changed"
 HIDDEN_FACTOR: Final = 5
 """Hidden width over model width, attention included."""
@@ -459,6 +457,8 @@ def limits(
         reference_layers=whole("layers", layers, 1, MAX_COUNT),
         tokens_per_parameter=number("tokens_per_parameter", tokens_per_parameter, 1e-3, 1e9, "training tokens"),
     )
+    from steptime.lab.scale import curves_of
+
     growth = number("batch_growth", batch_growth, 0.0, 0.5, "power of the compute")
     factor = number("latency_factor", latency_factor, 0.0, 1e3, "times the latencies")
     domain = None if fast_domain is None else whole("fast_domain", fast_domain, 1, MAX_COUNT)
@@ -470,34 +470,8 @@ def limits(
         tokens=number("tokens", tokens, 1, 1e15, "tokens per micro-batch"),
         device=found,
         run=found_run,
-        curves=_curves(device, found, found_run, overlap, (growth, domain, factor)) if overlap else (),
+        curves=curves_of(device, found, found_run, overlap, (growth, domain, factor)),
     )
-
-
-def _curves(
-    name: str | None,
-    figures: LimitDevice,
-    run: TrainingRun,
-    overlap: Sequence[str],
-    knobs: tuple[float, int | None, float],
-) -> tuple[Curve, ...]:
-    """A curve for each rule of overlap, on the device with the figures that were changed."""
-    from steptime.lab.scale import OVERLAPS, Laws, changed, curve, known_device, scale_device
-
-    for each in overlap:
-        if each not in OVERLAPS:
-            raise UnknownNameError("rule of overlap", each, OVERLAPS)
-    growth, domain, factor = knobs
-    device = changed(
-        known_device(DEVICE) if name is None else scale_device(name), fast_domain=domain, latency_factor=factor
-    )
-    if figures.name.endswith(CHANGED):
-        fast = (figures.network_Bps, device.network_Bps[1])
-        device = replace(device, peak_flops_per_s=figures.flops_per_s_8bit / 2, utilization=figures.utilization,
-                         memory_Bps=figures.memory_Bps, network_Bps=fast)  # fmt: skip
-    laws = Laws(duration_s=run.duration_s, batch_tokens=run.reference_batch_tokens, batch_growth=growth,
-                layers=run.reference_layers, tokens_per_parameter=run.tokens_per_parameter)  # fmt: skip
-    return tuple(curve(device, laws, each) for each in dict.fromkeys(overlap))
 
 
 def _changed(

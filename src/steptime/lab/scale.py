@@ -10,20 +10,25 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.cost import limits as formulas
-from steptime.errors import FieldError
+from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
 from steptime.lab.limits import (
+    CHANGED,
     GROWTH,
     HIDDEN_FACTOR,
     NETWORK_LATENCY_S,
     REFERENCE_FLOPS,
     THREE_MONTHS_S,
+    LimitDevice,
+    TrainingRun,
     load_matmul_devices,
 )
 from steptime.num import Array, Num
 
 WORD_BYTES: Final = 2
 """Weights, gradients and activations of 16 bits."""
+DEVICE: Final = "h100-sxm"
+"""The authors' device where none is given."""
 SPAN: Final = 9
 """Powers of two of devices that are tried beyond what the peak needs: the last would run at 0.2 % of it."""
 CLIFF: Final = 0.8
@@ -59,11 +64,15 @@ def known_device(name: str) -> ScaleDevice:
     """
     known = load_matmul_devices()[name]
     return ScaleDevice(
-        name=known.title, peak_flops_per_s=known.peak_flops_per_s, utilization=known.utilization,
-        memory_Bps=known.memory_Bps, network_Bps=(known.network_Bps[0], known.network_Bps[1]), fast_domain=8,
+        name=known.title,
+        peak_flops_per_s=known.peak_flops_per_s,
+        utilization=known.utilization,
+        memory_Bps=known.memory_Bps,
+        network_Bps=(known.network_Bps[0], known.network_Bps[1]),
+        fast_domain=8,
         kernel_latency_s=known.kernel_latency_s,
         network_latency_s=(known.network_latency_s[0], known.network_latency_s[1]),
-    )  # fmt: skip
+    )
 
 
 def scale_device(name: str) -> ScaleDevice:
@@ -82,10 +91,15 @@ def scale_device(name: str) -> ScaleDevice:
         raise FieldError("", "device", f"{device.name} has no 16-bit rate", hint="the limits are of 16-bit training")
     fast, slow = (2 * level.link_Bps * level.links_per_device for level in levels)
     return ScaleDevice(
-        name=name, peak_flops_per_s=peak, utilization=device.matrix_efficiency, memory_Bps=device.memory_Bps,
-        network_Bps=(fast, slow), fast_domain=cluster.fast_domain, kernel_latency_s=device.kernel_latency_s,
+        name=name,
+        peak_flops_per_s=peak,
+        utilization=device.matrix_efficiency,
+        memory_Bps=device.memory_Bps,
+        network_Bps=(fast, slow),
+        fast_domain=cluster.fast_domain,
+        kernel_latency_s=device.kernel_latency_s,
         network_latency_s=(NETWORK_LATENCY_S, NETWORK_LATENCY_S),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +243,12 @@ def best_run(device: ScaleDevice, laws: Laws, overlap: str, compute_flops: float
     at = int(np.argmax(share)) if len(share) else 0
     if not len(share) or not share[at]:
         return Run(compute_flops=compute_flops, utilization=0.0, devices=0, degrees={})
-    return Run(compute_flops=compute_flops, utilization=float(share[at]), devices=int(devices[at]),
-               degrees={name: int(values[at]) for name, values in grid.items()})  # fmt: skip
+    return Run(
+        compute_flops=compute_flops,
+        utilization=float(share[at]),
+        devices=int(devices[at]),
+        degrees={name: int(values[at]) for name, values in grid.items()},
+    )
 
 
 def _grown(compute_flops: float, reference: float, growth: float) -> float:
@@ -241,9 +259,14 @@ def _grid(least: int, layers: float, batch: float) -> dict[str, Array]:
     """Powers of two: of devices from ``least`` on, all ways to make them a product; a token at least per replica."""
     deepest, most = floor(log2(layers)), floor(log2(batch))
     places = np.meshgrid(
-        np.arange(least, least + SPAN), np.arange(deepest + 1), np.arange(13), np.arange(13), np.arange(most + 1),
-        indexing="ij", sparse=True,
-    )  # fmt: skip
+        np.arange(least, least + SPAN),
+        np.arange(deepest + 1),
+        np.arange(13),
+        np.arange(13),
+        np.arange(most + 1),
+        indexing="ij",
+        sparse=True,
+    )
     devices, pp, hidden, residual, micro = places
     dp = devices - pp - hidden - residual
     kept = (dp >= 0) & (dp + micro <= most) & (micro >= pp) & (hidden >= residual)
@@ -281,12 +304,15 @@ def batch_s(
         latency,
     )
     words = formulas.hierarchical_all_reduce_words(local, inside_dp, dp / inside_dp, device.passes)
-    end = (0.0, 0.0, *(w * WORD_BYTES / rate for w, rate in zip(words, device.network_Bps, strict=True)),
-           _crossed_s(device, dp, inside_dp))  # fmt: skip
+    end = (
+        0.0,
+        0.0,
+        *(w * WORD_BYTES / rate for w, rate in zip(words, device.network_Bps, strict=True)),
+        _crossed_s(device, dp, inside_dp),
+    )
     rule, nothing = OVERLAPS[overlap], (0.0,) * len(step)
     one, first, phase = rule(step, nothing, 1.0), rule(step, end, 1.0), rule(step, end, micro)
-    found: Array = formulas.interleaved_batch_s(first, phase, one, 2 * layers, grid["pp"], micro)
-    return found
+    return np.asarray(formulas.interleaved_batch_s(first, phase, one, 2 * layers, grid["pp"], micro))
 
 
 def _crossed_s(device: ScaleDevice, ranks: Array, inside: Array) -> Array:
@@ -304,3 +330,48 @@ def changed(device: ScaleDevice, *, fast_domain: int | None = None, latency_fact
         kernel_latency_s=latency_factor * device.kernel_latency_s,
         network_latency_s=(latency_factor * fast, latency_factor * slow),
     )
+
+
+def curves_of(
+    name: str | None,
+    figures: LimitDevice,
+    run: TrainingRun,
+    overlap: Sequence[str],
+    knobs: tuple[float, int | None, float],
+) -> tuple[Curve, ...]:
+    """A curve for each rule of overlap, on a device with the figures that were changed.
+
+    Args:
+        name: device of the catalogue; None: the authors' H100.
+        figures: what the layer runs on; its figures count where they were changed.
+        run: how runs look.
+        overlap: names of :data:`OVERLAPS`.
+        knobs: power of the compute with which the batch grows, devices of a fast domain, factor on latencies.
+
+    Raises:
+        UserError: an unknown rule or device.
+    """
+    for each in overlap:
+        if each not in OVERLAPS:
+            raise UnknownNameError("rule of overlap", each, OVERLAPS)
+    growth, domain, factor = knobs
+    device = changed(
+        known_device(DEVICE) if name is None else scale_device(name), fast_domain=domain, latency_factor=factor
+    )
+    if figures.name.endswith(CHANGED):
+        fast = (figures.network_Bps, device.network_Bps[1])
+        device = replace(
+            device,
+            peak_flops_per_s=figures.flops_per_s_8bit / 2,
+            utilization=figures.utilization,
+            memory_Bps=figures.memory_Bps,
+            network_Bps=fast,
+        )
+    laws = Laws(
+        duration_s=run.duration_s,
+        batch_tokens=run.reference_batch_tokens,
+        batch_growth=growth,
+        layers=run.reference_layers,
+        tokens_per_parameter=run.tokens_per_parameter,
+    )
+    return tuple(curve(device, laws, each) for each in dict.fromkeys(overlap))

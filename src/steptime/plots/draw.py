@@ -187,27 +187,53 @@ def _frame(axes: Any, panel: Panel, tops: Mapping[float, float], size: float) ->
 
 def _line(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     turn, other = number % len(COLOURS), (number + number // len(COLOURS)) % len(COLOURS)
-    axes.plot(series.x, series.y, color=COLOURS[turn], marker=MARKERS[other], linestyle=LINES[other],
-              label=plain(series.name), markevery=max(1, len(series.x) // 12), zorder=3)  # fmt: skip
+    axes.plot(
+        series.x,
+        series.y,
+        color=COLOURS[turn],
+        marker=MARKERS[other],
+        linestyle=LINES[other],
+        label=plain(series.name),
+        markevery=max(1, len(series.x) // 12),
+        zorder=3,
+    )
 
 
 def _rule(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
-    axes.plot(series.x, series.y, color="black", marker="", linewidth=1.0,
-              linestyle=("-", "--", ":", "-.")[number % 4], label=plain(series.name), zorder=2)  # fmt: skip
+    axes.plot(
+        series.x,
+        series.y,
+        color="black",
+        marker="",
+        linewidth=1.0,
+        linestyle=("-", "--", ":", "-.")[number % 4],
+        label=plain(series.name),
+        zorder=2,
+    )
 
 
 def _points(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     turn = number % len(COLOURS)
     colour = "#aaaaaa" if series.faint else COLOURS[turn]
     areas = [max(AREA * share, 8.0) for share in series.size] or [12.0] * len(series.x)
-    axes.scatter(series.x, series.y, s=areas, color=colour, marker=MARKERS[turn], alpha=0.55, edgecolors="black",
-                 linewidths=0.3 if series.faint else 0.5, zorder=2 if series.faint else 3)  # fmt: skip
-    axes.scatter([], [], s=30, color=colour, marker=MARKERS[turn], edgecolors="black", linewidths=0.5,
-                 label=plain(series.name))  # fmt: skip
+    axes.scatter(
+        series.x,
+        series.y,
+        s=areas,
+        color=colour,
+        marker=MARKERS[turn],
+        alpha=0.55,
+        edgecolors="black",
+        linewidths=0.3 if series.faint else 0.5,
+        zorder=2 if series.faint else 3,
+    )
+    axes.scatter(
+        [], [], s=30, color=colour, marker=MARKERS[turn], edgecolors="black", linewidths=0.5, label=plain(series.name)
+    )
 
 
 def _named(axes: Any, named: Sequence[Series]) -> None:
-    """Texts next to values, each where it covers no other; where there is no such place it is left out."""
+    """Texts next to values, each where it covers no other; where no place is free it is left out."""
     taken: list[tuple[float, float, float, float]] = []
     low, high = axes.transAxes.transform(((0, 0), (1, 1)))
     for series in named:
@@ -223,8 +249,9 @@ def _named(axes: Any, named: Sequence[Series]) -> None:
                 if left >= low[0] and left + wide <= high[0] and not any(_overlap(box, other) for other in taken):
                     taken.append(box)
                     offset = ((left - at[0]) * 0.72, (bottom - at[1]) * 0.72)
-                    axes.annotate(plain(text), (x, y), xytext=offset, textcoords="offset points", fontsize=6.5,
-                                  zorder=5)  # fmt: skip
+                    axes.annotate(
+                        plain(text), (x, y), xytext=offset, textcoords="offset points", fontsize=6.5, zorder=5
+                    )
                     break
 
 
@@ -243,8 +270,16 @@ def _bar(axes: Any, series: Series, number: int, tops: dict[float, float]) -> No
 
 
 def _cap(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
-    axes.hlines(series.y, [at - 0.45 for at in series.x], [at + 0.45 for at in series.x], color="black", linewidth=1.8,
-                linestyle="--", label=plain(series.name), zorder=4)  # fmt: skip
+    axes.hlines(
+        series.y,
+        [at - 0.45 for at in series.x],
+        [at + 0.45 for at in series.x],
+        color="black",
+        linewidth=1.8,
+        linestyle="--",
+        label=plain(series.name),
+        zorder=4,
+    )
 
 
 def _box(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
@@ -258,15 +293,28 @@ def _box(axes: Any, series: Series, number: int, tops: dict[float, float]) -> No
     many = len(shapes) > MANY
     named = any(series.labels)
     hatch = HATCHES[turn][:2] if len(shapes) <= FEW and not named else ""
-    drawn_as = PolyCollection(shapes, facecolor=BOXES[turn], edgecolor="none" if many else "black", linewidth=0.3,
-                              hatch=hatch, label=plain(series.name))  # fmt: skip
+    drawn_as = PolyCollection(
+        shapes,
+        facecolor=BOXES[turn],
+        edgecolor="none" if many else "black",
+        linewidth=0.3,
+        hatch=hatch,
+        label=plain(series.name),
+    )
     drawn_as.set_rasterized(many)
     axes.add_collection(drawn_as)
     axes.autoscale_view()
     for x, y, w, text in zip(series.x, series.y, series.size, series.labels, strict=False):
         if text:
-            axes.text(x + w / 2, y, plain(text), ha="center", va="center", fontsize=5.5,
-                      color="white" if turn in DARK else "black")  # fmt: skip
+            axes.text(
+                x + w / 2,
+                y,
+                plain(text),
+                ha="center",
+                va="center",
+                fontsize=5.5,
+                color="white" if turn in DARK else "black",
+            )
 
 
 def _cell(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
@@ -290,8 +338,9 @@ def _scale(axes: Any, panel: Panel) -> None:
     for series in panel.series:
         for x, y, value in zip(series.x, series.y, series.size, strict=True) if len(series.x) <= CELLS else ():
             dark = image.norm(value / size) > 0.55
-            axes.text(x, y, f"{value / size:.3g}", ha="center", va="center", fontsize=7,
-                      color="white" if dark else "black")  # fmt: skip
+            axes.text(
+                x, y, f"{value / size:.3g}", ha="center", va="center", fontsize=7, color="white" if dark else "black"
+            )
 
 
 _STYLES: Final[Mapping[str, Callable[[Any, Series, int, dict[float, float]], None]]] = {

@@ -10,10 +10,16 @@ from steptime.plots.charts import Axis, Chart, Panel, Series
 from steptime.plots.results import Result
 
 PASSES: Final = {
-    "F": "forward", "B": "backward", "I": "gradients of inputs", "W": "gradients of weights", "UPDATE": "update",
-    "UNSHARD": "all-gather of weights", "REDUCE_GRAD": "reduction of gradients", "OFFLOAD": "to the host",
+    "F": "forward",
+    "B": "backward",
+    "I": "gradients of inputs",
+    "W": "gradients of weights",
+    "UPDATE": "update",
+    "UNSHARD": "all-gather of weights",
+    "REDUCE_GRAD": "reduction of gradients",
+    "OFFLOAD": "to the host",
     "RELOAD": "from the host",
-}  # fmt: skip
+}
 MOST_LABELS: Final = 400
 """Passes that are numbered at most; more would cover each other."""
 ORDER: Final = ("tp", "tp2", "cp", "dp", "pp")

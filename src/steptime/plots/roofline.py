@@ -104,8 +104,11 @@ def _estimated(found: Result) -> tuple[Points, dict[str, float], float]:
         for place, value in enumerate((amounts[0] * count, amounts[1] * count, found.real("details", i, "value"))):
             totals[place] += value
     constants = found.numbers_of("provenance", "constants", key="value")
-    roofs = {f"{name.partition('.')[2]} {name.partition('_')[0]}": value for name, value in constants.items()
-             if name.startswith(("matrix_flops_per_s.", "vector_flops_per_s."))}  # fmt: skip
+    roofs = {
+        f"{name.partition('.')[2]} {name.partition('_')[0]}": value
+        for name, value in constants.items()
+        if name.startswith(("matrix_flops_per_s.", "vector_flops_per_s."))
+    }
     if not roofs or "memory_Bps" not in constants:
         raise UserError(f"{found.name}: the peaks of the device are not in it")
     points: Points = [(name, matrix[name], *values) for name, values in sums.items()]  # type: ignore[misc]

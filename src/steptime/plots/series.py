@@ -219,14 +219,17 @@ def scatter(results: Sequence[Result]) -> Chart:
             series.append(_xy(f"Pareto front{suffix}", "line", points, labels=labels))
     memories = [y for one in series for y in one.y]
     times = [x for one in series for x in one.x]
-    ends = (min(times), max(times))
+    across = (min(times), max(times))
     series += [
-        Series(name="capacity", style="rule", x=ends, y=(size, size))
+        Series(name="capacity", style="rule", x=across, y=(size, size))
         for size in sorted(capacities)
         if size < 4 * max(memories)
     ]
-    panel = Panel(x=Axis(label="time of a step", unit="s", log=True),
-                  y=Axis(label="memory of the fullest device", unit="B", log=True), series=tuple(series))  # fmt: skip
+    panel = Panel(
+        x=Axis(label="time of a step", unit="s", log=True),
+        y=Axis(label="memory of the fullest device", unit="B", log=True),
+        series=tuple(series),
+    )
     counts = [f"{each.real('candidates'):,.0f} candidates, {each.real('feasible'):,.0f} feasible" for each in results]
     return Chart(kind="scatter", title="", panels=(panel,), notes=tuple(dict.fromkeys(counts)))
 
@@ -235,8 +238,9 @@ def _point(found: Result, list_name: str, place: int) -> tuple[float, float]:
     return found.real(list_name, place, "step_time_s"), found.real(list_name, place, "peak_memory_bytes")
 
 
-def _xy(name: str, style: str, points: Iterable[tuple[float, float]], *, labels: tuple[str, ...] = (),
-        faint: bool = False) -> Series:  # fmt: skip
+def _xy(
+    name: str, style: str, points: Iterable[tuple[float, float]], *, labels: tuple[str, ...] = (), faint: bool = False
+) -> Series:
     x, y = zip(*points, strict=True)
     return Series(name=name, style=style, x=x, y=y, labels=labels, faint=faint)
 
@@ -384,8 +388,12 @@ def heatmap(results: Sequence[Result], options: Options) -> Chart:
         size=tuple(cells.values()),
     )
     ticks = [tuple(v if isinstance(v, str) else f"{v:g}" for v in values) for values in places]
-    panel = Panel(x=Axis(label=x, ticks=ticks[0]), y=Axis(label=y, ticks=ticks[1]), series=(series,),
-                  value=Axis(label=_bare(value), unit=_unit(value)))  # fmt: skip
+    panel = Panel(
+        x=Axis(label=x, ticks=ticks[0]),
+        y=Axis(label=y, ticks=ticks[1]),
+        series=(series,),
+        value=Axis(label=_bare(value), unit=_unit(value)),
+    )
     return Chart(kind="heatmap", title=_text(rows[0], MODEL), panels=(panel,))
 
 
@@ -444,21 +452,42 @@ def _of_plan(build: Callable[[Sequence[Result]], Chart]) -> Callable[[Sequence[R
 
 ESTIMATES: Final = ("estimate", "plan")
 KINDS: Final[Mapping[str, Kind]] = {
-    "scaling": Kind(build=_alone(scaling), takes=("rows", *ESTIMATES), several=True,
-                    text="step time, efficiency and days of training over devices, a line per system"),
-    "breakdown": Kind(build=_alone(breakdown), takes=ESTIMATES, several=True,
-                      text="step time by terms, exposed and overlapped"),
+    "scaling": Kind(
+        build=_alone(scaling),
+        takes=("rows", *ESTIMATES),
+        several=True,
+        text="step time, efficiency and days of training over devices, a line per system",
+    ),
+    "breakdown": Kind(
+        build=_alone(breakdown), takes=ESTIMATES, several=True, text="step time by terms, exposed and overlapped"
+    ),
     "memory": Kind(build=_alone(memory), takes=ESTIMATES, several=True, text="memory by terms against capacity"),
     "overview": Kind(build=_alone(overview), takes=ESTIMATES, several=True, text="breakdown and memory side by side"),
-    "roofline": Kind(build=_alone(roofline), takes=("profile", "estimate"), several=False,
-                     text="operators on the roofs of the device"),
-    "scatter": Kind(build=_alone(scatter), takes=("plan",), several=True,
-                    text="step time against memory of the plans, with the Pareto front"),
+    "roofline": Kind(
+        build=_alone(roofline),
+        takes=("profile", "estimate"),
+        several=False,
+        text="operators on the roofs of the device",
+    ),
+    "scatter": Kind(
+        build=_alone(scatter),
+        takes=("plan",),
+        several=True,
+        text="step time against memory of the plans, with the Pareto front",
+    ),
     "heatmap": Kind(build=heatmap, takes=("rows", *ESTIMATES), several=True, text="a value over two parameters"),
     "timeline": Kind(build=_alone(timeline), takes=("simulate",), several=False, text="passes of a pipeline over time"),
-    "mesh": Kind(build=_of_plan(mesh), takes=ESTIMATES, several=False,
-                 text="which rank sits on which device of which fast domain"),
-    "limits": Kind(build=_alone(utilisation), takes=("limits",), several=False,
-                   text="utilisation against training compute, by what overlaps"),
-}  # fmt: skip
+    "mesh": Kind(
+        build=_of_plan(mesh),
+        takes=ESTIMATES,
+        several=False,
+        text="which rank sits on which device of which fast domain",
+    ),
+    "limits": Kind(
+        build=_alone(utilisation),
+        takes=("limits",),
+        several=False,
+        text="utilisation against training compute, by what overlaps",
+    ),
+}
 """Name of each kind of chart -> how it is built and what it takes."""

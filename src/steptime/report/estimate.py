@@ -352,8 +352,11 @@ def print_ledger(ledger: Any) -> None:
 def _print_training(out: Console, ledger: Any) -> None:
     """What training holds, sends and computes of a model: activations, stages of ZeRO, recomputation."""
     t.heading(out, f"activations of {counted(ledger.samples, ledger.sample, t.count(ledger.samples))}, on one device")
-    kept = (("input of one layer", "layer_input"), ("inputs of all layers (full recomputation)", "layer_inputs"),
-            ("all that is kept (no recomputation)", "kept"))  # fmt: skip
+    kept = (
+        ("input of one layer", "layer_input"),
+        ("inputs of all layers (full recomputation)", "layer_inputs"),
+        ("all that is kept (no recomputation)", "kept"),
+    )
     table = t.grid(("", "bytes"))
     for words, name in kept:
         table.add_row(words, t.memory(ledger.activations[name]))
