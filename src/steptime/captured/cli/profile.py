@@ -85,7 +85,7 @@ def command(
         Path | None, typer.Option("--trace", metavar="FILE.pftrace|.json", help="Trace for Perfetto, or Chrome JSON.")
     ] = None,
     roofline: Annotated[
-        Path | None, typer.Option("--roofline", "--plot", metavar="FILE.svg|.png|.pdf", help="Roofline plot.")
+        Path | None, typer.Option("--roofline", "--plot", metavar="FILE", help="Roofline plot: .svg, .png or .pdf.")
     ] = None,
     measured: Annotated[
         Path | None,
