@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steptime.errors import UserError
+from steptime.plots.layouts import places_of
 from steptime.plots.results import read_result, result
 from steptime.plots.series import KINDS, Options, chart
 
@@ -187,6 +188,16 @@ def test_ranks_fill_a_fast_domain_by_placement():
     first = spread.series[0]
     assert [t.split("\n")[1] for t in first.labels] == ["tp0 dp0", "tp1 dp0", "tp0 dp1", "tp1 dp1"]
     assert (first.x, first.y) == ((-0.5, -0.5, 0.5, 0.5), (0, 1, 0, 1)), "dp and pp inside: tp over domains"
+
+
+@pytest.mark.parametrize(
+    "inside", [{"tp": 2, "dp": 2, "pp": 3}, {"tp": 4, "dp": 1, "pp": 1}, {"tp": 1, "dp": 2, "pp": 1}]
+)
+def test_no_two_ranks_have_the_same_place(inside):
+    places = list(places_of({"tp": 4, "dp": 2, "pp": 3}, inside))
+    slots = {(place["domain"], place["slot"]) for place in places}
+    width = inside["tp"] * inside["dp"] * inside["pp"]
+    assert slots == {(domain, slot) for domain in range(24 // width) for slot in range(width)}
 
 
 def test_runs_that_no_plan_ends_are_not_on_the_curve():
