@@ -71,7 +71,11 @@ def write_chart(chart: Chart, path: Path) -> None:
     wide = max(WIDTH, min(0.62 * columns, 12.0)) if not boxes or chart.kind == "mesh" else 2 * WIDTH
     alike = [[series.name for series in panel.series] for panel in chart.panels]
     legends = 1 if all(names == alike[0] for names in alike) else len(alike)
-    tall = max(1.4, min(ROW * rows * (1.6 if chart.kind == "mesh" else 1.0), 16.0) + 0.9) if boxes else HEIGHT
+    tall = (
+        max(1.4, min(ROW * rows * (1.6 if chart.kind == "mesh" else 1.0), 16.0) + 0.9)
+        if boxes
+        else max(HEIGHT, 0.17 * max(map(len, alike)) + 0.7)
+    )
     with drawn(path, wide * len(chart.panels) + LEGEND * legends, tall) as figure:
         places = figure.subplots(1, len(chart.panels), squeeze=False)[0]
         for i, (axes, panel) in enumerate(zip(places, chart.panels, strict=True)):

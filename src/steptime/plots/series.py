@@ -19,6 +19,8 @@ from steptime.plots.roofline import roofline
 
 MOST_SERIES: Final = 7
 """Parts of a bar or systems of a chart that have a name of their own; what is smaller is added up."""
+MOST_LINES: Final = 30
+"""Lines of a scaling chart at most."""
 MOST_BARS: Final = 10
 """Plans of a search that are drawn side by side at most."""
 GPUS, STEP, DAYS = (
@@ -304,6 +306,9 @@ def scaling(results: Sequence[Result]) -> Chart:
             raise UserError(f"{row.name}: {gpus:g} devices")
         if gpus not in kept or _rate(row) > _rate(kept[gpus]):
             kept[gpus] = row
+    if len(lines) > MOST_LINES:
+        hint = "select some rows first, as with steptime study query ... --json > rows.json"
+        raise UserError(f"plot scaling: {len(lines)} lines cannot be told apart, {MOST_LINES} at most", hint=hint)
     shown = {name: [points[gpus] for gpus in sorted(points)] for name, points in lines.items()}
     panels = [_scaling("step time", "s", shown, partial(_needed, names=STEP)), _efficiency(shown)]
     if all(_column(row, DAYS) for points in shown.values() for row in points):

@@ -223,6 +223,11 @@ def test_a_chart_is_plain_data():
         ("scatter", (search() | {"plans": [], "pareto": []},), "no plan is feasible"),
         ("heatmap", ([],), "no rows"),
         ("scaling", ([{"gpus": 8}],), "step_time_s: missing"),
+        (
+            "scaling",
+            ([{"cluster": f"c{i}", "gpus": 8, "step_time_s": 1.0} for i in range(31)],),
+            "31 lines cannot be told",
+        ),
         ("scaling", ([{"gpus": 0, "step_time_s": 1}],), "0 devices"),
         ("scaling", ([{"gpus": 8, "step_time_s": "x"}],), "'x' is not a number"),
         ("breakdown", (estimate(time={"a_s": float("nan")}),), "nan is not a number"),
