@@ -89,6 +89,12 @@ class FakeLedger:
     bytes: Terms = dataclasses.field(default_factory=lambda: Terms({"weights": 8e6}))
     notes: tuple[str, ...] = ("tied embeddings",)
     sample: str = "sequence"
+    samples: int = 1
+    activations: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: {"layer_input": 1e6, "layer_inputs": 2e6, "kept": 3e6}
+    )
+    zero: tuple[Any, ...] = ()
+    recomputation: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"none": 3.0})
 
     def to_json(self) -> dict[str, Any]:
         return {"schema_version": 1, "name": self.name, "parameters": dict(self.parameters)}

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from steptime.api.collective_times import Collective as Collective
     from steptime.api.collective_times import collective as collective
     from steptime.api.comparison import Difference as Difference
-    from steptime.api.comparison import Ledger as Ledger
     from steptime.api.comparison import diff as diff
-    from steptime.api.comparison import ledger as ledger
     from steptime.api.decisions import Guide as Guide
     from steptime.api.decisions import guide as guide
+    from steptime.api.ledgers import Ledger as Ledger
+    from steptime.api.ledgers import ledger as ledger
     from steptime.api.parameter_updates import Consistency as Consistency
     from steptime.api.parameter_updates import consistency as consistency
     from steptime.api.simulation import SimulatedStep as SimulatedStep
@@ -35,7 +35,7 @@ PLACES: Final = {
     "Consistency": "steptime.api.parameter_updates:Consistency",
     "Difference": "steptime.api.comparison:Difference",
     "Guide": "steptime.api.decisions:Guide",
-    "Ledger": "steptime.api.comparison:Ledger",
+    "Ledger": "steptime.api.ledgers:Ledger",
     "Limits": "steptime.lab.limits:Limits",
     "SimulatedStep": "steptime.api.simulation:SimulatedStep",
     "collective": "steptime.api.collective_times:collective",
@@ -44,7 +44,7 @@ PLACES: Final = {
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
     "guide": "steptime.api.decisions:guide",
-    "ledger": "steptime.api.comparison:ledger",
+    "ledger": "steptime.api.ledgers:ledger",
     "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.calls:plan",
     "simulate": "steptime.api.simulation:simulate",

@@ -28,7 +28,7 @@ from steptime.estimate.result import SCHEMA_VERSION
 from steptime.formats.stage_times import StageTimes, read_stage_times
 from steptime.num import Array, Num
 from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline
-from steptime.schedule.actions import COMPUTE, DATA, FROM_HOST, STREAM, TO_HOST
+from steptime.schedule.actions import COMPUTE, DATA, FROM_HOST, LETTERS, MESSAGES, STREAM, TO_HOST
 from steptime.schedule.graph import ActionGraph, Transport, graph_of
 from steptime.schedule.idle import Spent, spent
 from steptime.schedule.layout import layout_text
@@ -120,8 +120,8 @@ class SimulatedStep:
         busy_s = self.spent.passes_s + self.spent.tensor_s + self.spent.update_s
         return float(1 - np.mean(busy_s) / self.pipeline_s)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
+    def to_json(self, *, timeline: bool = False) -> dict[str, Any]:
+        """Plain data for ``json.dumps``; with ``timeline`` every pass too."""
         path = self.simulation.critical_path()
         stream = np.where(path.message, -1, STREAM[self.table.kind[path.row]])
         critical = {"messages": -1, "passes": COMPUTE, "data": DATA, "to_host": TO_HOST, "from_host": FROM_HOST}
@@ -151,6 +151,20 @@ class SimulatedStep:
             "memory_capacity_bytes": np.asarray(self.capacity_bytes).tolist(),
             "samples_s": self.samples_s.tolist(),
             "notes": list(self.notes),
+            **({"passes": self.passes()} if timeline else {}),
+        }
+
+    def passes(self) -> dict[str, Any]:
+        """When each rank does what, messages apart, in columns; the micro-batch is -1 where it is of none."""
+        table, played = self.table, self.simulation
+        own = np.flatnonzero(~np.isin(table.kind, MESSAGES) & (played.end_s > played.start_s))
+        return {
+            "rank": table.rank[own].tolist(),
+            "kind": [LETTERS[kind] for kind in table.kind[own].tolist()],
+            "stage": table.stage[own].tolist(),
+            "micro_batch": table.micro_batch[own].tolist(),
+            "start_s": played.start_s[own].tolist(),
+            "end_s": played.end_s[own].tolist(),
         }
 
 

@@ -241,6 +241,7 @@ class Profile:
             "memory": dict(self.live.peak().by_category),
             "peaks": {phase: self._peak(peak) for phase, peak in self.live.peaks().items()},
             "arena_bytes": self.arena_bytes,
+            "roofs": self._roofs(),
             "by_phase": _groups(self.table.by_phase()), "by_operator": _groups(self.table.by_operator()),
             "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
             "coverage": asdict(self.table.coverage), "metrics": asdict(self.metrics), "provenance": self._provenance(),
@@ -275,6 +276,14 @@ class Profile:
     def largest(self, peak: Peak, count: int = LISTED) -> list[Held]:
         """The largest storages that are alive at a peak."""
         return self.live.alive(peak.call)[:count]
+
+    def _roofs(self) -> dict[str, Any]:
+        """Bandwidth of memory, and peak of the matrix units in each dtype that products run in and of vector units."""
+        device, costs = self.table.timer.device, self.table.kinds
+        used = dict.fromkeys(cost.dtype for cost in costs if cost.work.matrix_flops)
+        peaks = {f"{dtype} matrix": device.matrix_flops_per_s[dtype] for dtype in used}
+        peaks["vector"] = device.peak_vector_flops_per_s
+        return {"memory_Bps": device.memory_Bps, "flops_per_s": peaks}
 
     def _provenance(self) -> dict[str, Any]:
         bases = [group for group in self.table.by_basis() if group.seconds]

@@ -104,6 +104,7 @@ def command(
     epochs: o.Epochs = None,
     dataset_tokens: o.DatasetTokens = None,
     dataset_samples: o.DatasetSamples = None,
+    plot: o.Plot = None,
     show_all: o.All = False,
     json: o.Json = False,
     **job: Any,
@@ -116,6 +117,7 @@ def command(
     from steptime.cli.job import job_from, ledger_of, needed
 
     length = o.training_given(locals())
+    draw = o.drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
     if asked.cluster is None:
@@ -123,6 +125,8 @@ def command(
             raise UserError("the length of a training means nothing without a step", hint="give --cluster")
         if explain is not None:
             raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
+        if draw is not None:
+            raise UserError("--plot: a ledger has no step to draw", hint="give --cluster")
         _show_ledger(ledger_of(asked), json=json)
         return
     estimate = api.estimate(asked.model, needed(asked, "an estimate"), plan=asked.plan, **asked.settings, **length)
@@ -130,6 +134,8 @@ def command(
         estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
     if explain is not None:
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
+    if draw is not None:
+        draw(estimate.to_json())
     _show_estimate(estimate, explain=explain is not None, show_all=show_all, json=json)
 
 

@@ -106,12 +106,13 @@ def ledger_of(job: RunSpec) -> Any:
     """
     from steptime import api
 
-    known = {"seq", "dtype"}
+    known = {"seq", "dtype", "optimizer", "global_batch", "dp"}
     extra = [name for name in (*job.settings, *job.plan) if name not in known]
     if extra:
         option = "--" + _option_name(extra[0], job.settings).replace("_", "-")
         raise FieldError("", option, "means nothing without --cluster", hint="give --cluster, or drop the option")
-    return api.ledger(job.model, **{name: value for name, value in job.settings.items() if name in known})
+    given = {**job.settings, **job.plan}
+    return api.ledger(job.model, **{name: value for name, value in given.items() if name in known})
 
 
 def _option_name(setting: str, settings: Mapping[str, Any]) -> str:

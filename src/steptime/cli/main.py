@@ -45,6 +45,7 @@ COMMANDS: Final = {
     ),
     "serve": ("steptime.web.cli", "The page: choose, plan, change, explain, compare; on this machine alone."),
     "report": ("steptime.web.cli", "Write one HTML file of a plan that opens without server or network."),
+    "plot": ("steptime.plots.cli", "Draw saved results: scaling, breakdowns, rooflines, sweeps, timelines."),
     "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),

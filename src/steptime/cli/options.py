@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -65,6 +66,9 @@ class Mode(StrEnum):
     PUBLISHED = "published"
 
 
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw it too, as .svg, .png or .pdf (needs matplotlib).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 All = Annotated[bool, typer.Option("--all", help="Show small terms and every constant too.")]
 ModelOrRun = Annotated[
@@ -287,6 +291,22 @@ def describes_job(after: str) -> Callable[[Callable[..., None]], Callable[..., N
         return function
 
     return extended
+
+
+def drawing(kind: str, path: Path | None) -> Callable[[Mapping[str, Any]], None] | None:
+    """What draws the result of a command, given as JSON; None where no picture is asked for.
+
+    Raises:
+        UserError: a picture cannot be written to the file.
+    """
+    if path is None:
+        return None
+    from steptime.registry import loaded
+    from steptime.report.figure import refuse_plot
+
+    refuse_plot(path)
+    write: Callable[[str, Mapping[str, Any], Path], None] = loaded("steptime.plots.cli:write_plot")
+    return lambda found: write(kind, found, path)
 
 
 #: Parameters of a command that say what the job is; the parallel plan has :data:`~steptime.plan.keys.KEYS`.

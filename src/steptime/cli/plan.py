@@ -64,6 +64,7 @@ def command(
     dataset_tokens: o.DatasetTokens = None,
     dataset_samples: o.DatasetSamples = None,
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Rank every parallel plan of a model on a number of devices, and say why the first is the best.
@@ -89,9 +90,12 @@ def _run(given: Mapping[str, Any]) -> None:
         "top": given["top"],
         **o.training_given(given),
     }
+    draw = o.drawing("scatter", given["plot"])
     with Progress("plans") as progress:
         result = api.plan(job.model, needed(job, "a search"), **job.settings, **options, progress=progress)
     result = dataclasses.replace(result, notes=(*plan_not_kept(model, job), *result.notes))
+    if draw is not None and result.plans:
+        draw(result.to_json())
     if given["json"]:
         from steptime.cli.output import print_json
 

@@ -169,6 +169,8 @@ def simulate(
     rank_memory: Annotated[
         str | None, typer.Option("--rank-memory", metavar="LIST", help="Memory of each rank: 80GiB*8,40GiB*8.")
     ] = None,
+    plot: o.Plot = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every pass too.")] = False,
     json: o.Json = False,
     **job: Any,
 ) -> None:
@@ -188,6 +190,7 @@ def simulate(
     from steptime.schedule.pytorch_csv import csv_text
     from steptime.store.files import write_bytes
 
+    draw = o.drawing("timeline", plot)
     asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
     found = simulate_stages(
         asked.model,
@@ -210,8 +213,10 @@ def simulate(
         write_bytes(trace, chrome(made) if trace.suffix == ".json" else perfetto(made))
     if csv is not None:
         write_bytes(csv, csv_text(csv_of(found)).encode())
+    if draw is not None:
+        draw(found.to_json(timeline=True))
     if json:
-        print_json(found.to_json())
+        print_json(found.to_json(timeline=timeline))
         return
     print_simulation(found)
 

@@ -156,6 +156,23 @@ def partly_hidden_s(hidden_s: Num, shown_s: Num, share: Num) -> Num:
     return hidden_s + share * (shown_s - hidden_s)
 
 
+def zero_sent_bytes(weight_bytes: Num, gradient_bytes: Num, ranks: Num, gathers: Num) -> Num:
+    r"""Bytes that a rank sends in a step of data parallelism, ring by ring.
+
+    $$V = \frac{N - 1}{N} (G + \max(g W, (1 - g) G))$$
+
+    where $W$ = `weight_bytes`, $G$ = `gradient_bytes` of the whole model, $N$ = `ranks`, and $g$ = `gathers` is how
+    often weights are gathered: 0 under plain data parallelism, whose all-reduce is a reduce-scatter and an all-gather
+    of gradients; 1 under ZeRO 1 and 2 (new weights); 2 under ZeRO 3 (forward and backward).
+
+    Source: ZeRO, Rajbhandari et al., arXiv 1910.02054, section 7.
+
+    >>> zero_sent_bytes(8.0, 8.0, 4, 0), zero_sent_bytes(8.0, 8.0, 4, 1), zero_sent_bytes(8.0, 8.0, 4, 2)
+    (12.0, 12.0, 18.0)
+    """
+    return (ranks - 1) / ranks * (gradient_bytes + maximum(gathers * weight_bytes, (1 - gathers) * gradient_bytes))
+
+
 def adam_step_bytes(parameters: Num, state_bytes: Num, gradient_bytes: Num, weight_bytes: Num) -> Num:
     r"""Device-memory traffic of a clipped optimiser step over the parameters that a device owns.
 

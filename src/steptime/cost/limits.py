@@ -448,3 +448,88 @@ def linear_layer_end_of_batch_s(
     """
     words = all_reduce_words(d_in / tp_in * (d_out / tp_out), dp)
     return maximum(memory_s(words, width_bytes, memory_Bps, utilization), network_s(words, width_bytes, network_Bps))
+
+
+def latency_wall_parameters(
+    duration_s: Num,
+    block_latency_s: Num,
+    tokens_per_parameter: Num,
+    reference_parameters: Num,
+    reference_batch_tokens: Num,
+    batch_growth: Num,
+    reference_layers: Num,
+    layer_growth: Num,
+) -> Num:
+    r"""Parameters of the largest run that latency lets end in time, where batch and blocks grow with different powers.
+
+    $$N = N_0 \Big(\frac{T B_0}{r N_0 L_0 t}\Big)^{1 / (1 + \lambda - \beta)}$$
+
+    A model of $N$ parameters has $L_0 (N / N_0)^\lambda$ blocks, trains on $r N$ tokens and takes
+    $B_0 (N / N_0)^\beta$ of them in a step; $N$ solves `serial_latency_s` $= T$.
+
+    Args:
+        duration_s: $T$, longest allowed duration of the run (s).
+        block_latency_s: $t$, least seconds of a block, forward and backward.
+        tokens_per_parameter: $r$, training tokens per parameter.
+        reference_parameters: $N_0$, parameters of the reference model.
+        reference_batch_tokens: $B_0$, its tokens per step.
+        batch_growth: $\beta$, power of the parameters with which the batch grows.
+        reference_layers: $L_0$, its blocks.
+        layer_growth: $\lambda$, power of the parameters with which blocks grow.
+
+    Source: derived from the run laws of arXiv 2411.01137 and of Epoch, "Can AI scaling continue through 2030?".
+
+    >>> f"{latency_wall_parameters(2.33e7, 120e-6, 20, 175e9, 6e7, 0, 96, 0.27):.2g}"
+    '6.6e+14'
+    """
+    ratio = duration_s * reference_batch_tokens
+    ratio = ratio / (tokens_per_parameter * reference_parameters * reference_layers * block_latency_s)
+    return reference_parameters * ratio ** (1 / (1 + layer_growth - batch_growth))
+
+
+def hierarchical_all_reduce_words(size_words: Num, inside: Num, domains: Num, passes: Num) -> tuple[Num, Num]:
+    r"""Words that a device moves on the fast links and on the slow ones in an all-reduce over both, both directions.
+
+    $$V_f = k n \frac{p - 1}{p}, \qquad V_s = k \frac{n}{p} \frac{q - 1}{q}$$
+
+    Reduced inside the fast domains first, so that each device has a $p$-th of the sum to exchange with $q - 1$ others,
+    and gathered last.
+
+    Args:
+        size_words: $n$, words that each device reduces.
+        inside: $p$, ranks in one fast domain.
+        domains: $q$, fast domains.
+        passes: $k$, how often the data passes a device: 3 as in `all_reduce_words`, 2 where the network itself reduces.
+
+    Source: arXiv 2411.01137, notebook, for one level.
+
+    >>> hierarchical_all_reduce_words(8, 4, 2, 2)
+    (12.0, 2.0)
+    >>> hierarchical_all_reduce_words(8, 4, 1, 3) == (all_reduce_words(8, 4), 0.0)
+    True
+    """
+    return passes * size_words * (inside - 1) / inside, passes * size_words / inside * (domains - 1) / domains
+
+
+def interleaved_batch_s(first_s: Num, phase_s: Num, step_s: Num, layers: Num, stages: Num, micro_batches: Num) -> Num:
+    r"""Seconds of a batch through a pipeline that is interleaved block by block, seen from its first stage.
+
+    $$T = t_1 + \Big(\frac{L}{P} - 1\Big) t_p + (m - 1) t + 2 (P - 1) t$$
+
+    All but one layer of a stage take a phase of $m$ micro-batches and the reduction of their gradients, which overlaps
+    with the phase; one layer stands at the boundary; the bubble is one block per stage.
+
+    Args:
+        first_s: $t_1$, a micro-batch of a layer with the reduction of its gradients (s).
+        phase_s: $t_p$, all micro-batches of a layer with that reduction (s).
+        step_s: $t$, a micro-batch of a layer, forward and backward (s).
+        layers: $L$, linear layers.
+        stages: $P$, stages of the pipeline.
+        micro_batches: $m$, micro-batches of a stage.
+
+    Source: D. Schneider-Joseph, ml_par_sim, run_optimizer2.ipynb (predecessor of arXiv 2411.01137).
+
+    >>> interleaved_batch_s(2.0, 9.0, 1.0, 8, 2, 8)
+    38.0
+    """
+    return first_s + (layers / stages - 1) * phase_s + (micro_batches - 1) * step_s + 2 * (stages - 1) * step_s

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.api.request import MAX_COUNT, number, text, whole
 from steptime.cost import limits as formulas
@@ -17,6 +17,9 @@ from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_cluster
 from steptime.num import Num
 
+if TYPE_CHECKING:
+    from steptime.lab.scale import Curve
+
 THREE_MONTHS_S: Final = 91.3125 * 86400
 PRODUCTS: Final = 4
 """Products of a block that follow one another, forward and backward."""
@@ -25,6 +28,7 @@ NETWORK_LATENCY_S: Final = 5e-6
 REFERENCE_FLOPS: Final = 1e25
 """Compute of the run whose batch and depth the laws start from; below, the power of the compute that both grow with."""
 GROWTH: Final = 1 / 6
+CHANGED: Final = ", changed"
 HIDDEN_FACTOR: Final = 5
 """Hidden width over model width, attention included."""
 
@@ -332,6 +336,8 @@ class Limits:
     """Tokens per micro-batch, all ranks."""
     device: LimitDevice
     run: TrainingRun
+    curves: tuple[Curve, ...] = ()
+    """Utilisation against compute under each rule of overlap that was asked for."""
 
     @property
     def resources_s(self) -> Mapping[str, float]:
@@ -377,6 +383,7 @@ class Limits:
             "latency_wall_layers": run.wall_layers,
             "latency_wall_width": run.wall_width,
             "source": "arXiv 2411.01137",
+            **({"curve": [each.to_json() for each in self.curves]} if self.curves else {}),
         }
 
 
@@ -399,6 +406,10 @@ def limits(
     batch_tokens: float = 2048**2,
     layers: int = 120,
     tokens_per_parameter: float = 20,
+    overlap: Sequence[str] = (),
+    batch_growth: float = GROWTH,
+    fast_domain: int | None = None,
+    latency_factor: float = 1.0,
 ) -> Limits:
     """How far a layer and a training run scale before data movement or latency stops them.
 
@@ -421,6 +432,12 @@ def limits(
         batch_tokens: tokens per step of a run of 1e25 FLOP.
         layers: blocks of a run of 1e25 FLOP.
         tokens_per_parameter: training tokens per parameter.
+        overlap: rules of overlap (:data:`steptime.lab.scale.OVERLAPS`) under which utilisation is computed against the
+            compute of a run; none: it is not. What follows is of that alone. Without a device it is the H100 of the
+            authors' table.
+        batch_growth: power of the compute with which tokens per step grow.
+        fast_domain: devices on the fast links; None: the device's.
+        latency_factor: all latencies are multiplied by it.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
@@ -433,6 +450,18 @@ def limits(
     found = _changed(found, flops_8bit_per_s, memory_Bps, network_Bps, utilization)
     if layer_latency_s is None:
         layer_latency_s = found.layer_latency_s
+    found_run = TrainingRun(
+        duration_s=number("duration_s", duration_s, 1.0, 1e12, "seconds of the longest run"),
+        layer_latency_s=number("layer_latency_s", layer_latency_s, 1e-12, 1e6, "seconds of a block"),
+        reference_batch_tokens=number("batch_tokens", batch_tokens, 1, 1e15, "tokens per step"),
+        reference_layers=whole("layers", layers, 1, MAX_COUNT),
+        tokens_per_parameter=number("tokens_per_parameter", tokens_per_parameter, 1e-3, 1e9, "training tokens"),
+    )
+    from steptime.lab.scale import curves_of
+
+    growth = number("batch_growth", batch_growth, 0.0, 0.5, "power of the compute")
+    factor = number("latency_factor", latency_factor, 0.0, 1e3, "times the latencies")
+    domain = None if fast_domain is None else whole("fast_domain", fast_domain, 1, MAX_COUNT)
     return Limits(
         layer=LinearLayer(
             **{name: whole(name, value, 1, MAX_COUNT) for name, value in counts.items()},
@@ -440,13 +469,8 @@ def limits(
         ),
         tokens=number("tokens", tokens, 1, 1e15, "tokens per micro-batch"),
         device=found,
-        run=TrainingRun(
-            duration_s=number("duration_s", duration_s, 1.0, 1e12, "seconds of the longest run"),
-            layer_latency_s=number("layer_latency_s", layer_latency_s, 1e-12, 1e6, "seconds of a block"),
-            reference_batch_tokens=number("batch_tokens", batch_tokens, 1, 1e15, "tokens per step"),
-            reference_layers=whole("layers", layers, 1, MAX_COUNT),
-            tokens_per_parameter=number("tokens_per_parameter", tokens_per_parameter, 1e-3, 1e9, "training tokens"),
-        ),
+        run=found_run,
+        curves=curves_of(device, found, found_run, overlap, (growth, domain, factor)),
     )
 
 
@@ -461,7 +485,7 @@ def _changed(
         "utilization": ("utilization", utilization, 1e-3, 1.0, "share of peak and memory bandwidth"),
     }
     values = {name: number(*check) for name, check in given.items() if check[1] is not None}
-    return replace(device, name=f"{device.name}, changed", **values) if values else device
+    return replace(device, name=f"{device.name}{CHANGED}", **values) if values else device
 
 
 NOTEBOOK: Final = "arXiv 2411.01137, notebook"
@@ -533,12 +557,20 @@ def figures() -> list[Figure]:
         ("product over 16 nodes", "s", 50e-6, tree_s, REPORT),
         ("block over 16 nodes", "s", 400e-6, formulas.layer_latency_s(PASSES, tree_s, 0.0), REPORT),
         ("run of 7e14 parameters", "FLOP", 6e31, formulas.training_flops(7e14, 1.4e16), REPORT),
-        ("latency wall, three months", "FLOP", 2e31, wall, "arXiv 2411.01137"),
+        ("wall, three months", "FLOP", 2e31, wall, "arXiv 2411.01137"),
+        ("wall, nine months, 120 us", "FLOP", 6e31, _wall_of_report(120e-6), REPORT),
+        ("wall, nine months, 400 us", "FLOP", 7e30, _wall_of_report(400e-6), REPORT),
     )
     return [
         Figure(name=name, unit=unit, stated=stated, computed=float(computed), source=source)
         for name, unit, stated, computed, source in rows
     ]
+
+
+def _wall_of_report(block_latency_s: float) -> float:
+    """The wall of nine months with steps of 6e7 tokens, GPT-3's 96 blocks, and blocks growing as parameters^0.27."""
+    parameters = formulas.latency_wall_parameters(2.33e7, block_latency_s, 20, 175e9, 6e7, 0, 96, 0.27)
+    return float(formulas.training_flops(parameters, 20 * parameters))
 
 
 def product_times() -> list[ProductTime]:

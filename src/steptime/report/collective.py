@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime.report import text as t
-from steptime.report.figure import new_figure, save_figure
+from steptime.report.figure import drawn
 from steptime.units import format_bytes, format_si
 
 if TYPE_CHECKING:
@@ -73,11 +73,10 @@ def write_plot(found: Collective, path: Path) -> None:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    figure = new_figure(6.4, 4.4)
-    axes = figure.add_subplot()
-    for name, seconds in found.seconds.items():
-        axes.plot(found.sizes_bytes, seconds, marker=".", label=name)
-    title = f"{found.operation}, {found.ranks} ranks of {found.cluster}"
-    axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (s)", title=t.printable(title))
-    axes.legend(fontsize="small")
-    save_figure(figure, path)
+    with drawn(path) as figure:
+        axes = figure.add_subplot()
+        for name, seconds in found.seconds.items():
+            axes.plot(found.sizes_bytes, seconds, label=name)
+        title = f"{found.operation}, {found.ranks} ranks of {found.cluster}"
+        axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (s)", title=t.printable(title))
+        axes.legend()

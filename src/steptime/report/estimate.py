@@ -362,8 +362,36 @@ def print_ledger(ledger: Any) -> None:
     for title, terms, unit in parts:
         out.print()
         out.print(term_table(terms, unit, title=title, show_all=False))
+    _print_training(out, ledger)
     for note in ledger.notes:
         out.print(t.printable(f"note: {note}"))
+
+
+def _print_training(out: Console, ledger: Any) -> None:
+    """What training holds, sends and computes of a model: activations, stages of ZeRO, recomputation."""
+    t.heading(out, f"activations of {counted(ledger.samples, ledger.sample, t.count(ledger.samples))}, on one device")
+    kept = (
+        ("input of one layer", "layer_input"),
+        ("inputs of all layers (full recomputation)", "layer_inputs"),
+        ("all that is kept (no recomputation)", "kept"),
+    )
+    table = t.grid(("", "bytes"))
+    for words, name in kept:
+        table.add_row(words, t.memory(ledger.activations[name]))
+    out.print(table)
+    t.heading(out, "states of a rank by ZeRO stage, and what it sends in a step")
+    counts = sorted({row.ranks for row in ledger.zero})
+    table = t.grid(("ZeRO", *(counted(n, "rank", t.count(n)) for n in counts), "sent"))
+    for stage in sorted({row.stage for row in ledger.zero}):
+        rows = [row for row in ledger.zero if row.stage == stage]
+        table.add_row(f"{stage}", *(t.memory(row.total_bytes) for row in rows), t.memory(rows[-1].sent_bytes))
+    out.print(table)
+    t.heading(out, "FLOPs of a step over those of its forward pass")
+    table = t.grid(("recomputed", "model", "hardware", "MFU / HFU"))
+    model = ledger.recomputation["none"]
+    for name, hardware in ledger.recomputation.items():
+        table.add_row(name, f"{model:.3f}", f"{hardware:.3f}", f"{model / hardware:.3f}")
+    out.print(table)
 
 
 SHOWN_TERMS: Final = 15

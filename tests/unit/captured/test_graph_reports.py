@@ -7,7 +7,6 @@ import pytest
 from steptime.captured.cost import Group, Timer, cost_table
 from steptime.captured.graph import Call, Nodes, Program, TensorType
 from steptime.captured.report.profile import basis_line, coverage_line, folded, print_profile, total_lines
-from steptime.errors import UserError
 from steptime.hardware.library import load_device
 from steptime.report.text import short_operator, short_path
 
@@ -132,26 +131,3 @@ def test_coverage_line_names_what_is_unknown(table):
 
 def test_basis_line_names_curves(table):
     assert "fitted curve gemm bf16" in basis_line(table)
-
-
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_roofline_has_roofs_points_and_labels(table, tmp_path, suffix):
-    pytest.importorskip("matplotlib")
-    from steptime.captured.report.profile import write_roofline
-
-    path = write_roofline(table, tmp_path / f"roof.{suffix}")
-    assert path.stat().st_size > 1000
-    if suffix == "svg":
-        text = path.read_text(encoding="utf-8")
-        for word in ("bf16 matrix", "vector", "mm ", "gelu ", "product", "map"):
-            assert word in text, word
-        assert "fp32 matrix" not in text, "no product runs in fp32"
-        again = write_roofline(table, tmp_path / "again.svg")
-        assert again.read_bytes() == path.read_bytes()
-
-
-def test_roofline_refuses_other_suffixes(table, tmp_path):
-    from steptime.captured.report.profile import write_roofline
-
-    with pytest.raises(UserError, match=r"roof\.xyz: a plot is not written as '\.xyz'"):
-        write_roofline(table, tmp_path / "roof.xyz")

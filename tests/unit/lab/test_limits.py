@@ -224,8 +224,10 @@ def test_stated_figures_are_what_the_formulas_give():
     found = {each["name"]: each for each in json.loads(reproduced("--json").stdout)["figures"]}
     assert found["linear layer, both passes"]["error"] == 0
     assert abs(found["product, 4e26 FLOP in 1e7 s"]["error"]) < 5e-5
-    assert all(abs(each["error"]) < 0.03 for name, each in found.items() if name != "latency wall, three months")
-    assert found["latency wall, three months"]["computed"] == pytest.approx(1.58e31, rel=2e-3)
+    assert all(abs(each["error"]) < 0.03 for name, each in found.items() if not name.startswith("wall"))
+    assert found["wall, three months"]["computed"] == pytest.approx(1.58e31, rel=2e-3)
+    assert found["wall, nine months, 120 us"]["computed"] == pytest.approx(5.2e31, rel=0.01)
+    assert found["wall, nine months, 400 us"]["computed"] == pytest.approx(7.8e30, rel=0.01)
 
 
 def test_products_of_the_reproduction_are_those_of_the_devices():

@@ -20,7 +20,7 @@ MAX_DEPTH = 20
 ENDINGS = {
     "snapshot": (".pickle", ".pkl"),
     "trace": (".pftrace", ".perfetto-trace", ".json"),
-    "roofline": (".svg", ".png"),
+    "roofline": (".svg", ".png", ".pdf"),
 }
 
 
@@ -84,7 +84,9 @@ def command(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE.pftrace|.json", help="Trace for Perfetto, or Chrome JSON.")
     ] = None,
-    roofline: Annotated[Path | None, typer.Option("--roofline", metavar="FILE.svg|.png", help="Roofline plot.")] = None,
+    roofline: Annotated[
+        Path | None, typer.Option("--roofline", "--plot", metavar="FILE", help="Roofline plot: .svg, .png or .pdf.")
+    ] = None,
     measured: Annotated[
         Path | None,
         typer.Option("--compare", metavar="FILE.pickle", help="A measured memory snapshot beside the prediction."),
@@ -166,7 +168,7 @@ def _check(files: Files) -> None:
         if not special:  # a device or a pipe is written to directly
             refuse_unwritable(path)
     if files.roofline is not None:
-        from steptime.captured.report.profile import require_matplotlib
+        from steptime.report.figure import require_matplotlib
 
         require_matplotlib()
 
@@ -188,9 +190,9 @@ def _write(found: Any, files: Files) -> None:
 
         write_trace(found.program, files.trace, seconds=seconds)
     if files.roofline is not None:
-        from steptime.captured.report.profile import write_roofline
+        from steptime.registry import loaded
 
-        write_roofline(found.table, files.roofline)
+        loaded("steptime.plots.cli:write_plot")("roofline", found.to_json(), files.roofline)
 
 
 def _measured(path: Path | None) -> DeviceMemory | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,6 +14,9 @@ from steptime.errors import counted
 from steptime.lab.limits import Figure, Limits, ProductTime
 from steptime.report import text as t
 from steptime.units import format_seconds
+
+if TYPE_CHECKING:
+    from steptime.lab.scale import Curve
 
 #: Parameter of the command -> dimension of its text, and parameter of the API.
 QUANTITIES: Final = {
@@ -75,6 +78,21 @@ def command(
     tokens_per_parameter: Annotated[
         float | None, _number("--tokens-per-parameter", "Training tokens per parameter; default 20.")
     ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Utilisation against training compute, under each rule of overlap.")
+    ] = False,
+    overlap: Annotated[
+        list[str] | None,
+        typer.Option("--overlap", metavar="RULE", help="Of the curve: all, bandwidth or none; may be given again."),
+    ] = None,
+    batch_growth: Annotated[
+        float | None, _number("--batch-growth", "Power of compute with which a step's tokens grow; default 1/6.")
+    ] = None,
+    fast_domain: Annotated[int | None, _count("--fast-domain", "Devices on the fast links, of the curve.")] = None,
+    latency_factor: Annotated[
+        float | None, _number("--latency-factor", "Of the curve: all latencies times this; default 1.")
+    ] = None,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """How far a layer and a training run scale before data movement or latency stops them.
@@ -82,8 +100,12 @@ def command(
     The defaults are a layer on NVIDIA H100 SXM5 and a run of three months, after arXiv 2411.01137.
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
-    options = o.given(**{name: value for name, value in locals().items() if name != "json"})
+    options = o.given(**{name: value for name, value in locals().items() if name not in ("json", "plot", "curve")})
+    draw = o.drawing("limits", plot)
+    options["overlap"] = _rules(options, curve=curve or plot is not None)
     result = _limits(options)
+    if draw is not None:
+        draw(result.to_json())
     if json:
         from steptime.cli.output import print_json
 
@@ -91,6 +113,17 @@ def command(
         return
 
     print_limits(result)
+
+
+def _rules(given: Mapping[str, Any], *, curve: bool) -> Sequence[str]:
+    """Rules of overlap of the curve: those that were given, else all; none without a curve."""
+    from steptime.errors import UserError
+    from steptime.lab.scale import OVERLAPS
+
+    for name in ("overlap", "batch_growth", "fast_domain", "latency_factor"):
+        if not curve and name in given:
+            raise UserError(f"{_option(name)} is of the curve", hint="add --curve")
+    return given.get("overlap") or (list(OVERLAPS) if curve else ())
 
 
 def _limits(given: Mapping[str, Any]) -> Limits:
@@ -152,6 +185,27 @@ def print_limits(result: Limits) -> None:
     ]
     for line in lines:
         out.print(t.printable(line), soft_wrap=True)
+    if result.curves:
+        _print_curves(result.curves)
+
+
+def _print_curves(curves: Sequence[Curve]) -> None:
+    """Utilisation of the best plan by compute, and where it falls, a column for each rule of overlap."""
+    out = t.console()
+    t.heading(out, "Utilisation of the peak by the best plan, by what overlaps")
+    table = t.grid(("training compute", *(each.overlap for each in curves)))
+    runs = [{run.compute_flops: run for run in each.runs} for each in curves]
+    for flops in sorted({flops for each in runs for flops in each})[::2]:
+        cells = [each.get(flops) for each in runs]
+        table.add_row(f"{flops:.0e} FLOP", *(t.percent(run.utilization) if run else "0.0 %" for run in cells))
+    for share in (0.9, 0.8, 0.5):
+        table.add_row(f"{t.percent(share)} of the most", *(_flops(each.reaches(share)) for each in curves))
+    table.add_row("largest in time", *(_flops(each.last_flops) for each in curves))
+    out.print(table)
+
+
+def _flops(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1e}"
 
 
 def print_figures(figures: Sequence[Figure], products: Sequence[ProductTime]) -> None:

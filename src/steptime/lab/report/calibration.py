@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from steptime.errors import UserError
 from steptime.lab.calibrate.machine.profile import Fitted, Predictor
-from steptime.report.figure import new_figure, save_figure
+from steptime.report.figure import drawn
 from steptime.report.text import console, grid, heading, indented, percent, printable, seconds
 from steptime.units import format_si
 
@@ -156,14 +156,12 @@ def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    figure = new_figure()
-    axes = figure.add_subplot()
-    families = sorted({r.family.split()[0] for r in residuals})
-    for name in families:
-        points = [r for r in residuals if r.family.split()[0] == name]
-        axes.plot([r.measured_s for r in points], [r.predicted_s for r in points], ".", label=name)
     ends = [min((r.measured_s for r in residuals), default=1e-6), max((r.measured_s for r in residuals), default=1.0)]
-    axes.plot(ends, ends, "-", color="black", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)")
-    axes.legend(fontsize="small")
-    save_figure(figure, path)
+    with drawn(path, 6, 6) as figure:
+        axes = figure.add_subplot()
+        for name in sorted({r.family.split()[0] for r in residuals}):
+            points = [r for r in residuals if r.family.split()[0] == name]
+            axes.plot([r.measured_s for r in points], [r.predicted_s for r in points], linestyle="", label=name)
+        axes.plot(ends, ends, "-", color="black", marker="", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="measured (s)", ylabel="predicted (s)")
+        axes.legend()

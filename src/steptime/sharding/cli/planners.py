@@ -109,18 +109,17 @@ def write_plot(found: Comparison, path: Path) -> None:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    from steptime.report.figure import new_figure, save_figure
+    from steptime.report.figure import drawn
     from steptime.report.text import printable
 
-    figure = new_figure(6.4, 4.4)
-    axes = figure.add_subplot()
-    for each in found.entries:
-        if each.step_s is not None:
-            points = [(point.cpu_s, point.total_s) for point in each.points]
-            points.append((max(each.cpu_s, points[-1][0]), each.step_s))
-            axes.step(*zip(*points, strict=True), where="post", marker=".", label=each.name)
-    axes.axhline(found.bound_s, color="black", linestyle="--", label="bound")
-    title = printable(f"{found.model} on {found.cluster}, {found.mesh.devices} devices")
-    axes.set(xscale="log", yscale="log", xlabel="CPU time (s)", ylabel="step (s)", title=title)
-    axes.legend(fontsize="x-small")
-    save_figure(figure, path)
+    with drawn(path) as figure:
+        axes = figure.add_subplot()
+        for each in found.entries:
+            if each.step_s is not None:
+                points = [(point.cpu_s, point.total_s) for point in each.points]
+                points.append((max(each.cpu_s, points[-1][0]), each.step_s))
+                axes.step(*zip(*points, strict=True), where="post", label=each.name)
+        axes.axhline(found.bound_s, color="black", linestyle="--", label="bound")
+        title = printable(f"{found.model} on {found.cluster}, {found.mesh.devices} devices")
+        axes.set(xscale="log", yscale="log", xlabel="CPU time (s)", ylabel="step (s)", title=title)
+        axes.legend(fontsize="x-small")

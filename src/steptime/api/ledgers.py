@@ -1,0 +1,190 @@
+"""The ledger of a model without a machine: parameters, FLOPs, bytes of states and activations, stages of ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from steptime.api.models import import_notes, load_model
+from steptime.api.request import NameOrPath, name_or_path, text, whole
+from steptime.cost.data_parallel import zero_sent_bytes
+from steptime.cost.memory import activation_bytes, parameter_bytes
+from steptime.errors import counted
+from steptime.estimate.evaluate import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
+from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
+from steptime.estimate.sizes import sizes_of
+from steptime.model.parameters import active_parameter_terms, parameter_terms
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
+from steptime.plan.plans import Plans
+from steptime.plan.recompute import recompute_code
+from steptime.plan.strategies import CORRECTED
+from steptime.terms import Terms
+
+RANKS: Final = (8, 64, 1024)
+"""Numbers of ranks for which stages of ZeRO are shown where none is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroStage:
+    """What each of some data-parallel ranks holds of a whole model's states, and sends in a step.
+
+    >>> row = ZeroStage(stage=1, ranks=8, weights_bytes=2.0, gradients_bytes=2.0, states_bytes=1.5, sent_bytes=3.5)
+    >>> row.total_bytes
+    5.5
+    """
+
+    stage: int
+    """0: plain data parallelism."""
+    ranks: int
+    weights_bytes: float
+    gradients_bytes: float
+    states_bytes: float
+    sent_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All that it holds."""
+        return self.weights_bytes + self.gradients_bytes + self.states_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Parameters, FLOPs and bytes of a model, without a machine."""
+
+    name: str
+    family: str
+    source: str
+    parameters: Terms
+    flops: Terms
+    """Model FLOPs of one sequence (or image) forward, by part."""
+    bytes: Terms
+    """Weights, gradients and optimiser states of the whole model in training, whatever its checkpoint is stored in."""
+    notes: tuple[str, ...] = ()
+    sample: str = "sequence"
+    """What the FLOPs are of, in the singular: a sequence, an image."""
+    samples: int = 1
+    """Of these the activations are."""
+    activations: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that forward passes of the samples leave for backward, on one device that holds all of them:
+    ``layer_input`` of one layer, ``layer_inputs`` of all (what full recomputation keeps), ``kept`` (what all layers
+    keep without recomputation, with fused attention)."""
+    zero: tuple[ZeroStage, ...] = ()
+    """What a rank holds and sends under each stage of ZeRO, for some numbers of ranks."""
+    recomputation: Mapping[str, float] = field(default_factory=dict)
+    """What recomputation is -> FLOPs of a step over those of its forward pass; without recomputation all are model
+    FLOPs, so that MFU over HFU is that value over each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "family": self.family,
+            "source": self.source,
+            "parameters": dict(self.parameters),
+            "parameters_total": self.parameters.total,
+            "flops_per_sequence_forward": dict(self.flops),
+            "bytes": dict(self.bytes),
+            "samples": self.samples,
+            "activations_bytes": dict(self.activations),
+            "zero": [asdict(row) | {"total_bytes": row.total_bytes} for row in self.zero],
+            "step_over_forward_flops": dict(self.recomputation),
+            "mfu_over_hfu": {name: self.recomputation["none"] / flops for name, flops in self.recomputation.items()},
+            "flops_convention": FLOPS_CONVENTION,
+            "notes": list(self.notes),
+        }
+
+
+def ledger(
+    model: NameOrPath,
+    *,
+    seq: int | None = None,
+    dtype: str = "bf16",
+    optimizer: str = "adam",
+    global_batch: int = 1,
+    dp: int | None = None,
+) -> Ledger:
+    """Parameters, FLOPs and bytes of a model without a cluster.
+
+    Args:
+        model: catalogue name, ``config.json`` or TOML file.
+        seq: tokens of a sequence; None: the model's own.
+        dtype: training recipe, as for an estimate.
+        optimizer: its states, as for an estimate.
+        global_batch: sequences of which the activations are.
+        dp: ranks for the stages of ZeRO; None: each number of :data:`RANKS`.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    model = name_or_path("model", model)
+    spec, precision = load_model(model), PRECISIONS[text("dtype", dtype)]
+    length = spec.seq_len if seq is None else whole("seq", seq, 1, MAX_SEQ)
+    parameters, active = parameter_terms(spec), active_parameter_terms(spec).total
+    notes = [] if active == parameters.total else [f"{active:,.0f} parameters are active per token"]
+    chosen = OPTIMIZERS[text("optimizer", optimizer)]
+    samples = whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH)
+    job = Job(model=spec, gpus=1, global_batch=1, seq_len=length, precision=precision, optimizer=chosen)
+    count, each = parameters.total, (precision.element_bytes, precision.gradient_bytes)
+    states = chosen.bytes_per_parameter(precision)
+    ranks = RANKS if dp is None else (whole("dp", dp, 1, MAX_DEVICES),)
+    return Ledger(
+        name=spec.name,
+        family=spec.family,
+        source=spec.source,
+        parameters=parameters,
+        flops=Terms(forward_flops_per_sequence(job)),
+        bytes=Terms(
+            {
+                "weights/parameter_bytes": count * each[0],
+                "gradients/parameter_bytes": count * each[1],
+                f"{chosen.name}_states/parameter_bytes": count * states,
+            }
+        ),
+        sample=job.sample,
+        samples=samples,
+        activations={name: samples * size for name, size in _activations(job).items()},
+        zero=tuple(_zero_stage(count, (*each, states), stage, n) for stage in range(4) for n in ranks),
+        recomputation=_recomputation(job),
+        notes=(f"{job.sample} of {counted(length, 'token')}, {dtype}", *notes, *import_notes(model, seq=seq)),
+    )
+
+
+def _activations(job: Job) -> dict[str, float]:
+    """Bytes that one sample leaves for backward on one device."""
+    sizes = sizes_of(CORRECTED.strategy("1d").block(job, Plans()))
+    boundary, layers = float(sizes.boundary_bytes), job.model.layers
+    kept = [activation_bytes(sizes.layer.kept_bytes, layers, 1), sizes.first.kept_bytes, sizes.last.kept_bytes]
+    return {
+        "layer_input": boundary,
+        "layer_inputs": float(activation_bytes(boundary, layers, 1)),
+        "kept": float(sum(kept)),
+    }
+
+
+def _zero_stage(count: float, each_bytes: tuple[float, float, float], stage: int, ranks: int) -> ZeroStage:
+    """What one rank of several holds under a stage of ZeRO: it shards states from 1, gradients from 2, weights in 3."""
+    weights, gradients, states = (
+        float(parameter_bytes(count, each, ranks if stage >= least else 1))
+        for each, least in zip(each_bytes, (3, 2, 1), strict=True)
+    )
+    sent = zero_sent_bytes(count * each_bytes[0], count * each_bytes[1], ranks, 2 if stage == 3 else stage > 0)
+    return ZeroStage(
+        stage=stage,
+        ranks=ranks,
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        states_bytes=states,
+        sent_bytes=float(sent),
+    )
+
+
+def _recomputation(job: Job) -> dict[str, float]:
+    """FLOPs of a step over those of its forward pass, by what is recomputed."""
+    forward, step = sum(forward_flops_per_sequence(job).values()), model_flops_per_step(job)
+    return {
+        name: (step + recomputed_flops_per_step(job, recompute_code(name))) / forward
+        for name in ("none", "attention", "full")
+    }

@@ -1,0 +1,77 @@
+"""A chart as plain data: axes with units, named series, notes; nothing here knows how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from steptime.estimate.result import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a panel.
+
+    >>> Axis(label="step time", unit="s", log=True).unit
+    's'
+    """
+
+    label: str
+    unit: str = ""
+    """SI unit of the values (``s``, ``B``, ``FLOP/s``); what is drawn may have a prefix. Empty: none."""
+    log: bool = False
+    ticks: tuple[str, ...] = ()
+    """Names of the places 0, 1, 2 ... of an axis that counts things; empty: an axis of numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Values that belong together; all columns have the same length."""
+
+    name: str
+    style: str
+    """How the values are meant: ``line``, ``rule`` (a line that bounds the others), ``points``, ``bar`` (stacked in
+    the order of the series), ``cap`` (a limit on one bar), ``box`` (from x on, ``size`` long, in row y), ``cell``
+    (a place of a grid; ``size`` is its value)."""
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    size: tuple[float, ...] = ()
+    """Third value of each: of points their share of an area, of boxes their length, of cells their value."""
+    labels: tuple[str, ...] = ()
+    """Text at each value; empty texts are left out."""
+    faint: bool = False
+    """Whether the values count less than those of the other series: overlapped time, plans beyond the front."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes with its series."""
+
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    value: Axis = Axis(label="")
+    """What ``size`` measures, where that is drawn as a scale of its own (``cell``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Panels side by side, under one title.
+
+    >>> series = Series(name="a", style="line", x=(1.0, 2.0), y=(3.0, 4.0))
+    >>> panel = Panel(x=Axis(label="GPUs"), y=Axis(label="step time", unit="s"), series=(series,))
+    >>> chart = Chart(kind="scaling", title="", panels=(panel,))
+    >>> chart.to_json()["panels"][0]["series"][0]["y"]
+    (3.0, 4.0)
+    """
+
+    kind: str
+    title: str
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences below the panels: what is left out, what holds for all."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}

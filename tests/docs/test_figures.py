@@ -1,0 +1,15 @@
+"""Pictures in docs/figures are what the commands on their page draw."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/figures"
+
+
+def test_pictures_of_the_pages_are_as_their_commands_draw_them() -> None:
+    pytest.importorskip("matplotlib")
+    assert runpy.run_path(str(SCRIPT), run_name="figures")["stale"](True) == []

@@ -1,0 +1,128 @@
+"""Pictures: every kind in every format, the same bytes each time, in grey as in colour."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from steptime.errors import UserError
+from steptime.plots.charts import Axis, Chart, Panel, Series
+from steptime.plots.draw import BOXES, HATCHES, unit_for, write_chart
+from steptime.report.figure import COLOURS, LINES, MARKERS, refuse_plot
+from unit.plots.test_plot_series import FULL, drawn
+
+pytest.importorskip("matplotlib")
+
+
+def example(kind: str, data: Any = None) -> Any:
+    options = {"x": "gpus", "y": "cluster"} if kind == "heatmap" else {}
+    return drawn(kind, FULL[kind] if data is None else data, **options)
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_a_chart_has_its_texts_and_the_same_bytes_again(kind, tmp_path):
+    chart = example(kind)
+    for name in ("a.svg", "b.svg"):
+        write_chart(chart, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert "<dc:date>" not in text
+    for panel in chart.panels:
+        for series in panel.series if kind != "heatmap" else ():
+            assert f">{series.name}<" in text, series.name
+        for axis in (panel.x, panel.y):
+            assert axis.label in text
+            assert not axis.unit or re.search(rf"{axis.label} \(\w+(/\w+)?\)<", text), "axes say their unit"
+        assert not panel.value.label or panel.value.label in text
+
+
+def test_the_number_on_a_bar_is_the_step_without_what_is_overlapped(tmp_path):
+    write_chart(example("breakdown"), tmp_path / "a.svg")
+    numbers = re.findall(r">(\d[\d.]*)</text>", (tmp_path / "a.svg").read_text())
+    assert numbers[-1] == "4", "4.5 s with what is overlapped"
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_pictures_for_papers_are_the_same_bytes_too(suffix, tmp_path):
+    for name in ("a", "b"):
+        write_chart(example("overview"), tmp_path / f"{name}.{suffix}")
+    assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def lightness(colour: str) -> float:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_series_differ_without_colour():
+    assert len(set(HATCHES)) == len(set(MARKERS)) == len(set(map(str, LINES))) == len(COLOURS) == 8
+    steps = [abs(lightness(a) - lightness(b)) for a, b in itertools.pairwise(BOXES)]
+    assert min(steps) > 0.12, "boxes next to each other: passes are too narrow for hatches"
+
+
+def test_nine_systems_are_nine_lines(tmp_path):
+    series = [Series(name=f"s{i}", style="line", x=(1.0, 2.0), y=(1.0 + i, 2.0 + i)) for i in range(9)]
+    panel = Panel(x=Axis(label="x"), y=Axis(label="y"), series=tuple(series))
+    write_chart(Chart(kind="scaling", title="", panels=(panel,)), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    strokes = re.findall(r"<path d=\"M [\d. L\n]+\" clip-path=\"[^\"]*\" style=\"(fill: none; [^\"]*)\"", text)
+    assert len({re.sub("stroke-linecap.*", "", stroke) for stroke in strokes if "#0072b2" in stroke}) >= 1
+    assert text.count("stroke-dasharray") >= 8
+
+
+def test_a_unit_is_one_that_a_person_would_use():
+    assert unit_for("s", [3e-6]) == (1e-6, "us") and unit_for("s", [5.0])[1] == "s" and unit_for("s", [])[1] == "ms"
+    assert unit_for("B", [80e9])[1] == "GiB" and unit_for("B", [1.0])[1] == "B" and unit_for("", [7.0]) == (1.0, "")
+    assert unit_for("FLOP/s", [989e12])[1] == "TFLOP/s"
+
+
+def test_text_from_outside_stays_text(tmp_path):
+    data = json.loads(json.dumps(FULL["breakdown"]))
+    data["provenance"]["model"] = "<script>$x^{$\x1b[2J" + "a" * 10
+    write_chart(example("breakdown", data), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "<script>" not in text and "\x1b" not in text
+
+
+def test_what_a_chart_takes_can_be_drawn(tmp_path):
+    rng, made = random.Random(1), 0
+    for kind, data in FULL.items():
+        for _ in range(6):
+            text = re.sub(
+                r"(?<=: )\d+\.\d+", lambda m: rng.choice((m[0], m[0], m[0], "0.0", "-1.0", "1e90")), json.dumps(data)
+            )
+            try:
+                chart = example(kind, json.loads(text))
+            except UserError:
+                continue
+            write_chart(chart, tmp_path / "a.svg")
+            made += 1
+    assert made > 20
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr("steptime.report.figure.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'steptime\[plots\]'"):
+        write_chart(example("memory"), tmp_path / "a.svg")
+    with pytest.raises(UserError, match="matplotlib"):
+        refuse_plot(tmp_path / "a.svg")
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_early(tmp_path):
+    with pytest.raises(UserError, match=r"a\.doc: matplotlib cannot write such a file"):
+        refuse_plot(tmp_path / "a.doc")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_chart(example("memory"), tmp_path / "none" / "a.svg")
+
+
+def test_charts_are_made_without_matplotlib():
+    import subprocess
+
+    code = "import steptime.plots.series, steptime.plots.cli, sys; assert 'matplotlib' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
