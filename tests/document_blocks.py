@@ -5,8 +5,9 @@ bash      the whole block is one script
 python    a script of its own, or a doctest if it has ``>>>``
 toml      with a first line ``# file: name.toml`` (or ``# name.toml``): written before the commands that follow
 
-The blocks of one document share a folder that has copies of ``examples/`` and ``studies/`` and the fixtures below. A command that begins
-with ``steptime`` runs in this process, and what a shell does with its output in a shell; others are processes.
+The blocks of one document share a folder that has copies of ``examples/`` and ``studies/`` and the fixtures below. A
+command that begins with ``steptime`` runs in this process, and what a shell does with its output in a shell; others are
+processes.
 """
 
 from __future__ import annotations

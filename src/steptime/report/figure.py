@@ -16,11 +16,24 @@ COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e0
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)))
 STYLE: Final[dict[Any, Any]] = {
-    "svg.hashsalt": "steptime", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9.0,
-    "savefig.dpi": 150, "axes.axisbelow": True, "axes.grid": True, "grid.color": "#dddddd", "grid.linewidth": 0.6,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8.0,
-    "hatch.linewidth": 0.6, "lines.markersize": 4.5, "lines.linewidth": 1.4, "axes.titlesize": 9.0,
-}  # fmt: skip
+    "svg.hashsalt": "steptime",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "font.size": 9.0,
+    "savefig.dpi": 150,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "hatch.linewidth": 0.6,
+    "lines.markersize": 4.5,
+    "lines.linewidth": 1.4,
+    "axes.titlesize": 9.0,
+}
 UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata without which a file would differ from one minute to the next."""
 

@@ -113,7 +113,8 @@ def rank_plans(
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
         stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
-        plans=plans, pareto=() if brief else _front(setting, found), nearest=_nearest(setting, found) if not feasible else None,
+        plans=plans, pareto=() if brief else _front(setting, found),
+        nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
         workload=workload_record(setting.job),
     )  # fmt: skip
