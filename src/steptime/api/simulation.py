@@ -63,6 +63,10 @@ class Staged:
     """Whether the even split fits into the memory."""
     notes: tuple[str, ...] = ()
 
+    def slowed(self, factors: Array) -> Staged:
+        """The same with the passes of each rank longer by its factor."""
+        return replace(self, durations=replace(self.durations, slowdown=self.durations.slowdown * factors))
+
 
 Pace = Callable[[Durations], float]
 """Pipeline time with some durations."""
@@ -217,9 +221,11 @@ def simulate(
         twice = _graph(e, _table(name, e, chunks, None, steps=2, times=times))
     pace_s = partial(_pipeline_s, graph, twice)
     staged = _staged(name, e, table, chunks, lambda own: measured(own, times, table, observed.overhead_s))
+    usual = staged.durations.slowdown
+    staged = staged.slowed(slowdown_of(slow_ranks, table.ranks))
     if observed.stages is not None:
         staged = observed.stages(e, graph, staged, pace_s)
-    durations = replace(staged.durations, slowdown=staged.durations.slowdown * slowdown_of(slow_ranks, table.ranks))
+    durations = staged.durations
     played, pipeline_s = play(graph, durations), pace_s(durations)
     own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
     other = bool(times or slow_ranks or observed.stages)
@@ -232,7 +238,7 @@ def simulate(
         memory=memory_replay(played, staged.footprint),
         spent=spent(played),
         slow_ranks=slow_ranks,
-        equal_ranks_s=pace_s(staged.durations) if slow_ranks else pipeline_s,
+        equal_ranks_s=pace_s(replace(durations, slowdown=usual)) if slow_ranks else pipeline_s,
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
         once_s=once_of(own or e, pipeline_s),
