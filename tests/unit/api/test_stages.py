@@ -163,7 +163,7 @@ def test_numbers_that_no_device_has_are_refused_with_one_that_is_written_well(gi
     with pytest.raises(UserError, match="is beyond all devices") as refused:
         stages(**given)
     example = str(refused.value.hint).removeprefix("for example ")
-    assert stages(**{name: example for name in given}).even_step_s is not None
+    assert stages(**dict.fromkeys(given, example)).even_step_s is not None
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
@@ -175,6 +175,6 @@ def test_the_report_of_a_split_fits_narrow_terminals(columns: int) -> None:
 
 
 def test_a_rank_has_one_factor() -> None:
-    words = "simulate gemma2-27b --cluster dgx-h100 --gpus 64 --global-batch 64 --tp 8 --pp 4".split()
-    done = CliRunner().invoke(app, [*words, "--slow-rank", "2:1.5", "--slow-rank", "2:1.2"])
+    job = ("gemma2-27b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8", "--pp", "4")
+    done = CliRunner().invoke(app, ["simulate", *job, "--slow-rank", "2:1.5", "--slow-rank", "2:1.2"])
     assert done.exit_code == 2 and "--slow-rank 2: factors 1.5 and 1.2" in done.stderr
