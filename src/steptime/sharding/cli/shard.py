@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from steptime.cli import options as o
 from steptime.errors import UnknownNameError, UserError
-from steptime.plan.keys import MAX_DEVICES
+from steptime.sharding.cli import options as own
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from steptime.sharding.shard import Sharded
+
+SHOWN: Final = 5
+"""Conflicts, or replicated operators, that a report has."""
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
-    ],
-    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
-    gpus: Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)],
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            "--mesh", metavar="data=2,model=4", help="Axes, the innermost last; default: all of 1 and 2 axes."
-        ),
-    ] = None,
-    batch: Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")] = None,
+    model: own.Model,
+    cluster: own.Cluster,
+    gpus: own.Gpus,
+    mesh: own.Mesh = None,
+    batch: own.Batch = None,
     seq: o.Seq = None,
     inputs: Annotated[
         list[str] | None,
@@ -43,10 +41,7 @@ def command(
     ] = None,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, ... or none.")] = "adamw",
     loss: o.Loss = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
-    ] = None,
+    memory: own.Memory = None,
     annotate: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,8 +52,11 @@ def command(
         str | None, typer.Option("--layout", metavar="'batch:data, heads:model'", help="Named dims and their axes.")
     ] = None,
     complete: Annotated[
-        str, typer.Option("--complete", metavar="solve|propagate", help="How the rest follows from these two.")
-    ] = "solve",
+        str | None,
+        typer.Option(
+            "--complete", metavar="solve|propagate", help="How the rest follows from these two; default: solve."
+        ),
+    ] = None,
     no_overlap: Annotated[
         bool, typer.Option("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
     ] = False,
@@ -69,7 +67,10 @@ def command(
         list[str] | None,
         typer.Option("--further", metavar="CLUSTER=N", help="With --pipeline: N devices of another kind; repeatable."),
     ] = None,
-    seconds: Annotated[float, o.real("--seconds", "S", "Time limit of the search of each mesh.")] = 60.0,
+    seconds: Annotated[
+        float | None,
+        o.real("--seconds", "S", "Time limit of the search of each mesh; default: 60, with --pipeline 20."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """The best shardings of a real module's training step: how each weight and activation lies on a mesh of devices.
@@ -79,34 +80,38 @@ def command(
     """
     from steptime.cli.output import Progress
     from steptime.sharding.shard import shard
-    from steptime.units import parse
 
-    room = None if memory is None else parse(memory, "bytes")
-    captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
-    captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer}
+    _apart(pipeline, {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete}, further)
+    if complete not in (None, "solve", "propagate"):
+        raise UnknownNameError("way to complete", str(complete), ("solve", "propagate"))
+    limit_s = None if seconds is None else own.seconds_of("--seconds", seconds)
+    captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, seconds=limit_s)
+    captured |= o.given(memory_bytes=own.room_of(memory))
+    captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer, "overlaps": not no_overlap}
     if pipeline:
         _print_pipeline(model, cluster, gpus, captured, further or (), json)
         return
-    if complete not in ("solve", "propagate"):
-        raise UnknownNameError("way to complete", complete, ("solve", "propagate"))
     given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete)
     with Progress("meshes") as progress:
-        found = shard(
-            model,
-            cluster,
-            gpus=gpus,
-            overlaps=not no_overlap,
-            seconds=seconds,
-            progress=progress,
-            **captured,
-            **given,
-        )
+        found = shard(model, cluster, gpus=gpus, progress=progress, **captured, **given)
     if json:
         from steptime.cli.output import print_json
 
         print_json(found.to_json())
         return
     print_sharded(found)
+
+
+def _apart(pipeline: bool, of_mesh: Mapping[str, object], further: Sequence[str] | None) -> None:
+    """Refuse what has no effect: options of one mesh with a pipeline, and devices of another kind without."""
+    if further and not pipeline:
+        raise UserError("--further adds devices of another kind to a pipeline", hint="add --pipeline")
+    name = next((name for name, value in of_mesh.items() if value), None) if pipeline else None
+    if name is not None:
+        raise UserError(
+            f"--{name} is of one mesh; with --pipeline each stage has a mesh of its own",
+            hint="leave one of the two out",
+        )
 
 
 def _print_pipeline(
@@ -150,27 +155,16 @@ def print_sharded(found: Sharded) -> None:
 
     out, plan, record = t.console(), found.best, found.to_json()
     out.print(t.printable(f"{found.model} on {found.cluster}, mesh {plan.built.mesh}"), style="bold")
-    low, high = plan.bracket_s
-    lines = [
-        f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})",
-        f"bound {t.seconds(plan.bound_s)}: no shardings on this mesh are faster by more than {t.percent(plan.gap)}; "
-        f"{plan.stop}",
-        f"memory {t.memory(record['peak_memory_bytes'])}"
-        + ("" if record["memory_limit_bytes"] is None else f" of {t.memory(record['memory_limit_bytes'])}"),
-    ]
-    if found.unknown:
-        lines.append(
-            f"on every device, nothing is known of their dims: {', '.join(found.unknown)} "
-            f"({t.percent(found.unknown_share)} of computing)"
-        )
-    for line in lines:
+    for line in _lines(found, record):
         t.indented(out, line, by=0)
     out.print()
     table = t.grid(("time", "", "share"))
-    total = sum(record["time"].values())
     for name, seconds in record["time"].items():
-        hidden = " (overlaps with compute)" if plan.overlaps and name == "weights_and_gradients" else ""
-        table.add_row(name.replace("_", " ") + hidden, t.seconds(seconds), t.share(seconds, total))
+        table.add_row(name.replace("_", " "), t.seconds(seconds), t.share(seconds, plan.step_s))
+    overlapped = sum(record["time"].values()) - plan.step_s
+    if plan.overlaps:
+        table.add_row("overlapped with each other", t.seconds(-overlapped), t.share(-overlapped, plan.step_s))
+    table.add_row("step", t.seconds(plan.step_s), t.share(plan.step_s, plan.step_s))
     out.print(table)
     if len(found.tried) > 1:
         out.print()
@@ -178,11 +172,55 @@ def print_sharded(found: Sharded) -> None:
         for mesh, step_s, stop in found.tried:
             meshes.add_row(mesh, t.printable(stop) if step_s is None else t.seconds(step_s))
         out.print(meshes)
+    for title, texts in (("conflicts", record["conflicts"]), ("replicated against the layout", _unmatched(record))):
+        _print_some(out, title, texts)
     out.print()
     parameters = t.grid(("parameter", "count", "sharding"), left=(0, 2))
     for (name, sharding), count in by_name(record["parameters"]).items():
         parameters.add_row(t.printable(name), str(count), sharding)
     out.print(parameters)
+
+
+def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
+    """Step, bound, memory, and what runs whole on every device."""
+    from steptime.report import text as t
+
+    plan = found.best
+    low, high = plan.bracket_s
+    yield f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"
+    if plan.bound_s > 0:
+        bound = f"no shardings on this mesh are faster by more than {t.percent(plan.gap)}"
+        yield f"bound {t.seconds(plan.bound_s)}: {bound}; {plan.stop}"
+    else:
+        yield f"no bound: {plan.stop}"
+    limit = record["memory_limit_bytes"]
+    yield f"memory {t.memory(record['peak_memory_bytes'])}" + ("" if limit is None else f" of {t.memory(limit)}")
+    if found.unknown:
+        whole = f"{', '.join(found.unknown)} ({t.percent(found.unknown_share)} of computing)"
+        yield f"whole on every device, without a dim that the mesh can divide: {whole}"
+
+
+def _unmatched(record: Mapping[str, Any]) -> list[str]:
+    """Operators that are replicated although the layout uses the axis, the largest share of computation first."""
+    from steptime.report import text as t
+
+    return [
+        f"{each['item']} along {each['axis']}: {each['because']} ({t.percent(each['share_of_compute'])} of computing)"
+        for each in record["unmatched"]
+    ]
+
+
+def _print_some(out: Console, title: str, texts: Sequence[str]) -> None:
+    """The first of some texts under a title."""
+    from steptime.report import text as t
+
+    if not texts:
+        return
+    out.print()
+    more = "" if len(texts) <= SHOWN else f", the first {SHOWN} (others: --json)"
+    out.print(f"{title}: {len(texts)}{more}")
+    for text in texts[:SHOWN]:
+        t.indented(out, text, by=2)
 
 
 def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
