@@ -176,7 +176,7 @@ def print_sharded(found: Sharded) -> None:
         _print_some(out, title, texts)
     out.print()
     parameters = t.grid(("parameter", "count", "sharding"), left=(0, 2))
-    for (name, sharding), count in by_name(record["parameters"]).items():
+    for name, count, sharding in listed(record["parameters"]):
         parameters.add_row(t.printable(name), str(count), sharding)
     out.print(parameters)
 
@@ -229,8 +229,22 @@ def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
     >>> by_name({"h.0.w": "R S(0)", "h.1.w": "R S(0)", "norm": "R R"})
     {('h.*.w', 'R S(0)'): 2, ('norm', 'R R'): 1}
     """
-    out: dict[tuple[str, str], int] = {}
+    return {key: len(names) for key, names in _of_lists(shardings).items()}
+
+
+def listed(shardings: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """Rows of parameters: those of lists under one name with their number, one alone under its own.
+
+    >>> listed({"0.w": "S(0)", "2.w": "S(1)", "4.w": "S(1)"})
+    [('0.w', 1, 'S(0)'), ('*.w', 2, 'S(1)')]
+    """
+    rows = _of_lists(shardings).items()
+    return [(name if len(names) > 1 else names[0], len(names), sharding) for (name, sharding), names in rows]
+
+
+def _of_lists(shardings: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
+    """Names of parameters by their name without numbers, and sharding."""
+    out: dict[tuple[str, str], list[str]] = {}
     for name, sharding in shardings.items():
-        key = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding
-        out[key] = out.get(key, 0) + 1
+        out.setdefault((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding), []).append(name)
     return out
