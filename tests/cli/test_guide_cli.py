@@ -33,3 +33,15 @@ def test_bad_input_is_refused(run: Run) -> None:
     for more, words in ((("--steps", "5"), "belong together"), (("--steps", "5", "--within", "3 GB"), "unit of bytes")):
         result = run(*GIVEN, *more)
         assert result.exit_code == 2 and words in " ".join(result.stderr.split()) and not result.stdout
+
+
+@pytest.mark.parametrize("within", ["0 s", "-3 days"])
+def test_a_time_limit_is_above_zero(within: str, run: Run) -> None:
+    refused = run(*GIVEN, "--steps", "5", "--within", within)
+    assert refused.exit_code == 2 and "a training within" in refused.stderr and "--within '30 days'" in refused.stderr
+
+
+def test_one_device_is_one(run: Run) -> None:
+    shown = run("guide", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "1", "--global-batch", "64").stdout
+    assert "not even 1 device holds it" in shown and "a device alone shares links with no other" in shown
+    assert "instead: optimiser on the host (swapping): " in shown and "beaten: " not in shown, "nothing was beaten"

@@ -40,3 +40,15 @@ def test_json_has_every_method_and_the_bound(run: Run) -> None:
 def test_an_unknown_method_is_refused(run: Run) -> None:
     refused = run(*GIVEN[:-1], "gredy")
     assert refused.exit_code == 2 and "did you mean greedy" in refused.stderr
+
+
+def test_the_planner_may_be_named_and_a_name_given_again_runs_once(run: Run) -> None:
+    found = json.loads(run(*GIVEN[:-1], "planner,greedy,greedy", "--json").stdout)
+    assert [each["name"] for each in found["methods"]] == ["planner", "greedy"]
+    assert run(*GIVEN[:-1], "planner").exit_code == 2
+
+
+@pytest.mark.parametrize(("more", "words"), [(("--cpu", "nan"), "--cpu nan"), (("--memory", "-1 GiB"), "more than 0")])
+def test_budgets_are_above_zero(more: tuple[str, str], words: str, run: Run) -> None:
+    refused = run(*GIVEN, *more)
+    assert refused.exit_code == 2 and words in refused.stderr

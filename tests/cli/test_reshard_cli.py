@@ -36,7 +36,7 @@ def test_nothing_to_do_is_said(run: Run) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("R", "R R"), "has 1 placements"),
+        (("R", "R R"), "has 1 placement, mesh"),
         (("X R", "R R"), "'X' is no placement"),
         (("S(2) R", "R R"), "does not divide"),
         (("R R", "R R", "--gpus", "16"), "has 8 devices, the job has 16"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 from steptime.api.calls import asked_plan, plan
@@ -148,6 +149,10 @@ def guide(
     """
     if (steps is None) != (within_s is None):
         raise UserError("steps and a time limit belong together", hint="give --steps and --within, or neither")
+    if within_s is not None and not 0 < within_s < inf:
+        raise UserError(
+            f"a training within {format_seconds(within_s)}", hint="give a time above 0, as --within '30 days'"
+        )
     walk = _Walk(model, cluster, gpus, global_batch, steps, within_s, progress, job)
     return walk.guide()
 
@@ -241,6 +246,8 @@ class _Walk:
         shortcut = self._fast_enough(single) if single is not None else self._several_devices()
         best = self.whole.plans[0] if self.whole.plans else None
         self._end(shortcut, best)
+        if best is not None and self.steps is not None:
+            self._ends_in_time(best)
         return Guide(
             model=self.first.provenance.model,
             cluster=self.first.provenance.cluster,
@@ -374,7 +381,11 @@ class _Walk:
             "slow_Bps": float(machine.slow_link_Bps(inside)),
             "all_reduce_inside_s": near_s,
         }
-        text = f"{counted(inside, 'device')} share links of {format_bytes(machine.fast_Bps)}/s"
+        text = (
+            "a device alone shares links with no other"
+            if inside == 1
+            else f"{counted(inside, 'device')} share links of {format_bytes(machine.fast_Bps)}/s"
+        )
         if far_s:
             numbers["all_reduce_across_s"] = far_s
             text += (
@@ -402,7 +413,9 @@ class _Walk:
         if found is None or first is None:
             return
         inside, devices = bool(found.plans) and gpus <= self.domain, counted(gpus, "device")
-        text = f"it fits from {devices} on" if found.plans else f"not even {devices} hold it"
+        text = (
+            f"it fits from {devices} on" if found.plans else f"not even {devices} {'holds' if gpus == 1 else 'hold'} it"
+        )
         need, room = first.peak_memory_bytes, first.memory_capacity_bytes
         domain = None if inside else self._try(self.domain)
         lacking = first if domain is None or domain.nearest is None else domain.nearest
@@ -490,6 +503,21 @@ class _Walk:
                     **({} if cost is None else {"cost_of_shortcut": cost}),
                 },
                 because=f"of {self.whole.candidates:,} candidates none is faster; {text}",
+                plan=best.plan,
+                step_time_s=best.step_time_s,
+            )
+        )
+
+    def _ends_in_time(self, best: Estimate) -> None:
+        """Whether the fastest plan of all devices ends the training in time."""
+        fits = self._in_time(best)
+        self.decisions.append(
+            Decision(
+                question="Does the training end in time on all devices?",
+                answer="yes" if fits else "no",
+                numbers={"step_time_s": best.step_time_s, **self._completion(best)},
+                because=self._completion_text(best),
+                turns=self._deadline_turns(best),
                 plan=best.plan,
                 step_time_s=best.step_time_s,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from steptime.schedule.synthesis import Interrupted, Synthesis, limits_of, named
 
 CHUNKS = (1, 2)
 """Chunks of a rank that are searched where none are given."""
+MOST: Final = 2**17
+"""Ranks times micro-batches of a search at most: named schedules of more take minutes."""
 Values = float | Sequence[float]
 
 
@@ -110,6 +112,13 @@ def search_schedule(
     Raises:
         UserError: a number is none that is allowed; the message has it.
     """
+    if ranks * micro_batches > MOST:
+        raise UserError(
+            f"a search over {ranks:,} ranks x {micro_batches:,} micro-batches",
+            hint=f"at most {MOST:,}; more micro-batches repeat what fewer do",
+        )
+    if seconds is not None and not 0 < seconds < np.inf:
+        raise UserError(f"a search of {seconds:g} seconds", hint="above 0; without it the work is limited")
     tried = _chunks(times, ranks, chunks)
     limits = limits_of(np.asarray(memory, np.float64), ranks)
     found, named = list[tuple[int, Synthesis]](), list[NamedSpan]()

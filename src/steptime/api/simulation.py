@@ -63,6 +63,10 @@ class Staged:
     """Whether the even split fits into the memory."""
     notes: tuple[str, ...] = ()
 
+    def slowed(self, factors: Array) -> Staged:
+        """The same with the passes of each rank longer by its factor."""
+        return replace(self, durations=replace(self.durations, slowdown=self.durations.slowdown * factors))
+
 
 Pace = Callable[[Durations], float]
 """Pipeline time with some durations."""
@@ -226,15 +230,15 @@ def simulate(
     chunks = (plan or {}).get("vpp")
     read = read_csv(Path(name)) if name.lower().endswith(".csv") else None
     asked, e, table, times = _asked_table(model, cluster, name, chunks, read, observed, given, job)
-    graph, twice = _graph(e, table), None
+    graph, twice, slow = _graph(e, table), None, slowdown_of(slow_ranks, table.ranks)
     if name in SCHEDULES and not SCHEDULES[name].synchronous:
         twice = _graph(e, _table(name, e, chunks, None, steps=2, times=times))
     pace_s = partial(_pipeline_s, graph, twice)
     staged = _staged(name, e, table, chunks, lambda own: measured(own, times, table, observed.overhead_s))
+    staged = staged.slowed(slow)
     if observed.stages is not None:
         staged = observed.stages(e, graph, staged, pace_s)
-    durations = replace(staged.durations, slowdown=staged.durations.slowdown * slowdown_of(slow_ranks, table.ranks))
-    played, pipeline_s = play(graph, durations), pace_s(durations)
+    played, pipeline_s = play(graph, staged.durations), pace_s(staged.durations)
     own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
     other = bool(times or slow_ranks or observed.stages)
     return SimulatedStep(
@@ -246,12 +250,12 @@ def simulate(
         memory=memory_replay(played, staged.footprint),
         spent=spent(played),
         slow_ranks=slow_ranks,
-        equal_ranks_s=pace_s(staged.durations) if slow_ranks else pipeline_s,
+        equal_ranks_s=pace_s(staged.slowed(1 / slow).durations) if slow_ranks else pipeline_s,
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
         once_s=once_of(own or e, pipeline_s),
         closed_form_s=None if other or own is None else float(own.step_time_s),
-        samples_s=sampled_step_s(graph, durations, Jitter(action=jitter), samples, seed),
+        samples_s=sampled_step_s(graph, staged.durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
         notes=(*asked.notes, *_notes(e, times), *staged.notes),

@@ -34,6 +34,8 @@ TRIES: Final = 160
 ACTIONS: Final = 4_000_000
 """Actions that all tries play together at most, but for those of the candidates."""
 ROUNDING: Final = 1e-6
+OF_RANKS: Final = {"--rank-speeds": (1e3, "1*2,0.5*2"), "--rank-memory": (1e18, "80GiB*2,40GiB*2")}
+"""Largest number of a list (its inverse is the smallest), and how one is written."""
 PREDICTED: Final = "mtp_"
 """Start of the names of rows that predict further tokens."""
 
@@ -89,6 +91,11 @@ def simulate_stages(
     if balance or letters is not None or speeds is not None or memory is not None:
         choice = _choice(balance, layout, letters, speeds, memory)
     observed = replace(further.pop("observed", Observed()), stages=choice)
+    if choice is not None and observed.stage_times is not None:
+        raise UserError(
+            "measured times are of the stages that ran, on the ranks that ran them",
+            hint="leave out --stage-times, or --balance, --layout, --rank-speeds and --rank-memory",
+        )
     return simulate(model, cluster, schedule=schedule, plan=given, observed=observed, **further)
 
 
@@ -96,10 +103,11 @@ def _by_rank(option: str, given: str | Sequence[float] | None, read: Callable[[s
     """A number for each rank, from text such as ``1*2,0.5*2``.
 
     Raises:
-        UserError: something in the list is no positive number.
+        UserError: something in the list is no positive number, or beyond what the option allows.
     """
     if given is None:
         return None
+    highest, example = OF_RANKS[option]
     if not isinstance(given, str):
         given, read = ",".join(map(str, given)), float
     found: list[float] = []
@@ -110,7 +118,9 @@ def _by_rank(option: str, given: str | Sequence[float] | None, read: Callable[[s
         except ValueError:
             value, count = -1.0, 1
         if not 0 < value < inf or not 1 <= count <= 65_536:
-            raise UserError(f"{option}: {shorten(part, 40)!r} is no positive number", hint=f"for example {option} 1*4")
+            raise UserError(f"{option}: {shorten(part, 40)!r} is no positive number", hint=f"for example {example}")
+        if not 1 / highest <= value <= highest:
+            raise UserError(f"{option}: {shorten(part, 40)!r} is beyond all devices", hint=f"for example {example}")
         found += [value] * count
     return np.array(found)
 
@@ -124,7 +134,8 @@ def _choice(
         ranks, stages = graph.table.ranks, graph.table.stages
         rank, found = _rank_of_stages(graph), items_of(e)
         own = _ranks(e, graph, even, found, speeds, memory)
-        task = task_of(found.items, own, rank)
+        slowed = replace(own, speed=own.speed / np.broadcast_to(even.durations.slowdown, (ranks,)))
+        task = task_of(found.items, slowed, rank)
         if letters is not None and layout is not None:
             check_layout(layout, letters, ranks, int(e.job.model.layers), int(e.job.model.mtp_depth))
             if len(letters) != stages:

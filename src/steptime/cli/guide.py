@@ -43,7 +43,7 @@ def command(
     within_s = None if within is None else parse(within, "s")
     with Progress("plans") as progress:
         found = guide(
-            job.model, needed(job, "the questions"), **settings, steps=steps, within_s=within_s, progress=progress
+            job.model, needed(job, "the guide"), **settings, steps=steps, within_s=within_s, progress=progress
         )
     if json:
         from steptime.cli.output import print_json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -199,9 +200,7 @@ def simulate(
         layout=layout,
         rank_speeds=rank_speeds,
         rank_memory=rank_memory,
-        observed=Observed(
-            stage_times=stage_times, overhead_s=overhead, slow_ranks=dict(map(_slow_rank, slow_rank or ()))
-        ),
+        observed=Observed(stage_times=stage_times, overhead_s=overhead, slow_ranks=_slow_ranks(slow_rank or ())),
         jitter=jitter,
         samples=samples,
         seed=seed,
@@ -221,12 +220,19 @@ def simulate(
     print_simulation(found)
 
 
-def _slow_rank(given: str) -> tuple[int, float]:
-    """Rank and factor of an option."""
+def _slow_ranks(given: Sequence[str]) -> dict[int, float]:
+    """Factor by rank; UserError: an option is no rank with its factor, or names a rank again."""
     from steptime.errors import UserError, shown
 
-    rank, _, factor = given.partition(":")
-    try:
-        return int(rank), float(factor)
-    except ValueError:
-        raise UserError(f"--slow-rank {shown(given)}", hint="a rank and a factor, as 3:1.2") from None
+    found: dict[int, float] = {}
+    for text in given:
+        rank, _, factor = text.partition(":")
+        try:
+            number, value = int(rank), float(factor)
+        except ValueError:
+            raise UserError(f"--slow-rank {shown(text)}", hint="a rank and a factor, as 3:1.2") from None
+        if found.setdefault(number, value) != value:
+            raise UserError(
+                f"--slow-rank {number}: factors {found[number]:g} and {value:g}", hint="a rank has one factor"
+            )
+    return found

@@ -21,6 +21,8 @@ EQUAL: Final = {"T_F_ms": "forward", "T_B_ms": "input_gradient", "T_W_ms": "weig
 """Columns of equal stages in the symbols of the zero-bubble paper (arXiv 2401.10241): gradients of inputs are B."""
 CHOOSING: Final = ("pp", "microbatches", "micro_batch", "layers", "hidden", "heads", "seq_len")
 """Columns of a table of equal stages that say which job a row is of."""
+LONGEST: Final = 1e9
+"""Largest number in a column of times, whatever its unit."""
 WORDS: Final = ("source", "model", "gpu")
 """Columns of a table of equal stages that are for its readers."""
 
@@ -182,6 +184,8 @@ def _time(path: Path, line: int, column: str, text: str | None) -> float:
         value = -1.0
     if not (isfinite(value) and value >= 0):
         _refuse(path, line, column, f"{shown(text)} is not a time, 0 or more")
+    if value > LONGEST:
+        _refuse(path, line, column, f"{shown(text)} is no time of a pass: at most {LONGEST:.0e}")
     return value
 
 

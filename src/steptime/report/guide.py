@@ -29,7 +29,7 @@ def _print_decision(out: Console, number: int, each: Decision) -> None:
     if each.plan is not None and each.step_time_s is not None:
         t.indented(out, f"plan: {t.plan_label(each.plan)}: {t.seconds(each.step_time_s)} a step", by=2)
     for other in each.beaten:
-        t.indented(out, f"beaten: {_beaten(other)}", by=2)
+        t.indented(out, f"{'instead' if each.answer == 'no' else 'beaten'}: {_beaten(other)}", by=2)
     if each.turns:
         t.indented(out, f"turned round by: {each.turns}", by=2)
 

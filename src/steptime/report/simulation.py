@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -17,6 +18,8 @@ from steptime.schedule.summary import Row
 SHOWN = 16
 """Ranks that the table has at most; of more, the first, some between and the last."""
 
+FIXED, COLUMN = 16, 9
+"""Width of rank and memory, and of a column of times with a space."""
 WIDE = 6
 """Columns of times that fit with two spaces between them; of more, one."""
 
@@ -46,7 +49,10 @@ def print_simulation(found: SimulatedStep) -> None:
         rows += _split_rows(found, found.even_step_s)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        out.print(f"{name:{width}}  {value}", soft_wrap=True)
+        line = f"{name:{width}}  {value}"
+        if len(line) > out.width and name != "layout":
+            line = textwrap.fill(line, out.width, subsequent_indent=" " * (width + 2), break_long_words=False)
+        out.print(line, soft_wrap=True)
     out.print()
     if found.even_step_s is not None:
         _print_stages(found)
@@ -94,9 +100,14 @@ def _print_ranks(found: SimulatedStep) -> None:
         "copies": of.copy_s,
     }
     columns = {name: seconds for name, seconds in columns.items() if seconds.max() > 1e-9}
-    table = Table(box=None, pad_edge=False, collapse_padding=len(columns) > WIDE)
+    out = t.console()
+    fit = max((out.width - FIXED) // COLUMN, 1)
+    left_out = list(columns)[fit:]
+    columns = dict(list(columns.items())[:fit])
+    narrow = len(columns) > WIDE or FIXED + len(columns) * (COLUMN + 1) > out.width
+    table = Table(box=None, pad_edge=False, collapse_padding=narrow)
     for head in ("rank", *columns, "memory"):
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", no_wrap=True)
     count = found.table.ranks
     capacity = np.broadcast_to(found.capacity_bytes, (count,))
     shown = range(count) if count <= SHOWN else sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
@@ -106,9 +117,11 @@ def _print_ranks(found: SimulatedStep) -> None:
         table.add_row(
             str(rank), *(t.seconds(float(column[rank])) for column in columns.values()), t.memory(peak) + mark
         )
-    t.console().print(table)
+    out.print(table)
+    if left_out:
+        out.print(f"not shown at {out.width} columns: {', '.join(left_out)} (--json)")
     if (found.memory.peak_bytes > capacity).any():
-        t.console().print(f"!: more than the {t.memory(float(capacity.min()))} of a device")
+        out.print(f"!: more than the {t.memory(float(capacity.min()))} of a device")
 
 
 def print_schedules(rows: Sequence[Row], ranks: int, micro_batches: int) -> None:

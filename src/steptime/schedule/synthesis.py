@@ -36,6 +36,8 @@ QUICK: Final = 200_000
 """Passes that the schedule of the registry times: some tenths of a second."""
 STARTS: Final = 6
 """Orders of each placement that are improved at first."""
+LISTED: Final = "list scheduling"
+"""Where an order by a rule of thumb came from."""
 FIRST_ROUNDS: Final = 256
 """Changes of each of them; then the better half of the orders gets twice as many, and so on."""
 HABITS: Final = tuple(
@@ -239,7 +241,10 @@ class _Search:
             self.progress(self.passes, state.span_s, self.bound_s)
 
     def starts(self) -> list[_State]:
-        """Orders to improve, from different habits and named schedules, the fastest first."""
+        """Orders to improve, from different habits and named schedules, the fastest first.
+
+        Out of time one rule of thumb that fits is enough; named schedules are always tried.
+        """
         found = list[_State]()
         for shop in self.shops:
             quick = max(4, int(self.effort / (8 * len(self.shops) * len(shop.takes)))) if self.effort < inf else 10**9
@@ -249,6 +254,8 @@ class _Search:
                     continue
                 found.append(_State(shop, orders, shop.span_s(orders, ends), name))
                 self.enter(found[-1])
+                if name == LISTED and monotonic() >= self.until:
+                    break
         found.sort(key=lambda state: (state.span_s, sum(state.shop.held(state.orders))))
         self.best = found[:1]
         chosen, seen = list[_State](), set[tuple[str, float]]()
@@ -296,7 +303,7 @@ def _first_orders(pipeline: Pipeline, shop: Shop, quick: int) -> Iterator[tuple[
         if schedule.copies == 1 and table.stages == shop.stages.size and _on(table, shop.stages):
             yield schedule.name, shop.orders_of(table)
     for habits in HABITS[:quick]:
-        yield "list scheduling", listed(shop, habits)
+        yield LISTED, listed(shop, habits)
 
 
 def named_tables(pipeline: Pipeline, memory_limit: float) -> Iterator[tuple[Schedule, ActionTable]]:

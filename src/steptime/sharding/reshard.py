@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.cost.roofline import memory_s
-from steptime.errors import InternalError, UserError
+from steptime.errors import InternalError, UserError, counted
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
 from steptime.num import Num, where
@@ -324,7 +324,8 @@ def _checked(table: Table, shape: Sequence[int], sharding: Sharding) -> int:
     size = "x".join(map(str, shape))
     if len(sharding) != len(mesh.sizes):
         raise UserError(
-            f"sharding {text} has {len(sharding)} placements, mesh {mesh} has {len(mesh.sizes)} axes",
+            f"sharding {text!r} has {counted(len(sharding), 'placement')}, mesh {mesh} has {len(mesh.sizes)} "
+            f"{'axis' if len(mesh.sizes) == 1 else 'axes'}",
             hint="write one placement for each axis, as in 'S(0) R'",
         )
     if not divides(shape, sharding, mesh.sizes):

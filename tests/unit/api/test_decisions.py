@@ -84,3 +84,13 @@ def test_nothing_fits_is_an_answer(walks: dict[str, Guide]) -> None:
 def test_half_a_time_limit_is_refused() -> None:
     with pytest.raises(UserError, match="belong together"):
         guide("gpt2", "dgx-h100", gpus=8, global_batch=64, steps=10)
+
+
+def test_a_model_that_needs_several_devices_is_told_whether_its_training_ends_in_time() -> None:
+    limits = {"no": 3 * 86_400.0, "yes": 9 * 86_400.0}
+    for answer, within_s in limits.items():
+        found = guide("llama3-8b", "dgx-h100", gpus=8, global_batch=64, steps=100_000, within_s=within_s)
+        last = found.decisions[-1]
+        assert "end in time" in last.question and last.answer == answer and found.best is not None
+        assert last.numbers["completion_s"] == 100_000 * found.best.step_time_s
+        assert (last.numbers["completion_s"] <= within_s) == (answer == "yes")

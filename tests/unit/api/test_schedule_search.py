@@ -114,3 +114,24 @@ def test_what_is_refused(options: list[str], message: str) -> None:
 def test_options_of_the_search_need_it() -> None:
     result = CliRunner().invoke(app, ["schedules", "--memory", "4"])
     assert result.exit_code == 2 and "--memory is of a search" in result.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0, float("nan"), float("inf")])
+def test_seconds_are_refused_as_they_were_given(seconds: float) -> None:
+    with pytest.raises(UserError, match=f"a search of {seconds:g} seconds"):
+        search_schedule(2, 4, seconds=seconds)
+
+
+def test_more_passes_than_named_schedules_are_made_of_in_minutes_are_refused() -> None:
+    with pytest.raises(UserError, match="1,000 ranks x 1,000 micro-batches"):
+        search_schedule(1000, 1000, seconds=1.0)
+
+
+def test_out_of_time_not_every_rule_of_thumb_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    import steptime.schedule.synthesis as synthesis
+
+    made, real = list[int](), synthesis.listed
+    monkeypatch.setattr(synthesis, "listed", lambda *given: made.append(1) or real(*given))
+    found = search_schedule(4, 12, times=(1.0, 1.2, 0.8), message_s=0.1, memory=3, chunks=1, seconds=1e-6)
+    assert len(made) == 1, "one, although there are dozens"
+    assert found.best_named is not None and found.found.span_s <= found.best_named.span_s

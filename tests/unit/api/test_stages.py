@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from steptime import UserError
 from steptime.api.calls import asked_plan
-from steptime.api.simulation import SimulatedStep
+from steptime.api.simulation import Observed, SimulatedStep
 from steptime.api.stages import items_of, simulate_stages
 from steptime.cli.main import app
 from steptime.estimate.evaluate import evaluate
@@ -129,7 +130,7 @@ def test_bad_input_is_refused(given: dict[str, Any], words: str) -> None:
 
 def test_the_command_prints_stages_layout_and_the_even_split() -> None:
     options = ["gemma2-27b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8", "--pp", "4"]
-    found = CliRunner().invoke(app, ["simulate", *options, "--balance"])
+    found = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["simulate", *options, "--balance"])
     assert found.exit_code == 0 and "even split" in found.output and "% less than that" in found.output
     document = json.loads(CliRunner().invoke(app, ["simulate", *options, "--balance", "--json"]).output)
     assert document["layout"] in found.output and sum(document["stage_layers"]) == 46
@@ -138,3 +139,42 @@ def test_the_command_prints_stages_layout_and_the_even_split() -> None:
     assert json.loads(given.output)["step_time_s"] == pytest.approx(document["step_time_s"])
     bad = CliRunner().invoke(app, ["simulate", *options, "--layout", "Et|q"])
     assert bad.exit_code == 2 and "Traceback" not in bad.output
+
+
+def test_a_split_is_balanced_for_the_slow_rank_and_compared_with_an_even_one_that_has_it_too() -> None:
+    slow = Observed(slow_ranks={2: 1.5})
+    best, even = stages("gemma2-27b", balance=True, observed=slow), stages("gemma2-27b", observed=slow)
+    assert best.even_step_s == pytest.approx(even.step_s)
+    assert best.step_s < even.step_s, "the layers of the slow rank go to others"
+    assert best.stage_layers[2] < min(best.stage_layers[:2])
+    assert best.equal_ranks_s < best.pipeline_s
+
+
+def test_measured_times_go_with_the_stages_that_were_measured(tmp_path: Path) -> None:
+    times = tmp_path / "times.csv"
+    times.write_text("stage,forward_s,backward_s\n0,1,2\n1,1,1\n2,1,2\n3,1,2\n")
+    for given in ({"balance": True}, {"rank_speeds": "1,1,1,0.5"}, {"layout": "Et*24|t*24|t*24|t*24L"}):
+        with pytest.raises(UserError, match="measured times are of the stages that ran"):
+            stages(observed=Observed(stage_times=times), **given)
+
+
+@pytest.mark.parametrize("given", [{"rank_speeds": "1,1,1,1e-300"}, {"rank_memory": "80GiB*3,1e30GiB"}])
+def test_numbers_that_no_device_has_are_refused_with_one_that_is_written_well(given: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="is beyond all devices") as refused:
+        stages(**given)
+    example = str(refused.value.hint).removeprefix("for example ")
+    assert stages(**dict.fromkeys(given, example)).even_step_s is not None
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_the_report_of_a_split_fits_narrow_terminals(columns: int) -> None:
+    words = "simulate gemma2-27b --cluster dgx-h100 --gpus 64 --global-batch 64 --tp 8 --pp 4 --balance"
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, words.split()).stdout
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+    assert ("not shown at" in shown) == (columns < 80) and "…" not in shown
+
+
+def test_a_rank_has_one_factor() -> None:
+    job = ("gemma2-27b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8", "--pp", "4")
+    done = CliRunner().invoke(app, ["simulate", *job, "--slow-rank", "2:1.5", "--slow-rank", "2:1.2"])
+    assert done.exit_code == 2 and "--slow-rank 2: factors 1.5 and 1.2" in done.stderr

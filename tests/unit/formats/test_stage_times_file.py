@@ -82,3 +82,8 @@ def test_files_that_are_wrong(tmp_path: Path, text: str, words: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         read_stage_times(tmp_path / "none.csv", stages=2, ranks=2, job=JOB)
+
+
+def test_a_time_that_no_pass_takes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"line 2: forward_s: '1e308' is no time of a pass: at most 1e\+09"):
+        read(tmp_path, "stage,forward_s,backward_s\n0,1e308,1\n1,1,1\n")

@@ -210,7 +210,7 @@ def test_scalars_and_empty_tensors() -> None:
     [
         ((8, 8), "S(2) R", "R R", "does not divide a tensor of 8x8"),
         ((6, 8), "R S(0)", "R R", "does not divide a tensor of 6x8"),
-        ((8, 8), "R", "R R", "has 1 placements, mesh data=2 x model=4 has 2 axes"),
+        ((8, 8), "R", "R R", "has 1 placement, mesh data=2 x model=4 has 2 axes"),
         ((8, 8), "P P(max)", "R R", "terms of two reductions"),
     ],
 )

@@ -261,7 +261,7 @@ def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
             "the loss is not a scalar tensor", hint="give --loss, a function from the output to a scalar"
         )
     if not value.requires_grad:
-        hint = "give --inference, in Python training=False"
+        hint = "train a parameter; steptime profile --inference, in Python training=False, times the forward pass alone"
         raise CaptureError("the loss does not depend on any trained parameter", hint=hint)
     return value
 

@@ -8,28 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli import options as o
-from steptime.plan.keys import MAX_DEVICES
+from steptime.sharding.cli import options as own
 
 if TYPE_CHECKING:
     from steptime.sharding.comparison import Comparison
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
-    ],
-    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
-    gpus: Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)],
-    mesh: Annotated[
-        str | None,
-        typer.Option("--mesh", metavar="data=2,model=4", help="Axes, the innermost last; default: two, near equal."),
-    ] = None,
-    batch: Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")] = None,
+    model: own.Model,
+    cluster: own.Cluster,
+    gpus: own.Gpus,
+    mesh: own.Mesh = None,
+    batch: own.Batch = None,
     seq: o.Seq = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
-    ] = None,
+    memory: own.Memory = None,
     methods: Annotated[
         str | None, typer.Option("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
     ] = None,
@@ -47,22 +39,19 @@ def command(
     from steptime.cli.output import Progress
     from steptime.report.figure import refuse_plot
     from steptime.sharding.comparison import planners
-    from steptime.units import parse
 
     if plot is not None:
         refuse_plot(plot)
-    room = None if memory is None else parse(memory, "bytes")
-    names = None if methods is None else tuple(each.strip() for each in methods.split(","))
     with Progress("methods") as progress:
         found = planners(
             model,
             cluster,
             gpus=gpus,
             mesh=mesh,
-            methods=names,
-            cpu_s=cpu,
+            methods=named(methods),
+            cpu_s=own.seconds_of("--cpu", cpu),
             seed=seed,
-            memory_bytes=room,
+            memory_bytes=own.room_of(memory),
             progress=progress,
             **o.given(batch=batch, seq=seq),
         )
@@ -74,6 +63,22 @@ def command(
         print_json(found.to_json())
         return
     print_comparison(found, plot)
+
+
+def named(methods: str | None) -> tuple[str, ...] | None:
+    """Names between commas, each once; the planner runs in any case.
+
+    >>> named("greedy, planner,greedy,data parallel")
+    ('greedy', 'data parallel')
+    """
+    from steptime.errors import UserError
+
+    if methods is None:
+        return None
+    names = dict.fromkeys(each.strip() for each in methods.split(","))
+    if names.pop("planner", "") is None and not names:
+        raise UserError("--methods has the planner alone, which runs in any case", hint="name others, or leave it out")
+    return tuple(names)
 
 
 def print_comparison(found: Comparison, plot: Path | None = None) -> None:

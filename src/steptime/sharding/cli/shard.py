@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from steptime.cli import options as o
 from steptime.errors import UnknownNameError, UserError
-from steptime.plan.keys import MAX_DEVICES
 from steptime.report import text as t
+from steptime.sharding.cli import options as own
 from steptime.store.files import refuse_unwritable, write_whole
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from steptime.sharding.shard import Sharded
+
+SHOWN: Final = 5
+"""Conflicts, or replicated operators, that a report has."""
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
-    ],
-    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
-    gpus: Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)],
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            "--mesh", metavar="data=2,model=4", help="Axes, the innermost last; default: all of 1 and 2 axes."
-        ),
-    ] = None,
-    batch: Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")] = None,
+    model: own.Model,
+    cluster: own.Cluster,
+    gpus: own.Gpus,
+    mesh: own.Mesh = None,
+    batch: own.Batch = None,
     seq: o.Seq = None,
     inputs: Annotated[
         list[str] | None,
@@ -46,10 +44,7 @@ def command(
     ] = None,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, ... or none.")] = "adamw",
     loss: o.Loss = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
-    ] = None,
+    memory: own.Memory = None,
     annotate: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,8 +55,11 @@ def command(
         str | None, typer.Option("--layout", metavar="'batch:data, heads:model'", help="Named dims and their axes.")
     ] = None,
     complete: Annotated[
-        str, typer.Option("--complete", metavar="solve|propagate", help="How the rest follows from these two.")
-    ] = "solve",
+        str | None,
+        typer.Option(
+            "--complete", metavar="solve|propagate", help="How the rest follows from these two; default: solve."
+        ),
+    ] = None,
     no_overlap: Annotated[
         bool, typer.Option("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
     ] = False,
@@ -72,7 +70,10 @@ def command(
         list[str] | None,
         typer.Option("--further", metavar="CLUSTER=N", help="With --pipeline: N devices of another kind; repeatable."),
     ] = None,
-    seconds: Annotated[float, o.real("--seconds", "S", "Time limit of the search of each mesh.")] = 60.0,
+    seconds: Annotated[
+        float | None,
+        o.real("--seconds", "S", "Time limit of the search of each mesh; default: 60, with --pipeline 20."),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option("--export", metavar="FILE.py", help="Write the plan: DTensor placements, and the step to run."),
@@ -86,31 +87,22 @@ def command(
     """
     from steptime.cli.output import Progress
     from steptime.sharding.shard import shard
-    from steptime.units import parse
 
-    room = None if memory is None else parse(memory, "bytes")
-    captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, memory_bytes=room)
-    captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer}
+    _apart(pipeline, {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete}, further)
+    if complete not in (None, "solve", "propagate"):
+        raise UnknownNameError("way to complete", str(complete), ("solve", "propagate"))
+    limit_s = None if seconds is None else own.seconds_of("--seconds", seconds)
+    captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, seconds=limit_s)
+    captured |= o.given(memory_bytes=own.room_of(memory))
+    captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer, "overlaps": not no_overlap}
     if export is not None:
         _check_export(export, pipeline)
     if pipeline:
         _print_pipeline(model, cluster, gpus, captured, further or (), json)
         return
-    if complete not in ("solve", "propagate"):
-        raise UnknownNameError("way to complete", complete, ("solve", "propagate"))
     given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete)
     with Progress("meshes") as progress:
-        found = shard(
-            model,
-            cluster,
-            gpus=gpus,
-            overlaps=not no_overlap,
-            seconds=seconds,
-            runnable=export is not None,
-            progress=progress,
-            **captured,
-            **given,
-        )
+        found = shard(model, cluster, gpus=gpus, runnable=export is not None, progress=progress, **captured, **given)
     if export is not None:
         from steptime.sharding.export import python_file
 
@@ -136,6 +128,18 @@ def _check_export(path: Path, pipeline: bool) -> None:
     if path.suffix != ".py":
         raise UserError(f"--export {path} is no Python file", hint="name it FILE.py")
     refuse_unwritable(path)
+
+
+def _apart(pipeline: bool, of_mesh: Mapping[str, object], further: Sequence[str] | None) -> None:
+    """Refuse what has no effect: options of one mesh with a pipeline, and devices of another kind without."""
+    if further and not pipeline:
+        raise UserError("--further adds devices of another kind to a pipeline", hint="add --pipeline")
+    name = next((name for name, value in of_mesh.items() if value), None) if pipeline else None
+    if name is not None:
+        raise UserError(
+            f"--{name} is of one mesh; with --pipeline each stage has a mesh of its own",
+            hint="leave one of the two out",
+        )
 
 
 def _print_pipeline(
@@ -177,29 +181,16 @@ def print_sharded(found: Sharded) -> None:
     """Write the report to standard output."""
     out, plan, record = t.console(), found.best, found.to_json()
     out.print(t.printable(f"{found.model} on {found.cluster}, mesh {plan.built.mesh}"), style="bold")
-    low, high = plan.bracket_s
-    lines = [
-        f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})",
-        f"bound {t.seconds(plan.bound_s)}: no shardings on this mesh are faster by more than {t.percent(plan.gap)}; "
-        f"{plan.stop}"
-        if plan.bound_s
-        else f"no bound: {plan.stop}",
-        f"memory {t.memory(record['peak_memory_bytes'])}"
-        + ("" if record["memory_limit_bytes"] is None else f" of {t.memory(record['memory_limit_bytes'])}"),
-    ]
-    if found.unknown:
-        lines.append(
-            f"on every device, nothing is known of their dims: {', '.join(found.unknown)} "
-            f"({t.percent(found.unknown_share)} of computing)"
-        )
-    for line in lines:
+    for line in _lines(found, record):
         t.indented(out, line, by=0)
     out.print()
     table = t.grid(("time", "", "share"))
-    total = sum(record["time"].values())
     for name, seconds in record["time"].items():
-        hidden = " (overlaps with compute)" if plan.overlaps and name == "weights_and_gradients" else ""
-        table.add_row(name.replace("_", " ") + hidden, t.seconds(seconds), t.share(seconds, total))
+        table.add_row(name.replace("_", " "), t.seconds(seconds), t.share(seconds, plan.step_s))
+    overlapped = sum(record["time"].values()) - plan.step_s
+    if plan.overlaps:
+        table.add_row("overlapped with each other", t.seconds(-overlapped), t.share(-overlapped, plan.step_s))
+    table.add_row("step", t.seconds(plan.step_s), t.share(plan.step_s, plan.step_s))
     out.print(table)
     if len(found.tried) > 1:
         out.print()
@@ -207,11 +198,49 @@ def print_sharded(found: Sharded) -> None:
         for mesh, step_s, stop in found.tried:
             meshes.add_row(mesh, t.printable(stop) if step_s is None else t.seconds(step_s))
         out.print(meshes)
+    for title, texts in (("conflicts", record["conflicts"]), ("replicated against the layout", _unmatched(record))):
+        _print_some(out, title, texts)
     out.print()
     parameters = t.grid(("parameter", "count", "sharding"), left=(0, 2))
-    for (name, sharding), count in by_name(record["parameters"]).items():
+    for name, count, sharding in listed(record["parameters"]):
         parameters.add_row(t.printable(name), str(count), sharding)
     out.print(parameters)
+
+
+def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
+    """Step, bound, memory, and what runs whole on every device."""
+    plan = found.best
+    low, high = plan.bracket_s
+    yield f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"
+    if plan.bound_s > 0:
+        bound = f"no shardings on this mesh are faster by more than {t.percent(plan.gap)}"
+        yield f"bound {t.seconds(plan.bound_s)}: {bound}; {plan.stop}"
+    else:
+        yield f"no bound: {plan.stop}"
+    limit = record["memory_limit_bytes"]
+    yield f"memory {t.memory(record['peak_memory_bytes'])}" + ("" if limit is None else f" of {t.memory(limit)}")
+    if found.unknown:
+        whole = f"{', '.join(found.unknown)} ({t.percent(found.unknown_share)} of computing)"
+        yield f"whole on every device, without a dim that the mesh can divide: {whole}"
+
+
+def _unmatched(record: Mapping[str, Any]) -> list[str]:
+    """Operators that are replicated although the layout uses the axis, the largest share of computation first."""
+    return [
+        f"{each['item']} along {each['axis']}: {each['because']} ({t.percent(each['share_of_compute'])} of computing)"
+        for each in record["unmatched"]
+    ]
+
+
+def _print_some(out: Console, title: str, texts: Sequence[str]) -> None:
+    """The first of some texts under a title."""
+    if not texts:
+        return
+    out.print()
+    more = "" if len(texts) <= SHOWN else f", the first {SHOWN} (others: --json)"
+    out.print(f"{title}: {len(texts)}{more}")
+    for text in texts[:SHOWN]:
+        t.indented(out, text, by=2)
 
 
 def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
@@ -220,8 +249,22 @@ def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
     >>> by_name({"h.0.w": "R S(0)", "h.1.w": "R S(0)", "norm": "R R"})
     {('h.*.w', 'R S(0)'): 2, ('norm', 'R R'): 1}
     """
-    out: dict[tuple[str, str], int] = {}
+    return {key: len(names) for key, names in _of_lists(shardings).items()}
+
+
+def listed(shardings: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """Rows of parameters: those of lists under one name with their number, one alone under its own.
+
+    >>> listed({"0.w": "S(0)", "2.w": "S(1)", "4.w": "S(1)"})
+    [('0.w', 1, 'S(0)'), ('*.w', 2, 'S(1)')]
+    """
+    rows = _of_lists(shardings).items()
+    return [(name if len(names) > 1 else names[0], len(names), sharding) for (name, sharding), names in rows]
+
+
+def _of_lists(shardings: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
+    """Names of parameters by their name without numbers, and sharding."""
+    out: dict[tuple[str, str], list[str]] = {}
     for name, sharding in shardings.items():
-        key = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding
-        out[key] = out.get(key, 0) + 1
+        out.setdefault((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding), []).append(name)
     return out

@@ -1,0 +1,64 @@
+"""The options that commands on shardings of a module share, and what their texts say."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Annotated
+
+import typer
+
+from steptime.cli import options as o
+from steptime.errors import UserError
+from steptime.plan.keys import MAX_DEVICES
+
+Model = Annotated[
+    str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
+]
+Cluster = Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")]
+Gpus = Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)]
+Mesh = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="data=2,model=4",
+        help="Axes, the innermost last; default: all of 1 and 2 axes, of planners 2 near equal.",
+    ),
+]
+Batch = Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
+]
+
+
+def room_of(memory: str | None) -> float | None:
+    """Bytes of ``--memory``; None: not given.
+
+    Raises:
+        UserError: it has no unit, or is not above 0.
+
+    >>> room_of("1 GiB")
+    1073741824.0
+    """
+    from steptime.units import parse
+
+    if memory is None:
+        return None
+    room = parse(memory, "bytes")
+    if not 0 < room < inf:
+        raise UserError(f"--memory {memory!r}: a device has more than 0", hint="write for example '80 GB'")
+    return room
+
+
+def seconds_of(option: str, seconds: float) -> float:
+    """Seconds of an option that limits a search.
+
+    Raises:
+        UserError: they are not above 0, or no number.
+
+    >>> seconds_of("--seconds", 0.5)
+    0.5
+    """
+    if not 0 < seconds < inf:
+        raise UserError(f"{option} {seconds:g}: a search takes time", hint="give seconds above 0")
+    return seconds
