@@ -21,9 +21,10 @@ from collections.abc import Sequence  # noqa: E402
 
 from machine import report  # noqa: E402
 from steptime.sharding.baselines import BASELINES, Budget, Trace, search  # noqa: E402
-from steptime.sharding.ilp import Solution, model_of, run, solve  # noqa: E402
+from steptime.sharding.ilp import Solution, solve  # noqa: E402
 from steptime.sharding.presolve import Conflict, presolve  # noqa: E402
 from steptime.sharding.problem import Problem  # noqa: E402
+from steptime.sharding.relaxation import model_of, run  # noqa: E402
 from synthetic_shardings import transformer  # noqa: E402
 
 FOLDED = (1.0, 94.0, 1.0)

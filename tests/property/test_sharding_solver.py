@@ -11,7 +11,7 @@ from sharding_problems import every_choice, least_peak_bytes, least_total_s, ran
 
 from steptime.errors import UserError
 from steptime.sharding.baselines import Budget, search
-from steptime.sharding.ilp import _Search, classes_of, marginals_s, model_of, run, solve
+from steptime.sharding.ilp import _Search, solve
 from steptime.sharding.presolve import Conflict, Reduction, followed, presolve
 from steptime.sharding.problem import (
     Edge,
@@ -26,6 +26,7 @@ from steptime.sharding.problem import (
     total_s,
     totals_s,
 )
+from steptime.sharding.relaxation import classes_of, marginals_s, model_of, run
 from synthetic_shardings import transformer
 
 
