@@ -26,6 +26,7 @@ from typing import Final, Literal
 import numpy as np
 
 from steptime.num import Array
+from steptime.sharding.local_search import descended
 from steptime.sharding.presolve import Conflict, Reduction, presolve
 from steptime.sharding.problem import Problem, feasible, memories_bytes, only, total_s
 from steptime.sharding.relaxation import Answer, Model, columns_of, marginals_s, model_of, rounded, run
@@ -41,6 +42,10 @@ NEAR: Final = (0.0, 1e-3)
 """Dives: options whose reduced cost is at most this share of the bound, with those that the relaxation uses."""
 DIVE_S: Final = 5.0
 """Most seconds of one dive."""
+DESCENTS: Final = 1e6
+"""Options that are evaluated at most to have a choice where the relaxation does not lead to one: half a second."""
+DESCENT_S: Final = 1.0
+"""Most seconds in which the least memory is sought to begin from."""
 LEAST_S: Final = 10.0
 """Most seconds in which the least memory is sought."""
 PLAYS: Final = 8
@@ -201,6 +206,13 @@ class _Search:
             self.offer(small.recover(rounded(model, answer)))
         return math.inf if answer.status == "infeasible" else answer.bound_s - self.base
 
+    def descend(self) -> None:
+        """Offers what coordinate descent finds, from the least memory too, so that something fits if anything does."""
+        least = least_memory(self.problem, time_limit_s=DESCENT_S) if self.problem.limited else None
+        found = descended(self.problem, [] if least is None else [least.choice], DESCENTS)
+        if found is not None:
+            self.offer(found)
+
     def improve(self, answer: Answer) -> None:
         """Dives, then branch and bound over what reduced costs leave, until the gap is met or time is up."""
         marginal = np.zeros(int(self.model.starts[-1]))
@@ -208,9 +220,11 @@ class _Search:
             marginal = marginals_s(self.problem, self.model, answer.duals_s)
             used = answer.values[: len(marginal)] > SUPPORT
             for share in NEAR:
+                if share:
+                    self.descend()
                 if not self.ended:
                     near = share * abs(self.bound + self.base)
-                    self.within(used | (marginal <= near) if share else used, DIVE_S)
+                    self.within(used | (marginal <= near) if share else used, min(DIVE_S, self.limit_s / 4))
         if not self.ended:
             keep = marginal <= (self.total - self.bound) * (1 + 1e-6) + EXACT * abs(self.bound + self.base)
             if self.best is not None:
@@ -254,6 +268,8 @@ def solve(
             return _infeasible(problem, began, "the relaxation has no solution")
         if not search.ended:
             search.improve(answer)
+        if search.best is None:
+            search.descend()
     if search.best is None and not search.interrupted and search.left_s > 0:
         return _infeasible(problem, began, "branch and bound found none")
     return _solution(problem, search, start, began)
@@ -327,10 +343,10 @@ class Least:
 def least_memory(problem: Problem, *, time_limit_s: float = LEAST_S) -> Least | None:
     r"""The choice with the least peak, whatever it costs.
 
-    For weights $w_t \ge 0$ of the moments that add up to 1, $\max_t B_t \ge \sum_t w_t B_t$. The least weighted sum is a
-    problem without a limit, mostly solved by reductions: it bounds all peaks, and its choice is near the best. Weights
-    are how often a moment was the tightest so far (fictitious play). Branch and bound does what then is left, if there
-    is time.
+    For weights $w_t \ge 0$ of the moments that add up to 1, $\max_t B_t \ge \sum_t w_t B_t$. The least weighted sum is
+    a problem without a limit, mostly solved by reductions: it bounds all peaks, and its choice is near the best.
+    Weights are how often a moment was the tightest so far (fictitious play). Branch and bound does what then is left,
+    if there is time.
 
     None: no choice is legal, whatever memory there is, or none was found in time.
     """
