@@ -170,6 +170,8 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
         "mip_abs_gap": 0.0,
     }
     options |= {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9 if binaries else 1e-7}
+    if not binaries:
+        options["presolve"] = "off"  # what our reductions leave takes HiGHS longer to reduce than to solve
     for name, value in options.items():
         solver.setOptionValue(name, value)
     late = 0 if binaries else model.memory_rows
