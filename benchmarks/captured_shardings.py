@@ -14,7 +14,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples")]
 
 def llama_8b(batch: int = 64, seq: int = 2048) -> Any:
     """Llama 3 8B of ``transformers``."""
-    import public_models.rows  # noqa: F401  torchvision, which transformers asks for, may need help to load
+    from public_models.rows import load_torchvision
+
+    load_torchvision()  # transformers imports it
     import transformers
 
     config = transformers.LlamaConfig(

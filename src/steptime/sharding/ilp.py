@@ -170,7 +170,7 @@ class _Search:
             rows=len(model.row_lower),
             entries=len(model.value),
         )
-        self.bound = model.constant_s
+        self.bound = max(self.bound, model.constant_s)
         began = time.process_time()
         answer = run(model, binaries=False, gap=0.0, limit_s=self.left_s)
         self.highs_s += time.process_time() - began
@@ -178,7 +178,8 @@ class _Search:
         if answer.status == "infeasible":
             return None
         if answer.status == "optimal":
-            self.bound = self.relaxation = answer.bound_s
+            self.relaxation = answer.bound_s
+            self.bound = max(self.bound, answer.bound_s)
             self.offer(rounded(self.model, answer))
         return answer
 
@@ -251,11 +252,22 @@ def solve(
     >>> found.choice, found.total_s, found.bound_s, found.stop.reason
     ((1, 1), 3.0, 3.0, 'exhausted')
     """
-    began = time.process_time()
+    began, until, free = time.process_time(), time.perf_counter() + time_limit_s, None
+    if problem.limited:
+        # Without the limit reductions go further; what they lead to is the answer where it fits.
+        free = solve(
+            replace(problem, moments=(), limit_bytes=math.inf), gap=gap, time_limit_s=time_limit_s / 2, start=start
+        )
+        if free.stop.reason == "proved_optimal" and feasible(problem, free.choice or ()):
+            return free
+        time_limit_s = until - time.perf_counter()
     reduction = presolve(problem)
     if isinstance(reduction, Conflict):
         return _infeasible(problem, began, reduction.because)
     search = _Search(reduction, gap, time_limit_s)
+    if free is not None:
+        search.bound = free.bound_s - search.base
+        search.highs_s, search.interrupted = free.cpu_s - free.build_cpu_s, free.stop.reason == "interrupted"
     if not reduction.problem.nodes:
         search.best, search.total, search.bound = np.zeros(0, int), 0.0, 0.0
         search.relaxation = 0.0
@@ -263,10 +275,10 @@ def solve(
         begin = None if start is None else reduction.reduced(start)
         if begin is not None:
             search.offer(begin)
-        answer = search.relax()
-        if answer is None:
+        answer = None if search.interrupted else search.relax()
+        if answer is None and not search.interrupted:
             return _infeasible(problem, began, "the relaxation has no solution")
-        if not search.ended:
+        if answer is not None and not search.ended:
             search.improve(answer)
         if search.best is None:
             search.descend()
