@@ -83,9 +83,9 @@ def descended(problem: Problem, starts: Sequence[Sequence[int]], evaluations: fl
     """
     meter = Meter(problem, Budget(cpu_s=math.inf, evaluations=evaluations))
     try:
-        for start in (*starts, greedy(meter)):
+        for start in (*map(np.array, starts), greedy(meter)):
             meter.offer(start)
-            settle(Walk(meter, np.asarray(start)), np.random.default_rng(0))
+            settle(Walk(meter, start), np.random.default_rng(0))
     except Spent:
         pass
     return meter.best
