@@ -256,7 +256,7 @@ def solve(
     if problem.limited:
         # Without the limit reductions go further; what they lead to is the answer where it fits.
         free = solve(
-            replace(problem, moments=(), limit_bytes=math.inf), gap=gap, time_limit_s=time_limit_s / 2, start=start
+            replace(problem, moments=(), limit_bytes=math.inf), gap=gap, time_limit_s=time_limit_s / 4, start=start
         )
         if free.stop.reason == "proved_optimal" and feasible(problem, free.choice or ()):
             return free
