@@ -30,9 +30,9 @@ from steptime.sharding.shard import captured_step, room_bytes
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
 """Gap to which the planner is run: it is compared, so rounding is all that it may lose by."""
-PLANNER_S: Final = 20.0
+PLANNER_S: Final = 30.0
 """Seconds that the planner has at least."""
-ROUND_S: Final = 6.0
+ROUND_S: Final = 15.0
 """Seconds of each of its rounds, in which moments are added, at least."""
 RECIPE_S: Final = 5.0
 """CPU seconds that the solver has at least for what a recipe leaves open."""
@@ -126,7 +126,8 @@ def planners(
         mesh: ``data=2,model=4`` or ``2x4``; None: two axes, as equal as the devices allow.
         memory_bytes: memory of a device for tensors; None: what it has; infinite: no limit.
         methods: names of baselines and recipes; None: all.
-        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much or 10 s.
+        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much
+            and at least 30 and 5 s.
         seed: of the random numbers.
         progress: called with methods done and methods to run.
 
