@@ -40,7 +40,7 @@ from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
-from steptime.sharding.comparison import METHODS, Comparison, compared  # noqa: E402
+from steptime.sharding.comparison import METHODS, PLANNER_S, RECIPE_S, ROUND_S, Comparison, compared  # noqa: E402
 from steptime.sharding.flow import Flow, flow_of  # noqa: E402
 from steptime.sharding.ilp import least_memory  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
@@ -249,7 +249,9 @@ def notes(cases: tuple[Case, ...], records: list[Record], lost: list[str], cpu_s
         f"more than {ROUNDING:g}{lost_}. The planner's plan is proved the best in {proved}, the largest gap is "
         f"{max((each['gap'] for each in records), default=0):.2%}; {bound} of {len(tight)} tight plans keep to the "
         f"limit. Best others: {', '.join(f'{name} {count}' for name, count in best.most_common())}.\n\n"
-        f"Each search has {cpu_s:g} CPU s; nothing overlaps. GB: of a device at the peak. Tight: {TIGHT:.0%} of the "
+        f"Each search has {cpu_s:g} CPU s, a recipe at least {RECIPE_S:g} CPU s for what it leaves open, the planner at "
+        f"least {PLANNER_S:g} s and {ROUND_S:g} s a round (wall time; the last column is what it took), so its plan is "
+        "not compared at equal time where it is slow. Nothing overlaps. GB: of a device at the peak. Tight: {TIGHT:.0%} of the "
         "way from the least memory that any sharding has to that of the best without a limit. Gap: of the planner to "
         "the proved bound. Its time: of the best of all others, relative to the planner's. As good: at most "
         f"{SAME:.1%} above the planner. Models have two blocks where blocks are equal, since equal blocks have the "
