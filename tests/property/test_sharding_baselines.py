@@ -14,6 +14,7 @@ from sharding_problems import least_total_s, random_problem
 from steptime.errors import UnknownNameError, UserError
 from steptime.sharding import local_search
 from steptime.sharding.baselines import BASELINES, Budget, Meter, Walk, search
+from steptime.sharding.ilp import solve
 from steptime.sharding.problem import Edge, Node, Problem, feasible, total_s
 from steptime.sharding.structured import recipe
 
@@ -38,6 +39,20 @@ def test_a_baseline_reports_what_total_s_confirms_and_what_fits(method):
         assert trace.evaluations <= 3000 + 300
         reached += trace.total_s <= best * 1.5
     assert reached > 0
+
+
+@pytest.mark.parametrize("method", sorted(BASELINES))
+def test_the_planner_is_never_worse_than_a_baseline(method):
+    beaten = 0
+    for seed in range(1000, 1000 + SLOW.get(method, 30)):
+        problem = random_problem(seed)
+        found, trace = solve(problem, gap=0.0), search(method, problem, FEW, seed)
+        assert found.total_s <= trace.total_s * (1 + 1e-9) + 1e-12, seed
+        assert found.choice is not None or trace.choice is None, seed
+        hasty = solve(problem, start=trace.choice, time_limit_s=0.0)
+        assert hasty.total_s <= trace.total_s, seed
+        beaten += found.total_s < trace.total_s * (1 - 1e-9)
+    assert beaten or method not in ("random", "greedy")
 
 
 @pytest.mark.parametrize("method", ["local", "mcmc", "rl", "random", "tree", "greedy"])

@@ -11,7 +11,7 @@ from sharding_problems import every_choice, least_peak_bytes, least_total_s, ran
 
 from steptime.errors import UserError
 from steptime.sharding.baselines import Budget, search
-from steptime.sharding.ilp import _Search, classes_of, marginals_s, model_of, run, solve
+from steptime.sharding.ilp import _Search, least_memory, solve
 from steptime.sharding.presolve import Conflict, Reduction, followed, presolve
 from steptime.sharding.problem import (
     Edge,
@@ -26,6 +26,7 @@ from steptime.sharding.problem import (
     total_s,
     totals_s,
 )
+from steptime.sharding.relaxation import classes_of, marginals_s, model_of, run
 from synthetic_shardings import transformer
 
 
@@ -155,6 +156,32 @@ def test_where_memory_is_too_small_the_least_limit_is_told():
         enough = Problem(nodes=problem.nodes, edges=problem.edges, moments=problem.moments, limit_bytes=least)
         assert solve(enough, gap=0.0).choice is not None, seed
     assert told > 10
+
+
+def test_the_least_memory_is_the_least_peak_of_all_choices():
+    searched = set()
+    for seed in range(150):
+        problem = random_problem(seed, memory=True)
+        least, found = least_peak_bytes(problem), least_memory(problem)
+        if not math.isfinite(least):
+            assert found is None, seed
+            continue
+        assert found is not None and found.proved and found.peak_bytes == pytest.approx(least), seed
+        assert found.bound_bytes <= least * (1 + 1e-9) and math.isfinite(total_s(problem, found.choice)), seed
+        sizes = memory_bytes(problem, found.choice)
+        assert sizes[found.moment] == max(sizes.values()) == found.peak_bytes, seed
+        hasty = least_memory(problem, time_limit_s=0.0)
+        assert hasty is None or hasty.bound_bytes <= least * (1 + 1e-9) <= hasty.peak_bytes * (1 + 2e-9), seed
+        searched.add(hasty is not None and hasty.proved)
+    assert searched == {True, False}
+
+
+def test_without_time_there_is_a_choice_that_fits():
+    for memory in (None, 0.1, 0.05):
+        problem = transformer((1.0, 1.0), memory=memory)
+        found = solve(problem, time_limit_s=0.0)
+        assert found.choice is not None and feasible(problem, found.choice) and found.stop.reason == "time_limit"
+        assert found.bound_s <= solve(problem).total_s <= found.total_s
 
 
 def test_changes_and_sums_agree():

@@ -20,17 +20,21 @@ from steptime.plan.keys import MAX_DEVICES
 from steptime.sharding.baselines import BASELINES, Budget, Point, search
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of
+from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.problem import Problem
 from steptime.sharding.recipes import RECIPES, followed
 from steptime.sharding.shard import captured_step, room_bytes
 
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
 """Gap to which the planner is run: it is compared, so rounding is all that it may lose by."""
-PLANNER_S: Final = 10.0
+PLANNER_S: Final = 30.0
 """Seconds that the planner has at least."""
-RECIPE_S: Final = 10.0
+ROUND_S: Final = 15.0
+"""Seconds of each of its rounds, in which moments are added, at least."""
+RECIPE_S: Final = 5.0
 """CPU seconds that the solver has at least for what a recipe leaves open."""
 NEEDS: Final = {"bayesian": "optuna", "learned": "sklearn"}
 """Baselines that need a package of the extra ``learn``."""
@@ -122,7 +126,8 @@ def planners(
         mesh: ``data=2,model=4`` or ``2x4``; None: two axes, as equal as the devices allow.
         memory_bytes: memory of a device for tensors; None: what it has; infinite: no limit.
         methods: names of baselines and recipes; None: all.
-        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much or 10 s.
+        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much
+            and at least 30 and 5 s.
         seed: of the random numbers.
         progress: called with methods done and methods to run.
 
@@ -157,7 +162,7 @@ def compared(
 ) -> Comparison:
     """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
     began = time.process_time()
-    plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, PLANNER_S))
+    plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, PLANNER_S), solver=_patient)
     spent_s = time.process_time() - began
     problem = plan.built.problem(None)
     first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)
@@ -174,6 +179,11 @@ def compared(
     return Comparison(
         model=model, cluster=cluster, mesh=given.mesh, plan=plan, entries=tuple(entries), limit_bytes=given.limit_bytes
     )
+
+
+def _patient(problem: Problem, *, gap: float, time_limit_s: float) -> Solution:
+    """The solver with time left for each round of the planner, which would end with a hasty one otherwise."""
+    return solve(problem, gap=gap, time_limit_s=max(time_limit_s, ROUND_S))
 
 
 def _entry(name: str, given: Built, problem: Any, budget: Budget, seed: int) -> Entry:

@@ -18,20 +18,18 @@ options.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from steptime.num import Array
+from steptime.sharding.local_search import descended
 from steptime.sharding.presolve import Conflict, Reduction, presolve
-from steptime.sharding.problem import Problem, feasible, memory_bytes, only, total_s
-
-if TYPE_CHECKING:
-    from highspy import Highs
+from steptime.sharding.problem import Problem, feasible, memories_bytes, only, total_s
+from steptime.sharding.relaxation import Answer, Model, columns_of, marginals_s, model_of, rounded, run
 
 GAP: Final = 0.01
 """Gap at which a solution is good enough unless asked otherwise."""
@@ -44,10 +42,18 @@ NEAR: Final = (0.0, 1e-3)
 """Dives: options whose reduced cost is at most this share of the bound, with those that the relaxation uses."""
 DIVE_S: Final = 5.0
 """Most seconds of one dive."""
-SCALE: Final = 1e3
-"""What the constraint of memory and the objective are scaled to: tolerances of the solver are absolute."""
-CLASS_DIGITS: Final = 12
-"""Digits, relative to the largest entry, in which rows of one class agree."""
+DESCENTS: Final = 1e6
+"""Options that are evaluated at most to have a choice where the relaxation does not lead to one: half a second."""
+DESCENT_S: Final = 1.0
+"""Most seconds in which the least memory is sought to begin from."""
+LEAST_S: Final = 10.0
+"""Most seconds in which the least memory is sought."""
+PLAYS: Final = 8
+"""Weightings of the moments with which it is sought before branch and bound."""
+EVEN: Final = 1e-9
+"""Weight of a moment that was not yet the tightest: it decides between choices that are equal otherwise."""
+ENOUGH: Final = 1e-7
+"""Share of the peak that is not worth a further weighting."""
 
 Reason = Literal["exhausted", "proved_optimal", "time_limit", "interrupted", "infeasible"]
 
@@ -111,245 +117,6 @@ def gap_of(total_s: float, bound_s: float) -> float:
     return over / abs(bound_s) if bound_s and over else math.inf if over else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Model:
-    """The relaxation in arrays; columns: options node by node, then pairs of classes edge by edge."""
-
-    cost_s: Array
-    constant_s: float
-    upper: Array
-    row: Array
-    column: Array
-    value: Array
-    row_lower: Array
-    row_upper: Array
-    memory_rows: int
-    """Rows of moments, which are the last."""
-    starts: Array
-    """First column of each node, and the number of all binaries."""
-    classes: tuple[tuple[Array, Array, Array], ...]
-    """Edge -> class of each option of u, of each of v, and column of each pair of classes; -1: illegal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answer:
-    """What HiGHS says."""
-
-    status: Literal["optimal", "infeasible", "stopped"]
-    interrupted: bool
-    values: Array
-    duals_s: Array
-    value_s: float
-    bound_s: float
-
-
-def classes_of(matrix: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Least seconds of each row and column, the rest by class of row and of column, the class of each row and column.
-
-    >>> row, column, rest, of_row, of_column = classes_of(np.array([[1.0, 2.0], [4.0, 5.0]]))
-    >>> row, column, rest, of_row
-    (array([1., 4.]), array([0., 1.]), array([[0.]]), array([0, 0]))
-    """
-    finite = np.isfinite(matrix)
-    row = np.where(finite.any(axis=1), np.min(matrix, axis=1), 0.0)
-    rest = matrix - row[:, None]
-    column = np.where(finite.any(axis=0), np.min(rest, axis=0), 0.0)
-    rest = rest - column
-    largest = np.abs(matrix[finite]).max(initial=0.0) or 1.0
-    key = np.where(finite, np.round(np.where(finite, rest, 0.0) / largest, CLASS_DIGITS), -1.0)
-    _, first_row, of_row = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    _, first_column, of_column = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    return row, column, rest[np.ix_(first_row, first_column)], of_row.ravel(), of_column.ravel()
-
-
-def model_of(problem: Problem, *, peak: bool = False) -> Model:
-    """The model of a problem; with ``peak`` that of the least memory, in which seconds count nothing."""
-    starts = np.concatenate([[0], np.cumsum(problem.sizes, dtype=int)])
-    cost = [node.cost_s.astype(float) for node in problem.nodes]
-    entries = [(np.repeat(np.arange(len(cost)), problem.sizes), np.arange(starts[-1]), np.ones(starts[-1]))]
-    pairs, classes, rows, columns = [], [], len(cost), int(starts[-1])
-    for edge in problem.edges:
-        row, column, rest, of_u, of_v = classes_of(edge.cost_s)
-        cost[edge.u], cost[edge.v] = cost[edge.u] + row, cost[edge.v] + column
-        r, c = np.nonzero(np.isfinite(rest))
-        place = np.full(rest.shape, -1)
-        place[r, c] = columns + np.arange(len(r))
-        for node, at, of in ((edge.u, r, of_u), (edge.v, c, of_v)):
-            entries.append((rows + at, place[r, c], np.ones(len(r))))
-            entries.append((rows + of, starts[node] + np.arange(len(of)), -np.ones(len(of))))
-            rows += int(of.max()) + 1
-        pairs.append(rest[r, c])
-        classes.append((of_u, of_v, place))
-        columns += len(r)
-    lower = np.zeros(rows)
-    lower[: len(cost)] = 1
-    memory, room = _memory_rows(problem, starts, rows, columns if peak else None)
-    flat = np.concatenate([*cost, *pairs]) if cost else np.zeros(0)
-    legal = np.isfinite(flat)
-    least = sum(float(each[np.isfinite(each)].min()) for each in cost)
-    shift = np.zeros(len(flat))
-    shift[: starts[-1]] = np.repeat([each[np.isfinite(each)].min() for each in cost], problem.sizes) if cost else 0
-    row_at, column_at, value = (np.concatenate(each) for each in zip(*entries, *memory, strict=True))
-    return Model(
-        cost_s=np.append(np.zeros(len(flat)), 1.0) if peak else np.where(legal, flat - shift, 0.0),
-        constant_s=0.0 if peak else least,
-        upper=np.append(np.where(legal, np.inf, 0.0), [np.inf] * peak),
-        row=row_at,
-        column=column_at,
-        value=value,
-        row_lower=np.append(lower, np.full(len(room), -np.inf)),
-        row_upper=np.append(lower, room),
-        memory_rows=len(room),
-        starts=starts,
-        classes=tuple(classes),
-    )
-
-
-def _memory_rows(
-    problem: Problem, starts: Array, rows: int, peak: int | None
-) -> tuple[list[tuple[Array, Array, Array]], Array]:
-    """Entries and right-hand sides of the moments, in units of a thousandth of the limit (of 1 byte for a peak)."""
-    if not problem.moments or (peak is None and not problem.limited):
-        return [], np.zeros(0)
-    unit = (problem.limit_bytes or 1.0) / SCALE if peak is None else _peak_unit(problem)
-    limit = problem.limit_bytes if peak is None else 0.0
-    out = []
-    for t, moment in enumerate(problem.moments):
-        for node, taken in moment.entries:
-            out.append((np.full(len(taken), rows + t), starts[node] + np.arange(len(taken)), taken / unit))
-        if peak is not None:
-            out.append((np.array([rows + t]), np.array([peak]), -np.ones(1)))
-    room = np.array([(limit - moment.fixed_bytes) / unit for moment in problem.moments])
-    return out, room
-
-
-def _peak_unit(problem: Problem) -> float:
-    most = [m.fixed_bytes + sum(float(np.abs(taken).max()) for _, taken in m.entries) for m in problem.moments]
-    return (max(most) or 1.0) / SCALE
-
-
-def _quiet() -> Highs:
-    import highspy
-
-    class Quiet(highspy.Highs):
-        """HiGHS without its banner, which the constructor prints from here."""
-
-        def enableCallbacks(self) -> None:
-            self.setOptionValue("output_flag", False)
-            super().enableCallbacks()  # type: ignore[no-untyped-call]
-
-    return Quiet()  # type: ignore[no-untyped-call]
-
-
-def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequence[int] | None = None) -> Answer:
-    """Solves a model with HiGHS in one thread; Ctrl-C ends it with what there is."""
-    import highspy
-
-    scale = SCALE / (abs(model.constant_s) + np.abs(model.cost_s).max(initial=0.0) or 1.0)
-    solver = _quiet()
-    options: dict[str, float | str] = {
-        "threads": 1,
-        "parallel": "off",
-        "time_limit": max(limit_s, 0.01),
-        "mip_rel_gap": gap,
-        "mip_abs_gap": 0.0,
-    }
-    options |= {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9 if binaries else 1e-7}
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
-    late = 0 if binaries else model.memory_rows
-    solver.passModel(_lp(model, scale, binaries, late))
-    if start is not None:
-        columns = _columns(model, start)
-        solver.setSolution(len(columns), columns.astype(np.int32), np.ones(len(columns)))
-    interrupted = _interruptible(solver)
-    if late and not interrupted and solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
-        # From the optimum without memory a few hundred dual pivots do what takes thousands from nothing.
-        _add_rows(solver, model, late)
-        interrupted = _interruptible(solver)
-    status, info, solution = solver.getModelStatus(), solver.getInfo(), solver.getSolution()
-    found = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    known = {"kOptimal": "optimal", "kInfeasible": "infeasible", "kUnboundedOrInfeasible": "infeasible"}
-    said = known.get(status.name, "stopped")
-    bound = info.mip_dual_bound if binaries else info.objective_function_value if said == "optimal" else -math.inf
-    return Answer(
-        status=said,  # type: ignore[arg-type]
-        interrupted=interrupted,
-        values=np.array(solution.col_value) if found else np.zeros(0),
-        duals_s=np.array(solution.col_dual) / scale,
-        value_s=info.objective_function_value / scale if found else math.inf,
-        bound_s=bound / scale,
-    )
-
-
-def _columns(model: Model, choice: Sequence[int] | Array) -> Array:
-    """Columns that are one for a choice."""
-    columns: Array = model.starts[:-1] + np.asarray(choice, int)
-    return columns
-
-
-def _lp(model: Model, scale: float, binaries: bool, left_out: int) -> Any:
-    """What HiGHS reads, without the last `left_out` rows."""
-    import highspy
-
-    lp, count, rows = highspy.HighsLp(), len(model.cost_s), len(model.row_lower) - left_out
-    lp.num_col_, lp.num_row_, lp.offset_ = count, rows, model.constant_s * scale
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = model.cost_s * scale, np.zeros(count), model.upper
-    lp.row_lower_, lp.row_upper_ = model.row_lower[:rows], model.row_upper[:rows]
-    matrix = lp.a_matrix_
-    matrix.format_ = highspy.MatrixFormat.kRowwise
-    matrix.start_, matrix.index_, matrix.value_ = _by_row(model, 0, rows)
-    if binaries:
-        kinds = highspy.HighsVarType
-        whole = int(model.starts[-1])
-        lp.integrality_ = [kinds.kInteger] * whole + [kinds.kContinuous] * (count - whole)
-    return lp
-
-
-def _by_row(model: Model, first: int, last: int) -> tuple[Array, Array, Array]:
-    """Start of each row and one past the end, columns, values."""
-    within = np.flatnonzero((model.row >= first) & (model.row < last))
-    order = within[np.lexsort((model.column[within], model.row[within]))]
-    counts = np.bincount(model.row[within] - first, minlength=last - first)
-    return np.concatenate([[0], np.cumsum(counts)]), model.column[order], model.value[order]
-
-
-def _add_rows(solver: Highs, model: Model, count: int) -> None:
-    first = len(model.row_lower) - count
-    start, column, value = _by_row(model, first, first + count)
-    rows = (model.row_lower[first:], model.row_upper[first:])
-    solver.addRows(count, *rows, len(value), start[:-1].astype(np.int32), column.astype(np.int32), value)
-
-
-def _interruptible(solver: Highs) -> bool:
-    """Runs a solver in a thread of its own; whether Ctrl-C ended it."""
-    solver.HandleUserInterrupt = True
-    thread, interrupted = threading.Thread(target=solver.run, daemon=True), False
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join(0.5)
-        except KeyboardInterrupt:
-            interrupted = True
-            solver.cancelSolve()  # type: ignore[no-untyped-call]
-    return interrupted
-
-
-def marginals_s(problem: Problem, model: Model, duals_s: Array) -> Array:
-    """Seconds by which the bound rises at least if an option is taken, option by option, from reduced costs.
-
-    An option that is taken also takes one pair of classes of each edge of its node, so the least reduced cost among the
-    pairs adds to its own.
-    """
-    own = np.maximum(duals_s, 0.0)
-    out: Array = own[: model.starts[-1]].copy()
-    for edge, (of_u, of_v, place) in zip(problem.edges, model.classes, strict=True):
-        pair = np.where(place >= 0, own[place], np.inf)
-        out[model.starts[edge.u] : model.starts[edge.u + 1]] += pair.min(axis=1)[of_u]
-        out[model.starts[edge.v] : model.starts[edge.v + 1]] += pair.min(axis=0)[of_v]
-    return out
-
-
 class _Search:
     """One run of :func:`solve`: the best choice and the best bound so far, in terms of the reduced problem."""
 
@@ -403,7 +170,7 @@ class _Search:
             rows=len(model.row_lower),
             entries=len(model.value),
         )
-        self.bound = model.constant_s
+        self.bound = max(self.bound, model.constant_s)
         began = time.process_time()
         answer = run(model, binaries=False, gap=0.0, limit_s=self.left_s)
         self.highs_s += time.process_time() - began
@@ -411,8 +178,9 @@ class _Search:
         if answer.status == "infeasible":
             return None
         if answer.status == "optimal":
-            self.bound = self.relaxation = answer.bound_s
-            self.offer(_rounded(self.model, answer))
+            self.relaxation = answer.bound_s
+            self.bound = max(self.bound, answer.bound_s)
+            self.offer(rounded(self.model, answer))
         return answer
 
     def within(self, keep: Array, limit_s: float) -> float:
@@ -436,8 +204,15 @@ class _Search:
         start = None if self.best is None else small.reduced(self.best)
         answer = self.run(model, limit_s, small.constant_s + self.base, start)
         if len(answer.values):
-            self.offer(small.recover(_rounded(model, answer)))
+            self.offer(small.recover(rounded(model, answer)))
         return math.inf if answer.status == "infeasible" else answer.bound_s - self.base
+
+    def descend(self) -> None:
+        """Offers what coordinate descent finds, from the least memory too, so that something fits if anything does."""
+        least = least_memory(self.problem, time_limit_s=DESCENT_S) if self.problem.limited else None
+        found = descended(self.problem, [] if least is None else [least.choice], DESCENTS)
+        if found is not None:
+            self.offer(found)
 
     def improve(self, answer: Answer) -> None:
         """Dives, then branch and bound over what reduced costs leave, until the gap is met or time is up."""
@@ -446,20 +221,16 @@ class _Search:
             marginal = marginals_s(self.problem, self.model, answer.duals_s)
             used = answer.values[: len(marginal)] > SUPPORT
             for share in NEAR:
+                if share:
+                    self.descend()
                 if not self.ended:
                     near = share * abs(self.bound + self.base)
-                    self.within(used | (marginal <= near) if share else used, DIVE_S)
+                    self.within(used | (marginal <= near) if share else used, min(DIVE_S, self.limit_s / 4))
         if not self.ended:
             keep = marginal <= (self.total - self.bound) * (1 + 1e-6) + EXACT * abs(self.bound + self.base)
             if self.best is not None:
-                keep[_columns(self.model, self.best)] = True
+                keep[columns_of(self.model, self.best)] = True
             self.bound = max(self.bound, min(self.within(keep, self.left_s), self.total))
-
-
-def _rounded(model: Model, answer: Answer) -> Array:
-    """The largest value of each node."""
-    values = np.split(answer.values[: model.starts[-1]], model.starts[1:-1])
-    return np.array([int(each.argmax()) for each in values], int)
 
 
 def solve(
@@ -481,11 +252,22 @@ def solve(
     >>> found.choice, found.total_s, found.bound_s, found.stop.reason
     ((1, 1), 3.0, 3.0, 'exhausted')
     """
-    began = time.process_time()
+    began, until, free = time.process_time(), time.perf_counter() + time_limit_s, None
+    if problem.limited:
+        # Without the limit reductions go further; what they lead to is the answer where it fits.
+        free = solve(
+            replace(problem, moments=(), limit_bytes=math.inf), gap=gap, time_limit_s=time_limit_s / 4, start=start
+        )
+        if free.stop.reason == "proved_optimal" and feasible(problem, free.choice or ()):
+            return free
+        time_limit_s = until - time.perf_counter()
     reduction = presolve(problem)
     if isinstance(reduction, Conflict):
         return _infeasible(problem, began, reduction.because)
     search = _Search(reduction, gap, time_limit_s)
+    if free is not None:
+        search.bound = free.bound_s - search.base
+        search.highs_s, search.interrupted = free.cpu_s - free.build_cpu_s, free.stop.reason == "interrupted"
     if not reduction.problem.nodes:
         search.best, search.total, search.bound = np.zeros(0, int), 0.0, 0.0
         search.relaxation = 0.0
@@ -493,11 +275,13 @@ def solve(
         begin = None if start is None else reduction.reduced(start)
         if begin is not None:
             search.offer(begin)
-        answer = search.relax()
-        if answer is None:
+        answer = None if search.interrupted else search.relax()
+        if answer is None and not search.interrupted:
             return _infeasible(problem, began, "the relaxation has no solution")
-        if not search.ended:
+        if answer is not None and not search.ended:
             search.improve(answer)
+        if search.best is None:
+            search.descend()
     if search.best is None and not search.interrupted and search.left_s > 0:
         return _infeasible(problem, began, "branch and bound found none")
     return _solution(problem, search, start, began)
@@ -532,11 +316,10 @@ def _solution(problem: Problem, search: _Search, start: Sequence[int] | Array | 
 
 def _infeasible(problem: Problem, began: float, because: str) -> Solution:
     """What makes a problem infeasible: its rules, or memory, then with the least limit that would do."""
-    least = least_limit(problem) if problem.limited else None
+    least = least_memory(problem) if problem.limited else None
     if least is not None:
-        name, size, proved = least
-        because = f"{name} needs {size:,.0f} bytes or more; the limit is {problem.limit_bytes:,.0f}"
-        because += "" if proved else " (the least is not proved)"
+        because = f"{least.moment} needs {least.peak_bytes:,.0f} bytes or more; the limit is {problem.limit_bytes:,.0f}"
+        because += "" if least.proved else " (the least is not proved)"
     cpu = time.process_time() - began
     return Solution(
         choice=None,
@@ -547,19 +330,75 @@ def _infeasible(problem: Problem, began: float, because: str) -> Solution:
         cpu_s=cpu,
         build_cpu_s=0.0,
         size=ModelSize(),
-        least_limit_bytes=None if least is None else least[1],
+        least_limit_bytes=None if least is None else least.peak_bytes,
     )
 
 
-def least_limit(problem: Problem, *, time_limit_s: float = 30.0) -> tuple[str, float, bool] | None:
-    """The tightest moment and the bytes there of the choice with the least peak, and whether that is proved.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """The choice with the least peak of memory that was found."""
 
-    None: no choice is legal, whatever memory there is.
+    choice: tuple[int, ...]
+    moment: str
+    """The tightest."""
+    peak_bytes: float
+    """Memory there."""
+    bound_bytes: float
+    """No legal choice has a lower peak."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether no choice has a lower peak."""
+        return self.peak_bytes - self.bound_bytes <= ENOUGH * self.peak_bytes
+
+
+def least_memory(problem: Problem, *, time_limit_s: float = LEAST_S) -> Least | None:
+    r"""The choice with the least peak, whatever it costs.
+
+    For weights $w_t \ge 0$ of the moments that add up to 1, $\max_t B_t \ge \sum_t w_t B_t$. The least weighted sum is
+    a problem without a limit, mostly solved by reductions: it bounds all peaks, and its choice is near the best.
+    Weights are how often a moment was the tightest so far (fictitious play). Branch and bound does what then is left,
+    if there is time.
+
+    None: no choice is legal, whatever memory there is, or none was found in time.
     """
-    model = model_of(problem, peak=True)
-    answer = run(model, binaries=True, gap=EXACT, limit_s=time_limit_s)
-    if not len(answer.values):
-        return None
-    sizes = memory_bytes(problem, _rounded(model, answer))
-    name = max(sizes, key=lambda each: sizes[each])
-    return name, sizes[name], answer.status == "optimal"
+    until = time.perf_counter() + time_limit_s
+    fixed = np.array([moment.fixed_bytes for moment in problem.moments])
+    counts, found = np.zeros(len(fixed)), None
+    for _ in range(PLAYS):
+        weights = (counts + EVEN) / (counts + EVEN).sum()
+        solved = solve(_weighted(problem, weights), gap=EXACT, time_limit_s=until - time.perf_counter())
+        if solved.choice is None:
+            break
+        found, tightest = _lower(problem, found, solved.choice, solved.bound_s + float(weights @ fixed))
+        counts[tightest] += 1
+        if found.proved or time.perf_counter() > until:
+            break
+    if found is None or found.proved or time.perf_counter() > until:
+        return found
+    model, left_s = model_of(problem, peak=True), until - time.perf_counter()
+    answer = run(model, binaries=True, gap=EXACT, limit_s=left_s, start=found.choice)
+    if len(answer.values):
+        found, _ = _lower(problem, found, tuple(map(int, rounded(model, answer))), -math.inf)
+    return replace(found, bound_bytes=found.peak_bytes) if answer.status == "optimal" else found
+
+
+def _lower(problem: Problem, best: Least | None, choice: tuple[int, ...], bound_bytes: float) -> tuple[Least, int]:
+    """The better of two choices with the better of two bounds; the tightest moment of the second."""
+    sizes = memories_bytes(problem, np.array([choice]))[0]
+    at = int(sizes.argmax())
+    new = Least(choice=choice, moment=problem.moments[at].name, peak_bytes=float(sizes[at]), bound_bytes=bound_bytes)
+    if best is not None:
+        better = min(best, new, key=lambda each: each.peak_bytes)
+        new = replace(better, bound_bytes=max(best.bound_bytes, bound_bytes))
+    return new, at
+
+
+def _weighted(problem: Problem, weights: Array) -> Problem:
+    """The problem without a limit whose seconds are bytes: the weighted sum over the moments."""
+    nodes = tuple(
+        replace(node, cost_s=np.where(np.isfinite(node.cost_s), taken @ weights[moments], np.inf))
+        for node, (moments, taken) in zip(problem.nodes, problem.held, strict=True)
+    )
+    edges = tuple(replace(edge, cost_s=np.where(np.isfinite(edge.cost_s), 0.0, np.inf)) for edge in problem.edges)
+    return Problem(nodes=nodes, edges=edges)

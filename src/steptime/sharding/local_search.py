@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from steptime.num import Array
-from steptime.sharding.baselines import Meter, Walk
+from steptime.sharding.baselines import Budget, Meter, Spent, Walk
+from steptime.sharding.problem import Problem
 
 BATCH: Final = 64
 """Random choices evaluated at once."""
@@ -72,6 +74,21 @@ def descend(meter: Meter, rng: np.random.Generator) -> None:
             best, least = walk.choice.copy(), score
         shaken = rng.random(len(best)) < max(SHAKEN, 1 / len(best))
         walk = Walk(meter, np.where(shaken, random_choice(meter, rng)[0], best))
+
+
+def descended(problem: Problem, starts: Sequence[Sequence[int]], evaluations: float) -> Array | None:
+    """The best choice on the way of coordinate descents from some choices and from the greedy one.
+
+    None: none is legal and fits.
+    """
+    meter = Meter(problem, Budget(cpu_s=math.inf, evaluations=evaluations))
+    try:
+        for start in (*map(np.array, starts), greedy(meter)):
+            meter.offer(start)
+            settle(Walk(meter, start), np.random.default_rng(0))
+    except Spent:
+        pass
+    return meter.best
 
 
 def settle(walk: Walk, rng: np.random.Generator) -> None:

@@ -25,7 +25,7 @@ from steptime.captured.record import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
-from steptime.sharding.ilp import least_limit  # noqa: E402
+from steptime.sharding.ilp import least_memory  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
 from steptime.sharding.placement import shard  # noqa: E402
 from steptime.sharding.planner import memory_of, planned  # noqa: E402
@@ -61,9 +61,9 @@ def test_without_a_limit_a_block_is_data_parallel() -> None:
 
 def test_with_a_tight_limit_parameters_are_sharded_and_every_call_fits() -> None:
     free = on(block(4, 64))
-    found = least_limit(free.problem(None))
+    found = least_memory(free.problem(None))
     assert found is not None
-    limit = 1.15 * found[1]
+    limit = 1.15 * found.peak_bytes
     plan = planned(replace(free, limit_bytes=limit), overlaps=False)
     assert memory_of(plan.built, plan.choice)[1:].max() <= limit * (1 + 1e-9)
     assert memory_of(free, np.zeros(len(free.flow.items), int))[1:].max() > limit
