@@ -247,9 +247,9 @@ class _Builder:
         if item.kind in ("source", "copy"):
             return nothing, nothing
         if item.kind == "update":
-            type = item.node.outputs[0]
-            whole_s = item.count * self.optimizer_s * type.elements
-            return nothing, np.array([whole_s * share_of(type, way.outputs[0], self.sizes) for way in ways])
+            type, (launched_s, streamed_s) = item.node.outputs[0], self.optimizer_s
+            shares = np.array([share_of(type, way.outputs[0], self.sizes) for way in ways])
+            return nothing, item.count * type.elements * (launched_s + streamed_s * shares)
         found = [self._operator_s(item, way) for way in ways]
         computing, inside = (item.count * np.array(part) for part in zip(*found, strict=True))
         return computing, inside
@@ -262,12 +262,17 @@ class _Builder:
         return float(seconds), exchange_s(way.strategy, self.mesh)
 
     @cached_property
-    def optimizer_s(self) -> float:
-        """Seconds of the update of one parameter, unsharded: those of the whole optimiser over all parameters."""
+    def optimizer_s(self) -> tuple[float, float]:
+        """Seconds of the update of an element: launches, which no sharding shortens, and the rest where it is whole."""
         calls = [self.flow.program.calls[number] for number in self.flow.optimizer_calls]
-        elements = sum({each.storage: each.elements for each in self.flow.program.parameters if each.trained}.values())
-        whole = sum(self.timer.cost(call.node, inplace=call.inplace).seconds for call in calls if not call.view)
-        return whole / max(elements, 1)
+        costs = [self.timer.cost(call.node, inplace=call.inplace) for call in calls if not call.view]
+        elements = sum(item.count * item.node.outputs[0].elements for item in self.flow.items if item.kind == "update")
+        launched_s = sum(
+            min(each.seconds, float(self.timer.machine(each.dtype).kernel_latency_s * each.work.launches))
+            for each in costs
+        )
+        whole_s = sum(each.seconds for each in costs)
+        return launched_s / max(elements, 1), (whole_s - launched_s) / max(elements, 1)
 
     # -- edges ----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from steptime.api.request import NameOrPath, whole
+from steptime.api.request import number as number_in
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
@@ -135,7 +136,8 @@ def planners(
         UserError: the module cannot be captured, a name is unknown, or nothing fits.
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
-    names = tuple(methods or METHODS)
+    number_in("cpu_s", cpu_s, 1e-3, 1e9, "CPU seconds of each search")
+    names = tuple(name for name in methods or METHODS if name != PLANNER)
     for name in names:
         if name not in RECIPES and name not in BASELINES:
             raise UnknownNameError("method", name, METHODS)

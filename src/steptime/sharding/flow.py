@@ -155,6 +155,8 @@ class Flow:
                 sizes[self.owners.get(number)] += storage.size_bytes
         run = self.program.calls[call] if call >= 0 else None
         name = "start" if run is None else f"{run.phase}: {run.module or '(outside modules)'}: {run.node.op}"
+        if run is not None and run.scratch_bytes:
+            sizes[(self.of_call[call], 0) if call in self.of_call else None] += run.scratch_bytes
         fixed_bytes = float(sizes.pop(None, 0))
         kept = tuple(Kept(*owner, float(size)) for owner, size in sizes.items() if owner is not None)
         return Moment(call=call, name=name, kept=kept, fixed_bytes=fixed_bytes)

@@ -30,6 +30,7 @@ from steptime.sharding.local_search import descended
 from steptime.sharding.presolve import Conflict, Reduction, presolve
 from steptime.sharding.problem import Problem, feasible, memories_bytes, only, total_s
 from steptime.sharding.relaxation import Answer, Model, columns_of, marginals_s, model_of, rounded, run
+from steptime.units import format_bytes
 
 GAP: Final = 0.01
 """Gap at which a solution is good enough unless asked otherwise."""
@@ -318,7 +319,8 @@ def _infeasible(problem: Problem, began: float, because: str) -> Solution:
     """What makes a problem infeasible: its rules, or memory, then with the least limit that would do."""
     least = least_memory(problem) if problem.limited else None
     if least is not None:
-        because = f"{least.moment} needs {least.peak_bytes:,.0f} bytes or more; the limit is {problem.limit_bytes:,.0f}"
+        least_text, limit_text = format_bytes(least.peak_bytes), format_bytes(problem.limit_bytes)
+        because = f"{least.moment} needs {least_text} or more; the limit is {limit_text}"
         because += "" if least.proved else " (the least is not proved)"
     cpu = time.process_time() - began
     return Solution(

@@ -21,12 +21,15 @@ from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy
 from steptime.sharding.paths import Leg, legs_of
 from steptime.sharding.placement import Sharding
+from steptime.sharding.problem import ROUNDING
 from steptime.sharding.reshard import TORCH
 
 WEIGHTS: Final = 6
 """Relaxations of the overlap that are solved at most."""
 ENOUGH: Final = 1e-3
 """Gap at which no further relaxation is solved."""
+LEAST_S: Final = 0.2
+"""Time limit of a solver at least, for a choice that fits."""
 ROUNDS: Final = 4
 """Times that points in time are added at which a solution needs too much memory."""
 Solver = Callable[..., Solution]
@@ -195,7 +198,12 @@ def memory_of(built: Built, choice: Array) -> Array:
                 shares[owner] = share_of(flow.items[item].node.outputs[output], way.outputs[output], sizes)
             share = shares[owner]
         storages.append(replace(storage, size_bytes=round(storage.size_bytes * share)))
-    in_use: Array = Liveness(replace(flow.program, storages=tuple(storages))).in_use_bytes
+    calls = list(flow.program.calls)
+    for number, item in flow.of_call.items():
+        if calls[number].scratch_bytes:
+            share = share_of(flow.items[item].node.outputs[0], built.ways[item][choice[item]].outputs[0], sizes)
+            calls[number] = replace(calls[number], scratch_bytes=round(calls[number].scratch_bytes * share))
+    in_use: Array = Liveness(replace(flow.program, storages=tuple(storages), calls=tuple(calls))).in_use_bytes
     return in_use
 
 
@@ -241,7 +249,7 @@ def _too_full(found: ShardingPlan) -> list[int]:
 def _over_weights(built: Built, overlaps: bool, gap: float, until: float, solver: Solver) -> ShardingPlan:
     """The best of the relaxations for some weights; their bounds meet where computation and traffic take the same."""
     if not overlaps:
-        return _plan(built, False, [_solved(built, None, gap, until, solver)], 0.0)
+        return _plan(built, False, [_solved(built, None, gap, until, solver)], 0.0, gap)
     lines: list[tuple[float, float, float]] = []
     solutions: list[Solution] = []
     bound_s, weights, tried = 0.0, [0.0], set[float]()
@@ -255,9 +263,41 @@ def _over_weights(built: Built, overlaps: bool, gap: float, until: float, solver
         best_s = min(step_s for _, _, step_s in lines)
         if best_s - bound_s <= max(ENOUGH, gap / 2) * best_s or time.monotonic() > until:
             break
-        following = 1.0 if 1.0 not in tried else _highest(lines)
+        # At 1 nothing of the computation counts, where a limit of memory is hardest to prove.
+        following = 0.5 if 0.5 not in tried else _highest(lines)
         weights = [] if following in tried else [following]
-    return _plan(built, True, solutions, bound_s)
+    return _plan(built, True, solutions, bound_s, gap, late=time.monotonic() > until)
+
+
+def descended(built: Built, choice: Array) -> Array:
+    """A choice in which no single item makes the step with overlap faster, from one that the relaxation gives."""
+    seconds, problem, out = built.seconds, built.problem(), choice.copy()
+    beside: list[tuple[list[tuple[int, Array]], list[tuple[int, Array]]]] = [([], []) for _ in out]
+    for kind, pairs in enumerate((seconds.moved, seconds.data)):
+        for (u, v), matrix in pairs.items():
+            beside[u][kind].append((v, matrix))
+            beside[v][kind].append((u, matrix.T))
+    computing, data, others = built.parts_s(out)
+    use = np.zeros(len(problem.moments))
+    for each, entry in enumerate(problem.moments):
+        use[each] = entry.fixed_bytes + sum(float(taken[out[item]]) for item, taken in entry.entries)
+    changed = True
+    while changed:
+        changed = False
+        for item in range(len(out)):
+            c = seconds.operators[item]
+            r, d = (sum((m[:, out[v]] for v, m in found), np.zeros(len(c))) for found in beside[item])
+            r, now, at = r + seconds.inside[item], int(out[item]), problem.held[item]
+            parts = computing + c - c[now], data + d - d[now], others + r - r[now]
+            steps = parts[2] + np.maximum(parts[0], parts[1])
+            after = use[at[0]] + at[1] - at[1][now]
+            steps[(after > built.limit_bytes * (1 + ROUNDING)).any(axis=1)] = inf
+            best = int(np.argmin(steps))
+            if steps[best] < steps[now] * (1 - ROUNDING):
+                out[item], changed = best, True
+                computing, data, others = (float(each[best]) for each in parts)
+                use[at[0]] = after[best]
+    return out
 
 
 def _highest(lines: Sequence[tuple[float, float, float]]) -> float:
@@ -270,7 +310,12 @@ def _highest(lines: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _solved(built: Built, weight: float | None, gap: float, until: float, solver: Solver) -> Solution:
-    found = solver(built.problem(weight), gap=gap, time_limit_s=max(until - time.monotonic(), 1.0))
+    found = solver(built.problem(weight), gap=gap, time_limit_s=max(until - time.monotonic(), LEAST_S))
+    if found.choice is None and found.stop.reason in ("time_limit", "interrupted"):
+        raise UserError(
+            f"the search on mesh {built.mesh} ended before anything that fits was found: {found.stop.because}",
+            hint="give it more time",
+        )
     if found.choice is None:
         raise UserError(
             f"no shardings fit on mesh {built.mesh}: {found.stop.because}",
@@ -279,14 +324,33 @@ def _solved(built: Built, weight: float | None, gap: float, until: float, solver
     return found
 
 
-def _plan(built: Built, overlaps: bool, solutions: Sequence[Solution], bound_s: float) -> ShardingPlan:
-    best = min(solutions, key=lambda each: step_of(built.parts_s(np.asarray(each.choice)), overlaps))
+def _stop(solutions: Sequence[Solution], left: float, gap: float, late: bool) -> str:
+    """Why a search ended with some gap where another one was asked for."""
+    reasons = {each.stop.reason for each in solutions}
+    if "interrupted" in reasons:
+        return "interrupted"
+    if left <= max(gap, ENOUGH):
+        return f"nearer than the {gap:.2g} that were asked for" if left > 1e-6 else "proved to be the best"
+    if late or "time_limit" in reasons:
+        return f"time ran out with {left:.2g} left"
+    return f"the bounds of the relaxed overlap leave {left:.2g}"
+
+
+def _plan(
+    built: Built, overlaps: bool, solutions: Sequence[Solution], bound_s: float, gap: float, *, late: bool = False
+) -> ShardingPlan:
+    choices = [np.asarray(each.choice) for each in solutions]
+    if overlaps:
+        choices = [descended(built, each) for each in choices]
+    choice = min(choices, key=lambda each: step_of(built.parts_s(each), overlaps))
+    step_s = step_of(built.parts_s(choice), overlaps)
+    bound_s = min(bound_s if overlaps else solutions[0].bound_s, step_s)
     return ShardingPlan(
         built=built,
-        choice=np.asarray(best.choice),
+        choice=choice,
         overlaps=overlaps,
-        bound_s=bound_s if overlaps else best.bound_s,
-        stop=best.stop.because,
+        bound_s=bound_s,
+        stop=_stop(solutions, (step_s - bound_s) / step_s if step_s else 0.0, gap, late),
         cpu_s=sum(each.cpu_s for each in solutions),
         solutions=tuple(solutions),
     )

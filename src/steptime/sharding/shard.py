@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, whole
+from steptime.api.request import number as number_in
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
 from steptime.captured.profiling import capture_options, captured
-from steptime.errors import UserError, counted
+from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_cluster
@@ -145,6 +146,9 @@ def shard(
         UserError: the module cannot be captured, the mesh has another number of devices, or nothing fits.
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
+    number_in("seconds", seconds, 1e-3, 1e9, "seconds that a search may take")
+    if memory_bytes is not None and not memory_bytes > 0:
+        raise UserError(f"memory_bytes {memory_bytes:g}", hint="a device has more than 0; leave it out for what it has")
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
     program = (
         model
@@ -217,7 +221,7 @@ def _each_mesh(
                 raise
             tried.append((str(mesh), None, str(error)))
     if not plans:
-        raise UserError(f"nothing fits on any of {counted(len(meshes), 'mesh', str(len(meshes)))}: {tried[0][2]}")
+        raise UserError(f"nothing fits on any of {len(meshes)} meshes: {tried[0][2]}")
     return plans, tried
 
 
