@@ -1,7 +1,7 @@
 """A captured step as a pure graph of values, and the program that runs it.
 
 Aliases and writes in place are gone: a :class:`Flow` says which values the step gives back, and every node computes
-new values from old ones. What a program knows in addition (when a node ran, by which module, over which memory it wrote)
+new values from old ones. What a program knows in addition (when a node ran, by which module, over which memory)
 is kept next to the nodes, so that the graph costs what ``steptime profile`` says and its peak follows from liveness.
 
 Two things are never shared although their inputs are equal: what recomputation runs again, and what an unknown operator

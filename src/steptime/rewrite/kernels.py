@@ -33,7 +33,8 @@ class CallSpec:
     """Where each output of the node is in the result; None: the result itself."""
 
 
-_SKIPPED: Final = frozenset({"draw", AGAIN, "layout", "pin_memory", "device"})
+SKIPPED: Final = frozenset({"draw", AGAIN, "layout", "pin_memory", "device"})
+"""Attributes that do not change what is computed."""
 _DTYPES: Final = ("dtype", "input_dtype", "out_dtype")
 _WIDER: Final = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 
@@ -54,7 +55,7 @@ def _numbers(node: Node) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     for name, value in node.attributes:
         if name.endswith(".at") and isinstance(value, tuple):
             places[name.removesuffix(".at")] = tuple(int(str(n)) for n in value)
-        elif name not in _SKIPPED:
+        elif name not in SKIPPED:
             given[name] = _plain(name, value)
     return given, places
 
@@ -88,14 +89,18 @@ def _fits(overload: Any, tensors: Mapping[str, Sequence[Value]], numbers: Mappin
     return True
 
 
-def spec(node: Node) -> CallSpec:
+def spec(node: Node, *, portable: bool = True) -> CallSpec:
     """The call that computes a node.
+
+    Args:
+        node: the operator.
+        portable: by a function that every device has, where there is one; it gives the first result only.
 
     Raises:
         UserError: PyTorch does not have the operator, or it runs on another device only.
     """
     special = next((row for prefix, row in PORTABLE.items() if node.op.startswith(prefix)), None)
-    if special is not None and not node.op.endswith("backward"):
+    if special is not None and (portable or node.op not in NATIVE) and not node.op.endswith("backward"):
         return special(node)
     tensors: dict[str, list[Value]] = {}
     for name, value in zip(node.names, node.inputs, strict=True):
@@ -181,17 +186,22 @@ PORTABLE: Final[Mapping[str, Callable[[Node], CallSpec]]] = {
 }
 
 
-def run(node: Node, known: Mapping[Node, tuple[Any, ...]], *, wide: bool) -> tuple[Any, ...]:
+NATIVE: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
+"""Operators of the table of portable functions that run here under their own name, with all their results."""
+
+
+def run(node: Node, known: Mapping[Node, tuple[Any, ...]], *, wide: bool, portable: bool = True) -> tuple[Any, ...]:
     """Results of a node on real tensors.
 
     Args:
         node: the operator.
         known: results of the nodes below it.
         wide: compute in fp64 whatever the graph says.
+        portable: as for :func:`spec`.
     """
     if node.op == FUSED:
         return _run_fused(node, known, wide=wide)
-    call = spec(node)
+    call = spec(node, portable=portable)
 
     def real(given: Any) -> Any:
         if isinstance(given, Value):
@@ -246,7 +256,7 @@ def evaluate(
             draw = node.attribute("draw")
             if draw is not None:
                 torch.manual_seed(seed * 1_000_003 + int(str(draw)))
-            known[node] = run(node, known, wide=wide)
+            known[node] = run(node, known, wide=wide, portable=not flow.training)
         return [known[value.node][value.index] for value in wanted]
 
 
@@ -264,6 +274,7 @@ def _source(flow: Flow, node: Node, contents: Mapping[str, Any], *, wide: bool, 
     if given is None:
         raise UserError(f"the contents of {shorten(name)!r} are unknown")
     tensor = as_tensor(given, node.outputs[0].dtype, wide=wide)
+    tensor = tensor.clone() if flow.training else tensor  # A batch norm in training writes over its statistics.
     strides = node.outputs[0].strides
     if strides is not None and tuple(tensor.stride()) != strides and 0 not in strides:
         tensor = torch.empty_strided(node.outputs[0].shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -73,7 +73,10 @@ def _same_as(node: Node) -> Value | None:
     if node.op in _UNIT and len(node.inputs) == 1:
         given = number(node, "exponent" if node.op == "pow" else "other")
         return x if given == _UNIT[node.op] and node.attribute("rounding_mode") is None else None
-    if node.op in _NOTHING or (node.op == "cat" and len(node.inputs) == 1):
+    if node.op == "cat":
+        full = [part for part in node.inputs if part.type.elements]
+        return full[0] if len(full) == 1 else None
+    if node.op in _NOTHING:
         return x if node.op not in ("slice", "permute") or strides_of(x.type) == strides_of(node.outputs[0]) else None
     if node.op == "clone":
         return x if node.inputs[0].node.op not in SOURCES else None
