@@ -13,6 +13,7 @@ from steptime.hardware.records import Device
 from steptime.rewrite.flow import Flow, removed_and_added, substituted
 from steptime.rewrite.fused import FusedTimer
 from steptime.rewrite.passes import PASSES, STAGES
+from steptime.rewrite.passes.fusion import FUSION
 from steptime.rewrite.pricing import Change, Prices, Sums
 from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import OBJECTIVES, Folds, Match, Mode, Objective, Pass, Scene
@@ -21,6 +22,7 @@ ROUNDS: Final = 8
 """Times that a stage is tried again after a change."""
 CUDA_ROUNDING_BYTES: Final = 512
 
+CERTAIN: Final = "the gain exceeds the doubt"
 UNMADE: Final = "its readers need the memory layout that it changes"
 
 Measure = Callable[[Flow, Match], "float | None"]
@@ -135,12 +137,43 @@ class _Run:
         if not groups:
             return flow, []
         whole = self.prices.sums(flow, flow.order)
+        if row.trades_memory and self._objective == "memory":
+            return self._traded(flow, row, groups, whole)
         steps = [self._tried(flow, row, members, whole) for members in groups]
         chosen = [members for members, step in zip(groups, steps, strict=True) if step.applied]
         made, done = self._made(flow, [each.match for members in chosen for each in members])
         if done == sum(map(len, chosen)):
             return made, steps
         return self._one_by_one(flow, groups, steps)
+
+    def _traded(
+        self, flow: Flow, row: Pass, groups: Sequence[list[_Priced]], whole: Sums
+    ) -> tuple[Flow, list[Step]]:
+        """Groups that lower the peak once chains are fused: each on top of the others, else all together."""
+        steps = [replace(self._tried(flow, row, each, whole), applied=False, why="the peak stays") for each in groups]
+        start = best = self._settled(flow)
+        now, taken = flow, list[Match]()
+        for number, members in enumerate([*groups, [each for group in groups for each in group]]):
+            if number == len(groups) and taken:
+                break
+            made, done = self._made(flow, [*taken, *(each.match for each in members)])
+            peak = self._settled(made) if done == len(taken) + len(members) else best
+            if peak >= best:
+                continue
+            change = {"applied": True, "why": f"the peak falls by {best - peak:,} bytes once chains are fused"}
+            chosen = [number] if number < len(groups) else range(len(groups))
+            for each in chosen:
+                steps[each] = replace(steps[each], **change)  # type: ignore[arg-type]
+            now, best = made, peak
+            taken += [each.match for each in members]
+        assert best <= start
+        return now, steps
+
+    def _settled(self, flow: Flow) -> int:
+        """The peak of a graph whose chains are fused."""
+        scene = Scene(flow=flow, folds=self._folds, on_cuda=True)
+        made, _ = self._made(flow, list(FUSION.find(scene)))
+        return self.prices.peak_bytes(made)
 
     def _one_by_one(
         self, flow: Flow, groups: Sequence[list[_Priced]], steps: Sequence[Step]
@@ -188,7 +221,7 @@ class _Run:
             tidy=row.tidy,
             measured_gain_s=None if measured is None else measured * len(members),
         )
-        if self._objective == "memory" and not row.tidy:
+        if self._objective == "memory" and not (row.tidy or row.trades_memory):
             made, done = self._made(flow, [each.match for each in members])
             if not done:
                 return replace(step, why=UNMADE)
@@ -222,7 +255,7 @@ class _Run:
         if self._objective == "launches" and change.launches:
             return change.launches < 0, f"{'fewer' if change.launches < 0 else 'more'} launches"
         if change.band_s[0] > 0:
-            return True, "the gain exceeds the doubt"
+            return True, CERTAIN
         if change.gain_s > 0:
             return False, "the gain is within the doubt"
         return False, "it costs time" if change.gain_s < 0 else "no difference"

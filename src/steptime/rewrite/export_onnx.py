@@ -23,8 +23,19 @@ OPSET: Final = 23
 """Operator set that is written: it has Attention and RMSNormalization."""
 IR_VERSION: Final = 10
 CODES: Final[Mapping[str, int]] = {
-    "fp32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "fp16": 10,
-    "fp64": 11, "uint32": 12, "uint64": 13, "bf16": 16,
+    "fp32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "fp16": 10,
+    "fp64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "bf16": 16,
 }
 """Element type -> number in ONNX."""
 LARGEST_BYTES: Final = 2**31 - 2**20
@@ -169,7 +180,9 @@ def _division(e: Emitter, node: Node) -> str:
 
 
 def _power(e: Emitter, node: Node) -> str:
-    return e.emit("Pow", [e.operand(node, "self", node.outputs[0].dtype), e.operand(node, "exponent", node.outputs[0].dtype)])
+    return e.emit(
+        "Pow", [e.operand(node, "self", node.outputs[0].dtype), e.operand(node, "exponent", node.outputs[0].dtype)]
+    )
 
 
 def _where(e: Emitter, node: Node) -> str:
@@ -208,8 +221,11 @@ def _gemm(e: Emitter, node: Node) -> str:
     turned = b.node.op == "t"
     right = e.name(b.node.inputs[0] if turned else b)
     return e.emit(
-        "Gemm", [e.name(a), right, e.name(_first(node))], transB=int(turned) or None,
-        alpha=_float(node, "alpha", 1.0), beta=_float(node, "beta", 1.0),
+        "Gemm",
+        [e.name(a), right, e.name(_first(node))],
+        transB=int(turned) or None,
+        alpha=_float(node, "alpha", 1.0),
+        beta=_float(node, "beta", 1.0),
     )
 
 
@@ -353,8 +369,11 @@ def _convolution(e: Emitter, node: Node) -> str:
     rank = _first(node).type.rank - 2
     pads = _spread(node, "padding", rank, 0)
     attributes: dict[str, Any] = {
-        "strides": _spread(node, "stride", rank, 1), "pads": pads + pads, "group": _int(node, "groups", 1),
-        "dilations": _spread(node, "dilation", rank, 1), "kernel_shape": list(weight.type.shape[2:]),
+        "strides": _spread(node, "stride", rank, 1),
+        "pads": pads + pads,
+        "group": _int(node, "groups", 1),
+        "dilations": _spread(node, "dilation", rank, 1),
+        "kernel_shape": list(weight.type.shape[2:]),
     }
     inputs = [e.name(_first(node)), e.name(weight), *([e.of(node, "bias")] if node.input("bias") else [])]
     if not node.attribute("transposed"):
@@ -367,8 +386,10 @@ def _pool(e: Emitter, node: Node) -> str:
     kernel = _spread(node, "kernel_size", rank, 1)
     pads = _spread(node, "padding", rank, 0)
     attributes: dict[str, Any] = {
-        "kernel_shape": kernel, "strides": _ints(node, "stride") and _spread(node, "stride", rank, 1) or kernel,
-        "pads": pads + pads, "ceil_mode": int(bool(node.attribute("ceil_mode", False))) or None,
+        "kernel_shape": kernel,
+        "strides": (_ints(node, "stride") and _spread(node, "stride", rank, 1)) or kernel,
+        "pads": pads + pads,
+        "ceil_mode": int(bool(node.attribute("ceil_mode", False))) or None,
     }
     if "max" in node.op:
         return e.emit("MaxPool", [e.name(_first(node))], dilations=_spread(node, "dilation", rank, 1), **attributes)
@@ -407,7 +428,9 @@ def _attention(e: Emitter, node: Node) -> str:
         raise UserError("attention with dropout cannot be written as ONNX")
     scale = node.attribute("scale")
     return e.emit(
-        "Attention", names, is_causal=int(bool(node.attribute("is_causal", False))) or None,
+        "Attention",
+        names,
+        is_causal=int(bool(node.attribute("is_causal", False))) or None,
         scale=None if scale is None else float(str(scale)),
     )
 
@@ -471,43 +494,125 @@ def _roll(e: Emitter, node: Node) -> str:
     for dim, shift in zip(_ints(node, "dims"), _ints(node, "shifts"), strict=True):
         size = x.type.shape[dim]
         at = e.numbers([-shift % size])
-        parts = [e.emit("Slice", [name, *ends, e.numbers([dim])]) for ends in ((at, e.numbers([size])), (e.numbers([0]), at))]
+        parts = [
+            e.emit("Slice", [name, *ends, e.numbers([dim])]) for ends in ((at, e.numbers([size])), (e.numbers([0]), at))
+        ]
         name = e.emit("Concat", parts, axis=wrap(dim, x.type.rank))
     return name
 
 
 ROWS: Final[Mapping[str, Row]] = {
-    "add": _binary("Add"), "sub": _binary("Sub"), "rsub": _binary("Sub"), "mul": _binary("Mul"), "div": _division,
-    "floor_divide": _division, "pow": _power, "maximum": _binary("Max"), "minimum": _binary("Min"),
-    "eq": _binary("Equal"), "gt": _binary("Greater"), "ge": _binary("GreaterOrEqual"), "lt": _binary("Less"),
-    "le": _binary("LessOrEqual"), "logical_and": _binary("And"), "logical_or": _binary("Or"),
-    "bitwise_and": _binary("And"), "where": _where, "masked_fill": _masked_fill, "clamp": _clip, "hardtanh": _clip,
-    "_to_copy": _cast, "mm": _product, "bmm": _product, "addmm": _gemm, "baddbmm": _batched,
-    "relu": _unary("Relu"), "neg": _unary("Neg"), "exp": _unary("Exp"), "log": _unary("Log"), "sqrt": _unary("Sqrt"),
-    "abs": _unary("Abs"), "tanh": _unary("Tanh"), "sigmoid": _unary("Sigmoid"), "erf": _unary("Erf"),
-    "sin": _unary("Sin"), "cos": _unary("Cos"), "reciprocal": _unary("Reciprocal"), "floor": _unary("Floor"),
-    "ceil": _unary("Ceil"), "round": _unary("Round"), "softplus": _unary("Softplus"), "sign": _unary("Sign"),
-    "logical_not": _unary("Not"), "bitwise_not": _unary("Not"), "mish": _unary("Mish"), "hardswish": _hardswish,
-    "hardsigmoid": _hardsigmoid, "leaky_relu": _sized("LeakyRelu", "negative_slope", "alpha", 0.01),
-    "elu": _sized("Elu", "alpha", "alpha", 1.0), "rsqrt": _rsqrt, "silu": _silu, "gelu": _gelu,
-    "view": _reshape, "_unsafe_view": _reshape, "t": _order, "transpose": _order, "permute": _order,
-    "expand": _expand, "unsqueeze": _unsqueeze, "squeeze": _reshape, "slice": _slice, "select": _select,
-    "split": _split, "split_with_sizes": _split, "unbind": _split, "cat": _cat, "clone": _same, "detach": _same,
-    "alias": _same, "lift_fresh": _same, "_softmax": _softmax, "_log_softmax": _softmax, "sum": _reduce("ReduceSum"),
-    "mean": _reduce("ReduceMean"), "amax": _reduce("ReduceMax"), "amin": _reduce("ReduceMin"),
-    "prod": _reduce("ReduceProd"), "argmax": _arg("ArgMax"), "argmin": _arg("ArgMin"),
-    "native_layer_norm": _layer_norm, "_fused_rms_norm": _rms_norm, "native_group_norm": _group_norm,
+    "add": _binary("Add"),
+    "sub": _binary("Sub"),
+    "rsub": _binary("Sub"),
+    "mul": _binary("Mul"),
+    "div": _division,
+    "floor_divide": _division,
+    "pow": _power,
+    "maximum": _binary("Max"),
+    "minimum": _binary("Min"),
+    "eq": _binary("Equal"),
+    "gt": _binary("Greater"),
+    "ge": _binary("GreaterOrEqual"),
+    "lt": _binary("Less"),
+    "le": _binary("LessOrEqual"),
+    "logical_and": _binary("And"),
+    "logical_or": _binary("Or"),
+    "bitwise_and": _binary("And"),
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "clamp": _clip,
+    "hardtanh": _clip,
+    "_to_copy": _cast,
+    "mm": _product,
+    "bmm": _product,
+    "addmm": _gemm,
+    "baddbmm": _batched,
+    "relu": _unary("Relu"),
+    "neg": _unary("Neg"),
+    "exp": _unary("Exp"),
+    "log": _unary("Log"),
+    "sqrt": _unary("Sqrt"),
+    "abs": _unary("Abs"),
+    "tanh": _unary("Tanh"),
+    "sigmoid": _unary("Sigmoid"),
+    "erf": _unary("Erf"),
+    "sin": _unary("Sin"),
+    "cos": _unary("Cos"),
+    "reciprocal": _unary("Reciprocal"),
+    "floor": _unary("Floor"),
+    "ceil": _unary("Ceil"),
+    "round": _unary("Round"),
+    "softplus": _unary("Softplus"),
+    "sign": _unary("Sign"),
+    "logical_not": _unary("Not"),
+    "bitwise_not": _unary("Not"),
+    "mish": _unary("Mish"),
+    "hardswish": _hardswish,
+    "hardsigmoid": _hardsigmoid,
+    "leaky_relu": _sized("LeakyRelu", "negative_slope", "alpha", 0.01),
+    "elu": _sized("Elu", "alpha", "alpha", 1.0),
+    "rsqrt": _rsqrt,
+    "silu": _silu,
+    "gelu": _gelu,
+    "view": _reshape,
+    "_unsafe_view": _reshape,
+    "t": _order,
+    "transpose": _order,
+    "permute": _order,
+    "expand": _expand,
+    "unsqueeze": _unsqueeze,
+    "squeeze": _reshape,
+    "slice": _slice,
+    "select": _select,
+    "split": _split,
+    "split_with_sizes": _split,
+    "unbind": _split,
+    "cat": _cat,
+    "clone": _same,
+    "detach": _same,
+    "alias": _same,
+    "lift_fresh": _same,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "sum": _reduce("ReduceSum"),
+    "mean": _reduce("ReduceMean"),
+    "amax": _reduce("ReduceMax"),
+    "amin": _reduce("ReduceMin"),
+    "prod": _reduce("ReduceProd"),
+    "argmax": _arg("ArgMax"),
+    "argmin": _arg("ArgMin"),
+    "native_layer_norm": _layer_norm,
+    "_fused_rms_norm": _rms_norm,
+    "native_group_norm": _group_norm,
     **dict.fromkeys(
         ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"),
         _batch_norm,
     ),
-    "convolution": _convolution, "max_pool2d_with_indices": _pool, "max_pool2d": _pool, "avg_pool2d": _pool,
-    "avg_pool1d": _pool, "_adaptive_avg_pool2d": _adaptive, "embedding": _embedding, "index": _index,
+    "convolution": _convolution,
+    "max_pool2d_with_indices": _pool,
+    "max_pool2d": _pool,
+    "avg_pool2d": _pool,
+    "avg_pool1d": _pool,
+    "_adaptive_avg_pool2d": _adaptive,
+    "embedding": _embedding,
+    "index": _index,
     **dict.fromkeys(
-        ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), _attention,
+        (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        ),
+        _attention,
     ),
-    "constant_pad_nd": _pad, "tril": _triangle, "triu": _triangle, "zeros": _fill, "ones": _fill, "full": _fill, "roll": _roll,
+    "constant_pad_nd": _pad,
+    "tril": _triangle,
+    "triu": _triangle,
+    "zeros": _fill,
+    "ones": _fill,
+    "full": _fill,
+    "roll": _roll,
 }
 """Operator -> how it is written; the result is the name of its output, or of each."""
 
@@ -552,9 +657,7 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
     stored = [tensor for name, tensor in e.constants.items() if name in read]
     size = sum(len(tensor.raw_data) for tensor in stored)
     if size > LARGEST_BYTES:
-        raise UserError(
-            f"the weights have {size} bytes, more than one ONNX file can hold", hint="write a .py file"
-        )
+        raise UserError(f"the weights have {size} bytes, more than one ONNX file can hold", hint="write a .py file")
     inputs = [_declared(e.name(value), value.type) for value in flow.inputs]
     graph = helper.make_graph(e.nodes, shorten(flow.name) or "graph", inputs, outputs, stored)
     sets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(e.domains))]
@@ -618,4 +721,3 @@ def _stored(e: Emitter, node: Node, contents: Mapping[str, Any]) -> str:
     else:
         e.constants[name] = numpy_helper.from_array(tensor.numpy(), name)
     return name
-

@@ -50,7 +50,9 @@ class _Writer:
             return
         if node.op in SOURCES:
             if node not in self._names:
-                raise UserError(f"the graph reads {shorten(str(node.attribute('name')))!r}, which the module does not get")
+                raise UserError(
+                    f"the graph reads {shorten(str(node.attribute('name')))!r}, which the module does not get"
+                )
             self._made[node.value()] = self.graph.get_attr(self._names[node])
         elif node.op == FUSED:
             steps = opened(self._flow.nodes, node)
@@ -175,7 +177,9 @@ def python_text(flow: Flow, about: str = "") -> str:
         register = "register_parameter" if node.op == "parameter" else "register_buffer"
         lines.append(f"        self.{register}({names[node]!r}, {given})")
     for node in numbers:
-        lines.append(f"        self.register_buffer({names[node]!r}, {_literal(flow.numbers[str(node.attribute('name'))])})")
+        lines.append(
+            f"        self.register_buffer({names[node]!r}, {_literal(flow.numbers[str(node.attribute('name'))])})"
+        )
     lines += ["", *_indented(_code(_fx(flow, names)))]
     return "\n".join(lines) + "\n"
 
@@ -197,7 +201,10 @@ def _below_definitions(flow: Flow, folded: Iterable[Node]) -> list[Node]:
 def _constants(flow: Flow, state: Mapping[Node, str], folded: Iterable[Node]) -> list[str]:
     """The function that computes folded constants."""
     values = [_expanded(flow, flow.definitions[str(node.attribute("name"))], {}) for node in folded]
-    lines = ["def constants(state):", '    """Constants that are computed from the weights once, in the order of their names."""']
+    lines = [
+        "def constants(state):",
+        '    """Constants that are computed from the weights once, in the order of their names."""',
+    ]
     if not values:
         return [*lines, "    return ()", ""]
     graph = _Writer(flow, state).result(values)

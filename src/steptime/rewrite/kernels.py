@@ -56,6 +56,7 @@ def _numbers(node: Node) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
         if name.endswith(".at") and isinstance(value, tuple):
             places[name.removesuffix(".at")] = tuple(int(str(n)) for n in value)
         elif name not in SKIPPED:
+            name = "storage_offset" if name == "offset" and node.op.startswith("as_strided") else name
             given[name] = _plain(name, value)
     return given, places
 

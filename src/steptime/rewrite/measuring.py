@@ -92,7 +92,7 @@ def around(flow: Flow, match: Match) -> tuple[Flow, Flow]:
         RefusedError: it cannot be made by itself.
     """
     old, _ = removed_and_added(flow, match.replace)
-    inside = {node for node in old} | {value.node for value in match.replace}
+    inside = set(old) | {value.node for value in match.replace}
     inputs: dict[Value, Value] = {}
     for node in inside:
         for value in node.inputs:

@@ -24,7 +24,7 @@ from steptime.model.captured import is_target
 from steptime.rewrite.checking import Check, check, require_same
 from steptime.rewrite.engine import Rewritten, Step, apply_passes, metrics, modes_of
 from steptime.rewrite.flow import FUSED, Flow, substituted
-from steptime.rewrite.fused import FusedTimer, opened, results_of
+from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective
 from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
@@ -229,7 +229,13 @@ def rewrite(
         found = target_of(named, own, with_memory=measure or output is not None)
         traced, notes = _recorded(found, target, training, optimizer, loss, runs=measure or output is not None)
     return rewritten_of(
-        traced, target, objective=objective, everything=everything, passes=passes, measure=measure, output=output,
+        traced,
+        target,
+        objective=objective,
+        everything=everything,
+        passes=passes,
+        measure=measure,
+        output=output,
         notes=notes,
     )
 
@@ -288,9 +294,7 @@ def rewritten_of(
     timing = None
     if measure:
         from steptime.rewrite.measuring import gain_here as timing
-    found = apply_passes(
-        traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing
-    )
+    found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
     done = Rewriting(
         name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes
     )
@@ -332,4 +336,3 @@ def _data(found: Rewriting, after: Flow, contents: Mapping[str, Any], suffix: st
     unsaved = {name: tensor for name, tensor in contents.items() if name not in state}
     about = f"{found.name} for {found.device.title}"
     return python_text(replace(after, numbers={**after.numbers, **unsaved}), about).encode()
-

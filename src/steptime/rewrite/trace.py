@@ -14,6 +14,7 @@ from steptime.rewrite.flow import Flow, Repeat, flow_of
 
 if TYPE_CHECKING:
     from steptime.captured.onnx.step import OnnxModel
+    from steptime.rewrite.recording import Watching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ def trace(
     training: bool = False,
     target: str = "cpu",
     name: str = "",
-    branches: Sequence[bool] | None = None,
+    watching: Watching | None = None,
     **options: Any,
 ) -> Traced:
     """Record a module with all its blocks as a graph.
@@ -51,7 +52,7 @@ def trace(
         training: with loss, backward pass and optimiser; otherwise the forward pass in evaluation mode.
         target: ``cpu`` or ``cuda``: whose operators are recorded.
         name: for reports.
-        branches: which way to take where a branch depends on data, one after the other; None: such a branch is refused.
+        watching: what is seen of the recording; None: a new one, which refuses branches that depend on data.
         options: ``optimizer``, ``loss``, ``autocast`` of a capture.
 
     Raises:
@@ -61,13 +62,14 @@ def trace(
     import torch
 
     from steptime.captured.record.step import StepOptions, as_module, observed
-    from steptime.rewrite.recording import Watching, recorder_class
+    from steptime.rewrite.recording import Watching as Seen
+    from steptime.rewrite.recording import recorder_class
 
     found = as_module(module)
     if not training:
         options = {}
     chosen = StepOptions(training=training, target=target, fold=False, name=name or type(found).__name__, **options)
-    watching = Watching(branches=tuple(branches or ()), decides=branches is not None)
+    watching = watching or Seen()
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     program = observed(found, given, chosen, seen=watching.seen, recorder=recorder_class(watching))
     flow, repeats = flow_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from steptime.captured.graph import Node, Value
@@ -29,37 +29,40 @@ def _ancestors(flow: Flow) -> Mapping[Node, int]:
     return out
 
 
-class _Grower:
-    """Grows groups from their last member upwards; a group needs nothing that needs the group."""
+class Grower:
+    """Grows groups from their last member upwards; a group needs nothing that needs the group.
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene, self._flow = scene, scene.flow
-        self._number = {node: n for n, node in enumerate(scene.flow.order)}
-        self._needs = _ancestors(scene.flow)
+    Args:
+        flow: the graph.
+        domain: what the members of a group have in common, None for a node that is in no group.
+        most: most members and most results of a group.
+    """
+
+    def __init__(self, flow: Flow, domain: Callable[[Node], object], most: tuple[int, int]) -> None:
+        self._flow, self._domain, self._most = flow, domain, most
+        self._number = {node: n for n, node in enumerate(flow.order)}
+        self._needs = _ancestors(flow)
         self._taken: set[Node] = set()
 
-    def groups(self) -> Iterator[list[Node]]:
-        """Groups of at least two, the last ones first."""
+    def groups(self, *, least: int = 2) -> Iterator[list[Node]]:
+        """Groups of at least that many members, the last ones first."""
         for root in reversed(self._flow.order):
-            if self._may(root) and root not in self._taken:
+            if root not in self._taken and self._domain(root) is not None:
                 group = self._grown(root)
-                if len(group) > 1:
+                if len(group) >= least:
                     self._taken |= group
                     yield sorted(group, key=self._number.__getitem__)
 
-    def _may(self, node: Node) -> bool:
-        return is_map(node) and node not in self._flow.constant and node not in self._flow.over
-
     def _grown(self, root: Node) -> set[Node]:
         group, needs = {root}, self._needs[root]
-        shape, phase = root.outputs[0].shape, self._flow.place(root).phase
+        domain = self._domain(root)
         waiting = [value.node for value in root.inputs]
-        while waiting and len(group) < MOST_MEMBERS:
+        while waiting and len(group) < self._most[0]:
             waiting.sort(key=lambda node: self._number.get(node, -1))
             node = waiting.pop()
-            if node in group or node in self._taken or not self._may(node) or node.outputs[0].shape != shape:
+            if node in group or node in self._taken or self._domain(node) != domain:
                 continue
-            if self._flow.place(node).phase != phase or not self._fits(node, group, needs):
+            if not self._fits(node, group, needs):
                 continue
             group.add(node)
             waiting += [value.node for value in node.inputs]
@@ -67,23 +70,29 @@ class _Grower:
 
     def _fits(self, node: Node, group: set[Node], needs: int) -> bool:
         """Nobody outside reads the node and is needed by the group."""
-        outside = [user for user in self._flow.users.get(node.value(), ()) if user not in group]
+        values = [node.value(index) for index in range(len(node.outputs))]
+        outside = [user for value in values for user in self._flow.users.get(value, ()) if user not in group]
         if any(needs >> self._number[user] & 1 for user in outside):
             return False
-        return len(self.results({*group, node})) <= MOST_RESULTS
+        return len(self.results({*group, node})) <= self._most[1]
 
     def results(self, group: set[Node]) -> list[Node]:
         """Members that somebody outside reads."""
-        flow = self._flow
-        return [
-            node
-            for node in group
-            if node.value() in flow.wanted or any(user not in group for user in flow.users.get(node.value(), ()))
-        ]
+        return [node for node in group if any(self._leaves(node.value(n), group) for n in range(len(node.outputs)))]
+
+    def _leaves(self, value: Value, group: set[Node]) -> bool:
+        return value in self._flow.wanted or any(user not in group for user in self._flow.users.get(value, ()))
 
 
 def _chains(scene: Scene) -> Iterator[Match]:
-    grower = _Grower(scene)
+    flow = scene.flow
+
+    def domain(node: Node) -> object:
+        if not is_map(node) or node in flow.constant or node in flow.over:
+            return None
+        return node.outputs[0].shape, flow.place(node).phase
+
+    grower = Grower(flow, domain, (MOST_MEMBERS, MOST_RESULTS))
     for group in grower.groups():
         results = sorted(grower.results(set(group)), key=group.index)
         if not results:

@@ -313,8 +313,18 @@ def _attention(scene: Scene) -> Iterator[Match]:
             mask = maths.to(nodes, mask, q.type.dtype)
         k = views.transpose(nodes, turned, 2, 3)
         made = layers.attention(nodes, q, k, v, mask, causal=False, scale=found.scale)
-        flat = views.reshape(nodes, made, node.outputs[0].shape)
-        yield Match(root=node, replace={node.value(): flat}, what=shape_text(q.type, TensorType(k.type.shape, "fp32")))
+        what = shape_text(q.type, TensorType(k.type.shape, "fp32"))
+        yield Match(root=node, replace=_in_place_of(scene, node, made), what=what)
+
+
+def _in_place_of(scene: Scene, node: Node, made: Value) -> dict[Value, Value]:
+    """What a result by heads takes the place of: the reshape back to heads where that is all that reads the product."""
+    readers = scene.flow.users.get(node.value(), ())
+    if len(readers) == 1 and readers[0].op in ("view", "_unsafe_view") and scene.only_use(node.value()):
+        shown = readers[0].value()
+        if shown.type.shape == made.type.shape:
+            return {shown: made}
+    return {node.value(): views.reshape(scene.nodes, made, node.outputs[0].shape)}
 
 
 def _fits(mask: Value | None, scores: tuple[int, ...]) -> bool:

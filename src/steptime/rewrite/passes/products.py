@@ -199,7 +199,7 @@ def _common_factor(scene: Scene) -> Iterator[Match]:
             continue
         if any(number(p.node, name) not in (None, 1.0) for p in products for name in ("alpha", "beta")):
             continue
-        sides = [product.node.inputs[-2:] for product in products]
+        sides = [_linear(scene, product) for product in products]
         if sides[0][0] == sides[1][0] and sides[0][1].type.shape == sides[1][1].type.shape:
             total = _sum_of_weights(scene, sides[0][1], sides[1][1])
             a, b = sides[0][0], total
@@ -217,13 +217,27 @@ def _common_factor(scene: Scene) -> Iterator[Match]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type))
 
 
+def _linear(scene: Scene, product: Value) -> tuple[Value, Value]:
+    """A product as a tensor times a weight: of a product of two weights and a tensor, the two are one."""
+    a, b = product.node.inputs[-2:]
+    if is_op(a, "mm") and scene.only_use(a) and scene.is_weight(b) and scene.is_weight(a.node.inputs[1]):
+        inner = maths.mm(scene.nodes, a.node.inputs[1], b)
+        return a.node.inputs[0], scene.constant(inner)
+    return a, b
+
+
 def _sum_of_weights(scene: Scene, a: Value, b: Value) -> Value:
     nodes = scene.nodes
-    if not (scene.is_weight(a) and scene.is_weight(b)):
+    if not (_steady(scene, a) and _steady(scene, b)):
         return maths.add(nodes, a, b)
     if a.node.op == b.node.op == "t":
         return views.t(nodes, scene.constant(maths.add(nodes, a.node.inputs[0], b.node.inputs[0])))
     return scene.constant(maths.add(nodes, a, b))
+
+
+def _steady(scene: Scene, value: Value) -> bool:
+    """Whether it is a weight, or a constant that was just made of weights."""
+    return scene.is_weight(value) or str(value.node.attribute("name", "")) in scene.folds.definitions
 
 
 def _scaled(scene: Scene) -> Iterator[Match]:
@@ -257,15 +271,6 @@ PASSES: Final = (
         reorders=True,
     ),
     Pass(
-        name="common factor",
-        matches="x A + x B, x A + y A, through reshapes and biases",
-        condition="nothing else reads the products",
-        makes="x (A + B), with A + B computed before the run where both are weights; (x + y) A",
-        source="Jia et al., TASO, SOSP 2019: distributivity",
-        find=_common_factor,
-        reorders=True,
-    ),
-    Pass(
         name="scale into weight",
         matches="c (x W), through a reshape",
         condition="inference; W constant; nothing else reads the product",
@@ -273,6 +278,15 @@ PASSES: Final = (
         source="distributivity",
         find=_scaled,
         modes=("inference",),
+        reorders=True,
+    ),
+    Pass(
+        name="common factor",
+        matches="x A + x B, x A + y A, through reshapes and biases",
+        condition="nothing else reads the products",
+        makes="x (A + B), with A + B computed before the run where both are weights; (x + y) A",
+        source="Jia et al., TASO, SOSP 2019: distributivity",
+        find=_common_factor,
         reorders=True,
     ),
     Pass(
@@ -284,6 +298,9 @@ PASSES: Final = (
         find=_chain,
         reorders=True,
     ),
+)
+
+LAST: Final = (
     Pass(
         name="matmul + add",
         matches="a product and a sum with a row or with a tensor of its shape, through a reshape",
