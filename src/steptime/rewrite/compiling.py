@@ -146,7 +146,7 @@ def broken(module: Any, inputs: Any) -> tuple[Piece, ...]:
     except Exception as error:  # whatever the user's module raises
         raise UserError(f"torch.compile cannot trace the module: {shorten(str(error), 200)}") from None
     reasons = [_reason(each) for each in found.break_reasons]
-    counts = [len(ops) for ops in found.ops_per_graph] or [0]
+    counts = [sum(node.op.startswith("call_") for node in each.graph.nodes) for each in found.graphs] or [0]
     rows = list(itertools.zip_longest(counts, reasons[: len(counts) - 1], fillvalue=("", "")))
     return tuple(Piece(operators=int(str(ops)), reason=reason[0], line=reason[1]) for ops, reason in rows)  # type: ignore[index]
 

@@ -146,9 +146,7 @@ class _Run:
             return made, steps
         return self._one_by_one(flow, groups, steps)
 
-    def _traded(
-        self, flow: Flow, row: Pass, groups: Sequence[list[_Priced]], whole: Sums
-    ) -> tuple[Flow, list[Step]]:
+    def _traded(self, flow: Flow, row: Pass, groups: Sequence[list[_Priced]], whole: Sums) -> tuple[Flow, list[Step]]:
         """Groups that lower the peak once chains are fused: each on top of the others, else all together."""
         steps = [replace(self._tried(flow, row, each, whole), applied=False, why="the peak stays") for each in groups]
         start = best = self._settled(flow)

@@ -419,6 +419,10 @@ def _index(e: Emitter, node: Node) -> str:
     raise UserError("an index by several tensors or by a mask cannot be written as ONNX")
 
 
+def _gather(e: Emitter, node: Node) -> str:
+    return e.emit("GatherElements", [e.of(node, "self"), e.of(node, "index")], axis=_int(node, "dim", 0))
+
+
 def _attention(e: Emitter, node: Node) -> str:
     names = [e.of(node, name) for name in ("query", "key", "value")]
     mask = node.input("attn_mask") or node.input("attn_bias")
@@ -597,6 +601,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "_adaptive_avg_pool2d": _adaptive,
     "embedding": _embedding,
     "index": _index,
+    "gather": _gather,
     **dict.fromkeys(
         (
             "_scaled_dot_product_flash_attention_for_cpu",
@@ -693,10 +698,11 @@ def _emit(e: Emitter, node: Node, contents: Mapping[str, Any]) -> None:
     if row is None and node.op.startswith("onnx"):
         row = _opaque
     if row is None:
-        if not node.inputs and node.attribute("draw") is None:
+        if node in e.flow.constant:
             from steptime.rewrite.kernels import evaluate
 
-            e.put(node.value(), e.tensor(evaluate(e.flow, [node.value()], contents)[0].numpy()))
+            for index in range(len(node.outputs)):
+                e.put(node.value(index), e.tensor(evaluate(e.flow, [node.value(index)], contents)[0].numpy()))
             return
         raise UserError(f"the operator {shorten(node.op)!r} cannot be written as ONNX", hint="write a .py file")
     made = row(e, node)

@@ -100,7 +100,8 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
     Raises:
         UserError: PyTorch does not have the operator, or it runs on another device only.
     """
-    special = next((row for prefix, row in PORTABLE.items() if node.op.startswith(prefix)), None)
+    special = _view if node.op == "view" and node.attribute("dtype") is None else None
+    special = special or next((row for prefix, row in PORTABLE.items() if node.op.startswith(prefix)), None)
     if special is not None and (portable or node.op not in NATIVE) and not node.op.endswith("backward"):
         return special(node)
     tensors: dict[str, list[Value]] = {}
@@ -170,6 +171,16 @@ def _attention(node: Node) -> CallSpec:
         keywords["enable_gqa"] = True
     return CallSpec(
         function=functional.scaled_dot_product_attention, arguments=arguments, keywords=keywords, taken=(None,)
+    )
+
+
+def _view(node: Node) -> CallSpec:
+    """A reshape, which is the view where the strides allow it: a rewrite may have changed them."""
+    return CallSpec(
+        function=aten.reshape.default,
+        arguments=(node.inputs[0], list(node.outputs[0].shape)),
+        keywords={},
+        taken=(None,),
     )
 
 

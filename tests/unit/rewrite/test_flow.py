@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch")
 
 from models.bert import bert  # noqa: E402
 from rewritten import H100, F, Of, nn, ops, run, traced  # noqa: E402
-
 from steptime.captured.cost import Timer, cost_table  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402

@@ -5,7 +5,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rewritten import H100, nn, ops, rewritten, traced  # noqa: E402
-
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import device_names, device_within  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
@@ -212,4 +211,3 @@ def test_unknown_passes_and_objectives_are_refused():
         apply_passes(flow, H100, passes=["gelu"])
     with pytest.raises(UserError, match="objective"):
         apply_passes(flow, H100, objective="speed")
-

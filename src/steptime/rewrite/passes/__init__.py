@@ -8,7 +8,13 @@ from steptime.rewrite.passes import fusion, layers, products, tidy
 from steptime.rewrite.scene import Pass
 
 STAGES: Final[tuple[tuple[Pass, ...], ...]] = (
-    tidy.PASSES, layers.PASSES, products.PASSES, products.LAST, tidy.PASSES, (fusion.RECOMPUTE,), (fusion.FUSION,),
+    tidy.PASSES,
+    layers.PASSES,
+    products.PASSES,
+    products.LAST,
+    tidy.PASSES,
+    (fusion.RECOMPUTE,),
+    (fusion.FUSION,),
 )
 """Passes in the order in which they are tried, each stage until nothing changes."""
 
