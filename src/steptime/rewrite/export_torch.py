@@ -255,7 +255,8 @@ def _literal(given: Any) -> str:
 def structure(flow: Flow) -> str:
     """What a graph computes, without the names of its weights: equal for graphs that differ in nothing else.
 
-    Sources are numbered in the order of use; a tensor that is filled with a number counts as one.
+    Sources are numbered in the order of use; a tensor that is filled with a number counts as
+    one. Shapes of views are those of their results.
     """
     number: dict[Node, int] = {}
     lines: list[str] = []
@@ -264,7 +265,7 @@ def structure(flow: Flow) -> str:
         arguments = " ".join(f"{number[value.node]}.{value.index}" for value in node.inputs)
         attributes = () if node.op in SOURCES else tuple(p for p in node.attributes if p[0] not in SKIPPED)
         filled = not node.inputs and node.op in ("zeros", "ones", "full")
-        attributes = () if filled else attributes
+        attributes = () if filled or node.op in ("view", "_unsafe_view", "expand") else attributes
         kind = "weight" if node.op in WEIGHTS or filled else node.op
         lines.append(f"{kind} {node.names} {arguments} {attributes} {' '.join(map(str, node.outputs))}")
     lines.append(" ".join(f"{number[value.node]}.{value.index}" for value in flow.outputs))

@@ -94,8 +94,8 @@ def test_opaque_operators_stay_each_of_them_and_are_listed():
 
 
 def test_opaque_nodes_are_folded_in_no_constant():
-    found = apply_passes(traced(lambda m, x: x + torch.ops.steptime_test.odd(m.w), torch.randn(4), w=torch.randn(4)).flow,
-                         H100, everything=True)  # fmt: skip
+    flow = traced(lambda m, x: x + torch.ops.steptime_test.odd(m.w), torch.randn(4), w=torch.randn(4)).flow
+    found = apply_passes(flow, H100, everything=True)
     assert any(is_opaque(node) for node in found.after.order)
 
 
@@ -103,8 +103,7 @@ def test_peak_follows_from_liveness_with_writes_in_place():
     def f(m, x):
         y = x.exp()  # 4 KB
         y.add_(1)  # over y
-        z = y.sin()  # 4 KB more
-        return z
+        return y.sin()  # 4 KB more
 
     found = traced(f, torch.randn(1024))
     from steptime.captured.graph.liveness import Liveness

@@ -90,14 +90,16 @@ LACKING = {
     "stacked views": (lambda m, x: x.view(2, 6).exp().view(3, 4), [R(12)], {}),  # a map lies between
     "slice of concatenation": (lambda m, x, y: torch.cat([x, y])[3:].exp(), [R(4), R(6)], {}),  # across the seam
     "view elimination": (lambda m, x: x.t().contiguous().exp(), [R(8, 4)], {}),  # a map gives its input's strides on
-    "conv + batch norm": (lambda m, x: m.f[1](m.f[0](x)) + m.f[0](x).sum(), [R(2, 4, 6, 6)], {"f": conv()}),  # read twice
+    "conv + batch norm": (lambda m, x: m.f[1](m.f[0](x)) + m.f[0](x).sum(), [R(2, 4, 6, 6)], {"f": conv()}),
     "common factor": (lambda m, x, y: x @ m.a + y @ m.b, [R(4, 8), R(4, 8)], {"a": R(8, 5), "b": R(8, 5)}),
     "scale into weight": (lambda m, x, y: (x @ y) * 3.0, [R(4, 8), R(8, 5)], {}),  # no weight
     "reassociation": (lambda m, a, b, c: a @ b @ c, [R(4, 64), R(64, 4), R(4, 64)], {}),  # the order is the best
     "matmul + add": (lambda m, x, y: (x @ m.a).exp() + y, [R(4, 8), R(4, 5)], {"a": R(8, 5)}),
     "merged siblings": (lambda m, x, y: x @ m.a + y @ m.b, [R(4, 8), R(4, 8)], {"a": R(8, 5), "b": R(8, 5)}),
     "softmax": (lambda m, x: x.exp() / x.exp().sum(0, keepdim=True), [R(4, 8)], {}),  # another dim
-    "layer norm": (lambda m, x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), [R(4, 8)], {}),
+    "layer norm": (
+        lambda m, x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), [R(4, 8)], {}
+    ),
     "RMS norm": (lambda m, x: x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6), [R(4, 8)], {}),
     "GELU": (lambda m, x: 0.5 * x * (1 + torch.erf(x * 0.70)), [R(4, 8)], {}),  # another number
     "SiLU": (lambda m, x, y: x * y.sigmoid(), [R(4), R(4)], {}),
