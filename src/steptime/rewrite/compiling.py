@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from steptime.captured.aten.views import VIEWS
+from steptime.captured.cost.movements import VIEWS as FREE
 from steptime.captured.cost.timing import ROWS
-from steptime.captured.cost.timing import VIEWS as FREE
 from steptime.captured.graph import Node
 from steptime.errors import UserError, shorten
 from steptime.hardware.records import Device
@@ -147,8 +146,11 @@ def broken(module: Any, inputs: Any) -> tuple[Piece, ...]:
         raise UserError(f"torch.compile cannot trace the module: {shorten(str(error), 200)}") from None
     reasons = [_reason(each) for each in found.break_reasons]
     counts = [sum(node.op.startswith("call_") for node in each.graph.nodes) for each in found.graphs] or [0]
-    rows = list(itertools.zip_longest(counts, reasons[: len(counts) - 1], fillvalue=("", "")))
-    return tuple(Piece(operators=int(str(ops)), reason=reason[0], line=reason[1]) for ops, reason in rows)  # type: ignore[index]
+    ends = [*reasons, *[("", "")] * len(counts)][: len(counts) - 1]
+    return tuple(
+        Piece(operators=count, reason=reason, line=line)
+        for count, (reason, line) in zip(counts, [*ends, ("", "")], strict=True)
+    )
 
 
 def _reason(given: Any) -> tuple[str, str]:

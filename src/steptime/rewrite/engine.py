@@ -75,6 +75,18 @@ def pass_named(name: str) -> Pass:
     return found
 
 
+def objective_named(name: str) -> Objective:
+    """An objective by its name.
+
+    Raises:
+        UserError: it is unknown.
+    """
+    found = next((each for each in OBJECTIVES if each == name), None)
+    if found is None:
+        raise UserError(f"objective {name!r} is unknown", hint=f"one of {', '.join(OBJECTIVES)}")
+    return found
+
+
 def apply_passes(
     flow: Flow,
     device: Device,
@@ -97,8 +109,7 @@ def apply_passes(
     Raises:
         UserError: an unknown objective or pass.
     """
-    if objective not in OBJECTIVES:
-        raise UserError(f"objective {objective!r} is unknown", hint=f"one of {', '.join(OBJECTIVES)}")
+    objective = objective_named(objective)
     chosen = {pass_named(name) for name in passes} or set(PASSES)
     rounding = CUDA_ROUNDING_BYTES if device.runs_cuda else 1
     run = _Run(Prices(FusedTimer(device=device), rounding), objective, everything, measure)

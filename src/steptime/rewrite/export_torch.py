@@ -169,6 +169,15 @@ def python_text(flow: Flow, about: str = "") -> str:
         "        with torch.no_grad():",
         "            folded = constants(state)",
     ]
+    lines += _registered(flow, names, (folded, plain, numbers))
+    lines += ["", *_indented(_code(_fx(flow, names)))]
+    return "\n".join(lines) + "\n"
+
+
+def _registered(flow: Flow, names: Mapping[Node, str], kinds: tuple[list[Node], list[Node], list[Node]]) -> list[str]:
+    """Lines that give the module its weights: folded ones, those of the state, and numbers."""
+    folded, plain, numbers = kinds
+    lines = []
     for number, node in enumerate(folded):
         lines.append(f"        self.register_buffer({names[node]!r}, folded[{number}])")
     for node in plain:
@@ -180,8 +189,7 @@ def python_text(flow: Flow, about: str = "") -> str:
         lines.append(
             f"        self.register_buffer({names[node]!r}, {_literal(flow.numbers[str(node.attribute('name'))])})"
         )
-    lines += ["", *_indented(_code(_fx(flow, names)))]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _below_definitions(flow: Flow, folded: Iterable[Node]) -> list[Node]:

@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import Final
 
 from steptime.captured.aten.views import VIEWS
+from steptime.captured.cost.movements import VIEWS as FREE
 from steptime.captured.cost.timing import ROWS
-from steptime.captured.cost.timing import VIEWS as FREE
 from steptime.captured.graph import (
     BEFORE,
     Attribute,

@@ -90,6 +90,9 @@ def _fits(overload: Any, tensors: Mapping[str, Sequence[Value]], numbers: Mappin
     return True
 
 
+Special = Callable[[Node], CallSpec]
+
+
 def spec(node: Node, *, portable: bool = True) -> CallSpec:
     """The call that computes a node.
 
@@ -100,7 +103,7 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
     Raises:
         UserError: PyTorch does not have the operator, or it runs on another device only.
     """
-    special = _view if node.op == "view" and node.attribute("dtype") is None else None
+    special: Special | None = _view if node.op == "view" and node.attribute("dtype") is None else None
     special = special or next((row for prefix, row in PORTABLE.items() if node.op.startswith(prefix)), None)
     if special is not None and (portable or node.op not in NATIVE) and not node.op.endswith("backward"):
         return special(node)
@@ -113,22 +116,18 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
         raise UserError(f"PyTorch has no operator {shorten(node.op)!r} that takes what this graph gives it")
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for argument in overload._schema.arguments:
-        name, kind = argument.name, str(argument.type)
+    for place, argument in enumerate(overload._schema.arguments):
+        name = argument.name
+        if name not in tensors and name not in numbers and argument.has_default_value():
+            continue
+        given: Any = numbers.get(name)
         if name in tensors:
-            value: Any = tensors[name][0] if "List" not in kind else _listed(tensors[name], places.get(name))
-        elif name in numbers:
-            value = numbers[name]
-        elif argument.has_default_value():
-            value = argument.default_value
-            if argument.kwarg_only or name not in tensors | numbers:
-                continue
+            many = "List" in str(argument.type)
+            given = _listed(tensors[name], places.get(name)) if many else tensors[name][0]
+        if argument.kwarg_only or len(positional) < place:
+            keywords[name] = given
         else:
-            value = None
-        if argument.kwarg_only or len(positional) < overload._schema.arguments.index(argument):
-            keywords[name] = value
-        else:
-            positional.append(value)
+            positional.append(given)
     return CallSpec(function=overload, arguments=tuple(positional), keywords=keywords, taken=_taken(node, overload))
 
 
@@ -192,7 +191,7 @@ def _rms(node: Node) -> CallSpec:
 
 
 #: Beginning of the name of an operator that not every device has -> the function of PyTorch that does the same.
-PORTABLE: Final[Mapping[str, Callable[[Node], CallSpec]]] = {
+PORTABLE: Final[Mapping[str, Special]] = {
     "_scaled_dot_product_": _attention,
     "_fused_rms_norm": _rms,
 }

@@ -57,7 +57,7 @@ class Watching:
                 self.outputs[f"{name}.new"] = value
 
 
-class _Watched(Recorder):
+class _Watched(Recorder):  # type: ignore[no-untyped-call]
     """The recorder of one watching."""
 
     watching: Watching

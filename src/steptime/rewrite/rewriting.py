@@ -22,7 +22,7 @@ from steptime.hardware import device_within
 from steptime.hardware.records import Device
 from steptime.model.captured import is_target
 from steptime.rewrite.checking import Check, check, require_same
-from steptime.rewrite.engine import Rewritten, Step, apply_passes, metrics, modes_of
+from steptime.rewrite.engine import Measure, Rewritten, Step, apply_passes, metrics, modes_of
 from steptime.rewrite.flow import FUSED, Flow, substituted
 from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.pricing import Prices
@@ -222,7 +222,8 @@ def rewrite(
         check_onnx(own | {"loss": loss, "optimizer": None if optimizer == CAPTURED_DEFAULT else optimizer})
         if training:
             raise UserError("an ONNX file is rewritten for inference", hint="give the module that it came from")
-        traced, notes = trace_onnx(named, dims)[0], ("sizes are fixed at those given",)
+        traced = trace_onnx(named, dims)[0]
+        notes: tuple[str, ...] = ("sizes are fixed at those given",)
     else:
         if dims:
             raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
@@ -291,9 +292,11 @@ def rewritten_of(
     notes: tuple[str, ...] = (),
 ) -> Rewriting:
     """:func:`rewrite` of a model that was traced before."""
-    timing = None
+    timing: Measure | None = None
     if measure:
-        from steptime.rewrite.measuring import gain_here as timing
+        from steptime.rewrite.measuring import gain_here
+
+        timing = gain_here
     found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
     done = Rewriting(
         name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes

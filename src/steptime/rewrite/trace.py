@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ class Traced:
 
 def trace(
     module: Any,
-    inputs: Sequence[Any] | Mapping[str, Any],
+    inputs: Any,
     *,
     training: bool = False,
     target: str = "cpu",
@@ -70,7 +70,7 @@ def trace(
         options = {}
     chosen = StepOptions(training=training, target=target, fold=False, name=name or type(found).__name__, **options)
     watching = watching or Seen()
-    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    given: Any = (inputs,) if torch.is_tensor(inputs) else inputs
     program = observed(found, given, chosen, seen=watching.seen, recorder=recorder_class(watching))
     flow, repeats = flow_of(
         program,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steptime.cli import options as o
 from steptime.errors import UserError
+
+if TYPE_CHECKING:
+    from steptime.rewrite.rewriting import Rewriting
 
 
 def command(
@@ -81,15 +84,16 @@ def command(
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT
     from steptime.captured.cli.profile import parse_dims
+    from steptime.rewrite.engine import objective_named
     from steptime.rewrite.rewriting import rewrite
 
     found = rewrite(
         model,
         device,
-        objective=objective,
+        objective=objective_named(objective),
         training=training,
         everything=everything,
-        passes=only or (),  # type: ignore[arg-type]
+        passes=only or (),
         measure=measure,
         output=output,
         optimizer=optimizer or CAPTURED_DEFAULT,
@@ -97,6 +101,11 @@ def command(
         dims=parse_dims(dim or []),
         **own,
     )
+    _show(found, output, picture, show_all=show_all, json=json)
+
+
+def _show(found: Rewriting, output: Path | None, picture: Path | None, *, show_all: bool, json: bool) -> None:
+    """The picture to its file, the report to standard output."""
     if picture is not None:
         from steptime.rewrite.report.picture import svg
         from steptime.store.files import write_whole

@@ -7,7 +7,7 @@ from typing import Final
 
 from steptime.captured.aten import views
 from steptime.captured.aten.views import VIEWS, is_contiguous, strides_of, view_strides
-from steptime.captured.cost.timing import VIEWS as FREE
+from steptime.captured.cost.movements import VIEWS as FREE
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.rewrite.flow import FUSED, is_pure
@@ -170,10 +170,10 @@ def _selected(scene: Scene) -> Iterator[Match]:
         replace: dict[Value, Value] = {}
         begin = int(str(node.attribute("start", 0) or 0)) if node.op == "slice" else 0
         for index, type in enumerate(node.outputs):
-            part = starts.get(begin)
+            found = starts.get(begin)
             begin += type.shape[dim]
-            if part is not None and part.type.shape == type.shape and number(node, "step") in (None, 1.0):
-                replace[node.value(index)] = part
+            if found is not None and found.type.shape == type.shape and number(node, "step") in (None, 1.0):
+                replace[node.value(index)] = found
         if replace:
             yield Match(root=node, replace=replace, what=f"{node.op} {shape_text(node.outputs[0])}")
 
