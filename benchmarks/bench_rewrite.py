@@ -1,10 +1,10 @@
 """Sign and size of predicted gains of rewrites against this machine's CPU: one thread, CPU time, by turns.
 
-    python benchmarks/bench_rewrite.py [--seconds 0.25] [-o rewrite.md]
+    steptime calibrate machine --out mine.toml
+    python benchmarks/bench_rewrite.py mine.toml [--seconds 0.25] [-o rewrite.md]
 
-Every pair is a rewrite and a shape, losers included. The prediction is that of `steptime rewrite` for this machine's
-device file, or for the nearest CPU of the catalogue; the ratio of times is compared, since the absolute time of another
-CPU would be off by its clock. ONNX Runtime runs both graphs too, with all its optimisations.
+Every pair is a rewrite and a shape, losers included. The prediction is that of `steptime rewrite` for the device of the
+calibrated file. ONNX Runtime runs both graphs too, with all its optimisations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,10 +24,10 @@ import torch
 from torch import nn
 
 from steptime.errors import UserError
-from steptime.hardware import device_names, device_within
+from steptime.hardware import device_within
 from steptime.rewrite.engine import apply_passes
 from steptime.rewrite.measuring import paired
-from steptime.rewrite.passes import products
+from steptime.rewrite.passes import products as own_products
 from steptime.rewrite.rewriting import unfused
 from steptime.rewrite.trace import trace
 
@@ -87,48 +88,51 @@ def conv(c: int, k: int, groups: int = 1) -> nn.Module:
     return nn.Sequential(nn.Conv2d(c, c, k, padding=k // 2, groups=groups, bias=False), nn.BatchNorm2d(c))
 
 
-def pairs() -> Iterator[Pair]:
-    """All pairs, winners and losers."""
-    for t in (1, 4, 16, 64, 128, 256):
-        for d in (128, 256, 512, 768):
-            three = {name: nn.Linear(d, d) for name in "qkv"}
-            yield Pair("QKV joined", f"{t}x{d}", lambda m, x: (m.q(x), m.k(x), m.v(x)), (R(t, d),), three)
-    for t in (1, 16, 128):
-        for d in (256, 512):
-            two = {name: nn.Linear(d, 4 * d, bias=False) for name in ("g", "u")}
-            yield Pair("gate and up joined", f"{t}x{d}", lambda m, x: (m.g(x), m.u(x)), (R(t, d),), two)
-    for t in (1, 8, 32, 128, 512):
-        for d in (128, 256, 512):
-            yield Pair("x A + x B", f"{t}x{d}", lambda m, x: x @ m.a + x @ m.b, (R(t, d),), {"a": R(d, d), "b": R(d, d)})
-            yield Pair("x A + y A", f"{t}x{d}", lambda m, x, y: x @ m.a + y @ m.a, (R(t, d), R(t, d)), {"a": R(d, d)})
-            yield Pair("matmul + bias", f"{t}x{d}", lambda m, x: x @ m.a + m.b, (R(t, d),), {"a": R(d, d), "b": R(d)})
-            yield Pair("matmul + sum", f"{t}x{d}", lambda m, x, y: x @ m.a + y, (R(t, d), R(t, d)), {"a": R(d, d)})
-            yield Pair("c (x W)", f"{t}x{d}", lambda m, x: (x @ m.a) * 0.5, (R(t, d),), {"a": R(d, d)})
-            lora = {"w": R(d, d), "a": R(d, 8), "b": R(8, d)}
-            yield Pair("LoRA merged", f"{t}x{d}", lambda m, x: x @ m.w + (x @ m.a @ m.b) * 0.5, (R(t, d),), lora)
-    for n in (64, 128, 256):
-        for r in (4, 16):
-            yield Pair("(a b) c", f"{n}x{r}", lambda m, a, b, c: a @ b @ c, (R(n, r), R(r, n), R(n, r)), {})
-            yield Pair("a (b c)", f"{n}x{r}", lambda m, a, b, c: a @ (b @ c), (R(r, n), R(n, n), R(n, n)), {})
-    for rows in (1, 16, 128, 512):
-        for d in (256, 768, 1024):
-            x, own = R(rows, d), {"w": R(d), "b": R(d)}
-            yield Pair("layer norm", f"{rows}x{d}", layer_norm, (x,), own)
-            yield Pair("GELU", f"{rows}x{d}", gelu, (x,), {})
-            yield Pair("softmax", f"{rows}x{d}", softmax, (x,), {})
-            yield Pair("SiLU", f"{rows}x{d}", lambda m, y: y * y.sigmoid(), (x,), {})
-            yield Pair("constant folding", f"{rows}x{d}", lambda m, y: y * (1 + m.w.exp()), (x,), {"w": R(d)})
-    for s in (16, 64, 128, 256):
-        for h, d in ((4, 32), (8, 64)):
-            yield Pair("attention", f"{h}x{s}x{d}", attention, (R(1, h, s, d), R(1, h, s, d), R(1, h, s, d)), {})
-    for c in (16, 32, 64):
-        for size in (8, 14, 28):
-            for k in (1, 3):
-                yield Pair("conv + batch norm", f"{c}x{size} k{k}", lambda m, x: m.f(x), (R(1, c, size, size),),
-                           {"f": conv(c, k).eval()})  # fmt: skip
+def joined() -> Iterator[Pair]:
+    """Products that share an input."""
+    for t, d in product((1, 4, 16, 64, 128, 256), (128, 256, 512, 768)):
+        three = {name: nn.Linear(d, d) for name in "qkv"}
+        yield Pair("QKV joined", f"{t}x{d}", lambda m, x: (m.q(x), m.k(x), m.v(x)), (R(t, d),), three)
+    for t, d in product((1, 16, 128), (256, 512)):
+        two = {name: nn.Linear(d, 4 * d, bias=False) for name in ("g", "u")}
+        yield Pair("gate and up joined", f"{t}x{d}", lambda m, x: (m.g(x), m.u(x)), (R(t, d),), two)
+
+
+def algebra() -> Iterator[Pair]:
+    """Products and sums."""
+    for t, d in product((1, 8, 32, 128, 512), (128, 256, 512)):
+        x, y, one, shape = R(t, d), R(t, d), {"a": R(d, d)}, f"{t}x{d}"
+        yield Pair("x A + x B", shape, lambda m, x: x @ m.a + x @ m.b, (x,), {**one, "b": R(d, d)})
+        yield Pair("x A + y A", shape, lambda m, x, y: x @ m.a + y @ m.a, (x, y), one)
+        yield Pair("matmul + bias", shape, lambda m, x: x @ m.a + m.b, (x,), {**one, "b": R(d)})
+        yield Pair("matmul + sum", shape, lambda m, x, y: x @ m.a + y, (x, y), one)
+        yield Pair("c (x W)", shape, lambda m, x: (x @ m.a) * 0.5, (x,), one)
+        lora = {"w": R(d, d), "a": R(d, 8), "b": R(8, d)}
+        yield Pair("LoRA merged", shape, lambda m, x: x @ m.w + (x @ m.a @ m.b) * 0.5, (x,), lora)
+    for n, r in product((64, 128, 256), (4, 16)):
+        yield Pair("(a b) c", f"{n}x{r}", lambda m, a, b, c: a @ b @ c, (R(n, r), R(r, n), R(n, r)), {})
+        yield Pair("a (b c)", f"{n}x{r}", lambda m, a, b, c: a @ (b @ c), (R(r, n), R(n, n), R(n, n)), {})
+
+
+def layers() -> Iterator[Pair]:
+    """Layers written out, and copies."""
+    for rows, d in product((1, 16, 128, 512), (256, 768, 1024)):
+        x, shape = R(rows, d), f"{rows}x{d}"
+        yield Pair("layer norm", shape, layer_norm, (x,), {"w": R(d), "b": R(d)})
+        yield Pair("GELU", shape, gelu, (x,), {})
+        yield Pair("softmax", shape, softmax, (x,), {})
+        yield Pair("SiLU", shape, lambda m, y: y * y.sigmoid(), (x,), {})
+        yield Pair("constant folding", shape, lambda m, y: y * (1 + m.w.exp()), (x,), {"w": R(d)})
+    for s, (h, d) in product((16, 64, 128, 256), ((4, 32), (8, 64))):
+        heads = (R(1, h, s, d), R(1, h, s, d), R(1, h, s, d))
+        yield Pair("attention", f"{h}x{s}x{d}", attention, heads, {})
+    for c, size, k in product((16, 32, 64), (8, 14, 28), (1, 3)):
+        own = {"f": conv(c, k).eval()}
+        yield Pair("conv + batch norm", f"{c}x{size} k{k}", lambda m, x: m.f(x), (R(1, c, size, size),), own)
     for n in (32, 128, 256):
-        yield Pair("view elimination", f"8x{n}", lambda m, x, y: torch.bmm(x.transpose(1, 2).contiguous(), y),
-                   (R(8, n, n), R(8, n, n)), {})  # fmt: skip
+        two = (R(8, n, n), R(8, n, n))
+        turned = Pair("view elimination", f"8x{n}", lambda m, x, y: torch.bmm(x.mT.contiguous(), y), two, {})
+        yield turned
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,8 @@ class Row:
     predicted: float
     measured: float
     runtime: float | None
+    applied: bool
+    """Whether it is applied by default: the predicted gain exceeds the doubt."""
 
 
 def measured(pair: Pair, device: Any, seconds: float) -> Row | None:
@@ -158,11 +164,13 @@ def measured(pair: Pair, device: Any, seconds: float) -> Row | None:
     except (UserError, ImportError, RuntimeError):
         runtime = None
     ratio = None if runtime is None else runtime[0] / runtime[1]
-    return Row(pair.name, pair.shape, old / new, before_s / after_s, ratio)
+    chosen = apply_passes(flow, device, passes=PASSES)
+    applied = any(step.applied and not step.tidy for step in chosen.steps)
+    return Row(pair.name, pair.shape, old / new, before_s / after_s, ratio, applied)
 
 
 PASSES = ("constant folding", "identity", "stacked views", "view elimination", "softmax", "layer norm", "GELU", "SiLU",
-          "attention", *(row.name for row in (*products.PASSES, *products.LAST)))  # fmt: skip
+          "attention", *(row.name for row in (*own_products.PASSES, *own_products.LAST)))  # fmt: skip
 
 NEUTRAL = 0.03
 """Ratios this near to 1 have no sign: the noise of two runs."""
@@ -176,25 +184,30 @@ def same_sign(row: Row) -> bool:
 def report(rows: list[Row], device: Any, spent: float) -> str:
     """The page."""
     agree = sum(map(same_sign, rows)) / len(rows)
+    chosen = [row for row in rows if row.applied]
+    right = sum(row.measured > 1 - NEUTRAL for row in chosen) / max(len(chosen), 1)
     error = median(abs(row.predicted / row.measured - 1) for row in rows)
-    lines = [
-        "# Predicted and measured gains of rewrites",
-        "",
-        "`python benchmarks/bench_rewrite.py -o benchmarks/rewrite.md`: one CPU thread, median CPU time of runs by turns,",
-        f"PyTorch {torch.__version__.split('+')[0]} eager; predicted for `{device.name}`. Ratios are time before over time after.",
-        "",
-        f"{len(rows)} pairs of a rewrite and a shape in {spent:.0f} s of CPU time. The sign is right in {100 * agree:.0f} % "
-        f"(ratios within {100 * NEUTRAL:.0f} % of 1 have none);",
-        f"the ratio is off by {100 * error:.0f} % in the median.",
-        "",
-        "| rewrite | pairs | predicted | measured | ONNX Runtime | sign right | median error |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    version = torch.__version__.split("+")[0]
+    text = f"""# Predicted and measured gains of rewrites
+
+`steptime calibrate machine --out mine.toml`, then
+`python benchmarks/bench_rewrite.py mine.toml -o benchmarks/rewrite.md`: one CPU thread, median CPU time of runs by
+turns, PyTorch {version} eager; predicted for {device.title}. Ratios are time before over
+time after. ONNX Runtime has all its optimisations.
+
+{len(rows)} pairs of a rewrite and a shape in {spent:.0f} s of CPU time. The sign is right in {100 * agree:.0f} %
+(ratios within {100 * NEUTRAL:.0f} % of 1 have none); the ratio is off by {100 * error:.0f} % in the median.
+By default {len(chosen)} of them are applied, since the gain exceeds the doubt; {100 * right:.0f} % of these are not
+slower than before.
+
+| rewrite | pairs | applied | predicted | measured | ONNX Runtime | sign right | median error |
+|---|--:|--:|--:|--:|--:|--:|--:|"""
+    lines = text.splitlines()
     for name in dict.fromkeys(row.name for row in rows):
         own = [row for row in rows if row.name == name]
         runs = [row.runtime for row in own if row.runtime is not None]
         lines.append(
-            f"| {name} | {len(own)} | {median(r.predicted for r in own):.2f} | {median(r.measured for r in own):.2f} | "
+            f"| {name} | {len(own)} | {sum(row.applied for row in own)} | {median(r.predicted for r in own):.2f} | {median(r.measured for r in own):.2f} | "
             f"{f'{median(runs):.2f}' if runs else '-'} | {100 * sum(map(same_sign, own)) / len(own):.0f} % | "
             f"{100 * median(abs(r.predicted / r.measured - 1) for r in own):.0f} % |"
         )
@@ -207,18 +220,17 @@ def report(rows: list[Row], device: Any, spent: float) -> str:
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("device", help="cluster file of this machine, as `steptime calibrate machine` writes it")
     parser.add_argument("--seconds", type=float, default=0.25)
     parser.add_argument("--budget", type=float, default=300.0, help="CPU seconds in all")
-    parser.add_argument("--device")
     parser.add_argument("-o", dest="output", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    cpus = [each for each in map(device_within, device_names()) if not each.runs_cuda and each.issue_s is not None]
-    device = device_within(given.device) if given.device else cpus[0]
+    device = device_within(given.device)
     start, rows = time.process_time(), []
-    for pair in pairs():
+    for pair in chain(joined(), algebra(), layers()):
         if time.process_time() - start > given.budget:
             print("the budget is spent", file=sys.stderr)
             break

@@ -299,7 +299,8 @@ def random_contents(flow: Flow, seed: int = 0, given: Mapping[str, Any] | None =
     """
     torch.manual_seed(seed)
     out: dict[str, Any] = dict(given or {})
-    for node in flow.order:
+    folded = _below_in_order(flow, flow.definitions.values())
+    for node in dict.fromkeys((*flow.order, *folded)):
         name = str(node.attribute("name", ""))
         if node.op not in SOURCES or name in out or name in flow.definitions or name in flow.numbers:
             continue
