@@ -207,7 +207,8 @@ slower than before.
         own = [row for row in rows if row.name == name]
         runs = [row.runtime for row in own if row.runtime is not None]
         lines.append(
-            f"| {name} | {len(own)} | {sum(row.applied for row in own)} | {median(r.predicted for r in own):.2f} | {median(r.measured for r in own):.2f} | "
+            f"| {name} | {len(own)} | {sum(row.applied for row in own)} | "
+            f"{median(r.predicted for r in own):.2f} | {median(r.measured for r in own):.2f} | "
             f"{f'{median(runs):.2f}' if runs else '-'} | {100 * sum(map(same_sign, own)) / len(own):.0f} % | "
             f"{100 * median(abs(r.predicted / r.measured - 1) for r in own):.0f} % |"
         )

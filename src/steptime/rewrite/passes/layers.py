@@ -242,11 +242,18 @@ def _by_head(scene: Scene, value: Value) -> Value:
     while True:
         shape = seen.type.shape
         if len(shape) == 4 and shape[0] * shape[1] == batch and shape[2:] == tail:
-            return seen
+            return _before_copies(seen)
         node = seen.node
         if seen.index or node.op not in _SAME_ORDER or node.inputs[0].type.elements != seen.type.elements:
             return views.unsqueeze(scene.nodes, value, 0)
         seen = node.inputs[0]
+
+
+def _before_copies(value: Value) -> Value:
+    """What a copy or an expansion to the same shape is of: fused attention reads any strides."""
+    while value.node.op in ("clone", "expand") and value.node.inputs[0].type.shape == value.type.shape:
+        value = value.node.inputs[0]
+    return value
 
 
 @dataclass(frozen=True, slots=True)

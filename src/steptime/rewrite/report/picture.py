@@ -32,8 +32,8 @@ class _Box:
 def svg(found: Rewriting) -> str:
     """The picture as a text of SVG."""
     before, after = found.rewritten.before, found.rewritten.after
-    old, new = set(before.order), set(after.order)
-    columns = [_boxes(found, before, new, "gone"), _boxes(found, after, old, "new")]
+    kinds = [Counter(_kind(flow, node) for node in flow.order if _drawn(node)) for flow in (before, after)]
+    columns = [_boxes(found, before, kinds[1], "gone"), _boxes(found, after, kinds[0], "new")]
     height = TOP + ROW * max(map(len, columns)) + 20
     width = 2 * WIDTH + 3 * GAP
     parts = [
@@ -52,7 +52,7 @@ def svg(found: Rewriting) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _boxes(found: Rewriting, flow: Flow, other: set[Node], kind: str) -> list[_Box]:
+def _boxes(found: Rewriting, flow: Flow, other: Counter[object], kind: str) -> list[_Box]:
     """Operators that cost something or changed, of each run of equal blocks the first; the most that fit."""
     whole = found.prices.sums(flow, flow.order).device_s or 1.0
     times = Counter(_template(flow, node) for node in flow.order if _drawn(node))
@@ -70,8 +70,13 @@ def _boxes(found: Rewriting, flow: Flow, other: set[Node], kind: str) -> list[_B
         share = "" if cost is None else f"  {100 * cost.seconds / whole:.1f} %"
         shape = "x".join(map(str, node.outputs[0].shape)) if node.outputs else ""
         text = f"{_label(node)}  {shape}{share}"
-        out.append(_Box(node, text, "same" if node in other else kind, times[key]))
+        out.append(_Box(node, text, "same" if other[_kind(flow, node)] else kind, times[key]))
     return out[:MOST]
+
+
+def _kind(flow: Flow, node: Node) -> object:
+    """What makes two operators of two graphs the same: where they are, what they do, on what types."""
+    return flow.place(node).module, node.op, node.outputs, tuple(value.type for value in node.inputs), node.attributes
 
 
 def _drawn(node: Node) -> bool:
