@@ -1,6 +1,6 @@
 """Sign and size of predicted gains of rewrites against this machine's CPU: one thread, CPU time, by turns.
 
-    steptime calibrate machine --out mine.toml
+    steptime calibrate machine --quick --out mine.toml
     python benchmarks/bench_rewrite.py mine.toml [--seconds 0.25] [-o rewrite.md]
 
 Every pair is a rewrite and a shape, losers included. The prediction is that of `steptime rewrite` for the device of the
@@ -190,7 +190,7 @@ def report(rows: list[Row], device: Any, spent: float) -> str:
     version = torch.__version__.split("+")[0]
     text = f"""# Predicted and measured gains of rewrites
 
-`steptime calibrate machine --out mine.toml`, then
+`steptime calibrate machine --quick --out mine.toml`, then
 `python benchmarks/bench_rewrite.py mine.toml -o benchmarks/rewrite.md`: one CPU thread, median CPU time of runs by
 turns, PyTorch {version} eager; predicted for {device.title}. Ratios are time before over
 time after. ONNX Runtime has all its optimisations.
