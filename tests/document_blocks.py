@@ -97,7 +97,7 @@ def _answer(arguments: str, folder: Path) -> tuple[int, str]:
     """Exit code and output of ``steptime`` with arguments; once where the files that they name are the same."""
     words = shlex.split(arguments)
     files = [folder / word.partition(":")[0] for word in words]
-    key = (arguments, *(file.read_text(encoding="utf-8") for file in files if file.is_file()))
+    key = (arguments, *(file.read_bytes() for file in files if file.is_file()))
     if key in _ANSWERS:
         return _ANSWERS[key]
     with contextlib.chdir(folder), warnings.catch_warnings():

@@ -39,6 +39,7 @@ COMMANDS: Final = {
     ),
     "guide": ("steptime.cli.guide", "The questions by which a plan is chosen by hand, answered."),
     "fit": ("steptime.captured.cli.fit", "The cheapest way to make a training step fit on one device."),
+    "rewrite": ("steptime.rewrite.cli.rewrite", "A cheaper equivalent graph of a real model, checked and written."),
     "simulate": (
         "steptime.cli.schedules",
         "Play a step of a pipeline: any schedule, bubble by cause, memory, trace.",

@@ -19,6 +19,7 @@ from steptime.model.spec import ELEMENT_BYTES, FLOATS
 from steptime.store.files import refuse_endless, unreadable
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 
@@ -39,10 +40,7 @@ def fetch(model: Path, tensor: TensorProto) -> None:
     if dtype in FLOATS and tensor.dims and GENERATED.fullmatch(tensor.name) is None:
         return
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    folder = model.parent.resolve()
-    place = (folder / entries.get("location", "")).resolve()
-    if not place.is_relative_to(folder):
-        raise InputFileError(str(model), f"the data of {shorten(tensor.name)!r} are outside its folder, through a link")
+    place = _inside(model, tensor.name, entries.get("location", ""))
     if not place.is_file():
         return
     size = elements * ELEMENT_BYTES[dtype]
@@ -57,6 +55,40 @@ def fetch(model: Path, tensor: TensorProto) -> None:
     del tensor.external_data[:]
     tensor.data_location = tensor.DEFAULT
     tensor.raw_data = data
+
+
+def stored_array(model: Path, tensor: TensorProto) -> NDArray[Any]:
+    """The numbers of a stored tensor, from the file or from another file of its folder.
+
+    Raises:
+        InputFileError: the other file is missing, too short, or (through a link) outside the folder.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if not entries:
+        return numpy_helper.to_array(tensor)
+    place = _inside(model, tensor.name, entries.get("location", ""))
+    size = math.prod(tensor.dims) * ELEMENT_BYTES[DTYPES[tensor.data_type]]
+    try:
+        with place.open("rb") as file:
+            file.seek(int(entries.get("offset", "0")))
+            data = file.read(size)
+    except (OSError, ValueError, OverflowError):
+        data = b""
+    if len(data) != size:
+        raise InputFileError(str(model), f"the data of {shorten(tensor.name)!r} are not in {shorten(place.name)!r}")
+    whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
+    return numpy_helper.to_array(whole)
+
+
+def _inside(model: Path, name: str, location: str) -> Path:
+    """The other file of a tensor, which must be in the folder of the model."""
+    folder = model.parent.resolve()
+    place = (folder / location).resolve()
+    if not place.is_relative_to(folder):
+        raise InputFileError(str(model), f"the data of {shorten(name)!r} are outside its folder, through a link")
+    return place
 
 
 MAX_FILE_BYTES = 2**31 - 1

@@ -232,6 +232,14 @@ class Reader:
                 found.setdefault(str(tensor.value.node.attribute("name")), tensor.array)
         return found
 
+    def protos(self) -> dict[str, TensorProto]:
+        """The stored tensors that the graph reads, by the name of their source."""
+        return {
+            str(tensor.value.node.attribute("name")): tensor.stored
+            for tensor in self._known
+            if tensor.stored is not None and tensor.value is not None and tensor.value.node.op in SOURCES
+        }
+
     def others(self) -> dict[str, list[TensorType]]:
         """Types of the stored buffers and constants; parameters that nothing reads are neither."""
         found: dict[str, list[TensorType]] = {"buffers": [], "constants": []}

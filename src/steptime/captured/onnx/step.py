@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime.captured.autodiff import gradients
 from steptime.captured.graph.program import Graph, Node, Nodes, Program, TensorType
 from steptime.captured.graph.schedule import program_of
-from steptime.captured.onnx.load import load_model
+from steptime.captured.onnx.load import load_model, stored_array
 from steptime.captured.onnx.tensor import Dims
 from steptime.errors import InputFileError
 from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import TensorProto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,18 @@ class OnnxModel:
     """What is stored as ``parameters``, ``buffers`` and ``constants``; of the parameters those that the graph reads."""
     notes: tuple[str, ...]
     """Why the module that was exported may have other parameters."""
+    outputs: tuple[str, ...] = ()
+    """Names of the outputs in the file."""
+    protos: Mapping[str, TensorProto] = field(default_factory=dict, repr=False)
+    """The stored tensors by the name of their source."""
+
+    def weights(self, path: Path) -> dict[str, NDArray[Any]]:
+        """Contents of the stored tensors by the name of their source.
+
+        Raises:
+            InputFileError: their data are in a file outside the folder, or missing.
+        """
+        return {name: stored_array(path, proto) for name, proto in self.protos.items()}
 
     @property
     def parameter_count(self) -> int:
@@ -85,7 +98,8 @@ def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None) -> Onn
     stored = {kind: _total(found) for kind, found in types.items()}
     return OnnxModel(
         name=path.stem, graph=graph, nodes=reader.nodes, modules=tuple(reader.modules), constants=reader.constants(),
-        source=source, stored=stored, notes=reader.notes(),
+        source=source, stored=stored, notes=reader.notes(), outputs=tuple(value.name for value in model.graph.output),
+        protos=reader.protos(),
     )  # fmt: skip
 
 

@@ -40,8 +40,10 @@ class Target:
     name: str = ""
 
 
-def load_target(text: str, *, sizes: Mapping[str, int], dtype: str | None, inputs: tuple[InputSpec, ...]) -> Target:
-    """Import a factory, call it without memory for weights, and make the inputs.
+def load_target(
+    text: str, *, sizes: Mapping[str, int], dtype: str | None, inputs: tuple[InputSpec, ...], with_memory: bool = False
+) -> Target:
+    """Import a factory, call it without memory for weights (``with_memory``: as it is), and make the inputs.
 
     The factory may take `batch` and `seq` (by any of their usual names) and returns a module, or a module with its
     inputs (a tensor, a tuple, a dict of them), or these two and a loss function. A module or a class of modules in its
@@ -56,7 +58,7 @@ def load_target(text: str, *, sizes: Mapping[str, int], dtype: str | None, input
         raise UserError(f"{shorten(text)!r} is no factory", hint="write pkg.module:factory or file.py:factory")
     factory = found_factory(match["module"], match["name"])
     with _errors_of_user(text), contextlib.redirect_stdout(sys.stderr):
-        given = _called(factory, sizes, dtype)
+        given = _called(factory, sizes, dtype, with_memory=with_memory)
     return _target(given, text, inputs, dtype)
 
 
@@ -132,7 +134,7 @@ def _executed(path: Path, version: tuple[int, int]) -> ModuleType:
     return module
 
 
-def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None) -> Any:
+def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None, *, with_memory: bool = False) -> Any:
     import torch
 
     from steptime.captured.record.fake import build
@@ -148,7 +150,7 @@ def _called(factory: Any, sizes: Mapping[str, int], dtype: str | None) -> Any:
     try:
         if dtype is not None:
             torch.set_default_dtype(_torch_dtype(dtype))
-        return build(lambda: factory(**wanted))
+        return factory(**wanted) if with_memory else build(lambda: factory(**wanted))
     finally:
         torch.set_default_dtype(before)
 

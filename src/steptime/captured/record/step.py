@@ -156,6 +156,33 @@ def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], o
     return replace(_recorded(module, given, options), unfolded=f"{lists}: {whole}")
 
 
+Seen = Callable[[Recorder, str, Any], None]
+"""Is told what a step has made, while it is recorded: ``output``, ``loss``, and the module at its ``end``."""
+
+
+def observed(
+    module: torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    options: StepOptions,
+    *,
+    seen: Seen,
+    recorder: type[Recorder] = Recorder,
+) -> Program:
+    """:func:`record` of every block, which tells a function what the step makes.
+
+    Args:
+        module: any module.
+        inputs: arguments of its forward.
+        options: how the step is run; nothing is folded.
+        seen: called with the recorder, a word, and the output, the loss or the module.
+        recorder: class of the recorder.
+    """
+    check_target(options.target)
+    check_module(module, options.name)
+    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    return _recorded(module, given, options, recorder, seen)
+
+
 def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | str:
     """Record the shortened module and unroll it; a text says why that is not the whole."""
     problem = repeats(module, inputs, found, name=options.name, training=options.training)
@@ -174,22 +201,30 @@ def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found:
     return program
 
 
-def _recorded(module: torch.nn.Module, inputs: Any, options: StepOptions) -> Program:
+def _unseen(_recorder: Recorder, _what: str, _made: Any) -> None:
+    """Nobody asks."""
+
+
+def _recorded(
+    module: torch.nn.Module, inputs: Any, options: StepOptions, kind: type[Recorder] = Recorder, seen: Seen = _unseen
+) -> Program:
     whole = capturing(module, inputs, name=options.name, training=options.training)
     with whole as (arguments, replaced), without_closed_over(options.loss, replaced):
-        return _run(module, arguments, replaced, options)
+        return _run(module, arguments, replaced, options, kind, seen)
 
 
-def _run(module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions) -> Program:
+def _run(
+    module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions, kind: type[Recorder], seen: Seen
+) -> Program:
     optimizer = optimizer_of(options.optimizer, module, replaced) if options.training else None
     named = module.graph if isinstance(module, Exported) else module
     paths = Paths(named)
     if isinstance(module, Exported):
         module.paths = paths
-    recorder = Recorder(paths, options.nonzero_share)
+    recorder = kind(paths, options.nonzero_share)
     parameters = _named(recorder, named, arguments, optimizer)
     with paths.watching(), recorder:
-        _step(recorder, module, arguments, optimizer, options)
+        _step(recorder, module, arguments, optimizer, options, seen)
     return Program(
         name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
         modules={path: type(child).__name__ for path, child in named.named_modules()},
@@ -222,7 +257,7 @@ def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> t
     return tuple(found)
 
 
-def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, options: StepOptions) -> None:
+def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, options: StepOptions, seen: Seen) -> None:
     automatic: AbstractContextManager[Any] = nullcontext()
     if options.autocast is not None:
         automatic = torch.autocast("cpu", dtype=TORCH_DTYPES[options.autocast])
@@ -230,9 +265,11 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
     with torch.set_grad_enabled(options.training), kernels:
         with automatic:
             output = module(**arguments) if isinstance(arguments, dict) else module(*arguments)
+            seen(recorder, "output", output)
             if not options.training:
                 return
             loss = _loss(output, options.loss)
+            seen(recorder, "loss", loss)
         if not options.keep_output:
             del output
         with recorder.in_phase("backward"):
@@ -241,8 +278,10 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
     if optimizer is not None:
         with recorder.in_phase("optimizer"):
             optimizer.step()
+            seen(recorder, "end", module)
             optimizer.zero_grad(set_to_none=True)
     else:
+        seen(recorder, "end", module)
         module.zero_grad(set_to_none=True)
 
 

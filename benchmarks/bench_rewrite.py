@@ -1,0 +1,251 @@
+"""Sign and size of predicted gains of rewrites against this machine's CPU: one thread, CPU time, by turns.
+
+    steptime calibrate machine --quick --out mine.toml
+    python benchmarks/bench_rewrite.py mine.toml [--seconds 0.25] [-o rewrite.md]
+
+Every pair is a rewrite and a shape, losers included. The prediction is that of `steptime rewrite` for the device of the
+calibrated file. ONNX Runtime runs both graphs too, with all its optimisations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from steptime.errors import UserError
+from steptime.hardware import device_within
+from steptime.rewrite.engine import apply_passes
+from steptime.rewrite.measuring import paired
+from steptime.rewrite.passes import products as own_products
+from steptime.rewrite.rewriting import unfused
+from steptime.rewrite.trace import trace
+
+HERE = Path(__file__).parent
+R = torch.randn
+
+
+class Of(nn.Module):
+    """A function as a module, with weights by name."""
+
+    def __init__(self, function: Callable[..., Any], weights: dict[str, Any]) -> None:
+        super().__init__()
+        self.function = function
+        for name, weight in weights.items():
+            setattr(self, name, weight if isinstance(weight, nn.Module) else nn.Parameter(weight))
+
+    def forward(self, *args: Any) -> Any:
+        """The function."""
+        return self.function(self, *args)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A rewrite at a shape."""
+
+    name: str
+    shape: str
+    function: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    weights: dict[str, Any]
+    passes: tuple[str, ...] = ()
+
+
+def layer_norm(m: Any, x: Any) -> Any:
+    """Written out."""
+    c = x - x.mean(-1, keepdim=True)
+    return c * torch.rsqrt((c * c).mean(-1, keepdim=True) + 1e-5) * m.w + m.b
+
+
+def gelu(m: Any, x: Any) -> Any:
+    """Written out."""
+    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+
+
+def softmax(m: Any, x: Any) -> Any:
+    """Written out."""
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def attention(m: Any, q: Any, k: Any, v: Any) -> Any:
+    """Written out."""
+    return torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, -1) @ v
+
+
+def conv(c: int, k: int, groups: int = 1) -> nn.Module:
+    """Convolution and batch norm."""
+    return nn.Sequential(nn.Conv2d(c, c, k, padding=k // 2, groups=groups, bias=False), nn.BatchNorm2d(c))
+
+
+def joined() -> Iterator[Pair]:
+    """Products that share an input."""
+    for t, d in product((1, 4, 16, 64, 128, 256), (128, 256, 512, 768)):
+        three = {name: nn.Linear(d, d) for name in "qkv"}
+        yield Pair("QKV joined", f"{t}x{d}", lambda m, x: (m.q(x), m.k(x), m.v(x)), (R(t, d),), three)
+    for t, d in product((1, 16, 128), (256, 512)):
+        two = {name: nn.Linear(d, 4 * d, bias=False) for name in ("g", "u")}
+        yield Pair("gate and up joined", f"{t}x{d}", lambda m, x: (m.g(x), m.u(x)), (R(t, d),), two)
+
+
+def algebra() -> Iterator[Pair]:
+    """Products and sums."""
+    for t, d in product((1, 8, 32, 128, 512), (128, 256, 512)):
+        x, y, one, shape = R(t, d), R(t, d), {"a": R(d, d)}, f"{t}x{d}"
+        yield Pair("x A + x B", shape, lambda m, x: x @ m.a + x @ m.b, (x,), {**one, "b": R(d, d)})
+        yield Pair("x A + y A", shape, lambda m, x, y: x @ m.a + y @ m.a, (x, y), one)
+        yield Pair("matmul + bias", shape, lambda m, x: x @ m.a + m.b, (x,), {**one, "b": R(d)})
+        yield Pair("matmul + sum", shape, lambda m, x, y: x @ m.a + y, (x, y), one)
+        yield Pair("c (x W)", shape, lambda m, x: (x @ m.a) * 0.5, (x,), one)
+        lora = {"w": R(d, d), "a": R(d, 8), "b": R(8, d)}
+        yield Pair("LoRA merged", shape, lambda m, x: x @ m.w + (x @ m.a @ m.b) * 0.5, (x,), lora)
+    for n, r in product((64, 128, 256), (4, 16)):
+        yield Pair("(a b) c", f"{n}x{r}", lambda m, a, b, c: a @ b @ c, (R(n, r), R(r, n), R(n, r)), {})
+        yield Pair("a (b c)", f"{n}x{r}", lambda m, a, b, c: a @ (b @ c), (R(r, n), R(n, n), R(n, n)), {})
+
+
+def layers() -> Iterator[Pair]:
+    """Layers written out, and copies."""
+    for rows, d in product((1, 16, 128, 512), (256, 768, 1024)):
+        x, shape = R(rows, d), f"{rows}x{d}"
+        yield Pair("layer norm", shape, layer_norm, (x,), {"w": R(d), "b": R(d)})
+        yield Pair("GELU", shape, gelu, (x,), {})
+        yield Pair("softmax", shape, softmax, (x,), {})
+        yield Pair("SiLU", shape, lambda m, y: y * y.sigmoid(), (x,), {})
+        yield Pair("constant folding", shape, lambda m, y: y * (1 + m.w.exp()), (x,), {"w": R(d)})
+    for s, (h, d) in product((16, 64, 128, 256), ((4, 32), (8, 64))):
+        heads = (R(1, h, s, d), R(1, h, s, d), R(1, h, s, d))
+        yield Pair("attention", f"{h}x{s}x{d}", attention, heads, {})
+    for c, size, k in product((16, 32, 64), (8, 14, 28), (1, 3)):
+        own = {"f": conv(c, k).eval()}
+        yield Pair("conv + batch norm", f"{c}x{size} k{k}", lambda m, x: m.f(x), (R(1, c, size, size),), own)
+    for n in (32, 128, 256):
+        two = (R(8, n, n), R(8, n, n))
+        turned = Pair("view elimination", f"8x{n}", lambda m, x, y: torch.bmm(x.mT.contiguous(), y), two, {})
+        yield turned
+
+
+@dataclass(frozen=True)
+class Row:
+    """Predicted and measured ratios of a pair: time before over time after."""
+
+    name: str
+    shape: str
+    predicted: float
+    measured: float
+    runtime: float | None
+    applied: bool
+    """Whether it is applied by default: the predicted gain exceeds the doubt."""
+
+
+def measured(pair: Pair, device: Any, seconds: float) -> Row | None:
+    """One pair; None where nothing matches."""
+    module = Of(pair.function, pair.weights).eval()
+    flow = trace(module, pair.inputs).flow
+    found = apply_passes(flow, device, everything=True, passes=pair.passes or PASSES)
+    after = unfused(found.after)
+    if not any(step.applied and not step.tidy for step in found.steps):
+        return None
+    price = found.prices
+    old, new = (price.table(each).totals.step_s for each in (flow, after))
+    before_s, after_s = paired(flow, after, seconds)
+    try:
+        runtime: tuple[float, float] | None = paired(flow, after, seconds / 4, "onnxruntime")
+    except (UserError, ImportError, RuntimeError):
+        runtime = None
+    ratio = None if runtime is None else runtime[0] / runtime[1]
+    chosen = apply_passes(flow, device, passes=PASSES)
+    applied = any(step.applied and not step.tidy for step in chosen.steps)
+    return Row(pair.name, pair.shape, old / new, before_s / after_s, ratio, applied)
+
+
+PASSES = ("constant folding", "identity", "stacked views", "view elimination", "softmax", "layer norm", "GELU", "SiLU",
+          "attention", *(row.name for row in (*own_products.PASSES, *own_products.LAST)))  # fmt: skip
+
+NEUTRAL = 0.03
+"""Ratios this near to 1 have no sign: the noise of two runs."""
+
+
+def same_sign(row: Row) -> bool:
+    """Whether prediction and measurement agree on who is faster, where the measurement says."""
+    return abs(row.measured - 1) <= NEUTRAL or (row.predicted > 1) == (row.measured > 1)
+
+
+def report(rows: list[Row], device: Any, spent: float) -> str:
+    """The page."""
+    agree = sum(map(same_sign, rows)) / len(rows)
+    chosen = [row for row in rows if row.applied]
+    right = sum(row.measured > 1 - NEUTRAL for row in chosen) / max(len(chosen), 1)
+    error = median(abs(row.predicted / row.measured - 1) for row in rows)
+    version = torch.__version__.split("+")[0]
+    text = f"""# Predicted and measured gains of rewrites
+
+`steptime calibrate machine --quick --out mine.toml`, then
+`python benchmarks/bench_rewrite.py mine.toml -o benchmarks/rewrite.md`: one CPU thread, median CPU time of runs by
+turns, PyTorch {version} eager; predicted for {device.title}. Ratios are time before over
+time after. ONNX Runtime has all its optimisations.
+
+{len(rows)} pairs of a rewrite and a shape in {spent:.0f} s of CPU time. The sign is right in {100 * agree:.0f} %
+(ratios within {100 * NEUTRAL:.0f} % of 1 have none); the ratio is off by {100 * error:.0f} % in the median.
+By default {len(chosen)} of them are applied, since the gain exceeds the doubt; {100 * right:.0f} % of these are not
+slower than before.
+
+| rewrite | pairs | applied | predicted | measured | ONNX Runtime | sign right | median error |
+|---|--:|--:|--:|--:|--:|--:|--:|"""
+    lines = text.splitlines()
+    for name in dict.fromkeys(row.name for row in rows):
+        own = [row for row in rows if row.name == name]
+        runs = [row.runtime for row in own if row.runtime is not None]
+        lines.append(
+            f"| {name} | {len(own)} | {sum(row.applied for row in own)} | "
+            f"{median(r.predicted for r in own):.2f} | {median(r.measured for r in own):.2f} | "
+            f"{f'{median(runs):.2f}' if runs else '-'} | {100 * sum(map(same_sign, own)) / len(own):.0f} % | "
+            f"{100 * median(abs(r.predicted / r.measured - 1) for r in own):.0f} % |"
+        )
+    wrong = sorted((row for row in rows if not same_sign(row)), key=lambda row: row.measured)
+    lines += ["", "Pairs with the wrong sign:", ""] if wrong else []
+    lines += [f"* {r.name} {r.shape}: predicted {r.predicted:.2f}, measured {r.measured:.2f}" for r in wrong[:20]]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device", help="cluster file of this machine, as `steptime calibrate machine` writes it")
+    parser.add_argument("--seconds", type=float, default=0.25)
+    parser.add_argument("--budget", type=float, default=300.0, help="CPU seconds in all")
+    parser.add_argument("-o", dest="output", type=Path)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    device = device_within(given.device)
+    start, rows = time.process_time(), []
+    for pair in chain(joined(), algebra(), layers()):
+        if time.process_time() - start > given.budget:
+            print("the budget is spent", file=sys.stderr)
+            break
+        row = measured(pair, device, given.seconds)
+        if row is not None:
+            rows.append(row)
+            print(f"{row.name:22} {row.shape:12} {row.predicted:6.2f} {row.measured:6.2f} {row.runtime or 0:6.2f}",
+                  file=sys.stderr)  # fmt: skip
+    text = report(rows, device, time.process_time() - start)
+    if given.output is None:
+        print(text)
+    else:
+        given.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Whether two graphs compute the same: on random inputs in fp64, and in the element type that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steptime.errors import UserError
+from steptime.rewrite.flow import Flow
+
+FP64: Final = 1e-10
+FP32: Final = 1e-4
+"""Relative errors that a rewritten graph may have."""
+MOST_BYTES: Final = 8 * 2**30
+"""Weights above which a graph is not run here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Largest relative errors of the outputs, against the largest element of each."""
+
+    fp64: float
+    fp32: float | None
+    """In the element types of the graph; None where they are narrower than fp32."""
+    seeds: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether both are within what a rewrite may change."""
+        return self.fp64 <= FP64 and (self.fp32 is None or self.fp32 <= FP32)
+
+
+def relative_error(expected: Any, found: Any) -> float:
+    """Largest difference over the largest element; infinite where shapes, types or non-finite elements differ."""
+    import torch
+
+    a, b = torch.as_tensor(expected), torch.as_tensor(found)
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    a, b = a.to(torch.float64), b.to(torch.float64)
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()) or not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+        return float("inf")
+    scale = float(a[finite].abs().max()) if bool(finite.any()) else 0.0
+    worst = float((a[finite] - b[finite]).abs().max()) if bool(finite.any()) else 0.0
+    return worst / scale if scale else worst
+
+
+def check(before: Flow, after: Flow, contents: Mapping[str, Any] | None = None, seeds: int = 2) -> Check:
+    """Run both graphs on the same random inputs.
+
+    Args:
+        before: the graph.
+        after: what it became.
+        contents: weights to run with; random ones where None.
+        seeds: number of random inputs.
+
+    Raises:
+        UserError: an operator cannot be run here, or the weights are too large to.
+    """
+    from steptime.rewrite.kernels import evaluate, random_contents
+
+    size = sum(node.outputs[0].size_bytes for node in before.order if not node.inputs and node.outputs)
+    if size > MOST_BYTES:
+        raise UserError(
+            f"a graph with {size / 2**30:.0f} GiB of weights is not run here, so it cannot be checked",
+            hint="write the same model with fewer layers",
+        )
+    narrow = any(type.dtype in ("bf16", "fp16") for node in before.order for type in node.outputs)
+    worst = {True: 0.0, False: 0.0}
+    for seed in range(seeds):
+        given = random_contents(before, seed, contents)
+        for wide in (True,) if narrow else (True, False):
+            pair = [evaluate(flow, flow.outputs, given, wide=wide, seed=seed) for flow in (before, after)]
+            errors = [relative_error(a, b) for a, b in zip(*pair, strict=True)]
+            worst[wide] = max([worst[wide], *errors])
+    return Check(fp64=worst[True], fp32=None if narrow else worst[False], seeds=seeds)
+
+
+def require_same(found: Check) -> None:
+    """Refuse a graph that computes something else.
+
+    Raises:
+        UserError: the errors are beyond what a rewrite may change.
+    """
+    if not found.passed:
+        narrow = "" if found.fp32 is None else f", {found.fp32:.1e} in fp32"
+        raise UserError(
+            f"the rewritten graph differs from the original by {found.fp64:.1e} in fp64{narrow}; nothing was written",
+            hint="name the passes to apply with --only, and report the one that differs",
+        )

@@ -1,0 +1,144 @@
+"""``steptime rewrite``: a cheaper equivalent graph of a real model, and what compiling it would gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steptime.cli import options as o
+from steptime.errors import UserError
+
+if TYPE_CHECKING:
+    from steptime.rewrite.rewriting import Rewriting
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="Device or cluster, or a TOML file.")
+    ] = None,
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="time|memory|launches", help="What to lower.")
+    ] = "time",
+    training: Annotated[bool, typer.Option("--training", help="The whole step; default: the forward pass.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Apply every rewrite, also those within the doubt of the prediction.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="PASS", help="Try this pass; again for more.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Time each rewrite on this CPU, which decides.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.py|.onnx", help="Write it.")] = None,
+    picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE.svg", help="Draw before and after.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="What torch.compile gains, next to what it does here.")
+    ] = False,
+    lengths: Annotated[
+        str | None,
+        typer.Option("--lengths", metavar="128=0.5,512=0.5|FILE", help="Lengths and their shares: the best buckets."),
+    ] = None,
+    buckets: Annotated[int, o.number("--buckets", "N", "Buckets of lengths.", high=64)] = 4,
+    compile_s: Annotated[float, o.real("--compile-seconds", "S", "Time of one compilation.")] = 30.0,
+    branch: Annotated[float | None, o.real("--branch", "P", "Probability that a branch on data is taken.")] = None,
+    list_passes: Annotated[bool, typer.Option("--passes", help="List the passes and stop.")] = False,
+    batch: Annotated[int | None, o.number("--batch", "N", "Samples, if the factory takes them.")] = None,
+    seq: o.Seq = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument; once for each."),
+    ] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights.")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", metavar="NAME", help="As of profile.")] = None,
+    loss: o.Loss = None,
+    show_all: Annotated[bool, typer.Option("--all-rows", help="List every rewrite.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Rewrite a real model to a cheaper equivalent graph, where the gain exceeds the doubt of the prediction.
+
+    The factory returns a torch.nn.Module, or (module, inputs), or (module, inputs, loss). Importing it runs its code:
+    use it on code that you trust. What is written was checked against the original on random inputs.
+    """
+    if list_passes:
+        _list(json)
+        return
+    if model is None or device is None:
+        raise UserError("rewrite needs a model and --device", hint="--passes lists what it knows")
+    own: dict[str, Any] = {"batch": batch, "seq": seq, "inputs": inputs or (), "dtype": dtype}
+    if compiled or lengths is not None or branch is not None:
+        if output is not None or picture is not None:
+            raise UserError("--compile, --lengths and --branch write no graph", hint="leave -o and --svg out")
+        from steptime.rewrite.cli.compiled import run
+
+        run(model, device, own, lengths, buckets, compile_s, branch, compiled, json)
+        return
+    _check_picture(picture)
+    from steptime.api.jobs import CAPTURED_DEFAULT
+    from steptime.captured.cli.profile import parse_dims
+    from steptime.rewrite.engine import objective_named
+    from steptime.rewrite.rewriting import rewrite
+
+    found = rewrite(
+        model,
+        device,
+        objective=objective_named(objective),
+        training=training,
+        everything=everything,
+        passes=only or (),
+        measure=measure,
+        output=output,
+        optimizer=optimizer or CAPTURED_DEFAULT,
+        loss=loss,
+        dims=parse_dims(dim or []),
+        **own,
+    )
+    _show(found, output, picture, show_all=show_all, json=json)
+
+
+def _show(found: Rewriting, output: Path | None, picture: Path | None, *, show_all: bool, json: bool) -> None:
+    """The picture to its file, the report to standard output."""
+    if picture is not None:
+        from steptime.rewrite.report.picture import svg
+        from steptime.store.files import write_whole
+
+        write_whole(picture, svg(found))
+    if json:
+        from steptime.cli.output import document, print_json
+
+        print_json(document(**found.to_json()))
+        return
+    from steptime.rewrite.report.rewriting import print_rewriting
+
+    print_rewriting(found, [path for path in (output, picture) if path is not None], show_all=show_all)
+
+
+def _list(json: bool) -> None:
+    from steptime.rewrite.report.rewriting import passes_json, print_passes
+
+    if json:
+        from steptime.cli.output import document, print_json
+
+        print_json(document(passes=passes_json()))
+        return
+    print_passes()
+
+
+def _check_picture(path: Path | None) -> None:
+    if path is None:
+        return
+    from steptime.store.files import refuse_unwritable
+
+    if path.suffix.lower() != ".svg":
+        raise UserError(f"--svg {path}: the name must end in .svg")
+    if not path.parent.is_dir():
+        raise UserError(f"--svg {path}: there is no folder {path.parent}")
+    refuse_unwritable(path)

@@ -1,0 +1,168 @@
+"""Element-wise operators that run as one kernel, and what such a kernel costs.
+
+A fused node has the operators in its attribute ``steps``: each is (operator, element type of its result, shape,
+argument names, arguments, attributes), where an argument is the number of an input (0 and up) or of an earlier step
+(-1 for the first, -2 for the second, ...). Its attribute ``results`` has the steps that it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Final
+
+from steptime.captured.cost import OperatorCost, Timer, Work
+from steptime.captured.cost.elementwise import MAPS
+from steptime.captured.cost.work import STREAM, KernelCall, dtype_of, stored_bytes
+from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
+from steptime.rewrite.flow import FUSED
+
+NOT_FUSED: Final = frozenset(
+    {
+        "glu",
+        "glu_backward",
+        "lerp",
+        "prelu",
+        "_prelu_kernel",
+        "_prelu_kernel_backward",
+        "log_sigmoid_forward",
+        "log_sigmoid_backward",
+    }
+)
+"""Maps of the cost tables that are no plain element-wise operators of one result."""
+OPERATIONS: Final[Mapping[str, int]] = {
+    **{name: count for count, names in MAPS.items() for name in names.split() if name not in NOT_FUSED},
+    "_to_copy": 0,
+}
+"""Operator that a fused kernel may have -> vector operations per element."""
+
+
+@cache
+def is_map(node: Node) -> bool:
+    """Whether it is an element-wise operator with one result."""
+    return node.op in OPERATIONS and len(node.outputs) == 1 and bool(node.inputs)
+
+
+def fuse(nodes: Nodes, members: Sequence[Node], results: Sequence[Node]) -> Node:
+    """One node for several element-wise nodes, given each after its inputs.
+
+    Args:
+        nodes: the table of nodes.
+        members: element-wise nodes.
+        results: the members whose values are written.
+
+    >>> nodes, row = Nodes(), TensorType((4,), "fp32")
+    >>> a, b, c = (nodes.source("input", name, row) for name in "abc")
+    >>> s = nodes.apply("add", {"self": a, "other": b}, outputs=[row])
+    >>> p = nodes.apply("mul", {"self": s.value(), "other": c}, outputs=[row])
+    >>> made = fuse(nodes, [s, p], [p])
+    >>> len(made.inputs), [step[0] for step in made.attribute("steps")]
+    (3, ['add', 'mul'])
+    """
+    at = {node.value(): -1 - n for n, node in enumerate(members)}
+    inputs: dict[Value, int] = {}
+    steps: list[Attribute] = []
+    for node in members:
+        arguments = tuple(at[v] if v in at else inputs.setdefault(v, len(inputs)) for v in node.inputs)
+        type = node.outputs[0]
+        steps.append((node.op, type.dtype, type.shape, node.names, arguments, node.attributes))
+    chosen = tuple(-1 - at[node.value()] for node in results)
+    attributes: tuple[tuple[str, Attribute], ...] = (("steps", tuple(steps)), ("results", chosen))
+    names = tuple(f"input{n}" for n in range(len(inputs)))
+    return nodes.node(FUSED, tuple(inputs), names, attributes, tuple(node.outputs[0] for node in results))
+
+
+def opened(nodes: Nodes, node: Node) -> list[Node]:
+    """The operators of a fused node as nodes of their own, in order; all other nodes are themselves."""
+    if node.op != FUSED:
+        return [node]
+    made: list[Node] = []
+    for step in _steps(node):
+        op, dtype, shape, names, arguments, attributes = step
+        inputs = tuple(node.inputs[a] if a >= 0 else made[-1 - a].value() for a in arguments)
+        made.append(nodes.node(op, inputs, names, attributes, (TensorType(shape, dtype),)))
+    return made
+
+
+def results_of(node: Node) -> tuple[int, ...]:
+    """Numbers of the steps that a fused node writes."""
+    found = node.attribute("results")
+    return tuple(int(str(step)) for step in found) if isinstance(found, tuple) else ()
+
+
+Step = tuple[str, str, tuple[int, ...], tuple[str, ...], tuple[int, ...], tuple[tuple[str, Attribute], ...]]
+
+
+def _steps(node: Node) -> Iterable[Step]:
+    found = node.attribute("steps")
+    return found if isinstance(found, tuple) else ()  # type: ignore[return-value]
+
+
+def loop_steps(elements: int, lanes: int) -> int:
+    r"""Steps of a loop over elements that takes several in one instruction: $\lceil n / w \rceil$.
+
+    $n$ = ``elements``, $w$ = ``lanes`` (4 for a float4). Traffic stays what it is: only instructions get fewer.
+    Source: definition.
+
+    >>> loop_steps(256, 1), loop_steps(256, 4)
+    (256, 64)
+    """
+    return -(-elements // lanes)
+
+
+def _stream(node: Node, moved_bytes: float, flops: float) -> Work:
+    call = KernelCall(operator=STREAM, shape={"read_bytes": moved_bytes, "written_bytes": 0.0})
+    return Work(
+        vector_flops=flops, moved_bytes=moved_bytes, launches=1.0, kernels=(call,), dtype=dtype_of(node), family="map"
+    )
+
+
+def fused_work(node: Node) -> Work:
+    r"""Work of a fused kernel: every input is read once and every result written once, with one launch.
+
+    $$B = \sum_i b_i + \sum_o b_o, \qquad F = \sum_k f_k\,n_k$$
+
+    where $b_i$ and $b_o$ = bytes of inputs and results, $f_k$ = operations per element of step $k$ and $n_k$ its
+    elements. Source: definition.
+    """
+    read = {value: stored_bytes(value.type) for value in node.inputs}
+    flops = 0.0
+    for step in _steps(node):
+        flops += OPERATIONS[step[0]] * TensorType(step[2], step[1]).elements
+    moved = sum(read.values()) + sum(stored_bytes(type) for type in node.outputs)
+    return _stream(node, float(moved), flops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedTimer(Timer):
+    """Times operators as :class:`Timer` does, and fused kernels by their traffic and their heavy steps.
+
+    A step whose own kernel takes longer than its traffic (an exponential on a CPU) adds the difference: fusing saves
+    traffic and launches, not arithmetic.
+    """
+
+    graphed: bool = False
+    """The whole step is one launch (a CUDA graph)."""
+    _fused: dict[Node, OperatorCost] = field(default_factory=dict, repr=False, compare=False)
+    _scratch: Nodes = field(default_factory=Nodes, repr=False, compare=False)
+
+    def cost(self, node: Node, *, inplace: bool = False) -> OperatorCost:
+        """Cost of a node."""
+        if node.op != FUSED:
+            found = super().cost(node, inplace=inplace)
+            return replace(found, host_s=0.0) if self.graphed else found
+        known = self._fused.get(node)
+        if known is None:
+            known = self._fused[node] = self._time_fused(node)
+        return known
+
+    def _time_fused(self, node: Node) -> OperatorCost:
+        whole = self.time(FUSED, fused_work(node))
+        arithmetic_s = 0.0
+        for step in opened(self._scratch, node):
+            alone = super().cost(step)
+            moved = self.time(FUSED, _stream(step, float(alone.work.moved_bytes), 0.0))
+            arithmetic_s += max(alone.seconds - moved.seconds, 0.0)
+        host_s = 0.0 if self.graphed else whole.host_s
+        return replace(whole, seconds=whole.seconds + arithmetic_s, host_s=host_s)

@@ -1,0 +1,158 @@
+"""Chains of element-wise operators as one kernel, and kept tensors that a fused kernel computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from steptime.captured.graph import Node, Value
+from steptime.captured.graph.program import SOURCES
+from steptime.rewrite.flow import AGAIN, Flow
+from steptime.rewrite.fused import fuse, is_map
+from steptime.rewrite.scene import Match, Pass, Scene, shape_text
+
+MOST_MEMBERS: Final = 64
+MOST_RESULTS: Final = 8
+"""Limits of one kernel: registers, and pointers of its arguments."""
+
+
+def _ancestors(flow: Flow) -> Mapping[Node, int]:
+    """Nodes that each node needs, itself included, as bits."""
+    number = {node: n for n, node in enumerate(flow.order)}
+    out: dict[Node, int] = {}
+    for node in flow.order:
+        bits = 1 << number[node]
+        for value in node.inputs:
+            if value.node.op not in SOURCES:
+                bits |= out[value.node]
+        out[node] = bits
+    return out
+
+
+class Grower:
+    """Grows groups from their last member upwards; a group needs nothing that needs the group.
+
+    Args:
+        flow: the graph.
+        domain: what the members of a group have in common, None for a node that is in no group.
+        most: most members and most results of a group.
+    """
+
+    def __init__(self, flow: Flow, domain: Callable[[Node], object], most: tuple[int, int]) -> None:
+        self._flow, self._domain, self._most = flow, domain, most
+        self._number = {node: n for n, node in enumerate(flow.order)}
+        self._needs = _ancestors(flow)
+        self._taken: set[Node] = set()
+
+    def groups(self, *, least: int = 2) -> Iterator[list[Node]]:
+        """Groups of at least that many members, the last ones first."""
+        for root in reversed(self._flow.order):
+            if root not in self._taken and self._domain(root) is not None:
+                group = self._grown(root)
+                if len(group) >= least:
+                    self._taken |= group
+                    yield sorted(group, key=self._number.__getitem__)
+
+    def _grown(self, root: Node) -> set[Node]:
+        group, needs = {root}, self._needs[root]
+        domain = self._domain(root)
+        waiting = [value.node for value in root.inputs]
+        while waiting and len(group) < self._most[0]:
+            waiting.sort(key=lambda node: self._number.get(node, -1))
+            node = waiting.pop()
+            if node in group or node in self._taken or self._domain(node) != domain:
+                continue
+            if not self._fits(node, group, needs):
+                continue
+            group.add(node)
+            waiting += [value.node for value in node.inputs]
+        return group
+
+    def _fits(self, node: Node, group: set[Node], needs: int) -> bool:
+        """Nobody outside reads the node and is needed by the group."""
+        values = [node.value(index) for index in range(len(node.outputs))]
+        outside = [user for value in values for user in self._flow.users.get(value, ()) if user not in group]
+        if any(needs >> self._number[user] & 1 for user in outside):
+            return False
+        return len(self.results({*group, node})) <= self._most[1]
+
+    def results(self, group: set[Node]) -> list[Node]:
+        """Members that somebody outside reads."""
+        return [node for node in group if any(self._leaves(node.value(n), group) for n in range(len(node.outputs)))]
+
+    def _leaves(self, value: Value, group: set[Node]) -> bool:
+        return value in self._flow.wanted or any(user not in group for user in self._flow.users.get(value, ()))
+
+
+def _chains(scene: Scene) -> Iterator[Match]:
+    flow = scene.flow
+
+    def domain(node: Node) -> object:
+        if not is_map(node) or node in flow.constant or node in flow.over:
+            return None
+        return node.outputs[0].shape, flow.place(node).phase
+
+    grower = Grower(flow, domain, (MOST_MEMBERS, MOST_RESULTS))
+    for group in grower.groups():
+        results = sorted(grower.results(set(group)), key=group.index)
+        if not results:
+            continue
+        made = fuse(scene.nodes, group, results)
+        replace = {node.value(): made.value(index) for index, node in enumerate(results)}
+        names = " ".join(dict.fromkeys(node.op.lstrip("_") for node in group))
+        yield Match(
+            root=group[-1], replace=replace, what=f"{len(group)} operators ({names}) {shape_text(*group[-1].outputs)}"
+        )
+
+
+def _recomputed(scene: Scene) -> Iterator[Match]:
+    """Element-wise results that only the backward pass still reads, and whose inputs live that long anyway."""
+    flow, nodes = scene.flow, scene.nodes
+    if not flow.training:
+        return
+    for number, node in enumerate(flow.order):
+        if not is_map(node) or flow.place(node).phase != "forward" or node.attribute(AGAIN) is not None:
+            continue
+        value = node.value()
+        late = [user for user in flow.users.get(value, ()) if flow.place(user).phase == "backward"]
+        if not late or value in flow.wanted or not all(_lives(flow, each) for each in node.inputs):
+            continue
+        first = min(late, key=lambda user: flow.place(user).position)
+        copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs)
+        replace: dict[Value, Value] = {}
+        for user in dict.fromkeys(late):
+            inputs = tuple(copy.value() if each == value else each for each in user.inputs)
+            made = nodes.node(user.op, inputs, user.names, user.attributes, user.outputs)
+            replace |= {user.value(index): made.value(index) for index in range(len(user.outputs))}
+        yield Match(root=first, replace=replace, what=f"{node.op} {shape_text(value.type)}")
+
+
+def _lives(flow: Flow, value: Value) -> bool:
+    """Whether a value is there in the backward pass in any case."""
+    if value.node.op in SOURCES or value in flow.wanted:
+        return True
+    return any(
+        flow.place(user).phase == "backward" and user.attribute(AGAIN) is None for user in flow.users.get(value, ())
+    )
+
+
+FUSION: Final = Pass(
+    name="element-wise chain",
+    matches="element-wise operators of one shape and phase that read each other, with rows broadcast into them",
+    condition="no value that leaves the group comes back into it; at most 64 operators and 8 results",
+    makes="one kernel: inputs read once, results written once, one launch; what the backward pass reads is a result",
+    source="seed document on fusion; PyTorch Inductor",
+    find=_chains,
+    fuses=True,
+)
+
+RECOMPUTE: Final = Pass(
+    name="recompute when fused",
+    matches="an element-wise result that only the backward pass still reads",
+    condition="training; its inputs are kept anyway; memory is the objective",
+    makes="the same operator again in the backward pass, where its readers' kernel takes it in",
+    source="Chen et al., arXiv 1604.06174; PyTorch's min-cut partitioner",
+    find=_recomputed,
+    modes=("training",),
+    trades_memory=True,
+)

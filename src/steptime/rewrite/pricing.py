@@ -1,0 +1,152 @@
+"""What a change of a graph is worth on a device: predicted seconds with their doubt, traffic, operations, launches."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from steptime.captured.aten.views import VIEWS
+from steptime.captured.cost import CostTable, OperatorCost, cost_table
+from steptime.captured.cost.timing import HOST_BAND
+from steptime.captured.graph import Node
+from steptime.captured.graph.liveness import Liveness
+from steptime.cost.host import issued_s
+from steptime.rewrite.flow import Flow
+from steptime.rewrite.fused import FusedTimer
+
+KERNEL_DOUBT: Final = 0.05
+"""Standard deviation of a kernel's time around its curve that is not shared by all kernels of the curve; assumed."""
+NINETY: Final = 1.645
+"""Standard deviations between the middle and the 5 % of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Sums over some nodes."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of the device by what it rests on."""
+    squares: float = 0.0
+    """Sum of the squares of the kernels' times."""
+    host_s: float = 0.0
+    launches: float = 0.0
+    moved_bytes: float = 0.0
+    flops: float = 0.0
+
+    @property
+    def device_s(self) -> float:
+        """Time of the device."""
+        return math.fsum(self.seconds.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a rewrite changes; negative is less."""
+
+    gain_s: float
+    """Time of the step that it saves."""
+    band_s: tuple[float, float]
+    """Where nine of ten gains should lie, from the errors of the curves."""
+    device_s: float
+    host_s: float
+    launches: float
+    moved_bytes: float
+    flops: float
+    peak_bytes: float = 0.0
+
+    def times(self, count: float) -> Change:
+        """The change of several equal rewrites."""
+        low, high = self.band_s
+        return Change(
+            gain_s=self.gain_s * count,
+            band_s=(low * count, high * count),
+            device_s=self.device_s * count,
+            host_s=self.host_s * count,
+            launches=self.launches * count,
+            moved_bytes=self.moved_bytes * count,
+            flops=self.flops * count,
+            peak_bytes=self.peak_bytes,
+        )
+
+
+class Prices:
+    """Prices of nodes, graphs and changes on one device; each kind of operator is timed once."""
+
+    def __init__(self, timer: FusedTimer, rounding: int = 1) -> None:
+        self.timer = timer
+        self._rounding = rounding
+        self._bands: dict[str, tuple[float, float]] = {}
+
+    def cost(self, flow: Flow, node: Node) -> OperatorCost | None:
+        """Cost of a node, None for what costs nothing."""
+        if node.op in VIEWS and node.inputs:
+            return None
+        found = self.timer.cost(node, inplace=node in flow.over)
+        self._bands[found.basis] = found.band
+        return found if found.bound != "none" else None
+
+    def sums(self, flow: Flow, nodes: Iterable[Node]) -> Sums:
+        """Sums over nodes."""
+        seconds: dict[str, float] = defaultdict(float)
+        squares = host_s = launches = moved = flops = 0.0
+        for node in nodes:
+            cost = self.cost(flow, node)
+            if cost is None:
+                continue
+            seconds[cost.basis] += cost.seconds
+            squares += cost.seconds**2
+            host_s += cost.host_s
+            launches += float(cost.work.launches)
+            moved += float(cost.work.moved_bytes)
+            flops += float(cost.work.matrix_flops) + float(cost.work.vector_flops)
+        return Sums(
+            seconds=dict(seconds), squares=squares, host_s=host_s, launches=launches, moved_bytes=moved, flops=flops
+        )
+
+    def table(self, flow: Flow) -> CostTable:
+        """The table of costs of a whole graph."""
+        return cost_table(flow.program(), self.timer)
+
+    def peak_bytes(self, flow: Flow) -> int:
+        """Largest memory in use at once, by liveness."""
+        return Liveness(flow.program(), rounding=self._rounding).peak().size_bytes
+
+    def change(self, whole: Sums, old: Sums, new: Sums) -> Change:
+        r"""What it is worth to run some nodes in place of others.
+
+        $$g = t(d, h) - t(d + \delta, h + \eta), \qquad
+          g_\pm = \sum_c \operatorname{ext}_{f \in B_c}(-\delta_c f)\,(d/t)^{p-1} + \ldots \pm 1.645\,\epsilon
+          \sqrt{\textstyle\sum_k t_k^2}$$
+
+        with $t$ the soft maximum of device $d$ and host $h$ (:func:`steptime.cost.host.issued_s`), $\delta_c$ the
+        change on curve $c$ with band $B_c$ (kernels of one curve are wrong together), $\eta$ that of the host, and
+        $\epsilon$ = 0.05 the doubt of single kernels $t_k$ that are removed or added. Source: own.
+        """
+        sharpness = self.timer.sharpness
+        device_s, host_s = whole.device_s, whole.host_s
+        delta = {name: new.seconds.get(name, 0.0) - old.seconds.get(name, 0.0) for name in (*old.seconds, *new.seconds)}
+        moved_s, eta = math.fsum(delta.values()), new.host_s - old.host_s
+        before = float(issued_s(device_s, 1.0, host_s, sharpness))
+        after = float(issued_s(max(device_s + moved_s, 0.0), 1.0, max(host_s + eta, 0.0), sharpness))
+        gain = before - after
+        slope = 1.0 if not moved_s + eta else gain / -(moved_s + eta) if sharpness == 1.0 else None
+        steep = sharpness - 1
+        slopes = (slope, slope) if slope is not None else ((device_s / before) ** steep, (host_s / before) ** steep)
+        doubt = NINETY * KERNEL_DOUBT * math.sqrt(old.squares + new.squares) * slopes[0]
+        ends = []
+        for pick, sign in ((min, -1.0), (max, 1.0)):
+            part = sum(pick(-d * f for f in self._bands.get(name, (1.0, 1.0))) for name, d in delta.items())
+            part_h = pick(-eta * f for f in HOST_BAND)
+            ends.append(part * slopes[0] + part_h * slopes[1] + sign * doubt)
+        return Change(
+            gain_s=gain,
+            band_s=(min(ends[0], gain), max(ends[1], gain)),
+            device_s=moved_s,
+            host_s=eta,
+            launches=new.launches - old.launches,
+            moved_bytes=new.moved_bytes - old.moved_bytes,
+            flops=new.flops - old.flops,
+        )

@@ -1,0 +1,121 @@
+"""A recorder that also says which values a step gives back, and what the constants of a module hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from steptime.captured.graph import Attribute, Category, Nodes, Value
+from steptime.captured.record.problems import CaptureError
+from steptime.captured.record.recorder import Recorder
+from steptime.captured.record.values import Signature
+from steptime.rewrite.trace import attribute_of
+
+LARGEST = 2**20
+"""Elements of the largest constant of a module that is kept."""
+
+
+@dataclass(slots=True)
+class Watching:
+    """What is seen of one recording."""
+
+    branches: tuple[bool, ...] = ()
+    decides: bool = False
+    """Branches that depend on data go the ways of ``branches``, further ones the true way."""
+    nodes: Nodes = field(default_factory=Nodes)
+    outputs: dict[str, Value] = field(default_factory=dict)
+    numbers: dict[str, object] = field(default_factory=dict)
+    inputs: list[Value] = field(default_factory=list)
+    taken: list[bool] = field(default_factory=list)
+    _buffers: dict[str, Value] = field(default_factory=dict)
+
+    def seen(self, recorder: Recorder, what: str, made: Any) -> None:
+        """Note the values of an output, a loss, or of everything that a step updates."""
+        assert isinstance(recorder, _Watched)
+        self.nodes = recorder.nodes
+        if what == "end":
+            self._updated(recorder, made)
+            return
+        found = [leaf for leaf in _pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        for number, tensor in enumerate(found):
+            self.outputs[what if len(found) == 1 else f"{what}.{number}"] = recorder.value(tensor)
+
+    def _updated(self, recorder: _Watched, module: torch.nn.Module) -> None:
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            value = recorder.value(tensor)
+            if value.node.op not in ("parameter", "buffer"):
+                self.outputs[f"{name}.new"] = value
+            elif tensor.grad is not None:
+                self.outputs[f"{name}.grad"] = recorder.value(tensor.grad)
+        for name, value in recorder.states():
+            if value.node.op != "state":
+                self.outputs[f"{name}.new"] = value
+
+
+class _Watched(Recorder):  # type: ignore[no-untyped-call]
+    """The recorder of one watching."""
+
+    watching: Watching
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """The value that a tensor shows now."""
+        return self._read(tensor)[0]
+
+    def states(self) -> list[tuple[str, Value]]:
+        """States of the optimiser with what they hold now."""
+        return [(h.name, h.content) for h in self._held if h.category == "state" and h.content is not None]
+
+    def name(self, tensor: torch.Tensor, category: Category, name: str) -> int:
+        """Say what a storage holds; inputs keep their order."""
+        number = super().name(tensor, category, name)
+        if category == "input":
+            self.watching.inputs.append(self._read(tensor)[0])
+        return number
+
+    def _storage(self, tensor: torch.Tensor, born: int, source: tuple[Category, str] | None = None) -> int:
+        before = len(self._held)
+        number = super()._storage(tensor, born, source)
+        if number == before and source is None and number < len(self._held):
+            real = tensor if type(tensor) is torch.Tensor else getattr(tensor, "constant", None)
+            if real is not None and not real.is_meta and real.numel() <= LARGEST:
+                with _disable_current_modes():
+                    self.watching.numbers[self._held[number].name] = real.detach().clone()
+        return number
+
+    def _arguments(self, known: Signature, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        inputs, attributes = super()._arguments(known, args, kwargs)
+        more: list[tuple[str, Attribute]] = []
+        for name, given in [*zip(known.arguments, args, strict=False), *kwargs.items()]:
+            found = attribute_of(name, given)
+            if found is not None and any(isinstance(item, torch.Tensor) for item in given):
+                more.append(found)
+        return inputs, [*attributes, *more]
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super()._call(func, args, kwargs)
+        except DataDependentOutputException:
+            watching = self.watching
+            is_truth = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool
+            if not watching.decides or not is_truth:
+                raise
+            at = len(watching.taken)
+            if at >= MOST_BRANCHES:
+                raise CaptureError(f"more than {MOST_BRANCHES} branches depend on data") from None
+            way = watching.branches[at] if at < len(watching.branches) else True
+            watching.taken.append(way)
+            return way
+
+
+MOST_BRANCHES = 64
+"""Branches of one step after which a loop is suspected whose end depends on data."""
+
+
+def recorder_class(watching: Watching) -> type[Recorder]:
+    """The class of recorders that tell this watching."""
+    return type("Watched", (_Watched,), {"watching": watching})

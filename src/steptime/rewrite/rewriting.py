@@ -1,0 +1,341 @@
+"""From a model as a user names it to a cheaper graph: what changed, why, what it gains, and the files that hold it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
+from steptime.api.models import which_of
+from steptime.api.request import NameOrPath, name_or_path
+from steptime.captured.cost import cost_table
+from steptime.captured.profiling import check_onnx
+from steptime.captured.record.factory import Target, load_target
+from steptime.captured.record.inputs import parse_inputs
+from steptime.errors import InputFileError, UserError, shorten
+from steptime.hardware import device_within
+from steptime.hardware.records import Device
+from steptime.model.captured import is_target
+from steptime.rewrite.checking import Check, check, require_same
+from steptime.rewrite.engine import Measure, Rewritten, Step, apply_passes, metrics, modes_of
+from steptime.rewrite.flow import FUSED, Flow, substituted
+from steptime.rewrite.fused import opened, results_of
+from steptime.rewrite.pricing import Prices
+from steptime.rewrite.scene import Objective
+from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
+
+SUFFIXES: Final = (".py", ".onnx")
+SYNCHRONISING: Final = frozenset({"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "_unique2"})
+"""Operators that make the host wait for the device, which a CUDA graph cannot hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """A model, its graph before and after, and what that gains."""
+
+    name: str
+    traced: Traced
+    rewritten: Rewritten
+    device: Device
+    objective: Objective
+    checked: Check | None = None
+    """None: it was not run, since nothing was written."""
+    notes: tuple[str, ...] = ()
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the whole graph before and after on this machine, where they were measured."""
+
+    def __repr__(self) -> str:
+        """One line for a prompt or a notebook."""
+        a, b = self.captured["step_time_s"], self.stages["rewritten"]["step_time_s"]
+        return f"<Rewriting of {self.name} on {self.device.name}: {a:.3g} s to {b:.3g} s>"
+
+    @property
+    def prices(self) -> Prices:
+        """Prices on the device."""
+        return self.rewritten.prices
+
+    @cached_property
+    def captured(self) -> Mapping[str, float]:
+        """Totals of the step as it was recorded; time, work and launches are those of ``steptime profile``."""
+        before = dict(metrics(self.prices, self.rewritten.before))
+        totals = cost_table(self.traced.program, self.prices.timer).totals
+        return before | {
+            "step_time_s": totals.step_s,
+            "low_s": totals.band_s[0],
+            "high_s": totals.band_s[1],
+            "device_s": totals.device_s,
+            "host_s": totals.host_s,
+            "launches": totals.launches,
+            "moved_bytes": totals.moved_bytes,
+            "flops": totals.executed_flops + totals.vector_flops,
+        }
+
+    @cached_property
+    def stages(self) -> Mapping[str, Mapping[str, float]]:
+        """Totals as recorded, rewritten to kernels of the library, with chains fused, and as one CUDA graph."""
+        after = self.rewritten.after
+        found = {"captured": self.captured, "rewritten": metrics(self.prices, unfused(after))}
+        if any(node.op == FUSED for node in after.order):
+            found["fused"] = metrics(self.prices, after)
+        if self.graph_refused is None:
+            graphed = Prices(replace(self.prices.timer, graphed=True, _fused={}))
+            whole = dict(metrics(graphed, after))
+            whole["peak_bytes"] = metrics(self.prices, after)["peak_bytes"]
+            host_s = self.prices.timer.host_s
+            found["cuda graph"] = whole | {"launches": 1.0, "host_s": host_s}
+        return found
+
+    @property
+    def graph_refused(self) -> str | None:
+        """Why the step cannot be one CUDA graph; None where it can."""
+        if not self.device.runs_cuda:
+            return "the device has no CUDA"
+        waits = next((node.op for node in self.rewritten.after.order if node.op in SYNCHRONISING), None)
+        return None if waits is None else f"{waits} makes the host wait for the device"
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Rewrites, the applied ones first."""
+        return self.rewritten.steps
+
+    def repeats(self) -> list[dict[str, Any]]:
+        """Calls that a graph has no need of, with their time."""
+        rows: dict[tuple[str, bool], dict[str, Any]] = {}
+        for each in self.traced.repeats:
+            cost = self.prices.cost(self.rewritten.before, each.node)
+            row = rows.setdefault(
+                (each.node.op, each.dead), {"operator": each.node.op, "dead": each.dead, "calls": 0, "gain_s": 0.0}
+            )
+            row["calls"] += each.times
+            row["gain_s"] += 0.0 if cost is None else cost.seconds * each.times
+        return sorted(rows.values(), key=lambda row: -float(row["gain_s"]))
+
+    def opaque(self) -> list[dict[str, Any]]:
+        """Operators that no rewrite touches, with their share of the device's time."""
+        flow = self.rewritten.after
+        whole = self.prices.sums(flow, flow.order).device_s or 1.0
+        rows: dict[str, dict[str, Any]] = {}
+        for node in flow.opaque():
+            cost = self.prices.cost(flow, node)
+            row = rows.setdefault(node.op, {"operator": node.op, "calls": 0, "share_of_time": 0.0})
+            row["calls"] += 1
+            row["share_of_time"] += 0.0 if cost is None else cost.seconds / whole
+        return sorted(rows.values(), key=lambda row: -float(row["share_of_time"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, SI units."""
+        return {
+            "model": self.name,
+            "device": self.device.name,
+            "objective": self.objective,
+            "mode": modes_of(self.rewritten.before),
+            "stages": {name: dict(totals) for name, totals in self.stages.items()},
+            "cuda_graph_refused": self.graph_refused,
+            "rewrites": [asdict(step) for step in self.steps],
+            "saved_calls": self.repeats(),
+            "opaque": self.opaque(),
+            "check": None if self.checked is None else asdict(self.checked) | {"passed": self.checked.passed},
+            "measured": dict(self.measured),
+            "notes": list(self.notes),
+            "provenance": {"captured_by": self.traced.program.source, "device_source": self.device.title},
+        }
+
+
+def unfused(flow: Flow) -> Flow:
+    """The graph with every fused kernel as single operators again."""
+    replacements = {}
+    for node in flow.order:
+        if node.op == FUSED:
+            steps = opened(flow.nodes, node)
+            for index, at in enumerate(results_of(node)):
+                replacements[node.value(index)] = steps[at].value()
+    return substituted(flow, replacements, flow.definitions) if replacements else flow
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse an output before any work is done.
+
+    Raises:
+        UserError: its suffix is unknown, or it cannot be written.
+    """
+    if path is None:
+        return
+    from steptime.store.files import refuse_unwritable
+
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(f"-o {path}: the name must end in {' or '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise UserError(f"-o {path}: there is no folder {path.parent}")
+    refuse_unwritable(path)
+
+
+def rewrite(
+    model: NameOrPath,
+    device: NameOrPath,
+    *,
+    objective: Objective = "time",
+    training: bool = False,
+    everything: bool = False,
+    passes: Sequence[str] = (),
+    measure: bool = False,
+    output: Path | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    inputs: Sequence[str] = (),
+    optimizer: str | None = CAPTURED_DEFAULT,
+    loss: str | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Rewriting:
+    """Find a cheaper equivalent graph of a model, and write it where asked to.
+
+    Args:
+        model: ``pkg.module:factory``, ``file.py:factory`` (importing runs its code), or an ``.onnx`` file.
+        device: catalogue name or file of the device, or of a cluster of it.
+        objective: ``time``, ``memory`` or ``launches``.
+        training: the whole step with loss, backward pass and optimiser; otherwise the forward pass.
+        everything: apply every rewrite, also those whose gain is within the doubt of the prediction.
+        passes: names of the passes to try; empty: all.
+        measure: time each kind of rewrite on this machine's CPU, and let that decide.
+        output: a ``.py`` or ``.onnx`` file; it is written whole, after the graph was checked against the original.
+        batch: samples; handed to the factory if it takes it.
+        seq: tokens of a sequence; handed to the factory if it takes it.
+        dtype: element type of the weights.
+        inputs: shapes of the forward's arguments.
+        optimizer: name of the optimiser, in training.
+        loss: name of the loss, in training.
+        dims: sizes of the named dims of an ONNX file.
+
+    Raises:
+        UserError: the model cannot be captured, an option does not apply, or the rewritten graph differs.
+    """
+    check_output(output)
+    target = device_within(name_or_path("device", device))
+    named = name_or_path("model", model, "name the factory that makes the module: 'file.py:factory'")
+    own = {"batch": batch, "seq": seq, "input": inputs, "dtype": dtype}
+    if named.lower().endswith(".onnx"):
+        check_onnx(own | {"loss": loss, "optimizer": None if optimizer == CAPTURED_DEFAULT else optimizer})
+        if training:
+            raise UserError("an ONNX file is rewritten for inference", hint="give the module that it came from")
+        traced = trace_onnx(named, dims)[0]
+        notes: tuple[str, ...] = ("sizes are fixed at those given",)
+    else:
+        if dims:
+            raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
+        found = target_of(named, own, with_memory=measure or output is not None)
+        traced, notes = _recorded(found, target, training, optimizer, loss, runs=measure or output is not None)
+    return rewritten_of(
+        traced,
+        target,
+        objective=objective,
+        everything=everything,
+        passes=passes,
+        measure=measure,
+        output=output,
+        notes=notes,
+    )
+
+
+def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Target:
+    """The module of a factory, its inputs and its loss.
+
+    Raises:
+        UserError: it is no factory, or its code raises.
+    """
+    if not is_target(model):
+        if Path(model).exists():
+            hint = which_of(model) if model.lower().endswith(".py") else None
+            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory", hint=hint)
+        hint = "write pkg.module:factory, file.py:factory or FILE.onnx"
+        raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
+    sizes = {name: own[name] for name in ("batch", "seq") if own[name] is not None}
+    with contextlib.redirect_stdout(sys.stderr):
+        return load_target(
+            model, sizes=sizes, dtype=own["dtype"], inputs=parse_inputs(own["input"]), with_memory=with_memory
+        )
+
+
+def _recorded(
+    found: Target, device: Device, training: bool, optimizer: str | None, loss: str | None, *, runs: bool
+) -> tuple[Traced, tuple[str, ...]]:
+    options: dict[str, Any] = {}
+    notes: list[str] = []
+    if training:
+        known = None if optimizer in (None, "none") else captured_optimizer(optimizer, device)
+        options = {"optimizer": known, "loss": loss if loss not in (None, "own") else found.loss}
+    else:
+        found.module.eval()
+    cuda = device.runs_cuda and not (training and runs)
+    if device.runs_cuda and not cuda:
+        notes.append("operators are those of the CPU, so that the graph can be checked here")
+    with contextlib.redirect_stdout(sys.stderr):
+        traced = trace(
+            found.module, found.inputs, training=training, target="cuda" if cuda else "cpu", name=found.name, **options
+        )
+    return traced, tuple(notes)
+
+
+def rewritten_of(
+    traced: Traced,
+    device: Device,
+    *,
+    objective: Objective = "time",
+    everything: bool = False,
+    passes: Sequence[str] = (),
+    measure: bool = False,
+    output: Path | None = None,
+    notes: tuple[str, ...] = (),
+) -> Rewriting:
+    """:func:`rewrite` of a model that was traced before."""
+    timing: Measure | None = None
+    if measure:
+        from steptime.rewrite.measuring import gain_here
+
+        timing = gain_here
+    found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
+    done = Rewriting(
+        name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes
+    )
+    if measure:
+        from steptime.rewrite.measuring import paired
+
+        before, after = paired(traced.flow, found.after)
+        done = replace(done, measured={"before_s": before, "after_s": after})
+    return done if output is None else write(done, output)
+
+
+def write(found: Rewriting, path: Path) -> Rewriting:
+    """Check the rewritten graph and write it; the file is whole or as it was.
+
+    Raises:
+        UserError: the graph differs from the original, or cannot be written in this form.
+    """
+    from steptime.store.files import replace_file
+
+    check_output(path)
+    before, after = found.rewritten.before, found.rewritten.after
+    check_numbers(after)
+    contents = found.traced.weights()
+    checked = check(before, after)
+    require_same(checked)
+    replace_file(path, _data(found, after, contents, path.suffix.lower()))
+    return replace(found, checked=checked)
+
+
+def _data(found: Rewriting, after: Flow, contents: Mapping[str, Any], suffix: str) -> bytes:
+    if suffix == ".onnx":
+        from steptime.rewrite.export_onnx import onnx_model
+
+        return bytes(onnx_model(after, contents).SerializeToString())
+    from steptime.rewrite.export_torch import python_text
+
+    module = found.traced.module
+    state = contents if module is None else {**module.state_dict(), **dict(module.named_parameters())}
+    unsaved = {name: tensor for name, tensor in contents.items() if name not in state}
+    about = f"{found.name} for {found.device.title}"
+    return python_text(replace(after, numbers={**after.numbers, **unsaved}), about).encode()

@@ -1,0 +1,113 @@
+"""``steptime rewrite`` as a user runs it: reports, files, JSON, and what is refused."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return (self.q(x) + self.k(x)).sigmoid() * 2
+
+def net(batch: int = 4):
+    return Net(), torch.zeros(batch, 32)
+
+class Asks(nn.Module):
+    def forward(self, x):
+        return x.exp() if x.sum() > 0 else x
+
+def asks():
+    return Asks(), torch.zeros(4, 4)
+
+def sized(seq: int = 8):
+    return nn.Linear(16, 16), torch.zeros(seq, 16)
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "net.py").write_text(FACTORY)
+    return lambda name: f"{tmp_path / 'net.py'}:{name}"
+
+
+def test_a_report_says_what_was_done_and_by_how_much(run, model, tmp_path):
+    files = ["-o", str(tmp_path / "out.py"), "--svg", str(tmp_path / "out.svg")]
+    result = run("rewrite", model("net"), "--device", "h100-sxm", *files)
+    assert result.exit_code == 0, result.stderr
+    for text in ("as captured", "chains fused", "one CUDA graph", "common factor", "checked on 2 random inputs"):
+        assert text in result.stdout
+    assert (tmp_path / "out.svg").read_text().startswith("<svg")
+    assert "class Rewritten" in (tmp_path / "out.py").read_text()
+    assert all(len(line) <= 80 for line in result.stdout.splitlines() if not line.startswith("written"))
+
+
+def test_json_has_what_the_api_returns(run, model):
+    document = json.loads(run("rewrite", model("net"), "--device", "h100-sxm", "--json").stdout)
+    assert document["mode"] == "inference" and document["opaque"] == []
+    stages = document["stages"]
+    assert stages["cuda graph"]["step_time_s"] < stages["fused"]["step_time_s"] < stages["captured"]["step_time_s"]
+    assert any(row["applied"] and row["name"] == "common factor" for row in document["rewrites"])
+
+
+def test_an_onnx_file_that_was_written_is_read_again(run, model, tmp_path):
+    path = str(tmp_path / "net.onnx")
+    assert run("rewrite", model("net"), "--device", "h100-sxm", "-o", path).exit_code == 0
+    again = run("rewrite", path, "--device", "h100-sxm", "--json")
+    assert again.exit_code == 0, again.stderr
+    refused = run("rewrite", path, "--device", "h100-sxm", "--batch", "3")
+    assert refused.exit_code == 2 and "--batch" in refused.stderr
+
+
+def test_passes_are_listed_with_condition_and_source(run):
+    listed = run("rewrite", "--passes").stdout
+    assert "conv + batch norm" in listed and "source: PyTorch" in listed
+    rows = json.loads(run("rewrite", "--passes", "--json").stdout)["passes"]
+    assert {"name", "matches", "condition", "makes", "source"} <= set(rows[0])
+
+
+def test_branches_on_data_are_refused_or_weighed(run, model):
+    refused = run("rewrite", model("asks"), "--device", "h100-sxm")
+    assert refused.exit_code == 2 and "reads the value of a tensor" in refused.stderr
+    weighed = run("rewrite", model("asks"), "--device", "h100-sxm", "--branch", "0.25")
+    assert weighed.exit_code == 0 and "25.0 %" in weighed.stdout and "75.0 %" in weighed.stdout
+
+
+def test_buckets_of_lengths(run, model):
+    options = ["--device", "h100-sxm", "--lengths", "5=0.5,100=0.5", "--json"]
+    found = json.loads(run("rewrite", model("sized"), *options).stdout)["buckets"]
+    assert found["powers of two"]["tops"] == [16, 128]
+    assert found["best 2"]["tops"] == [5, 100] and found["best 2"]["padding"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-o", "out.bin"], "must end in .py or .onnx"),
+        (["-o", "nowhere/out.py"], "no folder"),
+        (["--svg", "out.png"], "must end in .svg"),
+        (["--objective", "speed"], "objective 'speed' is unknown"),
+        (["--only", "magic"], "no pass 'magic'"),
+        (["--dim", "batch=3"], "--dim sets open sizes of ONNX files"),
+        (["--lengths", "a=b"], "is no length and share"),
+        (["--compile", "-o", "out.py"], "write no graph"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(run, model, options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("rewrite", model("net"), "--device", "h100-sxm", *options)
+    assert result.exit_code == 2 and message in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["net.py"]
+
+
+def test_a_model_and_a_device_are_needed(run):
+    assert "needs a model and --device" in run("rewrite").stderr
+    assert "no model that can be captured" in run("rewrite", "gpt3-175b", "--device", "h100-sxm").stderr

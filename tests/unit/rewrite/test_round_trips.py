@@ -1,0 +1,186 @@
+"""FX to graph to FX and ONNX to graph to ONNX change nothing; what is written computes what the module does."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from models.bert import bert  # noqa: E402
+from models.llama import Block  # noqa: E402
+from public_models.rows import load_torchvision  # noqa: E402
+from rewritten import H100, leaves, nn, run, traced  # noqa: E402
+from steptime.errors import InputFileError, UserError  # noqa: E402
+from steptime.rewrite.checking import Check, require_same  # noqa: E402
+from steptime.rewrite.engine import apply_passes  # noqa: E402
+from steptime.rewrite.export_onnx import onnx_model  # noqa: E402
+from steptime.rewrite.export_torch import graph_module, python_text, structure  # noqa: E402
+from steptime.rewrite.rewriting import rewritten_of  # noqa: E402
+from steptime.rewrite.trace import trace, trace_onnx  # noqa: E402
+
+load_torchvision()
+
+
+def of_torchvision(name, size=64, **options):
+    torchvision = pytest.importorskip("torchvision")
+    return getattr(torchvision.models, name)(weights=None, **options), (torch.randn(1, 3, size, size),)
+
+
+def llama_block():
+    return Block(64, 4, 2, 128), (torch.randn(2, 8, 64), torch.randn(8, 16), torch.randn(8, 16))
+
+
+def hugging_face_bert():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=99, **sizes)
+    return transformers.BertModel(config), {"input_ids": torch.randint(0, 99, (2, 16))}
+
+
+def swin():
+    timm = pytest.importorskip("timm")
+    made = timm.create_model(
+        "swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), embed_dim=24, img_size=64, window_size=4
+    )
+    return made, (torch.randn(1, 3, 64, 64),)
+
+
+MODELS = {
+    "ResNet-50": lambda: of_torchvision("resnet50"),
+    "SqueezeNet": lambda: of_torchvision("squeezenet1_1"),
+    "Llama block": llama_block,
+    "BERT": bert,
+    "BERT of transformers": hugging_face_bert,
+    "Swin": swin,
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+    for name, build in MODELS.items():
+        module, inputs = build()
+        module.eval()
+        found = trace(module, inputs)
+        made[name] = (module, inputs, found, run(module, inputs))
+    return made
+
+
+def largest_error(expected, got):
+    scale = [max(float(a.abs().max()), 1e-30) for a in expected]
+    return max(float((a - torch.as_tensor(b)).abs().max()) / s for a, b, s in zip(expected, got, scale, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fx_to_graph_to_fx_is_exact(name, models):
+    _, inputs, found, expected = models[name]
+    made = graph_module(found.flow, found.weights())
+    tensors = tuple(leaves(inputs))
+    got = run(made, tensors)
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert structure(trace(made, tensors).flow) == structure(found.flow)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_written_python_file_computes_what_the_module_does(name, models):
+    module, inputs, found, expected = models[name]
+    after = apply_passes(found.flow, H100).after
+    space = {}
+    exec(compile(python_text(after), name, "exec"), space)
+    made = space["Rewritten"]({**module.state_dict(), **found.weights()})
+    assert largest_error(expected, run(made, tuple(leaves(inputs)))) < 1e-5
+    assert space["INPUTS"] == [f"input.{n}" for n in range(len(leaves(inputs)))]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_onnx_to_graph_to_onnx_is_exact(name, models, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    _, inputs, found, expected = models[name]
+
+    def outputs(model):
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        given = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), leaves(inputs), strict=True)}
+        return session.run(None, given)
+
+    first, path = onnx_model(found.flow, found.weights()), tmp_path / "first.onnx"
+    path.write_bytes(first.SerializeToString())
+    read, _ = trace_onnx(path)
+    second = onnx_model(read.flow, read.weights())
+    (tmp_path / "second.onnx").write_bytes(second.SerializeToString())
+    again, _ = trace_onnx(tmp_path / "second.onnx")
+    assert structure(again.flow) == structure(read.flow)
+    before, after = outputs(first), outputs(second)
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert largest_error(expected, before) < 1e-5
+    rewritten = onnx_model(apply_passes(read.flow, H100).after, read.weights())
+    assert largest_error(expected, outputs(rewritten)) < 1e-5
+
+
+def test_a_file_is_checked_first_and_written_whole(tmp_path):
+    found = traced(lambda m, x: (m.f(x) * 2).exp() + x, torch.randn(2, 4), f=nn.Linear(4, 4))
+    path = tmp_path / "out.py"
+    path.write_text("before")
+    made = rewritten_of(found, H100, output=path)
+    assert made.checked.passed and "class Rewritten" in path.read_text()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.py"]
+
+
+def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
+    import steptime.rewrite.rewriting as room
+
+    path = tmp_path / "out.py"
+    path.write_text("before")
+    monkeypatch.setattr(room, "check", lambda before, after: Check(fp64=1e-3, fp32=1e-3, seeds=1))
+    with pytest.raises(UserError, match=r"differs from the original by 1.0e-03"):
+        rewritten_of(traced(lambda m, x: x + 1, torch.randn(4)), H100, output=path)
+    assert path.read_text() == "before"
+    require_same(Check(fp64=1e-11, fp32=None, seeds=1))
+
+
+def test_outputs_that_cannot_be_are_refused_before_the_work(tmp_path):
+    found = traced(lambda m, x: x + 1, torch.randn(4))
+    for name, message in (("out.txt", "must end in"), ("none/out.py", "no folder")):
+        with pytest.raises(UserError, match=message):
+            rewritten_of(found, H100, output=tmp_path / name)
+
+
+def test_training_steps_are_written_as_python_and_not_as_onnx(tmp_path):
+    found = trace(nn.Linear(4, 3), (torch.randn(5, 4),), training=True, optimizer="sgd")
+    assert rewritten_of(found, H100, output=tmp_path / "step.py").checked.passed
+    with pytest.raises(UserError, match="training step"):
+        rewritten_of(found, H100, output=tmp_path / "step.onnx")
+
+
+def test_an_operator_without_a_row_is_refused_by_name(tmp_path):
+    found = traced(lambda m, x: torch.linalg.matrix_exp(x), torch.randn(3, 3))
+    with pytest.raises(UserError, match="cannot be written as ONNX"):
+        rewritten_of(found, H100, output=tmp_path / "out.onnx")
+
+
+def test_open_sizes_and_data_outside_the_folder_are_refused(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    found = traced(lambda m, x: x @ m.w, torch.randn(2, 4), w=torch.randn(4, 3))
+    model = onnx_model(found.flow, found.weights())
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    (tmp_path / "open.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match="batch"):
+        trace_onnx(tmp_path / "open.onnx")
+    assert trace_onnx(tmp_path / "open.onnx", {"batch": 2})[0].flow.inputs[0].type.shape == (2, 4)
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entry = tensor.external_data.add()
+    entry.key, entry.value = "location", "../weights.bin"
+    (tmp_path / "outside.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputFileError, match=r"weights\.bin"):
+        trace_onnx(tmp_path / "outside.onnx")
+
+
+def test_weights_in_another_file_of_the_folder_are_read(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    found = traced(lambda m, x: x @ m.w, torch.randn(2, 4), w=torch.randn(4, 3))
+    model = onnx_model(found.flow, found.weights())
+    onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="big.data", size_threshold=0)
+    read, _ = trace_onnx(tmp_path / "big.onnx")
+    assert (next(iter(read.weights().values())) == found.weights()["w"].numpy()).all()
+    (tmp_path / "big.data").write_bytes(b"")
+    with pytest.raises(InputFileError, match="are not in"):
+        read.weights()
