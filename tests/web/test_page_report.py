@@ -36,6 +36,7 @@ def test_a_report_of_a_plan_and_its_ranking(tmp_path: Path) -> None:
     answers = data_of(page)["answers"]
     assert (answers["estimate"]["plan"]["pp"], len(answers["plan"]["plans"])) == (4, 3)
     assert answers["simulate"]["ranks"] == 4
+    assert {one["name"] for one in answers["roofline"]["panels"][0]["series"]} > {"matrix units", "vector units"}
     functions = {call["function"] for detail in answers["estimate"]["details"] for call in (detail, *detail["further"])}
     assert set(answers["formulas.json"]) <= functions
     assert "gemm.gemm_s" in answers["formulas.json"]

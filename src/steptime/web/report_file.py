@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ from steptime.cli.output import plain
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.result import Estimate
 from steptime.formats.run_toml import RunSpec, parse_estimate, read_description
-from steptime.web.answers import choices, simulated
+from steptime.web.answers import choices, roofline_of, simulated
 from steptime.web.asked import Asked
 from steptime.web.server import bundle
 from steptime.web.timeline import columns_of
@@ -44,6 +45,8 @@ def page_of(given: str, options: Mapping[str, Any], *, top: int) -> str:
     answers = _written(given) if _is_answer(given) else _asked(given, options, top)
     estimate = answers["estimate"]
     answers["formulas.json"] = _formulas(estimate)
+    with suppress(UserError):  # an estimate may lack the work of its operators
+        answers["roofline"] = roofline_of(estimate)
     cluster = [one for one in choices()["clusters"] if one["name"] == estimate["provenance"]["cluster"]]
     answers["api/choices"] = {**choices(), "models": [], "clusters": cluster}
     return filled(bundle(), {"fragment": _fragment(estimate), "answers": answers})
