@@ -18,7 +18,7 @@ WIDTH, HEIGHT, ROW, LEGEND = 3.6, 3.4, 0.32, 1.7
 """Inches of a panel, of a row of boxes, and of a legend."""
 AREA: Final = 1600.0
 """Area in square points of a point that has the whole share."""
-NAMED: Final = ("line", "points")
+NAMED: Final = ("line", "step", "points")
 """Styles whose values may have texts next to them."""
 BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73", "#e69f00", "#444444")
 """Colours of boxes: neighbours differ in lightness, so that narrow ones can be told apart in grey."""
@@ -211,6 +211,11 @@ def _line(axes: Any, series: Series, number: int, tops: dict[float, float]) -> N
     )
 
 
+def _step(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
+    _line(axes, series, number, tops)
+    axes.lines[-1].set(drawstyle="steps-post", markevery=1, markersize=4)
+
+
 def _rule(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     axes.plot(
         series.x,
@@ -357,6 +362,7 @@ def _scale(axes: Any, panel: Panel) -> None:
 
 _STYLES: Final[Mapping[str, Callable[[Any, Series, int, dict[float, float]], None]]] = {
     "line": _line,
+    "step": _step,
     "rule": _rule,
     "points": _points,
     "bar": _bar,

@@ -102,7 +102,7 @@ class Local(Engine):
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # nobody wants what they compute
+        if kind is not None:  # what they compute is lost anyway
             for process in list(self._pool._processes.values()):
                 process.terminate()
         self.close()

@@ -155,3 +155,15 @@ def test_names_of_points_lie_within_their_axes(tmp_path: Path, monkeypatch: pyte
     assert len(boxes) > 2
     for name, box in boxes.items():
         assert axes.bbox.x0 - 2 <= box.x0 and box.x1 <= axes.bbox.x1 + 2, name
+
+
+def test_a_front_is_a_staircase(tmp_path: Path) -> None:
+    """Between two plans there is no plan of a time and a memory between theirs."""
+    chart = example("scatter")
+    front = next(one for panel in chart.panels for one in panel.series if one.name.startswith("Pareto front"))
+    assert front.style == "step" and len(front.x) > 1
+    write_chart(chart, tmp_path / "a.svg")
+    lines = re.findall(r'<path d="(M [^"]+)"[^>]*style="fill: none; stroke: #', (tmp_path / "a.svg").read_text())
+    corners = [[tuple(map(float, xy)) for xy in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", line)] for line in lines]
+    stairs = [line for line in corners if len(line) == 2 * len(front.x) - 1 and len(line) > 2]
+    assert any(all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(line)) for line in stairs)
