@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def test_query_reads_and_changes_nothing(paths: tuple[Path, Path], tmp_path: Pat
         code, text = run("study", "query", paths[0], bad, "--store", paths[1])
         assert code == 2 and "refused" in text and "Traceback" not in text, bad
     assert not evil.exists()
+    for empty in ("", " ; ", "/* nothing */"):
+        code, text = run("study", "query", paths[0], empty, "--store", paths[1])
+        assert code == 2 and "the query is empty" in text
+
+
+def test_a_journal_that_names_no_block_is_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    shutil.copytree(paths[1], store)
+    journal = next(store.glob("journal-*.jsonl"))
+    before = journal.read_text()
+    for line in ({"key": "../../etc/passwd", "points": []}, {"key": "a" * 64, "points": 5}, {"key": "a" * 64}):
+        journal.write_text(before + json.dumps(line) + "\n")
+        for words in (("run", "--workers", 1), ("show",)):
+            code, text = run("study", words[0], paths[0], "--store", store, *words[1:])
+            assert code == 2 and "is damaged" in text and "defect" not in text, line
 
 
 def test_export(paths: tuple[Path, Path], tmp_path: Path) -> None:
@@ -92,7 +108,9 @@ def test_points_that_contradict_themselves_have_a_message(tmp_path: Path) -> Non
     code, text = run("study", "run", tmp_path / "a.toml", "--store", tmp_path / "s", "--workers", 1)
     assert code == 0 and "1 point refused" in text
     code, text = run("study", "show", tmp_path / "a.toml", "--store", tmp_path / "s", "--table", "points", "--json")
-    assert [row["status"] for row in json.loads(text)["rows"]] == ["infeasible", "refused"] or "does not divide" in text
+    assert [row["status"] for row in json.loads(text)["rows"]] == ["infeasible", "refused"]
+    code, text = run("study", "show", tmp_path / "a.toml", "--store", tmp_path / "s", "--table", "points")
+    assert "tp 8 does not divide 9 GPUs" in text and "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
 def test_many_points_are_asked_for(paths: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

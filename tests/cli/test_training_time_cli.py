@@ -18,7 +18,7 @@ def run(*args: str) -> tuple[int, str]:
 
 def test_report_and_json() -> None:
     code, text = run("estimate", *JOB, "--tokens", "1T")
-    assert code == 0 and "days (" in text and "GPU-hours, 1 T tokens" in " ".join(text.split())
+    assert code == 0 and "days (" in text and "GPU-days), 1 T tokens" in " ".join(text.split())
     code, text = run("plan", *JOB, "--epochs", "2", "--dataset-samples", "350k", "--top", "2")
     assert code == 0 and "  days" in text and "training: " in text
     code, text = run("plan", *JOB, "--samples", "640", "--top", "1", "--json")

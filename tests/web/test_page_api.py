@@ -14,6 +14,8 @@ from starlette.testclient import TestClient
 
 from steptime import api
 from steptime.cli.output import plain
+from steptime.plots.results import result
+from steptime.plots.series import chart
 from steptime.web import answers
 from steptime.web.asked import MAX_BODY_BYTES, MAX_TEXT
 from steptime.web.timeline import MAX_ACTIONS
@@ -64,6 +66,18 @@ def test_other_questions_are_those_of_the_api(page: TestClient) -> None:
     assert same(page.post("/api/ledger", json={"model": "llama3-8b"}), api.ledger("llama3-8b").to_json())
     guide = page.post("/api/guide", json=JOB).json()
     assert [one["question"] for one in guide["decisions"]]
+
+
+def test_the_whole_run_and_the_roofline_are_those_of_the_api(page: TestClient) -> None:
+    plan = {"tp": 4, "pp": 2, "micro_batch": 2}
+    found = api.estimate(JOB["model"], JOB["cluster"], plan=plan, **given(**JOB), training={"tokens": "1T"})
+    asked = {**with_plan(**plan), "training": {"tokens": "1T"}}
+    assert same(page.post("/api/estimate", json=asked), found.to_json())
+    drawn = chart("roofline", [result("a", found.to_json(explain=True))]).to_json()
+    assert same(page.post("/api/roofline", json=with_plan(**plan)), drawn)
+    for wrong in ({"tokens": "many"}, {"tokens": "1T", "samples": 1}, {"days": 3}):
+        answer = page.post("/api/estimate", json={**with_plan(**plan), "training": wrong})
+        assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
 def test_a_timeline_has_every_pass_of_the_simulated_step(page: TestClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_in_browser import AXE, LOOPBACK, Watched, browser_or_reason, path_of_a_person, served
+from page_in_browser import AXE, LOOPBACK, Watched, browser_or_reason, path_of_a_person, seconds, served
 from typer.testing import CliRunner
 
 from steptime import api
@@ -98,6 +99,55 @@ def test_the_keyboard_is_enough(browser: Any, address: str) -> None:
     assert seen.problems == []
 
 
+def test_the_back_button_undoes_an_edit(browser: Any, address: str) -> None:
+    job = "#model=llama3-8b&cluster=dgx-h100&gpus=16&batch=64"
+    with Watched(browser, LIGHT) as seen:
+        page = seen.page
+        page.goto(f"{address}{job}")
+        page.wait_for_selector("table.plans")
+        page.get_by_label("Pipeline (pp): more").click()
+        page.get_by_label("Pipeline (pp): more").click()  # in a row: one step
+        page.wait_for_url(re.compile("plan.pp=4"))
+        page.get_by_role("spinbutton", name="Devices").fill("32")
+        page.wait_for_url(re.compile("gpus=32"))
+        page.go_back()
+        assert "gpus=16" in page.url and "plan.pp=4" in page.url
+        page.go_back()
+        assert page.url.endswith(job)
+        page.wait_for_function("() => document.querySelector('#degree-pp').getAttribute('aria-valuetext') === '1'")
+
+
+def test_an_error_is_said_once(browser: Any, address: str) -> None:
+    with Watched(browser, LIGHT) as seen:
+        page = seen.page
+        page.goto(f"{address}#model=nothing&cluster=dgx-h100&gpus=16&batch=64")
+        page.wait_for_selector("[role=alert]")
+        page.wait_for_function("() => !document.querySelector('progress')")
+        assert page.locator("[role=alert]").count() == 1
+
+
+def test_a_map_of_two_degrees_and_the_whole_run(browser: Any, address: str) -> None:
+    with Watched(browser, PHONE) as seen:
+        page = seen.page
+        page.goto(f"{address}#model=llama3-8b&cluster=dgx-h100&gpus=64&batch=64&tokens=1T&view=mesh")
+        page.wait_for_selector("svg[data-name=mesh]")
+        assert page.locator("svg[data-name=mesh] rect.domain").count() == 8  # all that the text says
+        page.wait_for_selector("[data-testid=training]")
+        job = {"gpus": 64, "global_batch": 64}
+        run = api.plan("llama3-8b", "dgx-h100", **job, training={"tokens": "1T"}, top=1).plans[0].to_json()["training"]
+        said = page.locator("[data-testid=training]").inner_text()
+        assert f"{run['training_days']:.2f} days" in said and f"{run['gpu_hours']:,.0f} device hours" in said
+        page.goto(f"{address}#model=llama3-8b&cluster=dgx-h100&gpus=2&batch=4&view=map")
+        page.wait_for_selector("svg[data-name=map]")
+        page.wait_for_function("() => !document.querySelector('#view').innerText.includes('searches')")
+        best = api.plan("llama3-8b", "dgx-h100", gpus=2, global_batch=4, fix={"tp": 2, "pp": 1}, top=1).plans
+        cell = page.locator("svg[data-name=map] g.cell", has=page.locator("title", has_text="tp 2, pp 1"))
+        shown = cell.locator("title").text_content()
+        assert seconds(shown.rsplit(": ", 1)[1]) == pytest.approx(best[0].step_time_s, rel=0.005)
+        assert page.locator("rect.best").count() == 1
+    assert seen.problems == []
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: scripts/web installs it")
 @pytest.mark.each(("name", "look"), [("light", LIGHT), ("dark", DARK), ("phone", PHONE)])
 def test_no_serious_fault_of_accessibility(browser: Any, address: str, name: str, look: dict[str, Any]) -> None:
@@ -108,12 +158,14 @@ def test_no_serious_fault_of_accessibility(browser: Any, address: str, name: str
         page.wait_for_selector("table.plans")
         page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
         faults = []
-        views = ("plans", "time", "memory", "explain", "timeline", "mesh", "compare")
+        views = ("plans", "time", "memory", "explain", "roofline", "timeline", "mesh", "map", "compare")
         for view in views if name == "light" else ("plans", "explain", "compare"):
             page.locator(f"#tab-{view}").click()
             if view == "explain":
                 page.locator(".details summary").first.click()
                 page.wait_for_selector("math")
+            if view in ("roofline", "map"):
+                page.wait_for_selector(f"svg[data-name={view}]")
             if view == "timeline":
                 page.wait_for_selector("canvas.gantt")
             found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
@@ -141,9 +193,17 @@ def test_a_report_opens_from_disk(browser: Any, tmp_path: Path) -> None:
             ("plans", "table.plans"),
             ("memory", "svg[data-name=memory]"),
             ("timeline", "canvas.gantt"),
+            ("roofline", "svg[data-name=roofline]"),
         ):
             page.locator(f"#tab-{view}").click()
             page.wait_for_selector(selector)
+        page.locator("#tab-plans").click()
+        page.locator("button.pick[aria-pressed=false]").first.click()  # of another plan the report has numbers alone
+        for view in ("timeline", "roofline"):
+            page.locator(f"#tab-{view}").click()
+            assert "not in the report" in page.locator("#view").inner_text()
+        for _ in range(3):
+            page.go_back()
         page.locator("#tab-explain").click()
         page.locator(".details summary").first.click()
         page.wait_for_selector("math")

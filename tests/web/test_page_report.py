@@ -31,11 +31,13 @@ def data_of(page: Path) -> dict[str, Any]:
 
 def test_a_report_of_a_plan_and_its_ranking(tmp_path: Path) -> None:
     page = tmp_path / "r.html"
-    done = run("report", "llama3-8b", *JOB, "--tp", "2", "--pp", "4", "--top", "3", "-o", str(page))
+    done = run("report", "llama3-8b", *JOB, "--tp", "2", "--pp", "4", "--top", "3", "--tokens", "1T", "-o", str(page))
     assert (done.exit_code, done.output.startswith(f"wrote {page}")) == (0, True), done.output
     answers = data_of(page)["answers"]
     assert (answers["estimate"]["plan"]["pp"], len(answers["plan"]["plans"])) == (4, 3)
     assert answers["simulate"]["ranks"] == 4
+    assert all(one["training"]["training_days"] > 10 for one in (answers["estimate"], *answers["plan"]["plans"]))
+    assert {one["name"] for one in answers["roofline"]["panels"][0]["series"]} > {"matrix units", "vector units"}
     functions = {call["function"] for detail in answers["estimate"]["details"] for call in (detail, *detail["further"])}
     assert set(answers["formulas.json"]) <= functions
     assert "gemm.gemm_s" in answers["formulas.json"]
@@ -82,6 +84,13 @@ def test_data_cannot_end_its_element() -> None:
     text = filled(files, {"model": "</script><script>alert(1)</script>"})
     assert text.count("</script>") == 2
     assert "alert(1)<" not in text
+
+
+def test_a_file_that_was_cut_off_is_said_to_be(tmp_path: Path) -> None:
+    written = tmp_path / "a.json"
+    written.write_text(run("estimate", "llama3-8b", *JOB, "--json").stdout[:300])
+    done = run("report", str(written), "-o", str(tmp_path / "r.html"))
+    assert done.exit_code == 2 and "a.json: not JSON" in done.output
 
 
 def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:

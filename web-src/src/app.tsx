@@ -2,15 +2,15 @@ import { useEffect, useRef } from "preact/hooks";
 import { ask, embedded, Problem } from "./api";
 import { Span } from "./charts";
 import { png, runToml, save } from "./download";
-import { brief, bytes, change, count, percent, seconds } from "./format";
+import { brief, bytes, change, count, days, percent, seconds } from "./format";
 import { Degrees, JobForm } from "./form";
 import { asked, askable, go, job, setPlan, state, VIEWS, type View } from "./state";
 import type { Estimate } from "./types";
-import { CompareView, current, ExplainView, Fault, GuideView, MemoryView, MeshView, PlansView, ScalingView, TimelineView, TimeView } from "./views";
+import { CompareView, current, ExplainView, Fault, GuideView, MemoryView, MapView, MeshView, PlansView, RooflineView, ScalingView, TimelineView, TimeView } from "./views";
 import { choices, estimate, ranking } from "./work";
 
 const TITLES: Record<View, string> = {
-  plans: "Plans", time: "Time", memory: "Memory", explain: "Explain", timeline: "Timeline", mesh: "Mesh", scaling: "Scaling", guide: "Guide", compare: "Compare",
+  plans: "Plans", time: "Time", memory: "Memory", explain: "Explain", roofline: "Roofline", timeline: "Timeline", mesh: "Mesh", map: "Map", scaling: "Scaling", guide: "Guide", compare: "Compare",
 };
 
 const Card = (props: { title: string; value: string; note: string; tone?: string }) => (
@@ -20,6 +20,7 @@ const Card = (props: { title: string; value: string; note: string; tone?: string
 const Headline = ({ found }: { found: Estimate }) => {
   const best = ranking.value.value?.plans[0];
   const changed = !!state.value.plan && !!best && JSON.stringify(askable(best.plan)) !== JSON.stringify(askable(found.plan));
+  const run = found.training;
   const share = found.peak_memory_bytes / found.memory_capacity_bytes;
   return (
     <section class="headline" aria-label="Result" aria-busy={estimate.value.busy}>
@@ -40,12 +41,14 @@ const Headline = ({ found }: { found: Estimate }) => {
           note={`${percent(share)} of ${bytes(found.memory_capacity_bytes)}; ${percent(found.oom_probability)} chance to run out`} />
         <Card title="Bottleneck" value={found.bottleneck.replace(/ \(.*/, "").replaceAll("_", " ")} note={`${/\((.*)\)/.exec(found.bottleneck)?.[1] ?? ""} of the step`} />
       </div>
+      {run && <p data-testid="training">The whole run: <strong>{days(run.training_days)} days</strong>
+        {run.training_band_days && ` (${run.training_band_days.map(days).join(" to ")})`}, {count(run.gpu_hours)} device hours ({count(run.gpu_days)} device days), {count(run.steps)} steps.</p>}
     </section>
   );
 };
 
 /** Views that have something to show: a report can ask nothing more. */
-const SHOWN = VIEWS.filter((view) => !embedded || !["scaling", "guide", "compare"].includes(view));
+const SHOWN = VIEWS.filter((view) => !embedded || !["map", "scaling", "guide", "compare"].includes(view));
 
 const Tabs = () => {
   const keys = (event: KeyboardEvent): void => {
@@ -72,8 +75,9 @@ const View = ({ found }: { found: Estimate | null }) => {
   if (view === "plans") return <PlansView />;
   if (view === "guide") return <GuideView />;
   if (view === "scaling") return <ScalingView />;
+  if (view === "map") return <MapView />;
   if (!found) return <p class="note">Nothing to show yet.</p>;
-  const Shown = { time: TimeView, memory: MemoryView, explain: ExplainView, timeline: TimelineView, mesh: MeshView, compare: CompareView }[view];
+  const Shown = { time: TimeView, memory: MemoryView, explain: ExplainView, roofline: RooflineView, timeline: TimelineView, mesh: MeshView, compare: CompareView }[view];
   return <Shown found={found} />;
 };
 

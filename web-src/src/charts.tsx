@@ -1,7 +1,8 @@
 // Charts as SVG: every mark has a title, every chart a sentence that says what it shows.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, percent, seconds, type Part } from "./format";
+import { bytes, number, percent, quantity, seconds, type Part } from "./format";
+import type { Panel } from "./types";
 
 /** Width of an element in pixels, as it changes. */
 export const useWidth = (): [(element: HTMLElement | null) => void, number] => {
@@ -17,13 +18,14 @@ export const useWidth = (): [(element: HTMLElement | null) => void, number] => {
 };
 
 export const Figure = (props: {
-  name: string; says: string; height: number; children: (width: number) => ComponentChildren;
+  name: string; says: string; height: number | ((width: number) => number); children: (width: number) => ComponentChildren;
 }) => {
   const [ref, width] = useWidth();
+  const height = typeof props.height === "number" ? props.height : props.height(width);
   return (
     <div class="figure" ref={ref}>
-      <svg class="chart" role="img" aria-label={props.says} data-name={props.name} width={width} height={props.height}
-        viewBox={`0 0 ${width} ${props.height}`}>
+      <svg class="chart" role="img" aria-label={props.says} data-name={props.name} width={width} height={height}
+        viewBox={`0 0 ${width} ${height}`}>
         <defs>
           <pattern id={`hatch-${props.name}`} width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
             <rect class="hatch" width="3" height="6" />
@@ -135,7 +137,7 @@ export const Scatter = (props: { dots: Dot[]; capacity: number; says: string }) 
       const y = (value: number): number => top + (1 - value / high) * inner[1];
       const front = props.dots.filter((dot) => dot.front).sort((a, b) => a.x - b.x);
       const unit = 2 ** 30;
-      const steps = Math.max(1, Math.floor(inner[0] / 110));
+      const steps = Math.max(1, Math.floor(inner[0] / 80));
       return (
         <>
           {ticks(props.capacity / unit).map((tick) => (
@@ -211,6 +213,90 @@ export const Scaling = (props: { points: Scale[]; shown: number; says: string })
           <text class="axis" x={left + inner[0] / 2} y={296} text-anchor="middle">devices</text>
           <text class="axis" x={14} y={top + inner[1] / 2} text-anchor="middle"
             transform={`rotate(-90 14 ${top + inner[1] / 2})`}>time of a step</text>
+        </>
+      );
+    }}
+  </Figure>
+);
+
+/** A chart of rules and points on two logarithmic axes, as the API describes it. */
+export const Roofline = (props: { panel: Panel; says: string }) => (
+  <Figure name="roofline" says={props.says} height={340}>
+    {(width) => {
+      const [left, top, bottom] = [82, 12, 46];
+      const inner = [width - left - 14, 340 - top - bottom] as const;
+      const all = (axis: "x" | "y"): number[] => props.panel.series.flatMap((one) => one[axis]);
+      const [x0, x1] = [Math.log(Math.min(...all("x"))), Math.log(Math.max(...all("x")))];
+      const [y0, y1] = [Math.log(Math.min(...all("y"))), Math.log(Math.max(...all("y")) * 2)];
+      const x = (value: number): number => left + ((Math.log(value) - x0) / (x1 - x0 || 1)) * inner[0];
+      const y = (value: number): number => top + (1 - (Math.log(value) - y0) / (y1 - y0 || 1)) * inner[1];
+      const powers = (low: number, high: number): number[] =>
+        Array.from({ length: 40 }, (_, i) => 10 ** (i - 12)).filter((n) => n >= Math.exp(low) && n <= Math.exp(high));
+      const rules = props.panel.series.filter((one) => one.style === "rule");
+      const points = props.panel.series.filter((one) => one.style === "points");
+      return (
+        <>
+          {powers(y0, y1).map((tick) => (
+            <g key={tick}>
+              <line class="grid" x1={left} x2={width - 14} y1={y(tick)} y2={y(tick)} />
+              <text class="small" x={left - 6} y={y(tick) + 4} text-anchor="end">{quantity("flops_per_s", tick)}</text>
+            </g>
+          ))}
+          {powers(x0, x1).map((tick) => <text key={tick} class="small" x={x(tick)} y={340 - bottom + 18} text-anchor="middle">{number(tick)}</text>)}
+          {rules.map((rule, i) => (
+            <g key={rule.name}>
+              <path class={i ? "ideal" : "line"} d={rule.x.map((at, n) => `${n ? "L" : "M"}${x(at)} ${y(rule.y[n] ?? 1)}`).join("")} />
+              <text class="small" x={width - 16} y={y(rule.y.at(-1) ?? 1) - 6} text-anchor="end">{rule.name}</text>
+            </g>
+          ))}
+          {points.map((one, i) => one.x.map((at, n) => (
+            <circle key={`${i}/${n}`} class={`fill ${one.name === "matrix units" ? "k1" : "k2"} share`} cx={x(at)} cy={y(one.y[n] ?? 1)} r={Math.max(3, 26 * Math.sqrt(one.size[n] ?? 0))}>
+              <title>{`${one.labels[n] || one.name}: ${number(at)} operations per byte, ${quantity("flops_per_s", one.y[n])}, ${percent(one.size[n] ?? 0)} of the time`}</title>
+            </circle>
+          )))}
+          <text class="axis" x={left + inner[0] / 2} y={336} text-anchor="middle">{props.panel.x.label}</text>
+        </>
+      );
+    }}
+  </Figure>
+);
+
+export interface Cell {
+  x: number;
+  y: number;
+  step_s: number | null;
+  title: string;
+  pick?: () => void;
+}
+/** Step times over two degrees: the faster the darker, on a logarithmic scale; a place without a plan is empty. */
+export const HeatMap = (props: { cells: Cell[]; xs: number[]; ys: number[]; names: [string, string]; says: string }) => (
+  <Figure name="map" says={props.says} height={props.ys.length * 40 + 60}>
+    {(width) => {
+      const left = 64;
+      const [wide, tall] = [Math.min(110, (width - left - 4) / props.xs.length), 40];
+      const times = props.cells.flatMap((cell) => cell.step_s ?? []);
+      const [low, high] = [Math.min(...times), Math.max(...times)];
+      const weak = (s: number): number => (high > low ? Math.log(s / low) / Math.log(high / low) : 0);
+      const below = props.ys.length * tall;
+      return (
+        <>
+          {props.cells.map((cell) => {
+            const [x, y] = [left + props.xs.indexOf(cell.x) * wide, (props.ys.length - 1 - props.ys.indexOf(cell.y)) * tall];
+            const far = cell.step_s === null ? 1 : weak(cell.step_s);
+            return (
+              <g key={`${cell.x}/${cell.y}`} class="cell" onClick={cell.pick}>
+                <title>{cell.title}</title>
+                <rect class={cell.step_s === null ? "fill idle" : "heat"} x={x + 1} y={y + 1} width={wide - 2} height={tall - 2} rx="4"
+                  {...(cell.step_s === null ? {} : { opacity: 1 - 0.85 * far })} />
+                {cell.step_s === low && <rect class="best" x={x + 2} y={y + 2} width={wide - 4} height={tall - 4} rx="3" />}
+                {wide > 40 && <text class={cell.step_s !== null && far < 0.25 ? "on" : "weak"} x={x + wide / 2} y={y + 24} text-anchor="middle">
+                  {cell.step_s === null ? "–" : seconds(cell.step_s)}</text>}
+              </g>
+            );
+          })}
+          {props.ys.map((n, i) => <text key={n} class="small" x={left - 8} y={(props.ys.length - 1 - i) * tall + 24} text-anchor="end">{props.names[1]} {n}</text>)}
+          {props.xs.map((n, i) => <text key={n} class="small" x={left + (i + 0.5) * wide} y={below + 18} text-anchor="middle">{n}</text>)}
+          <text class="axis" x={left + (props.xs.length * wide) / 2} y={below + 42} text-anchor="middle">{props.names[0]}</text>
         </>
       );
     }}

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { embedded } from "./api";
 import { bytes, large, quantity } from "./format";
-import { askable, job, setJob, setPlan, state, type Job } from "./state";
+import { askable, job, setDegree, setJob, state, type Job } from "./state";
 import type { Cluster, Plan } from "./types";
 import { choices, estimate } from "./work";
 
@@ -137,6 +137,9 @@ export const JobForm = () => {
         <Select label="Framework" value={of.framework} options={known?.frameworks ?? [of.framework]} change={(framework) => setJob({ framework })} />
         <Select label="Strategy" value={of.strategy} change={(strategy) => setJob({ strategy })}
           options={[["auto", "auto"], ["1d", "1D"], ["context", "context"], ["2d", "2D (SUMMA)"]]} />
+        <Field label="Tokens" hint="(of the run)">
+          <input type="text" value={of.tokens} placeholder="such as 1T" onInput={(event) => setJob({ tokens: event.currentTarget.value.trim() })} />
+        </Field>
         <Select label="Mode" value={of.mode} options={["corrected", "published"]} change={(mode) => setJob({ mode })} />
       </fieldset>
     </form>
@@ -144,13 +147,13 @@ export const JobForm = () => {
 };
 
 /** Divisors of a number, in order. */
-const divisors = (n: number): number[] => {
+export const divisors = (n: number): number[] => {
   const out: number[] = [];
   for (let d = 1; d <= Math.min(n, 4096); d += 1) if (n % d === 0) out.push(d);
   if (n > 4096) out.push(...out.map((d) => n / d).filter((d) => Number.isInteger(d) && d > 4096));
   return [...new Set(out)].sort((a, b) => a - b);
 };
-const doublings = (high: number): number[] => Array.from({ length: Math.floor(Math.log2(high)) + 1 }, (_, i) => 2 ** i);
+export const doublings = (high: number): number[] => Array.from({ length: Math.floor(Math.log2(high)) + 1 }, (_, i) => 2 ** i);
 
 const Degree = (props: { name: string; label: string; value: number; options: number[]; change: (value: number) => void }) => {
   const options = props.options.includes(props.value) ? props.options : [...props.options, props.value].sort((a, b) => a - b);
@@ -179,19 +182,18 @@ export const Degrees = () => {
   if (!found || embedded) return null;
   const plan: Plan = { ...askable(found.plan), ...state.value.plan };
   const number = (key: string, usual = 1): number => Number(state.value.plan?.[key] ?? found.plan[key] ?? usual);
-  const change = (key: string, value: number | string): void => {
-    const { placement: _, dp: __, shard: ___, ...rest } = plan;
-    setPlan({ ...rest, [key]: value });
-  };
+  const change = (key: string, value: number | string): void => setDegree(plan, key, value);
   const gpus = job.value.gpus;
   const experts = !!choices.value?.models.find((one) => one.name === job.value.model)?.experts || !!job.value.modelText;
+  const summa = job.value.strategy === "2d" || plan.strategy === "2d" || number("tp2") > 1;
   const ranks = divisors(gpus);
   const axes: [string, string, number[]][] = [
     ["tp", "Tensor (tp)", ranks.filter((n) => n <= 64)],
+    ...(summa ? [["tp2", "Second tensor axis", ranks.filter((n) => n <= 64)], ["panels", "Panels", doublings(64)]] as [string, string, number[]][] : []),
     ["cp", "Context (cp)", ranks.filter((n) => n <= 64)],
     ["pp", "Pipeline (pp)", ranks.filter((n) => n <= 128)],
     ["vpp", "Virtual stages (vpp)", [1, 2, 3, 4, 5, 6, 8, 10, 12, 16]],
-    ...(experts ? [["ep", "Expert (ep)", doublings(256).filter((n) => n <= gpus)] as [string, string, number[]]] : []),
+    ...(experts ? [["ep", "Expert (ep)", doublings(256).filter((n) => n <= gpus)], ["etp", "Tensor of experts (etp)", ranks.filter((n) => n <= 64)]] as [string, string, number[]][] : []),
     ["micro_batch", "Micro-batch", doublings(Math.max(1, Math.min(64, job.value.batch)))],
   ];
   return (
@@ -206,6 +208,7 @@ export const Degrees = () => {
         <Select label="Recompute" value={String(plan.recompute ?? "none")} change={(value) => change("recompute", value)}
           options={[...new Set(["none", "attention", "selective", "full", String(plan.recompute ?? "none")])]} />
         <Select label="ZeRO stage" value={String(plan.zero ?? found.plan.zero)} options={["0", "1", "2", "3"]} change={(value) => change("zero", Number(value))} />
+        {number("tp") > 1 && <Select label="Sequence parallel" value={String(number("sp"))} options={[["1", "yes"], ["0", "no"]]} change={(value) => change("sp", Number(value))} />}
         <Select label="Schedule" value={String(plan.schedule ?? "1f1b")} options={choices.value?.schedules ?? ["1f1b"]} change={(value) => change("schedule", value)} />
       </div>
     </section>

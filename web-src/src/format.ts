@@ -21,6 +21,7 @@ export const seconds = (s: number): string => {
   if (s >= 1 || s === 0) return `${digits(s)}\u00a0s`;
   return s >= 1e-3 ? `${digits(s * 1e3)}\u00a0ms` : s >= 1e-6 ? `${digits(s * 1e6)}\u00a0µs` : `${digits(s * 1e9)}\u00a0ns`;
 };
+export const days = (value: number): string => (value >= 1 ? value.toFixed(2) : value.toPrecision(3));
 export const bytes = (b: number): string => scaled(b, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
 export const count = (n: number): string => Math.round(n).toLocaleString("en");
 export const large = (n: number): string => scaled(n, 1000, ["", "thousand", "million", "billion", "trillion"]).trim();

@@ -15,13 +15,15 @@ export interface Job {
   framework: string;
   strategy: string;
   mode: string;
+  /** Tokens of the whole run, as 1T; empty: not asked. */
+  tokens: string;
 }
 export interface Chosen {
   job: Job;
   /** Keys of a plan that are not the default; null: the best one. */
   plan: Plan | null;
 }
-export const VIEWS = ["plans", "time", "memory", "explain", "timeline", "mesh", "scaling", "guide", "compare"] as const;
+export const VIEWS = ["plans", "time", "memory", "explain", "roofline", "timeline", "mesh", "map", "scaling", "guide", "compare"] as const;
 export type View = (typeof VIEWS)[number];
 export interface State extends Chosen {
   view: View;
@@ -35,6 +37,7 @@ export interface State extends Chosen {
 export const START: Job = {
   model: "llama3-70b", modelText: "", cluster: "dgx-h100", clusterText: "", gpus: 64, batch: 256, seq: 0, dtype: "bf16",
   optimizer: "adam", framework: "generic", strategy: "auto", mode: "corrected",
+  tokens: "",
 };
 export const FIRST: State = { job: START, plan: null, view: "plans", sort: "step_time_s", pinned: null, term: "" };
 
@@ -119,7 +122,8 @@ export const fromFragment = (fragment: string): State => {
 
 export const state = signal<State>(FIRST);
 export const job = computed(() => state.value.job);
-export const jobKey = computed(() => JSON.stringify(state.value.job));
+/** What a search depends on: the length of the run is not part of it. */
+export const jobKey = computed(() => JSON.stringify({ ...state.value.job, tokens: "" }));
 
 /** Change the state; the address follows. `push`: a step that the browser's back button undoes. */
 export const go = (change: Partial<State>, push = false): void => {
@@ -129,6 +133,15 @@ export const go = (change: Partial<State>, push = false): void => {
   if (push) history.pushState(null, "", fragment);
   else history.replaceState(null, "", fragment);
 };
+const PAUSE_MS = 2000;
+let edited = { field: "", at: 0 };
+/** Whether an edit is a step of its own for the back button: letters and drags of one field in a row are one step. */
+const isStep = (field: string): boolean => {
+  const now = Date.now();
+  const own = field !== edited.field || now - edited.at > PAUSE_MS;
+  edited = { field, at: now };
+  return own;
+};
 /** A plan is of its model; on other devices the data ranks and the placement follow from its other degrees. */
 export const setJob = (change: Partial<Job>): void => {
   let plan = state.value.plan;
@@ -137,7 +150,12 @@ export const setJob = (change: Partial<Job>): void => {
     const { dp: _, placement: __, shard: ___, ...rest } = plan;
     plan = Object.keys(rest).length ? rest : null;
   }
-  go({ job: { ...state.value.job, ...change }, plan });
+  go({ job: { ...state.value.job, ...change }, plan }, isStep(Object.keys(change).join()));
+};
+/** One key of a plan; the data ranks and the placement follow. */
+export const setDegree = (plan: Plan, key: string, value: number | string): void => {
+  const { placement: _, dp: __, shard: ___, ...rest } = plan;
+  go({ plan: { ...rest, [key]: value } }, isStep(`plan.${key}`));
 };
 export const setPlan = (plan: Plan | null, push = false): void => go({ plan }, push);
 

@@ -49,6 +49,7 @@ export interface Estimate {
   what_if: Record<string, number>;
   notes: string[];
   details?: Detail[];
+  training?: { training_days: number; training_band_days: [number, number] | null; gpu_hours: number; gpu_days: number; steps: number };
 }
 export interface Point {
   step_time_s: number;
@@ -86,6 +87,24 @@ export interface Simulated {
     stage: number[];
     micro_batch: number[];
   };
+}
+export interface Series {
+  name: string;
+  style: string;
+  x: number[];
+  y: number[];
+  size: number[];
+  labels: string[];
+}
+export interface Panel {
+  x: { label: string; unit: string };
+  y: { label: string; unit: string };
+  series: Series[];
+}
+export interface Chart {
+  title: string;
+  panels: Panel[];
+  notes: string[];
 }
 export interface Difference {
   headline: Record<string, [Value, Value]>;

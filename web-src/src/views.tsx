@@ -1,14 +1,14 @@
 // What is shown of a plan: ranked plans, time, memory, formulas, timeline, mesh, scaling, comparison.
 import { useEffect, useState } from "preact/hooks";
-import { allFormulas, ask, embedded, Problem, stopped } from "./api";
-import { Figure, Scaling, Scatter, Stack, type Dot, type Scale } from "./charts";
+import { allFormulas, ask, embedded, Problem, stop, stopped } from "./api";
+import { Figure, HeatMap, Roofline, Scaling, Scatter, Stack, type Cell, type Dot, type Scale } from "./charts";
 import { brief, bytes, change, count, number, parts, percent, placed, quantity, seconds, words, type Part } from "./format";
-import { clusterOf } from "./form";
+import { clusterOf, divisors, doublings } from "./form";
 import { Gantt } from "./gantt";
 import { Mesh } from "./mesh";
 import { asked, askable, go, job, jobKey, setPlan, state, type Chosen } from "./state";
-import type { Call, Detail, Difference, Estimate, Formula, Formulas, Guide, Plan, Ranking, Simulated } from "./types";
-import { estimate, ranking, shownPlan } from "./work";
+import type { Call, Chart, Detail, Difference, Estimate, Formula, Formulas, Guide, Plan, Ranking, Simulated } from "./types";
+import { estimate, isAtHand, ranking, shownPlan } from "./work";
 
 export const Fault = ({ error }: { error: Problem }) => (
   <div class="fault" role="alert"><strong>{error.message}</strong>{error.hint && <p>{error.hint}</p>}</div>
@@ -174,7 +174,8 @@ const Table = ({ found, shown }: { found: Ranking; shown: Plan | null }) => {
 
 export const PlansView = () => {
   const { value: found, error } = ranking.value;
-  if (error) return embedded ? <p class="note">This report has one plan and no ranking.</p> : <Fault error={error} />;
+  if (error && embedded) return <p class="note">This report has one plan and no ranking.</p>;
+  if (error) return estimate.value.error?.message === error.message ? null : <Fault error={error} />;
   if (!found) return <p class="note">Searching…</p>;
   const shown = state.value.plan ?? shownPlan();
   const capacity = (found.plans[0] ?? found.nearest)?.memory_capacity_bytes ?? 1;
@@ -295,14 +296,45 @@ const useAnswer = <T,>(question: string, body: unknown): { value: T | null; erro
       (value) => current && setAnswer({ value, error: null }),
       (error: unknown) => current && !stopped(error) && setAnswer({ value: null, error: error instanceof Problem ? error : new Problem(String(error)) }),
     );
-    return () => { current = false; };
+    return () => { current = false; stop(question); };
   }, [question, key]);
   return answer;
+};
+
+const OTHER = "This is not in the report: of its other plans it has the numbers alone.";
+export const RooflineView = ({ found }: { found: Estimate }) => {
+  const { value: drawn, error } = useAnswer<Chart>("roofline", asked({ job: job.value, plan: askable(found.plan) }));
+  if (!isAtHand(found.plan)) return <p class="note">{OTHER}</p>;
+  if (error) return <Fault error={error} />;
+  const panel = drawn?.panels[0];
+  if (!panel) return <p class="note">Weighing operators…</p>;
+  const rows = panel.series.filter((one) => one.style === "points").flatMap((one) =>
+    one.x.map((x, i) => ({ kind: one.name, name: one.labels[i] ?? "", x, y: one.y[i] ?? 0, share: one.size[i] ?? 0 })));
+  rows.sort((a, b) => b.share - a.share);
+  const named = rows.filter((row) => row.name);
+  const rest = rows.filter((row) => !row.name);
+  return (
+    <>
+      <p>Operators by their operations per byte of memory traffic, forward and backward together. On the slope memory bounds them, below the
+        flat part the peak. The area is the share of their time.</p>
+      <Roofline panel={panel} says={named.slice(0, 6).map((row) => `${row.name}: ${quantity("flops_per_s", row.y)}`).join(", ")} />
+      <div class="scroll" role="region" aria-label="Operators" tabIndex={0}><table>
+        <thead><tr><th>Operator</th><th>Runs on</th><th class="n">Operations per byte</th><th class="n">Rate</th><th class="n">Share of their time</th></tr></thead>
+        <tbody>{named.map((row, i) => (
+          <tr key={i}><th scope="row">{row.name.replace(/ \d+ %$/, "").replaceAll("_", " ")}</th><td><i class={`swatch ${row.kind === "matrix units" ? "k1" : "k2"}`} />{row.kind}</td><td class="n">{number(row.x)}</td>
+            <td class="n">{quantity("flops_per_s", row.y)}</td><td class="n">{percent(row.share)}</td></tr>
+        ))}
+          {rest.length > 0 && <tr><th scope="row">{rest.length} smaller</th><td /><td /><td /><td class="n">{percent(rest.reduce((sum, row) => sum + row.share, 0))}</td></tr>}
+        </tbody>
+      </table></div>
+    </>
+  );
 };
 
 export const TimelineView = ({ found }: { found: Estimate }) => {
   const staged = Number(found.plan.pp) > 1;
   const { value: played, error } = useAnswer<Simulated>("simulate", staged ? asked({ job: job.value, plan: askable(found.plan) }) : null);
+  if (!isAtHand(found.plan)) return <p class="note">{OTHER}</p>;
   if (!staged) return <p class="note">This plan has no pipeline: all devices do the same at the same time. Choose 2 pipeline stages or more to see a timeline.</p>;
   if (error) return <Fault error={error} />;
   if (!played) return <p class="note">Playing one step…</p>;
@@ -349,7 +381,7 @@ export const ScalingView = () => {
       if (current) setSaid(none.length ? `Nothing fits on ${none.join(", ")} devices.` : "");
     };
     const timer = setTimeout(() => void run(), 300);
-    return () => { current = false; clearTimeout(timer); };
+    return () => { current = false; clearTimeout(timer); stop("scaling"); };
   }, [key]);
   const first = points[0];
   return (
@@ -366,6 +398,67 @@ export const ScalingView = () => {
             <td class="n">{(first.step_s / p.step_s).toFixed(2)} ×</td><td class="n">{percent(p.mfu)}</td></tr>
         ))}</tbody>
       </table></div>}
+    </>
+  );
+};
+
+const RANKS = ["tp", "cp", "pp"];
+/** Values of a degree that a map has: those of ranks divide the devices. */
+const valuesOf = (axis: string, gpus: number): number[] =>
+  RANKS.includes(axis) ? divisors(gpus).filter((n) => n <= 64 && (n & (n - 1)) === 0) : doublings(16);
+export const MapView = () => {
+  const [axes, setAxes] = useState<[string, string]>(["tp", "pp"]);
+  const [cells, setCells] = useState<Cell[]>([]);
+  const [said, setSaid] = useState("");
+  const key = jobKey.value;
+  const { gpus } = job.value;
+  const [xs, ys] = [valuesOf(axes[0], gpus), valuesOf(axes[1], gpus)];
+  const ranks = axes.every((axis) => RANKS.includes(axis));
+  useEffect(() => {
+    let current = true;
+    setCells([]);
+    const run = async (): Promise<void> => {
+      const found: Cell[] = [];
+      const pairs = ys.flatMap((y) => xs.map((x) => [x, y] as const)).filter(([x, y]) => !ranks || gpus % (x * y) === 0);
+      for (const [x, y] of pairs) {
+        if (!current) return;
+        setSaid(`${found.length} of ${pairs.length} searches…`);
+        const place = `${axes[0]} ${x}, ${axes[1]} ${y}`;
+        try {
+          const fix = { [axes[0]]: x, [axes[1]]: y };
+          const best = (await ask<Ranking>("plan", { ...asked({ job: job.value, plan: null }), fix, top: 1 }, "map")).plans[0];
+          found.push(best
+            ? { x, y, step_s: best.step_time_s, title: `${place}: ${brief(best.plan)}: ${seconds(best.step_time_s)}`, pick: () => setPlan(askable(best.plan), true) }
+            : { x, y, step_s: null, title: `${place}: nothing fits` });
+        } catch (fault) {
+          if (stopped(fault)) return;
+          found.push({ x, y, step_s: null, title: `${place}: ${(fault as Problem).message}` });
+        }
+        if (current) setCells([...found]);
+      }
+      if (current) setSaid("");
+    };
+    const timer = setTimeout(() => void run(), 300);
+    return () => { current = false; clearTimeout(timer); stop("map"); };
+  }, [key, axes.join()]);
+  const fits = cells.filter((cell) => cell.step_s !== null);
+  const pick = (at: 0 | 1, name: string): void => {
+    const other = axes[1 - at] ?? "tp";
+    const swapped = name === other ? axes[at] ?? "pp" : other;
+    setAxes(at === 0 ? [name, swapped] : [swapped, name]);
+  };
+  return (
+    <>
+      <p>The step of the best plan for every pair of two degrees, all others free. The faster, the darker; framed: the fastest. A click shows the plan.</p>
+      <div class="row choices">{([0, 1] as const).map((at) => (
+        <label key={at} class="field"><span>{at ? "Up" : "Across"}</span>
+          <select value={axes[at]} onChange={(event) => pick(at, event.currentTarget.value)}>
+            {[...RANKS, "micro_batch"].map((name) => <option key={name} value={name} selected={name === axes[at]}>{name.replace("_", "-")}</option>)}
+          </select></label>
+      ))}</div>
+      {fits.length > 0 && <HeatMap cells={cells} xs={xs} ys={ys} names={[axes[0].replace("_", "-"), axes[1].replace("micro_batch", "mbs")]}
+        says={fits.map((cell) => `${axes[0]} ${cell.x}, ${axes[1]} ${cell.y}: ${seconds(cell.step_s ?? 0)}`).join("; ")} />}
+      <p class="note" aria-live="polite">{said || (fits.length ? "" : cells.length ? "Nothing fits." : "")}</p>
     </>
   );
 };

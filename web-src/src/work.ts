@@ -61,13 +61,17 @@ const explain = async (): Promise<void> => {
   }
   estimate.value = { ...estimate.value, busy: true };
   try {
-    const found = await ask<Estimate>("estimate", { ...asked({ job: state.value.job, plan }), explain: true });
+    const found = await ask<Estimate>("estimate", {
+      ...asked({ job: state.value.job, plan }), explain: true, ...(state.value.job.tokens ? { training: { tokens: state.value.job.tokens } } : {}),
+    });
     estimate.value = { ...idle, value: found };
   } catch (error) {
     if (!stopped(error)) estimate.value = { ...idle, value: estimate.value.value, error: problem(error) };
   }
 };
 
+/** Whether a report has everything about a plan; of its ranked plans it has the estimates alone. */
+export const isAtHand = (plan: Plan): boolean => !embedded || ofReport(askable(plan)) === null;
 /** A plan of the report's ranking; null: it is the one that the report is about. */
 const ofReport = (plan: Plan): Estimate | null => {
   const key = JSON.stringify(plan);
@@ -80,7 +84,7 @@ const ofReport = (plan: Plan): Estimate | null => {
 const wanted = computed(() => {
   const plan = state.value.plan;
   if (!plan && ranking.value.busy) return "";
-  return `${jobKey.value}${JSON.stringify(shownPlan())}${ranking.value.error ? "!" : ""}`;
+  return `${jobKey.value}${state.value.job.tokens}${JSON.stringify(shownPlan())}${ranking.value.error ? "!" : ""}`;
 });
 
 /** Ask for what changed: a search when the job does, an estimate when job or plan do. */

@@ -31,7 +31,8 @@ class Series:
 
     name: str
     style: str
-    """How the values are meant: ``line``, ``rule`` (a line that bounds the others), ``points``, ``bar`` (stacked in
+    """How the values are meant: ``line``, ``step`` (each value holds until the next one), ``rule`` (a line that bounds
+    the others), ``points``, ``bar`` (stacked in
     the order of the series), ``cap`` (a limit on one bar), ``box`` (from x on, ``size`` long, in row y), ``cell``
     (a place of a grid; ``size`` is its value)."""
     x: tuple[float, ...]

@@ -18,7 +18,7 @@ WIDTH, HEIGHT, ROW, LEGEND = 3.6, 3.4, 0.32, 1.7
 """Inches of a panel, of a row of boxes, and of a legend."""
 AREA: Final = 1600.0
 """Area in square points of a point that has the whole share."""
-NAMED: Final = ("line", "points")
+NAMED: Final = ("line", "step", "points")
 """Styles whose values may have texts next to them."""
 BOXES: Final = ("#0072b2", "#f0e442", "#56b4e9", "#d55e00", "#bbbbbb", "#009e73", "#e69f00", "#444444")
 """Colours of boxes: neighbours differ in lightness, so that narrow ones can be told apart in grey."""
@@ -84,11 +84,15 @@ def write_chart(chart: Chart, path: Path) -> None:
             figure.suptitle(plain(chart.title), fontsize=10)
         if chart.notes:
             figure.supxlabel(plain("; ".join(chart.notes)), fontsize=7)
+        figure.draw_without_rendering()  # axes have their places from here on
+        for axes, panel in zip(places, chart.panels, strict=True):
+            (x, _), (y, _) = _units(panel)
+            _named(axes, [_scaled(series, x, y) for series in panel.series if series.style in NAMED])
 
 
 def _panel(axes: Any, panel: Panel, *, legend: bool) -> None:
     """Draws the series of a panel in SI units' multiples, then its axes and names."""
-    sizes = [unit_for(axis.unit, _along(panel, name)) for axis, name in ((panel.x, "x"), (panel.y, "y"))]
+    sizes = _units(panel)
     tops: dict[float, float] = {}
     counts: dict[str, int] = {}
     for series in panel.series:
@@ -99,11 +103,15 @@ def _panel(axes: Any, panel: Panel, *, legend: bool) -> None:
     for name, (_, shown) in zip("xy", sizes, strict=True):
         _axis(axes, panel, name, shown)
     _frame(axes, panel, tops, sizes[1][0])
-    _named(axes, [_scaled(series, sizes[0][0], sizes[1][0]) for series in panel.series if series.style in NAMED])
     if any(series.style == "cell" for series in panel.series):
         _scale(axes, panel)
     elif legend:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0)
+
+
+def _units(panel: Panel) -> list[tuple[float, str]]:
+    """The unit of both axes, with its size."""
+    return [unit_for(axis.unit, _along(panel, name)) for axis, name in ((panel.x, "x"), (panel.y, "y"))]
 
 
 def _along(panel: Panel, name: str) -> list[float]:
@@ -203,6 +211,11 @@ def _line(axes: Any, series: Series, number: int, tops: dict[float, float]) -> N
     )
 
 
+def _step(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
+    _line(axes, series, number, tops)
+    axes.lines[-1].set(drawstyle="steps-post", markevery=1, markersize=4)
+
+
 def _rule(axes: Any, series: Series, number: int, tops: dict[float, float]) -> None:
     axes.plot(
         series.x,
@@ -243,7 +256,7 @@ def _named(axes: Any, named: Sequence[Series]) -> None:
     for series in named:
         areas = [max(AREA * share, 8.0) for share in series.size] or [14.0] * len(series.x)
         for x, y, text, area in zip(series.x, series.y, series.labels, areas, strict=False):
-            at, wide, away = axes.transData.transform((x, y)), 4.6 * len(text), 3 + 0.5 * area**0.5
+            at, wide, away = axes.transData.transform((x, y)), 5.0 * len(text), 3 + 0.5 * area**0.5
             right, left = at[0] + away, at[0] - away - wide
             places = [(left, at[1] - 4), (right, at[1] - 4)]
             places = places if at[0] > (low[0] + high[0]) / 2 else places[::-1]
@@ -255,7 +268,7 @@ def _named(axes: Any, named: Sequence[Series]) -> None:
                     offset = ((left - at[0]) * 0.72, (bottom - at[1]) * 0.72)
                     axes.annotate(
                         plain(text), (x, y), xytext=offset, textcoords="offset points", fontsize=6.5, zorder=5
-                    )
+                    ).set_in_layout(False)
                     break
 
 
@@ -349,6 +362,7 @@ def _scale(axes: Any, panel: Panel) -> None:
 
 _STYLES: Final[Mapping[str, Callable[[Any, Series, int, dict[float, float]], None]]] = {
     "line": _line,
+    "step": _step,
     "rule": _rule,
     "points": _points,
     "bar": _bar,

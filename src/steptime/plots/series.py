@@ -218,7 +218,7 @@ def scatter(results: Sequence[Result]) -> Chart:
             ends = (front[0][2], front[-1][2])
             labels = tuple(_plan_words(each.table("pareto", i, "plan")) if i in ends else "" for *_, i in front)
             points = [(time_s, size) for time_s, size, _ in front]
-            series.append(_xy(f"Pareto front{suffix}", "line", points, labels=labels))
+            series.append(_xy(f"Pareto front{suffix}", "step", points, labels=labels))
     memories = [y for one in series for y in one.y]
     times = [x for one in series for x in one.x]
     across = (min(times), max(times))

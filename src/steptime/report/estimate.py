@@ -278,7 +278,8 @@ def training_line(e: Estimate) -> str:
     run, band = e.training, e.training["training_band_days"]
     spread = f" ({days(band[0])} .. {days(band[1])})" if band else ""
     length = f"{t.big(run['tokens'])} tokens" if "tokens" in run else f"{t.big(run['samples'])} samples"
-    return f"{days(run['training_days'])} days{spread}, {t.count(run['gpu_hours'])} {_noun(e)}-hours, {length}"
+    hours, device_days = f"{t.count(run['gpu_hours'])} {_noun(e)}-hours", f"{t.count(run['gpu_days'])} {_noun(e)}-days"
+    return f"{days(run['training_days'])} days{spread}, {hours} ({device_days}), {length}"
 
 
 def days(value: float) -> str:

@@ -363,10 +363,14 @@ def short_operator(name: str, room: int = 40) -> str:
 
     >>> short_operator("_scaled_dot_product_flash_attention_for_cpu_backward")
     'sdpa_flash_backward'
+    >>> short_operator("fused_attention")
+    'fused_attention'
     >>> short_operator("max_pool2d_with_indices_backward", 24)
     'max_pool2d.._backward'
     """
-    short = name.replace("_scaled_dot_product_", "sdpa_").replace("_attention", "").replace("_for_cpu", "")
+    short = name.replace("_for_cpu", "")
+    if "_scaled_dot_product_" in short:
+        short = short.replace("_scaled_dot_product_", "sdpa_").replace("_attention", "")
     if len(short) <= max(room, LEAST):
         return short
     head, _, last = short.rpartition("_")

@@ -68,7 +68,7 @@ def read_journal(path: str | Path) -> Stored:
     for number, record in enumerate(parsed, 1):
         if record is None or (number > 1 and not isinstance(record.get("key"), str)):
             problem = f"line {number} is damaged" if number > 1 else "is not a journal of steptime"
-            raise InputFileError(str(path), problem, hint="delete the file, or the line, and measure again")
+            raise InputFileError(str(path), problem, hint="delete the line, or the file, and run again")
     if not parsed or parsed[0] is None or "journal" not in parsed[0]:
         raise InputFileError(str(path), "is not a journal of steptime", hint="give another file, or delete this one")
     records = tuple(record for record in parsed[1:] if record is not None)

@@ -116,9 +116,9 @@ def show(file: File, store: StoreOption = STORE, table: Table = "plans", json: o
     if json:
         _print(found, table=table, rows=rows)
         return
-    from steptime.study.show import print_plans, print_rows
+    from steptime.study.show import print_plans, print_table
 
-    (print_plans if table == "plans" else print_rows)(found, rows)
+    (print_plans if table == "plans" else print_table)(found, rows)
 
 
 @GROUP.command()

@@ -49,7 +49,7 @@ class Engine(ABC):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
 
 
@@ -100,6 +100,12 @@ class Local(Engine):
     def close(self) -> None:
         """Ends the processes once their blocks are done."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # what they compute is lost anyway
+            for process in list(self._pool._processes.values()):
+                process.terminate()
+        self.close()
 
 
 def end_with_parent() -> None:

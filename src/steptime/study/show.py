@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from steptime.errors import counted
 from steptime.report import text as t
-from steptime.study.tables import Results, missing_text
+from steptime.study.tables import LABELS, Results, missing_text
 
 MOST_ROWS: Final = 200
+MOST_OWN: Final = 8
+"""Columns of a table's own that are shown; of more, those that vary."""
 _POINT: Final = ("grid", "model", "cluster", "asked_strategy", "gpus", "global_batch", "seq_len", "mode", "framework")
 """Labels that are shown where they differ from point to point, with what the study sweeps of the hardware."""
 
@@ -48,11 +50,20 @@ def _varies_alone(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
     return any(len(several) > 1 for several in values.values())
 
 
+def print_table(found: Results, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of a table: of what tells points apart the columns that vary, and always the devices; no JSON of plans."""
+    shown = [name for name in _labels(rows) if name == "gpus" or len({row[name] for row in rows}) > 1]
+    own = [name for name in (rows[0] if rows else ()) if name not in LABELS and name != "plan_json"]
+    if len(own) > MOST_OWN:
+        own = [name for name in own if len({row[name] for row in rows}) > 1]
+    print_rows(found, [{name: row[name] for name in (*shown, *own)} for row in rows])
+
+
 def print_rows(found: Results, rows: Sequence[Mapping[str, Any]]) -> None:
     """Any rows; columns that are empty everywhere are left out."""
     out = t.console()
     names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
-    table = t.grid(names, left=tuple(i for i, name in enumerate(names) if isinstance(rows[0][name], str)))
+    table = t.grid(names, left=tuple(i for i, n in enumerate(names) if any(isinstance(row[n], str) for row in rows)))
     for row in rows[:MOST_ROWS]:
         table.add_row(*("" if row[name] is None else t.printable(t.number(row[name])) for name in names))
     out.print(table)

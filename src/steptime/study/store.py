@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.cli.output import plain
-from steptime.errors import InputFileError
+from steptime.errors import InputFileError, shorten
 from steptime.store.files import BUSY, lock, prepare_folder, replace_file, unwritable
 from steptime.store.journal import Journal, check_header, read_journal
 from steptime.store.tables import connected
@@ -33,6 +34,7 @@ from steptime.study.evaluate import COLUMNS, Row
 
 HEADER: Final = {"of": "results of studies", "store": 1}
 JOURNALS: Final = "journal-*.jsonl"
+CHECKSUM: Final = re.compile("[0-9a-f]{64}")
 MOST_RUNS: Final = 1000
 """Runs on one store at a time."""
 STALE_S: Final = 3600.0
@@ -45,6 +47,19 @@ class Block:
 
     checksum: str
     points: tuple[str, ...]
+
+
+def _block(path: Path, record: Mapping[str, Any]) -> Block:
+    """The block that a journal names.
+
+    Raises:
+        InputFileError: the name is no checksum, or its points are no texts.
+    """
+    checksum, points = record["key"], record.get("points")
+    if not CHECKSUM.fullmatch(checksum) or not isinstance(points, list) or not all(isinstance(p, str) for p in points):
+        hint = "delete the line, or the file, and run again"
+        raise InputFileError(str(path), f"the line of {shorten(checksum, 70)!r} is damaged", hint=hint)
+    return Block(checksum=checksum, points=tuple(points))
 
 
 class Store:
@@ -74,7 +89,7 @@ class Store:
             check_header(path, {**stored.header, "journal": 1}, {"journal": 1, **HEADER})
             self._read[path] = (found.st_size, found.st_mtime_ns)
             for record in stored.records:
-                self.add(Block(checksum=record["key"], points=tuple(record["points"])))
+                self.add(_block(path, record))
 
     def add(self, block: Block) -> None:
         """Takes in one block."""

@@ -29,7 +29,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "front": ("front", ("rank", "step_time_s", "peak_memory_bytes", *_OF_PLANS[_OF_PLANS.index("strategy") :])),
     "terms": ("term", ("rank", "quantity", "path", "value")),
 }
-_LABELS: Final[Mapping[str, str]] = {
+LABELS: Final[Mapping[str, str]] = {
     "point": "varchar",
     "grid": "varchar",
     "model": "varchar",
@@ -47,6 +47,7 @@ _LABELS: Final[Mapping[str, str]] = {
     **{parameter.column: "double" for parameter in PARAMETERS.values()},
     "training_samples": "double",
 }
+"""What tells a point from others, with its type in DuckDB."""
 #: Amount of a whole run -> what it is of a time of a step.
 _TRAINING: Final = {
     "training_days": "training_s({step}, training_samples, b) / " + repr(DAY_S),
@@ -91,6 +92,8 @@ class Results:
         with self._open() as connection:
             try:
                 cursor = connection.execute(sql)
+                if cursor is None:
+                    raise UserError("the query is empty", hint="for example select * from plans limit 3")
                 names = [column[0] for column in cursor.description or ()]
                 return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
             except duckdb.Error as error:
@@ -138,7 +141,7 @@ class Results:
     def _load(self, connection: Any, folder: Path) -> None:
         json_rows([_labels(n, case) for n, case in enumerate(self.study.cases)], folder / "labels.json")
         json_rows([{"point": p, "file": str(self.store.path(c))} for p, c in self.at.items()], folder / "at.json")
-        label_types = {"n": "bigint", **_LABELS}
+        label_types = {"n": "bigint", **LABELS}
         connection.execute(f"create table labels as {select_json(folder / 'labels.json', label_types)}")
         where = {"point": "varchar", "file": "varchar"}
         connection.execute(f"create table places as {select_json(folder / 'at.json', where)}")
@@ -160,7 +163,7 @@ class Results:
 
 def _select(kind: str, own: Sequence[str]) -> str:
     """Query of the rows of one kind with the labels of their points, in the order of the study."""
-    labels = [f"l.{name}" for name in _LABELS if name != "point"]
+    labels = [f"l.{name}" for name in LABELS if name != "point"]
     columns = ["l.point", *labels, *(f"f.{name}" for name in own)]
     if kind == "plan":
         steps = {"": "f.step_time_s", "_band_low": "f.step_time_band_low_s", "_band_high": "f.step_time_band_high_s"}
@@ -180,7 +183,7 @@ def _labels(number: int, case: Case) -> dict[str, Any]:
     labels = case.point.labels()
     further = {name: labels[name] for name in ("lora", "fix", "limit", "plan") if labels.get(name)}
     return {
-        **{name: labels.get(name) for name in _LABELS},
+        **{name: labels.get(name) for name in LABELS},
         "n": number,
         "point": case.point.key,
         "grid": case.grid,

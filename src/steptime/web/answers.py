@@ -23,6 +23,8 @@ from steptime.model import active_parameter_terms, catalogue_names, parameter_te
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import OPTIMIZERS, PRECISIONS
 from steptime.plan.keys import COUNTS
+from steptime.plots.results import result
+from steptime.plots.series import chart
 from steptime.schedule import SCHEDULES
 from steptime.web.asked import WHERE, Asked, Desk, asked_of, on_cluster
 from steptime.web.timeline import MAX_ACTIONS, columns_of
@@ -34,9 +36,26 @@ MAX_TOP: Final = 200
 
 
 def _estimate(given: Mapping[str, Any], own: Desk, progress: Progress) -> dict[str, Any]:
-    asked = on_cluster(asked_of(given, own, {"explain": bool}))
-    found = api.estimate(asked.model, asked.cluster, plan=asked.plan, **asked.settings)
+    asked = on_cluster(asked_of(given, own, {"explain": bool, "training": dict}))
+    training = asked.options.get("training")
+    found = api.estimate(asked.model, asked.cluster, plan=asked.plan, **asked.settings, training=training)
     return found.to_json(explain=asked.options.get("explain", False))
+
+
+def _roofline(given: Mapping[str, Any], own: Desk, progress: Progress) -> Mapping[str, Any]:
+    asked = on_cluster(asked_of(given, own, {}))
+    return roofline_of(
+        api.estimate(asked.model, asked.cluster, plan=asked.plan, **asked.settings).to_json(explain=True)
+    )
+
+
+def roofline_of(estimate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chart of ``steptime plot roofline`` of an explained estimate, as plain data.
+
+    Raises:
+        UserError: the estimate does not tell the work of its operators.
+    """
+    return chart("roofline", [result("the estimate", estimate)]).to_json()
 
 
 def _plan(given: Mapping[str, Any], own: Desk, progress: Progress) -> dict[str, Any]:
@@ -118,6 +137,7 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "plan": _plan,
     "diff": _diff,
     "simulate": _simulate,
+    "roofline": _roofline,
     "trace": _trace,
     "ledger": _ledger,
     "guide": _guide,

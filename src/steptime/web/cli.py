@@ -104,15 +104,21 @@ def report(
         "report.html"
     ),
     top: Annotated[int, o.number("--top", "K", "Ranked plans next to the one shown; 0: none.", 0, 200)] = 40,
+    tokens: o.Tokens = None,
+    samples: o.Samples = None,
+    epochs: o.Epochs = None,
+    dataset_tokens: o.DatasetTokens = None,
+    dataset_samples: o.DatasetSamples = None,
     **job: Any,
 ) -> None:
     """Write one file with charts, tables and formulas that opens in a browser without server or network.
 
     Takes the options of estimate. Without a plan it shows the best one of all.
     """
+    length = o.training_given(locals())
     from steptime.web.report_file import page_of
 
-    text = page_of(model, job, top=top)
+    text = page_of(model, job, length, top=top)
     from steptime.store.files import refuse_special, write_whole
 
     refuse_special(out)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ from steptime.cli.output import plain
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.result import Estimate
 from steptime.formats.run_toml import RunSpec, parse_estimate, read_description
-from steptime.web.answers import choices, simulated
+from steptime.web.answers import choices, roofline_of, simulated
 from steptime.web.asked import Asked
 from steptime.web.server import bundle
 from steptime.web.timeline import columns_of
@@ -30,20 +31,23 @@ POLICY: Final = (
 )
 
 
-def page_of(given: str, options: Mapping[str, Any], *, top: int) -> str:
+def page_of(given: str, options: Mapping[str, Any], length: Mapping[str, Any], *, top: int) -> str:
     """The text of a report.
 
     Args:
         given: a model, a RUN.toml, or a JSON file that ``estimate`` or ``plan`` wrote.
         options: of the command, by parameter.
+        length: of the whole run, the argument ``training`` of an API call; or empty.
         top: ranked plans next to the one shown; 0: none.
 
     Raises:
         UserError: something in the input is wrong; the message says what to change.
     """
-    answers = _written(given) if _is_answer(given) else _asked(given, options, top)
+    answers = _written(given) if _is_answer(given) else _asked(given, options, length, top)
     estimate = answers["estimate"]
     answers["formulas.json"] = _formulas(estimate)
+    with suppress(UserError):  # an estimate may lack the work of its operators
+        answers["roofline"] = roofline_of(estimate)
     cluster = [one for one in choices()["clusters"] if one["name"] == estimate["provenance"]["cluster"]]
     answers["api/choices"] = {**choices(), "models": [], "clusters": cluster}
     return filled(bundle(), {"fragment": _fragment(estimate), "answers": answers})
@@ -55,8 +59,9 @@ def _is_answer(given: str) -> bool:
         return False
     try:
         found = json.loads(read_description(given))
-    except (ValueError, RecursionError):
-        return False
+    except (ValueError, RecursionError) as error:
+        hint = "write it again with --json, or give the whole config.json"
+        raise InputFileError(given, f"not JSON: {str(error)[:80]}", hint=hint) from None
     return isinstance(found, dict) and "schema_version" in found
 
 
@@ -76,14 +81,14 @@ def _written(path: str) -> dict[str, Any]:
     return answers
 
 
-def _asked(given: str, options: Mapping[str, Any], top: int) -> dict[str, Any]:
+def _asked(given: str, options: Mapping[str, Any], length: Mapping[str, Any], top: int) -> dict[str, Any]:
     """Answers that are computed: the estimate of the plan, or of the best one; the ranking, the timeline."""
     job = job_from(given, options["cluster"], settings_given(options), plan_given(options, written_given(options)))
     cluster = needed(job, "a report")
     answers: dict[str, Any] = {}
     plan = dict(job.plan)
     if top or not plan:
-        ranking = api.plan(job.model, cluster, **job.settings, top=max(top, 1))
+        ranking = api.plan(job.model, cluster, **job.settings, **length, top=max(top, 1))
         if top:
             answers["plan"] = ranking.to_json()
         nearest = ranking.plans[0] if ranking.plans else ranking.nearest
@@ -91,7 +96,7 @@ def _asked(given: str, options: Mapping[str, Any], top: int) -> dict[str, Any]:
             hint = " ".join(ranking.advice) or "ask for other devices"
             raise UserError("there is no plan to report", hint=hint)
         plan = plan or dict(nearest.plan if nearest is not None else {})
-    found = api.estimate(job.model, cluster, plan=plan, **job.settings)
+    found = api.estimate(job.model, cluster, plan=plan, **job.settings, **length)
     answers["estimate"] = found.to_json(explain=True)
     played = _timeline(job, cluster, plan, found)
     return answers if played is None else {**answers, "simulate": played}

@@ -7,13 +7,18 @@ import json
 import random
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steptime.errors import UserError
+from steptime.plots import draw
 from steptime.plots.charts import Axis, Chart, Panel, Series
 from steptime.plots.draw import BOXES, HATCHES, unit_for, write_chart
+from steptime.report import figure
 from steptime.report.figure import COLOURS, LINES, MARKERS, refuse_plot
 from unit.plots.test_plot_series import FULL, drawn
 
@@ -126,3 +131,39 @@ def test_charts_are_made_without_matplotlib():
 
     code = "import steptime.plots.series, steptime.plots.cli, sys; assert 'matplotlib' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_of_points_lie_within_their_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+
+    @contextmanager
+    def kept(path: Path, width: float, height: float) -> Iterator[Any]:
+        with figure.drawn(path, width, height) as one:
+            figures.append(one)
+            yield one
+
+    monkeypatch.setattr(draw, "drawn", kept)
+    x = (1e-2, *(10 ** (-1 + 0.12 * i) for i in range(14)), 1e4)
+    y = (1e9, *(1e11 * 1.05**i for i in range(14)), 1e15)
+    names = ("", *(f"cross_entropy {i} %" for i in range(14)), "")
+    series = Series(name="matrix units", style="points", x=x, y=y, size=(0.01,) * 16, labels=names)
+    panel = Panel(x=Axis(label="x", log=True), y=Axis(label="rate", unit="FLOP/s", log=True), series=(series,))
+    write_chart(Chart(kind="roofline", title="a", panels=(panel,), notes=("b",)), tmp_path / "a.png")
+    axes = figures[0].axes[0]
+    figures[0].draw_without_rendering()
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert len(boxes) > 2
+    for name, box in boxes.items():
+        assert axes.bbox.x0 - 2 <= box.x0 and box.x1 <= axes.bbox.x1 + 2, name
+
+
+def test_a_front_is_a_staircase(tmp_path: Path) -> None:
+    """Between two plans there is no plan of a time and a memory between theirs."""
+    chart = example("scatter")
+    front = next(one for panel in chart.panels for one in panel.series if one.name.startswith("Pareto front"))
+    assert front.style == "step" and len(front.x) > 1
+    write_chart(chart, tmp_path / "a.svg")
+    lines = re.findall(r'<path d="(M [^"]+)"[^>]*style="fill: none; stroke: #', (tmp_path / "a.svg").read_text())
+    corners = [[tuple(map(float, xy)) for xy in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", line)] for line in lines]
+    stairs = [line for line in corners if len(line) == 2 * len(front.x) - 1 and len(line) > 2]
+    assert any(all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(line)) for line in stairs)

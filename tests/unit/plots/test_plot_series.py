@@ -147,7 +147,7 @@ def test_the_front_is_a_line_in_order_of_time():
     data = search()
     data["pareto"].reverse()
     panel = drawn("scatter", data).panels[0]
-    front = next(s for s in panel.series if s.style == "line")
+    front = next(s for s in panel.series if s.style == "step")
     assert (front.x, front.y, front.labels) == ((4.0, 6.0), (4.0e9, 2.0e9), ("tp2 pp2 dp2", "tp4 pp2 dp2"))
     assert next(s for s in panel.series if s.style == "points").x == (4.0, 5.0)
 

@@ -52,6 +52,22 @@ def test_local_processes(found: Study, rows: list[Any], tmp_path: Path) -> None:
     assert tables(found, tmp_path) == rows
 
 
+def slow(points: Any) -> list[Any]:
+    """In place of the work of a block."""
+    time.sleep(15)
+    return []
+
+
+def test_an_interrupt_does_not_wait_for_the_work_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "solve", slow)
+    with pytest.raises(KeyboardInterrupt), engine_of("local", 2) as engine:
+        under_way = engine.submit([])
+        while not under_way.running():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert isinstance(under_way.exception(), engine.lost)
+
+
 def kill_a_worker(of: str, done: threading.Event) -> threading.Thread:
     """Kills the first process below this one whose command line has a word, once it is there."""
 
