@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from steptime.errors import FieldError, InputFileError, UserError, shorten
+from steptime.errors import FieldError, UserError, shorten
 from steptime.rewrite.rules.rule import Rule
 from steptime.rewrite.rules.sizes import Condition, size
 from steptime.rewrite.rules.terms import Term, Variable, parsed
+from steptime.store.files import parse_toml, read_text
 
+MAX_FILE_BYTES: Final = 2**21
 FIELDS: Final = ("name", "variables", "source", "target", "where", "why")
 _VARIABLE: Final = re.compile(r"\s*(\w+)(!?)\[([^\]]*)\]\s*")
 _COMPARED: Final = re.compile(r"(.+?)(==|>=|<=|>|<)(.+)")
@@ -88,16 +89,11 @@ def read(path: Path) -> list[Rule]:
 
     Raises:
         InputFileError: it cannot be read.
-        UserError: a rule is not one.
+        FieldError: a rule is not one.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputFileError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputFileError(str(path), f"is no TOML: {error}") from None
+    document = parse_toml(read_text(path, MAX_FILE_BYTES, "a file of rules"), str(path))
     rows = document.get("rule")
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list) or not rows or len(document) > 1:
         raise FieldError(str(path), "rule", "no tables [[rule]]", hint="each has name, variables, source, target")
     return [_row(str(path), number, row) for number, row in enumerate(rows)]
 
@@ -120,5 +116,3 @@ def _row(path: str, number: int, row: object) -> Rule:
     except UserError as error:
         raise FieldError(path, where, str(error).replace("\n  ", "; ")) from None
 
-
-__all__ = ["condition_of", "read", "rule_of", "terms_of", "variables_of"]

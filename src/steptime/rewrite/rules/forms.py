@@ -291,10 +291,10 @@ Simplify: TypeAlias = Callable[[frozenset[Size]], frozenset[Size] | None]
 """Guards without those that are implied; None where they exclude each other."""
 
 
-def canonical(piece: Piece, simplify: Simplify, depth: int = 0) -> Piece | None:
+def canonical(piece: Piece, simplify: Simplify, depth: int = 0, member: bool = False) -> Piece | None:
     """A piece whose bound indices are named by where they stand, so that renaming and shifting makes no difference.
 
-    None where its guards exclude each other.
+    None where its guards exclude each other. A ``member`` of a largest counts once, however often it occurs.
 
     Raises:
         Unprovable: there are too many similar factors.
@@ -309,7 +309,10 @@ def canonical(piece: Piece, simplify: Simplify, depth: int = 0) -> Piece | None:
     orders = product(*(permutations(group) for group in groups.values()))
     if not piece.bounds:
         orders = iter([tuple(tuple(group) for group in groups.values())])  # type: ignore[assignment]
-    found = [_named(replace(piece, factors=tuple(f for g in each for f in g)), simplify, depth) for each in orders]
+    found = [
+        _named(replace(piece, factors=tuple(f for g in each for f in g)), simplify, depth, member)
+        for each in orders
+    ]
     return min((each for each in found if each is not None), key=str, default=None)
 
 
@@ -330,9 +333,12 @@ def pinned(piece: Piece) -> Piece:
 def _canonical_call(factor: Factor, simplify: Simplify, depth: int) -> Factor:
     if isinstance(factor, Element) or factor.function == "inv":
         return factor
-    pieces = [each for piece in factor.of if (each := canonical(piece, simplify, depth)) is not None]
-    if factor.function == "max":
-        return Call("max", tuple(sorted(set(pieces), key=str)))
+    largest_of = factor.function == "max"
+    pieces = [each for piece in factor.of if (each := canonical(piece, simplify, depth, largest_of)) is not None]
+    if largest_of:
+        members = sorted(set(pieces), key=str)
+        kept = [m for m in members if not any(_contains(other, m, simplify) for other in members if other is not m)]
+        return Call("max", tuple(kept))
     return Call(factor.function, tuple(sorted(joined(pieces), key=str)))
 
 
@@ -345,11 +351,23 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
     return [Piece(value, *key) for key, value in sums.items() if value.terms]
 
 
+def _contains(many: Piece, one: Piece, simplify: Simplify) -> bool:
+    """Whether a member of a largest is one of the members that another stands for, by its bound indices."""
+    if not many.bounds or len(one.bounds) >= len(many.bounds):
+        return False
+    left, right = ([c for factor in piece.factors for c in coordinates(factor)] for piece in (many, one))
+    by = {a.name: b for a, b in zip(left, right, strict=False) if a.name in many.bounds and a.name}
+    if by.keys() != many.bounds or len(left) != len(right):
+        return False
+    there = substituted(many, by)
+    return there.factors == one.factors and simplify(there.guards | one.guards) == simplify(one.guards)
+
+
 def _masked(factor: Factor, bounds: frozenset[str]) -> str:
     return str(renamed(factor, dict.fromkeys(bounds, size("__"))))
 
 
-def _named(piece: Piece, simplify: Simplify, depth: int) -> Piece | None:
+def _named(piece: Piece, simplify: Simplify, depth: int, member: bool) -> Piece | None:
     """Bound indices replaced one after the other by the coordinate in which each stands with a factor of one."""
     unsolved, by, names = set(piece.bounds), dict[str, Size](), list[str]()
     progress = True
@@ -381,7 +399,7 @@ def _named(piece: Piece, simplify: Simplify, depth: int) -> Piece | None:
         extent = _extent(mine, name)
         if extent is None:
             continue
-        guards, coefficient = guards - frozenset(mine), coefficient * extent
+        guards, coefficient = guards - frozenset(mine), coefficient if member else coefficient * extent
         out = replace(out, bounds=out.bounds - {name})
     return replace(out, guards=guards, coefficient=coefficient)
 

@@ -450,7 +450,7 @@ def _max_element(e: Elements, t: Term, index: Shape) -> Form:
     (x,) = t.children
     axis = axis_of(t.attributes[0], len(index))
     k = e.fresh(e.dims(x)[axis])
-    return largest(e.at(x, put(index, axis, k)), {str(k): e.dims(x)[axis]})
+    return largest(e.at(x, put(index, axis, k)), {str(k): e.dims(x)[axis]} if k.name else {})
 
 
 def _softmax_value(d: Domain, given: Numbers, arrays: Sequence[Array], _: tuple[int, ...]) -> Array:

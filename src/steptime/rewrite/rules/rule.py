@@ -79,9 +79,10 @@ class Rule:
         return max(map(len, sides))
 
     @property
-    def reversible(self) -> bool:
-        """Whether the target has every variable and size of the source, so that it can be matched too."""
-        return len(self.sources) == 1 and _bound(self.targets, self.table) >= _bound(self.sources, self.table)
+    def applicable(self) -> bool:
+        """Whether a match of its sources gives all variables and sizes that its targets and conditions have."""
+        bound = _bound(self.sources, self.table)
+        return bound >= {*self.names, *(name for each in self.targets for name in each.variables())}
 
     def reverse(self) -> Rule:
         """The rule from target to source."""
@@ -138,12 +139,18 @@ class Match:
     sizes: Mapping[str, Size]
 
 
-def matches(rule: Rule, given: Sequence[Term], variables: Variables, weights: Callable[[Term], bool] | None = None
-            ) -> Match | None:  # fmt: skip
+def matches(
+    rule: Rule,
+    given: Sequence[Term],
+    variables: Variables,
+    weights: Callable[[Term], bool] | None = None,
+    needs: Sequence[Condition] | None = None,
+    holds: Callable[[Condition], bool] | None = None,
+) -> Match | None:
     """The match of a rule's sources with terms at their roots, or None.
 
-    Conditions have to hold for certain; what a condition says of unknown sizes is no match. ``weights`` tells of a term
-    whether it is constant in inference; by default a term of weights alone is.
+    Conditions have to hold for certain, unless ``holds`` knows more of the sizes. ``weights`` tells of a term whether it
+    is constant in inference; by default a term of weights alone is. ``needs``: the rule's, where they are known.
     """
     terms: dict[str, Term] = {}
     equations: list[tuple[Size, Size]] = []
@@ -160,7 +167,9 @@ def matches(rule: Rule, given: Sequence[Term], variables: Variables, weights: Ca
             return None
         equations += zip(declared.dims, dims, strict=True)
     sizes = _bindings(equations)
-    if sizes is None or not all(_holds(each.replace(sizes)) for each in rule.needs()):
+    if sizes is None or not all(
+        map(holds or _holds, (c.replace(sizes) for c in (rule.needs() if needs is None else needs)))
+    ):
         return None
     return Match(terms, sizes)
 

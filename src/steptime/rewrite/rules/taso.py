@@ -16,8 +16,10 @@ from steptime.errors import InputFileError, UserError
 from steptime.rewrite.rules.rule import Rule, unified
 from steptime.rewrite.rules.sizes import Condition, Size, equal, size
 from steptime.rewrite.rules.terms import Shape, Term, Variable, shape_of, term, variable
+from steptime.store.files import read_text
 
 RELU: Final = 2
+MAX_FILE_BYTES: Final = 2**22
 
 
 def read(path: Path) -> list[Rule]:
@@ -27,10 +29,8 @@ def read(path: Path) -> list[Rule]:
         InputFileError: it cannot be read, or is another file.
     """
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rules"]
+        rows = json.loads(read_text(path, MAX_FILE_BYTES, "a file of substitutions"))["rules"]
         return [rule_of(row) for row in rows]
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise InputFileError(str(path), f"is no file of TASO's substitutions: {type(error).__name__} {error}") from None
 
