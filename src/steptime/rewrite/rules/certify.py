@@ -9,11 +9,11 @@ from typing import Final
 from steptime.errors import UserError
 from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule, assignments, unified
 from steptime.rewrite.rules.sizes import ZERO
-from steptime.rewrite.rules.terms import shape_of, term
+from steptime.rewrite.rules.terms import VARIABLE, shape_of, term
 from steptime.rewrite.rules.verify_egraph import proved_together
 from steptime.rewrite.rules.verify_exact import proved_exactly
 from steptime.rewrite.rules.verify_generic import proved_generically
-from steptime.rewrite.rules.verify_random import Counterexample, tested
+from steptime.rewrite.rules.verify_random import Counterexample, fuzzed
 
 BATCH: Final = 200
 """Rules in one e-graph."""
@@ -43,7 +43,7 @@ def checked(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> Verdi
     fitted = unified(rule)
     if fitted is None or next(assignments(fitted, 1, seed), None) is None:
         raise UserError(f"{rule.name}: no sizes fulfil what the operators of both sides need", hint=str(rule))
-    result = tested(fitted, number, seed)
+    result = fuzzed(fitted, number, seed)
     if isinstance(result, Counterexample):
         return Verdict(rule=fitted, counterexample=result)
     exact = proved_exactly(fitted) or 0
@@ -81,7 +81,7 @@ def siblings(rule: Rule) -> Rule | None:
     """
     for way in (rule, rule.reverse()):
         (joined, *more), merged = way.sources, way.targets[0]
-        if more or joined.op != "concat" or len(joined.children) != 2 or merged.op == "concat":
+        if more or joined.op != "concat" or len(joined.children) != 2 or merged.op in ("concat", VARIABLE):
             continue
         first, second = joined.children
         if first.op != second.op or not first.operators or not set(first.variables()) & set(second.variables()):

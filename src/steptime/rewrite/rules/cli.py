@@ -147,10 +147,10 @@ def _show(name: str, svg: Path | None, json: bool) -> None:
 def _check(path: Path, json: bool) -> None:
     from steptime.rewrite.rules import declared, taso
     from steptime.rewrite.rules.certify import certified
-    from steptime.rewrite.rules.pipeline import proved_axioms
+    from steptime.rewrite.rules.store import proved_axioms
 
     rules = (taso if path.suffix.lower() == ".json" else declared).read(path)
-    verdicts = certified(rules, proved_axioms(lambda _: None))
+    verdicts = certified(rules, proved_axioms())
     if json:
         _json([_verdict(each) for each in verdicts], unsound=sum(each.word == "unsound" for each in verdicts))
     else:

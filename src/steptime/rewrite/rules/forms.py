@@ -220,10 +220,19 @@ def _reciprocal(form: Form) -> Form:
         common = [f for f in of[0].factors if all(f in p.factors for p in of)] if of else []
         common = [f for f in common if not any(c.names() & p.bounds for c in coordinates(f) for p in of)]
         rest = tuple(replace(p, factors=tuple(f for f in p.factors if f not in common)) for p in of)
-        calls = [Call("recip", (Piece(factors=(factor,)),)) for factor in common]
+        calls = [_inverted(factor) for factor in common]
         calls += [] if rest == (Piece(),) else [Call("recip", rest)]
         out += guarded((Piece(factors=tuple(calls)),), guards)
     return tuple(out)
+
+
+def _inverted(factor: Factor) -> Factor:
+    """One over a factor; over an inverse, what is inverted."""
+    if isinstance(factor, Call) and factor.function == "recip":
+        (piece, *more) = factor.of
+        if not more and piece == Piece(factors=piece.factors) and len(piece.factors) == 1:
+            return piece.factors[0]
+    return Call("recip", (Piece(factors=(factor,)),))
 
 
 def _exp(form: Form) -> Form:

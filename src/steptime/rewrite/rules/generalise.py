@@ -17,7 +17,7 @@ from steptime.rewrite.rules.rule import Rule, unified
 from steptime.rewrite.rules.sizes import ONE, ZERO, Size, size
 from steptime.rewrite.rules.terms import VARIABLE, Shape, Term, Variable, replaced, shape_of, term, variable
 from steptime.rewrite.rules.universes import Universe
-from steptime.rewrite.rules.verify_random import tested
+from steptime.rewrite.rules.verify_random import fuzzed
 
 TESTS: Final = 8
 FREE: Final = frozenset(("stride", "pad", "dilation", "kernel", "before", "after", "border", "factor", "extent"))
@@ -94,8 +94,11 @@ def _joint(given: Term, axis: int, opened: _Opened) -> Size | None:
     return opened._dims(given.children[0], opened.variables)[axis]
 
 
-def general(source: Term, target: Term, universe: Universe) -> Rule | None:
-    """The most general rule that tests allow of an equality in a universe; None where it is false as it stands."""
+def general(source: Term, target: Term, universe: Universe) -> list[Rule]:
+    """The most general rules that tests allow of an equality in a universe; none where it is false as it stands.
+
+    The first may have sizes where dims were one. It need not cover an equality with broadcasting; the last does.
+    """
     slices = any(each.op == "slice" for side in (source, target) for each in side.walk())
     for cuts in ("open", "tied", "joints", "ends") if slices else ("ends",):
         opened = _Opened(universe, cuts)
@@ -106,8 +109,36 @@ def general(source: Term, target: Term, universe: Universe) -> Rule | None:
         rule = Rule(name="", variables=tuple(opened.variables.values()), sources=sides[:1], targets=sides[1:])
         found = _holds(rule) or (None if cuts in ("open", "tied") else _narrowed(rule, opened.was))
         if found is not None:
-            return named(_reopened(_split(found)))
-    return None
+            whole = _reopened(_split(_widened(found)))
+            wide = _without_ones(whole)
+            return [named(wide), named(whole)] if wide is not whole else [named(whole)]
+    return []
+
+
+def _without_ones(rule: Rule) -> Rule:
+    """The rule with sizes for dims of one, each as far as tests hold."""
+    for number, each in enumerate(rule.variables):
+        for at, dim in enumerate(each.dims):
+            if dim == ONE:
+                dims = (*each.dims[:at], size(f"o{number}_{at}"), *each.dims[at + 1 :])
+                trial = (*rule.variables[:number], replace(each, dims=dims), *rule.variables[number + 1 :])
+                found = _holds(replace(rule, variables=trial))
+                if found is not None and _dims_of_one(found) < _dims_of_one(rule):
+                    return _without_ones(found)
+    return rule
+
+
+def _dims_of_one(rule: Rule) -> int:
+    return sum(dim == ONE for each in rule.variables for dim in each.dims)
+
+
+def _widened(rule: Rule) -> Rule:
+    """A rule that goes element by element without dims of one, if tests hold: it covers what is broadcast."""
+    if not rule.pointwise or not any(dim == ONE for each in rule.variables for dim in each.dims):
+        return rule
+    rank = max(len(each.dims) for each in rule.variables)
+    dims = tuple(size(f"w{i}") for i in range(rank))
+    return _holds(replace(rule, variables=tuple(replace(each, dims=dims) for each in rule.variables))) or rule
 
 
 def _reopened(rule: Rule) -> Rule:
@@ -167,7 +198,7 @@ def _holds(rule: Rule) -> Rule | None:
         out = unified(rule)
         if out is None:
             return None
-        result = tested(out, TESTS)
+        result = fuzzed(out, TESTS)
     except UserError:
         return None
     return out if isinstance(result, int) and result >= min(TESTS, 3) else None

@@ -3,7 +3,7 @@
 Terms are enumerated by size. Only one representative per fingerprint class is extended, at two assignments of sizes at
 once. A term that equals an earlier one is a candidate, unless a rule that was found before rewrites it at its root into
 a smaller term: then its equality follows (ordered rewriting; the order of :func:`terms.order` is total, well-founded and
-kept by contexts). A candidate is made general in its sizes, tested, proved, and kept.
+kept by contexts). A candidate is made general in its sizes, fuzzed, proved, and kept.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from steptime.errors import UserError
+from steptime.rewrite.rules.certify import checked
 from steptime.rewrite.rules.domains import MERSENNE, SAFE, Array, Domain, FieldPair, Residues
 from steptime.rewrite.rules.generalise import general
 from steptime.rewrite.rules.operators import OPERATORS, run
-from steptime.rewrite.rules.rule import Certificate, Rule, matches
+from steptime.rewrite.rules.rule import Rule, matches
 from steptime.rewrite.rules.sizes import Condition
 from steptime.rewrite.rules.terms import VARIABLE, Shape, Term, Variable, order, replaced, term, variable
 from steptime.rewrite.rules.universes import Template, Universe
 from steptime.rewrite.rules.verify_egraph import proved_together
-from steptime.rewrite.rules.verify_exact import proved_exactly
-from steptime.rewrite.rules.verify_generic import proved_generically
-from steptime.rewrite.rules.verify_random import tested
 
 COMMUTES: Final = frozenset(("add", "mul", "maximum"))
 CHUNK: Final = 1 << 15
@@ -147,19 +145,19 @@ def _consider(given: Term, other: Term, universe: Universe, variables: Mapping[s
     if given is other or found.reduces(given, universe, variables):
         return
     found.count("underivable")
-    rule = general(given, other, universe)
-    if rule is None:
+    rules = general(given, other, universe)
+    if not rules:
         found.count("false")
-        return
-    if str(rule) in found.texts:
-        return
-    result = tested(rule)
-    exact = proved_exactly(rule) if isinstance(result, int) else None
-    if not isinstance(result, int) or not exact:
-        found.count("false")
-        return
-    certificate = Certificate(random=result, exact=exact, generic=proved_generically(rule))
-    found.add(replace(rule, certificate=certificate, origin=universe.name))
+    for rule in rules:
+        if str(rule) in found.texts:
+            continue
+        verdict = checked(rule)
+        if verdict.counterexample is not None or not verdict.rule.certificate.exact:
+            found.count("false")
+            continue
+        found.add(replace(verdict.rule, origin=universe.name))
+        if found.reduces(given, universe, variables):
+            return
 
 
 def _leaves(universe: Universe, domain: Domain, seed: int) -> Level:

@@ -9,14 +9,13 @@ from typing import Final
 
 from steptime.errors import UserError
 from steptime.rewrite.rules import store
-from steptime.rewrite.rules.certify import Verdict, certified, siblings
+from steptime.rewrite.rules.certify import Verdict, certified, checked, siblings, with_egraph
 from steptime.rewrite.rules.generate import Found, explored, minimal
 from steptime.rewrite.rules.rule import Rule
 from steptime.rewrite.rules.universes import UNIVERSES, Universe
 from steptime.store.files import refuse_unwritable, write_whole
 
 SEED: Final = 1
-DECLARED: Final = "declared"
 SIBLINGS: Final = "siblings"
 
 
@@ -28,6 +27,8 @@ class Job:
     seed: int = SEED
     operators: int = 4
     universes: Sequence[Universe] = UNIVERSES
+    axioms: Sequence[Rule] | None = None
+    """Declared rules to prove from; default: those of the package."""
 
     @property
     def partial(self) -> Path:
@@ -48,7 +49,7 @@ def generated(job: Job, progress: Callable[[str], None]) -> store.RuleSet:
         UserError: a file cannot be written, or z3 or egglog is not installed.
     """
     refuse_unwritable(job.out)
-    axioms = proved_axioms(progress)
+    axioms = proved_axioms(store.axioms() if job.axioms is None else job.axioms, progress)
     found, done = _resumed(job, progress)
     for universe in job.universes:
         if universe.name in done:
@@ -58,7 +59,8 @@ def generated(job: Job, progress: Callable[[str], None]) -> store.RuleSet:
         rows = [replace(rule, name=f"r{number}") for number, rule in enumerate(found.rules)]
         write_whole(job.partial, store.written(rows, job.provenance(done="+".join(done), **found.counts)))
     kept = minimal(found.rules, progress)
-    new = _shippable(certified([*kept, *_merged([*axioms, *kept])], axioms, progress))
+    merged = [checked(rule) for rule in _merged([*axioms, *kept])]
+    new = _shippable(with_egraph([*(Verdict(rule=rule) for rule in kept), *merged], axioms))
     rules = _numbered([*axioms, *new])
     provenance = job.provenance(**found.counts, found=len(found.rules), kept=len(kept))
     write_whole(job.out, store.written(rules, provenance))
@@ -66,18 +68,18 @@ def generated(job: Job, progress: Callable[[str], None]) -> store.RuleSet:
     return store.RuleSet(rules=tuple(rules), provenance=provenance)
 
 
-def proved_axioms(progress: Callable[[str], None]) -> list[Rule]:
+def proved_axioms(declared: Sequence[Rule], progress: Callable[[str], None]) -> list[Rule]:
     """The declared rules that are proved for all sizes; the e-graph takes no other.
 
     Raises:
         UserError: a declared rule is not.
     """
-    verdicts = certified(store.axioms(), [])
+    verdicts = certified(declared, [])
     for each in verdicts:
         if not each.rule.certificate.generic:
             raise UserError(f"declared rule {each.rule.name} is {each.word}: {each.counterexample or each.rule}")
     progress(f"{len(verdicts)} declared rules proved for all sizes")
-    return [replace(each.rule, origin=DECLARED) for each in verdicts]
+    return [replace(each.rule, origin=store.DECLARED) for each in verdicts]
 
 
 def _resumed(job: Job, progress: Callable[[str], None]) -> tuple[Found, list[str]]:
@@ -117,6 +119,6 @@ def _numbered(rules: Sequence[Rule]) -> list[Rule]:
             continue
         seen.add(text)
         counts[rule.origin] = counts.get(rule.origin, 0) + 1
-        name = rule.name if rule.origin == DECLARED else f"{rule.origin}-{counts[rule.origin]}"
+        name = rule.name if rule.origin == store.DECLARED else f"{rule.origin}-{counts[rule.origin]}"
         out.append(replace(rule, name=name))
     return out

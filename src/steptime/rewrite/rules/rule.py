@@ -66,6 +66,13 @@ class Rule:
         return len(ranks) == 1 and all(each.op == VARIABLE or OPERATORS[each.op].lifts for each in every)
 
     @property
+    def pointwise(self) -> bool:
+        """Whether all operators go element by element on the same variables: then any of them may be broadcast."""
+        every = [each for side in (*self.sources, *self.targets) for each in side.walk() if each.op != VARIABLE]
+        same = len(self.sources) == 1 and set(self.sources[0].variables()) == set(self.targets[0].variables())
+        return same and all(each.op == "scale" or (OPERATORS[each.op].aligns and each.op != "matmul") for each in every)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of its sizes."""
         inside = {name for each in self.variables for dim in each.dims for name in dim.names()}
@@ -82,7 +89,7 @@ class Rule:
     def applicable(self) -> bool:
         """Whether a match of its sources gives all variables and sizes that its targets and conditions have."""
         bound = _bound(self.sources, self.table)
-        return bound >= {*self.names, *(name for each in self.targets for name in each.variables())}
+        return self.pointwise or bound >= {*self.names, *(name for each in self.targets for name in each.variables())}
 
     def reverse(self) -> Rule:
         """The rule from target to source."""
@@ -158,14 +165,14 @@ def matches(
         if not _matched(pattern, term, terms, equations):
             return None
     known: dict[Term, Shape] = {}
+    table, free = rule.table, rule.pointwise
     for name, term in terms.items():
-        dims = shape_of(term, variables, known, [])
-        declared = rule.table[name]
-        if len(dims) != len(declared.dims):
+        dims, declared = shape_of(term, variables, known, []), table[name]
+        if not free and len(dims) != len(declared.dims):
             return None
         if declared.kind == "weight" and not (weights or _weights_of(variables))(term):
             return None
-        equations += zip(declared.dims, dims, strict=True)
+        equations += [] if free else zip(declared.dims, dims, strict=True)
     sizes = _bindings(equations)
     if sizes is None or not all(
         map(holds or _holds, (c.replace(sizes) for c in (rule.needs() if needs is None else needs)))

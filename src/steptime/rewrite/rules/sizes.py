@@ -304,13 +304,12 @@ def at_least(a: Size | int, b: Size | int) -> Condition:
     return Condition(size(a) - size(b), equal=False)
 
 
-def solved(conditions: list[Condition], fixed: frozenset[str] = frozenset()) -> dict[str, Size] | None:
+def solved(conditions: list[Condition]) -> dict[str, Size] | None:
     """Replacements that make the linear equalities hold; None where they contradict each other.
 
-    A name is solved for where it occurs once, with coefficient one or minus one, in no product. ``fixed`` names stay.
-
+    A name is solved for where it occurs once, with coefficient one or minus one, in no product. 
     >>> {name: str(by) for name, by in (solved([equal(size("a"), size("b + 1"))]) or {}).items()}
-    {'a': 'b+1'}
+    {'b': 'a-1'}
     """
     out: dict[str, Size] = {}
     for condition in conditions:
@@ -319,7 +318,7 @@ def solved(conditions: list[Condition], fixed: frozenset[str] = frozenset()) -> 
             continue
         if left.number is not None:
             return None
-        name = _solvable(left, fixed)
+        name = _solvable(left)
         if name is None:
             continue
         coefficient = dict(left.terms)[(name,)]
@@ -329,11 +328,11 @@ def solved(conditions: list[Condition], fixed: frozenset[str] = frozenset()) -> 
     return out
 
 
-def _solvable(left: Size, fixed: frozenset[str]) -> str | None:
+def _solvable(left: Size) -> str | None:
     every = list(_names(left))
     candidates = [
         monomial[0]
         for monomial, value in left.terms
         if len(monomial) == 1 and isinstance(monomial[0], str) and abs(value) == 1 and every.count(monomial[0]) == 1
     ]
-    return max((name for name in candidates if name not in fixed), default=None)
+    return max(candidates, default=None)

@@ -53,6 +53,15 @@ def shipped() -> RuleSet:
     return loaded(FILE)
 
 
+DECLARED: Final = "declared"
+"""Origin of the rules that are written by hand."""
+
+
+def proved_axioms() -> list[Rule]:
+    """The declared rules of the shipped table, which has their proofs."""
+    return [rule for rule in shipped().rules if rule.origin == DECLARED]
+
+
 def code(certificate: Certificate) -> str:
     """A certificate in one word.
 

@@ -199,7 +199,7 @@ def rewrite_of(rule: Rule) -> str | None:
     pattern = _pattern(source, bound, rests)
     mine = source.variables()
     lifts = rule.lifts
-    for name in mine:
+    for name in mine if not rule.pointwise else ():
         dims = rule.table[name].dims
         for i in range(RANK):
             at = i - (RANK - len(dims))
@@ -212,7 +212,7 @@ def rewrite_of(rule: Rule) -> str | None:
             else:
                 rests.append((entry, dims[at]))
     needed = {n for _, each in rests for n in each.names()} | target.size_names()
-    needs = [each for each in rule.needs()]
+    needs = [] if rule.pointwise else rule.needs()
     needed |= {n for each in needs for n in each.size.names()}
     if not set(target.variables()) <= set(mine) or not needed <= bound:
         return None

@@ -30,4 +30,4 @@ def _largest(rule: Rule, at: dict[str, int]) -> int:
 def proved_exactly(rule: Rule) -> int | None:
     """For how many shapes both sides are the same polynomials; None where they are not for one."""
     shapes = small(rule)
-    return len(shapes) if all(agrees(rule, Polynomials(), at, (), 0) for at in shapes) else None
+    return len(shapes) if all(agrees(rule, Polynomials(), at, shapes_at(rule, at), 0) for at in shapes) else None

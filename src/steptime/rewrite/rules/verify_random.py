@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from steptime.rewrite.rules.terms import Term
 
 LEADS: Final[tuple[tuple[int, ...], ...]] = ((), (2,), (), (3, 1))
 """Leading dims that are added in turn to the variables of a rule that lifts."""
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
 EXPONENTIAL: Final = frozenset(("exp", "softmax"))
 SHOWN: Final = 40
 """Elements of a tensor that a counter-example has at most."""
@@ -53,7 +54,7 @@ def domain_of(rule: Rule) -> Domain:
     return FieldPair() if every & EXPONENTIAL else Residues()
 
 
-def shapes_at(rule: Rule, at: dict[str, int], lead: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
+def shapes_at(rule: Rule, at: dict[str, int], lead: tuple[int, ...] = ()) -> Shapes:
     """Shapes of a rule's variables for numbers of its sizes."""
     return {each.name: (*lead, *(dim.value(at) for dim in each.dims)) for each in rule.variables}
 
@@ -65,7 +66,7 @@ def both(rule: Rule, domain: Domain, values: dict[str, Array], at: dict[str, int
     return list(zip(*sides, strict=True))
 
 
-def tested(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> int | Counterexample:
+def fuzzed(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> int | Counterexample:
     """On how many assignments of sizes both sides agree, or the smallest of the first counter-examples.
 
     A wrong rule that is a polynomial of degree d passes one assignment with probability d / 2^31 at most (Schwartz and
@@ -73,26 +74,33 @@ def tested(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> int | 
     """
     domain, count = domain_of(rule), 0
     for count, at in enumerate(assignments(rule, number, seed), 1):
-        lead = LEADS[count % len(LEADS)] if rule.lifts else ()
-        if not agrees(rule, domain, at, lead, seed + count):
-            return explained(rule, at, lead)
+        shapes = shapes_at(rule, at, LEADS[count % len(LEADS)] if rule.lifts else ())
+        if rule.pointwise and count % 2:
+            shapes = stretched(shapes, seed + count)
+        if not agrees(rule, domain, at, shapes, seed + count):
+            return explained(rule, at, shapes)
     if count and not rule.names:
-        extra = (agrees(rule, domain, {}, (), seed + each) for each in range(number))
-        return number if all(extra) else explained(rule, {}, ())
+        fixed = shapes_at(rule, {})
+        extra = (agrees(rule, domain, {}, fixed, seed + each) for each in range(number))
+        return number if all(extra) else explained(rule, {}, fixed)
     return count
 
 
-def agrees(rule: Rule, domain: Domain, at: dict[str, int], lead: tuple[int, ...], seed: int) -> bool:
-    """Whether both sides have equal values for one assignment."""
-    shapes = shapes_at(rule, at, lead)
+def stretched(shapes: Shapes, seed: int) -> Shapes:
+    """The shapes with some dims of one, which broadcasting stretches."""
+    rng = np.random.default_rng(seed)
+    return {name: tuple(1 if rng.integers(3) == 0 else dim for dim in shape) for name, shape in shapes.items()}
+
+
+def agrees(rule: Rule, domain: Domain, at: dict[str, int], shapes: Shapes, seed: int) -> bool:
+    """Whether both sides have equal values for one assignment and the shapes of the variables."""
     values = {name: domain.random(shape, name, seed) for name, shape in shapes.items()}
     return all(domain.same(a, b) for a, b in both(rule, domain, values, at))
 
 
-def explained(rule: Rule, at: dict[str, int], lead: tuple[int, ...]) -> Counterexample:
+def explained(rule: Rule, at: dict[str, int], shapes: Shapes) -> Counterexample:
     """The counter-example for sizes that disagree, in floats with small whole values."""
-    domain, shapes = Floats(), shapes_at(rule, at, lead)
-    worst: Counterexample | None = None
+    domain = Floats()
     for seed in range(20):
         rng = np.random.default_rng(seed)
         values = {name: rng.integers(-3, 4, shape).astype(float) for name, shape in shapes.items()}
@@ -103,9 +111,8 @@ def explained(rule: Rule, at: dict[str, int], lead: tuple[int, ...]) -> Countere
             if here is None:
                 continue
             lists = {name: each.ravel().tolist() for name, each in values.items()}
-            worst = Counterexample(sizes=at, shapes=shapes, values=lists, output=number,
-                                   index=here[0], source=here[1], target=here[2])  # fmt: skip
-            return worst
+            return Counterexample(sizes=at, shapes=shapes, values=lists, output=number,
+                                  index=here[0], source=here[1], target=here[2])  # fmt: skip
     return Counterexample(sizes=at, shapes=shapes, values={}, output=0, index=(), source=np.nan, target=np.nan)
 
 
