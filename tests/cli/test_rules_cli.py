@@ -108,7 +108,9 @@ def test_wrong_options_are_told(args: list[str], message: str) -> None:
 
 
 def test_a_small_run_finds_what_there_is_and_goes_on_after_a_stop(tmp_path: Path) -> None:
-    whole = pipeline.generated(pipeline.Job(out=tmp_path / "a.tsv", operators=2, universes=SMALL, axioms=AXIOMS), lambda _: None)
+    whole = pipeline.generated(
+        pipeline.Job(out=tmp_path / "a.tsv", operators=2, universes=SMALL, axioms=AXIOMS), lambda _: None
+    )
     generated = {rule.equation() for rule in whole.rules if rule.origin in ("small", "parts")}
     assert "add(x, y) = add(y, x)" in generated and "matmul(matmul(x, y), z) = matmul(x, matmul(y, z))" in generated
     assert "concat[-1](concat[-1](x, y), z) = concat[-1](x, concat[-1](y, z))" in generated

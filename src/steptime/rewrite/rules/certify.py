@@ -47,12 +47,14 @@ def checked(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> Verdi
     if isinstance(result, Counterexample):
         return Verdict(rule=fitted, counterexample=result)
     exact = proved_exactly(fitted) or 0
-    return Verdict(rule=replace(fitted, certificate=Certificate(
-        random=result, exact=exact, generic=proved_generically(fitted))))  # fmt: skip
+    return Verdict(
+        rule=replace(fitted, certificate=Certificate(random=result, exact=exact, generic=proved_generically(fitted)))
+    )
 
 
-def certified(rules: Sequence[Rule], axioms: Sequence[Rule], progress: Callable[[str], None] | None = None
-              ) -> list[Verdict]:  # fmt: skip
+def certified(
+    rules: Sequence[Rule], axioms: Sequence[Rule], progress: Callable[[str], None] | None = None
+) -> list[Verdict]:
     """All four layers of many rules; the e-graph has them in batches."""
     verdicts = []
     for number, rule in enumerate(rules, 1):
@@ -90,6 +92,7 @@ def siblings(rule: Rule) -> Rule | None:
         sizes = [shape_of(each, rule.table, {}, [])[axis.number or -1] for each in (first, second)]
         cuts = ((ZERO, sizes[0]), (sizes[0], sizes[0] + sizes[1]))
         targets = tuple(term("slice", (merged,), (axis, *cut)) for cut in cuts)
-        return replace(rule, name=f"{rule.name}-siblings", sources=(first, second), targets=targets,
-                       certificate=Certificate())  # fmt: skip
+        return replace(
+            rule, name=f"{rule.name}-siblings", sources=(first, second), targets=targets, certificate=Certificate()
+        )
     return None

@@ -63,10 +63,14 @@ def record(rule: Rule) -> dict[str, Any]:
         "conditions": [str(each) for each in rule.needs()],
         "lifts": rule.lifts,
         "origin": rule.origin,
-        "certificate": {"text": code(rule.certificate), "random": rule.certificate.random,
-                        "exact": rule.certificate.exact, "egraph": rule.certificate.egraph,
-                        "generic": rule.certificate.generic},
-    }  # fmt: skip
+        "certificate": {
+            "text": code(rule.certificate),
+            "random": rule.certificate.random,
+            "exact": rule.certificate.exact,
+            "egraph": rule.certificate.egraph,
+            "generic": rule.certificate.generic,
+        },
+    }
 
 
 def _json(rules: Sequence[dict[str, Any]], **more: object) -> None:
@@ -107,8 +111,9 @@ def _summary(found: RuleSet, out: Any) -> None:
     for rule in found.rules:
         origins[rule.origin] = origins.get(rule.origin, 0) + 1
     total = len(found.rules)
-    t.indented(out, f"{t.count(total)} rules, {t.count(generic)} proved for all sizes, {t.count(egraph)} in the "
-                    f"e-graph.", by=0)  # fmt: skip
+    t.indented(
+        out, f"{t.count(total)} rules, {t.count(generic)} proved for all sizes, {t.count(egraph)} in the e-graph.", by=0
+    )
     t.indented(out, f"From: {', '.join(f'{name} {number}' for name, number in origins.items())}.", by=0)
     t.indented(out, f"Generator: {', '.join(f'{name} {value}' for name, value in found.provenance.items())}.", by=0)
 
@@ -159,7 +164,8 @@ def _check(path: Path, json: bool) -> None:
     if bad:
         first = bad[0]
         raise UserError(
-            f"{path}: {counted(len(bad), 'rule')} of {len(verdicts)} unsound; {first.rule.name}: {first.counterexample}",
+            f"{path}: {counted(len(bad), 'rule')} of {len(verdicts)} unsound; "
+            f"{first.rule.name}: {first.counterexample}",
             hint="give the rule conditions that exclude these shapes, or take it out",
         )
 

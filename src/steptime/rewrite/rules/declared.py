@@ -70,8 +70,14 @@ def rule_of(name: str, variables: str, source: str, target: str, where: str = ""
         UserError: a text is wrong, or the sides do not fit together.
     """
     conditions = tuple(condition_of(each) for each in where.split(",") if each.strip())
-    rule = Rule(name=name, variables=variables_of(variables), sources=terms_of(source), targets=terms_of(target),
-                where=conditions, origin=origin)  # fmt: skip
+    rule = Rule(
+        name=name,
+        variables=variables_of(variables),
+        sources=terms_of(source),
+        targets=terms_of(target),
+        where=conditions,
+        origin=origin,
+    )
     if len(rule.sources) != len(rule.targets):
         raise UserError(f"{name}: {len(rule.sources)} sources and {len(rule.targets)} targets")
     sizes = {s for each in rule.variables for dim in each.dims for s in dim.names()}
@@ -110,9 +116,8 @@ def _row(path: str, number: int, row: object) -> Rule:
     missing = [each for each in ("variables", "source", "target") if each not in row]
     if missing:
         raise FieldError(path, f"{where}.{missing[0]}", "is missing")
-    texts = [row[each] for each in ("variables", "source", "target")]
+    variables, source, target = (row[each] for each in ("variables", "source", "target"))
     try:
-        return rule_of(row.get("name", f"rule-{number}"), *texts, row.get("where", ""), origin=path)
+        return rule_of(row.get("name", f"rule-{number}"), variables, source, target, row.get("where", ""), origin=path)
     except UserError as error:
         raise FieldError(path, where, str(error).replace("\n  ", "; ")) from None
-

@@ -37,7 +37,7 @@ class Domain(Protocol):
         """Sum along an axis, which stays with size one."""
 
     def largest(self, a: Array, axis: int) -> Array:
-        """Maximum along an axis, which stays with size one: any operation that is associative, commutative, idempotent."""
+        """Maximum along an axis, which stays with size one; of it only that it is a semilattice is used."""
 
     def apply(self, name: str, a: Array) -> Array:
         """A function of one number, element by element."""
@@ -316,7 +316,9 @@ def _inverse(of: Polynomial) -> Polynomial:
         lowest = {atom: min(lowest.get(atom, 0), here.get(atom, 0)) for atom in {*lowest, *here}}
     common = tuple(sorted((atom, -power) for atom, power in lowest.items() if power))
     first = min(of.terms.items(), key=lambda item: _joined(item[0], common))[1]
-    rest = Polynomial({_joined(powers, common): Fraction(value) / Fraction(first) for powers, value in of.terms.items()})
+    rest = Polynomial(
+        {_joined(powers, common): Fraction(value) / Fraction(first) for powers, value in of.terms.items()}
+    )
     scale = Polynomial({common: Fraction(1) / Fraction(first)})
     if rest.terms == {(): 1}:
         return scale
@@ -353,7 +355,8 @@ class Polynomials:
         """The function, or its symbol."""
         out = np.empty(a.shape, dtype=object)
         for at in np.ndindex(*a.shape):
-            out[at] = _function(name, a[at])
+            element: Polynomial = a[at]  # type: ignore[assignment]
+            out[at] = _function(name, element)
         return out
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:

@@ -1,7 +1,8 @@
 """Elements of tensors as sums of guarded products, for all sizes at once.
 
-An element at a symbolic index is a sum of monomials. A monomial is a coefficient, guards (sizes that have to be at least
-zero for it to count), bound indices that are summed over, and factors: elements of variables or functions of other sums.
+An element at a symbolic index is a sum of monomials. A monomial is a coefficient, guards (sizes that have to be at
+least zero for it to count), bound indices that are summed over, and factors: elements of variables or functions of
+other sums.
 """
 
 from __future__ import annotations
@@ -161,7 +162,9 @@ def summed(form: Form, index: Size, extent: Size) -> Form:
     if extent == ONE:
         return form
     name = str(index)
-    return tuple(replace(piece, bounds=piece.bounds | {name}, guards=piece.guards | inside(index, extent)) for piece in form)
+    return tuple(
+        replace(piece, bounds=piece.bounds | {name}, guards=piece.guards | inside(index, extent)) for piece in form
+    )
 
 
 def multiplied(a: Form, b: Form) -> Form:
@@ -319,8 +322,7 @@ def canonical(piece: Piece, simplify: Simplify, depth: int = 0, member: bool = F
     if not piece.bounds:
         orders = iter([tuple(tuple(group) for group in groups.values())])  # type: ignore[assignment]
     found = [
-        _named(replace(piece, factors=tuple(f for g in each for f in g)), simplify, depth, member)
-        for each in orders
+        _named(replace(piece, factors=tuple(f for g in each for f in g)), simplify, depth, member) for each in orders
     ]
     return min((each for each in found if each is not None), key=str, default=None)
 
@@ -384,7 +386,9 @@ def _named(piece: Piece, simplify: Simplify, depth: int, member: bool) -> Piece 
         progress = False
         for coordinate in (c.replace(by) for factor in piece.factors for c in coordinates(factor)):
             solvable = [
-                m[0] for m, v in coordinate.terms if len(m) == 1 and isinstance(m[0], str) and m[0] in unsolved and abs(v) == 1
+                m[0]
+                for m, v in coordinate.terms
+                if len(m) == 1 and isinstance(m[0], str) and m[0] in unsolved and abs(v) == 1
             ]
             solvable = [n for n in solvable if sum(n in Size(((m, v),)).names() for m, v in coordinate.terms) == 1]
             if not solvable:

@@ -22,6 +22,7 @@ from steptime.rewrite.rules.verify_random import fuzzed
 TESTS: Final = 8
 FREE: Final = frozenset(("stride", "pad", "dilation", "kernel", "before", "after", "border", "factor", "extent"))
 """Attributes that a rule may leave open."""
+BORDERS: Final = frozenset(("pad", "before", "after", "border"))
 LETTERS: Final = "abcdefghijklmnopqrst"
 TENSORS: Final = ("x", "y", "z", "w", "v", "u")
 
@@ -42,6 +43,13 @@ class _Opened:
         self.was[name] = before
         return size(name)
 
+    def opened(self, name: str, before: Size) -> Size:
+        """A size for an attribute: one for all borders, and one for all attributes of a name, that were equal."""
+        key = size(f"{'pad' if name in BORDERS else name}_"), before
+        if key not in self.shared:
+            self.shared[key] = self.new(before)
+        return self.shared[key]
+
     def term(self, given: Term) -> Term:
         """A term with sizes of its own."""
         if given.op == VARIABLE:
@@ -55,7 +63,7 @@ class _Opened:
             return term("slice", children, self._cut(given, children[0]))
         names = OPERATORS[given.op].attributes
         attributes = tuple(
-            self.new(each) if name in FREE and not (name == "pad" and each == ZERO) else each
+            self.opened(name, each) if name in FREE and not (name == "pad" and each == ZERO) else each
             for name, each in zip(names, given.attributes, strict=False)
         )
         return term(given.op, children, attributes if names != ("...",) else given.attributes)
@@ -206,7 +214,9 @@ def _holds(rule: Rule) -> Rule | None:
 
 def _narrowed(rule: Rule, was: Mapping[str, Size]) -> Rule | None:
     """The rule with as few sizes taken together as needed."""
-    together = {name: before.replace({each: size(f"{each}_") for each in before.names()}) for name, before in was.items()}
+    together = {
+        name: before.replace({each: size(f"{each}_") for each in before.names()}) for name, before in was.items()
+    }
     best = _holds(_with(rule, together))
     if best is None:
         return None
@@ -235,7 +245,8 @@ def named(rule: Rule) -> Rule:
     terms = {old: variable(new) for old, new in variables.items()}
     sides = [tuple(replaced(each, terms, sizes) for each in side) for side in (rule.sources, rule.targets)]
     declared = tuple(
-        Variable(name=variables[n], dims=tuple(d.replace(sizes) for d in table[n].dims), kind=table[n].kind) for n in used
+        Variable(name=variables[n], dims=tuple(d.replace(sizes) for d in table[n].dims), kind=table[n].kind)
+        for n in used
     )
     where = tuple(each.replace(sizes) for each in rule.where)
     return replace(rule, variables=declared, sources=sides[0], targets=sides[1], where=where)

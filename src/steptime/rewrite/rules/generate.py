@@ -1,9 +1,9 @@
 """New substitutions: terms of up to four operators, grouped by fingerprint; what is equal and underivable is a rule.
 
-Terms are enumerated by size. Only one representative per fingerprint class is extended, at two assignments of sizes at
-once. A term that equals an earlier one is a candidate, unless a rule that was found before rewrites it at its root into
-a smaller term: then its equality follows (ordered rewriting; the order of :func:`terms.order` is total, well-founded and
-kept by contexts). A candidate is made general in its sizes, fuzzed, proved, and kept.
+Terms are enumerated by size. Only one representative per fingerprint class is extended, at two assignments of sizes
+at once. A term that equals an earlier one is a candidate, unless a rule that was found before rewrites it at its root
+into a smaller term: then its equality follows (ordered rewriting; the order of :func:`terms.order` is total,
+well-founded and kept by contexts). A candidate is made general in its sizes, tested, proved, and kept.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 from steptime.errors import UserError
 from steptime.rewrite.rules.certify import checked
 from steptime.rewrite.rules.domains import MERSENNE, SAFE, Array, Domain, FieldPair, Residues
+from steptime.rewrite.rules.evaluation import run
 from steptime.rewrite.rules.generalise import general
-from steptime.rewrite.rules.operators import OPERATORS, run
+from steptime.rewrite.rules.operators import OPERATORS
 from steptime.rewrite.rules.rule import Rule, matches
 from steptime.rewrite.rules.sizes import Condition
 from steptime.rewrite.rules.terms import VARIABLE, Shape, Term, Variable, order, replaced, term, variable
@@ -129,8 +130,10 @@ def explored(universe: Universe, found: Found, seed: int, operators: int, progre
         before = len(found.rules)
         for given, other in sorted(collisions, key=_generality):
             _consider(given, other, universe, variables, found)
-        progress(f"{universe.name}: {number} operators, {sum(len(c.keys) for c in made):,} candidates, "
-                 f"{len(collisions):,} equal, {len(found.rules) - before} rules")  # fmt: skip
+        progress(
+            f"{universe.name}: {number} operators, {sum(len(c.keys) for c in made):,} candidates, "
+            f"{len(collisions):,} equal, {len(found.rules) - before} rules"
+        )
         if number < operators:
             levels.append(_extended(made, fresh, universe, domain))
 
@@ -151,7 +154,11 @@ def _consider(given: Term, other: Term, universe: Universe, variables: Mapping[s
     for rule in rules:
         if str(rule) in found.texts:
             continue
-        verdict = checked(rule)
+        try:
+            verdict = checked(rule)
+        except UserError:  # sizes that fulfil all conditions are too rare to be found
+            found.count("false")
+            continue
         if verdict.counterexample is not None or not verdict.rule.certificate.exact:
             found.count("false")
             continue
@@ -163,8 +170,10 @@ def _consider(given: Term, other: Term, universe: Universe, variables: Mapping[s
 def _leaves(universe: Universe, domain: Domain, seed: int) -> Level:
     out: Level = {}
     for each in universe.variables:
-        values = [np.expand_dims(domain.random(tuple(d.value(at) for d in each.dims), each.name, seed), domain.lead)
-                  for at in universe.assignments]  # fmt: skip
+        values = [
+            np.expand_dims(domain.random(tuple(d.value(at) for d in each.dims), each.name, seed), domain.lead)
+            for at in universe.assignments
+        ]
         bucket = out.setdefault(each.dims, Bucket([], [v[:0] if not domain.lead else v[:, :0] for v in values]))
         bucket.terms.append(variable(each.name))
         bucket.values = [np.concatenate(pair, axis=domain.lead) for pair in zip(bucket.values, values, strict=True)]
@@ -198,9 +207,9 @@ def _candidates(
     total = 0
     for template in universe.templates:
         arity = template.arity
-        splits = [(number - 1,)] if arity == 1 else [(i, number - 1 - i) for i in range(number)]
-        for split in splits if arity else []:
-            if arity == 2 and number > 1 and template.op in COMMUTES and split[0] < split[1]:
+        splits: list[tuple[int, ...]] = [(i, number - 1 - i) for i in range(number)] if arity == 2 else [(number - 1,)]
+        for split in splits:
+            if number > 1 and template.op in COMMUTES and split[0] < split[-1]:
                 continue
             for buckets in _typed_buckets(levels, split):
                 shape = _result(template, tuple(shape for shape, _ in buckets), universe)
@@ -246,8 +255,14 @@ def _places(template: Template, buckets: Sequence[Bucket], split: tuple[int, ...
     return left, right
 
 
-def _evaluated(template: Template, buckets: Sequence[Bucket], places: tuple[Array, ...], universe: Universe,
-               domain: Domain, seed: int) -> Array:  # fmt: skip
+def _evaluated(
+    template: Template,
+    buckets: Sequence[Bucket],
+    places: tuple[Array, ...],
+    universe: Universe,
+    domain: Domain,
+    seed: int,
+) -> Array:
     parts = [np.zeros(0, dtype=np.uint64)]
     for start in range(0, len(places[0]), CHUNK):
         here = [each[start : start + CHUNK] for each in places]
@@ -255,8 +270,9 @@ def _evaluated(template: Template, buckets: Sequence[Bucket], places: tuple[Arra
     return np.concatenate(parts)
 
 
-def _values(template: Template, buckets: Sequence[Bucket], places: Sequence[Array], universe: Universe,
-            domain: Domain) -> list[Array]:  # fmt: skip
+def _values(
+    template: Template, buckets: Sequence[Bucket], places: Sequence[Array], universe: Universe, domain: Domain
+) -> list[Array]:
     out = []
     for number, at in enumerate(universe.assignments):
         arrays = [np.take(b.values[number], p, axis=domain.lead) for b, p in zip(buckets, places, strict=True)]
@@ -309,7 +325,9 @@ def _extended(
         terms.setdefault(each.shape, []).extend(each.term(at) for at in places)
         values.setdefault(each.shape, []).append(_values(each.template, each.buckets, chosen, universe, domain))
     return {
-        shape: Bucket(terms[shape], [np.concatenate(parts, axis=domain.lead) for parts in zip(*values[shape], strict=True)])
+        shape: Bucket(
+            terms[shape], [np.concatenate(parts, axis=domain.lead) for parts in zip(*values[shape], strict=True)]
+        )
         for shape in terms
     }
 

@@ -1,13 +1,13 @@
-"""Operators of terms, one row each: shape with conditions, value in a number system, element at a symbolic index, names.
+"""Operators of terms, one row each: shape with conditions, value in a number system, element at an index, names.
 
-Axes are negative, so that an operator does the same below any leading dims; ``lifts`` tells where that is so. Reductions
-keep their dim with size one. Sources: PyTorch's reference of ``torch`` and ``torch.nn.functional``.
+Axes are negative, so that an operator does the same below any leading dims; ``lifts`` tells where it does. Reductions
+keep their dim with size one. Source: PyTorch's reference of ``torch`` and ``torch.nn.functional``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Final, TypeAlias
 
@@ -29,7 +29,19 @@ from steptime.rewrite.rules.forms import (
     summed,
 )
 from steptime.rewrite.rules.sizes import ONE, ZERO, Condition, Size, at_least, equal, size
-from steptime.rewrite.rules.terms import Shape, Term
+from steptime.rewrite.rules.terms import Shape, Term, require_dims
+from steptime.rewrite.rules.windows import (
+    avgpool_element,
+    avgpool_value,
+    bordered,
+    conv_element,
+    conv_shape,
+    conv_value,
+    inverse,
+    maxpool_element,
+    maxpool_value,
+    pool_shape,
+)
 
 Attributes: TypeAlias = tuple[Size, ...]
 Numbers: TypeAlias = tuple[int, ...]
@@ -81,16 +93,17 @@ def broadcast(shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
     return tuple(out)
 
 
-def _dims(rank: int, what: str, shape: Shape) -> None:
-    if len(shape) < rank:
-        raise UserError(f"{what} of a tensor with {len(shape)} dims", hint=f"it needs at least {rank}")
-
-
 # Element by element
 
 
-def _elementwise(name: str, arity: int, value: Callable[[Domain, Sequence[Array]], Array],
-                 element: Callable[[Sequence[Form]], Form], aten: str, tex: str) -> Operator:  # fmt: skip
+def _elementwise(
+    name: str,
+    arity: int,
+    value: Callable[[Domain, Sequence[Array]], Array],
+    element: Callable[[Sequence[Form]], Form],
+    aten: str,
+    tex: str,
+) -> Operator:
     return Operator(
         name=name,
         arity=arity,
@@ -150,8 +163,8 @@ def _function(name: str) -> Operator:
 
 def _matmul_shape(_: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
     a, b = shapes
-    _dims(2, "a matrix product", a)
-    _dims(2, "a matrix product", b)
+    require_dims(2, "a matrix product", a)
+    require_dims(2, "a matrix product", b)
     needs.append(equal(a[-1], b[-2]))
     lead = broadcast([a[:-2], b[:-2]], needs) if len(a) > 2 or len(b) > 2 else ()
     return (*lead, a[-2], b[-1])
@@ -168,147 +181,6 @@ def _matmul_element(e: Elements, t: Term, index: Shape) -> Form:
     left = e.at(a, (*index[len(index) - len(e.dims(a)) : -2], index[-2], k))
     right = e.at(b, (*index[len(index) - len(e.dims(b)) : -2], k, index[-1]))
     return summed(multiplied(left, right), k, e.dims(a)[-1])
-
-
-def windows(extent: Size, kernel: Size, stride: Size, pad: Size, dilation: Size) -> Size:
-    r"""Places of a window: $\lfloor (n + 2p - d (k - 1) - 1) / s \rfloor + 1$ (PyTorch's Conv2d)."""
-    return (extent + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def _conv_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
-    stride, pad, dilation, groups = attributes
-    x, w = shapes
-    if len(x) != 4 or len(w) != 4:
-        raise UserError(f"a convolution of {len(x)} and {len(w)} dims", hint="it takes four and four")
-    needs.append(equal(x[1], groups * w[1]))
-    needs.append(equal(w[0], groups * (w[0] // groups)))
-    out = [windows(n, k, stride, pad, dilation) for n, k in zip(x[2:], w[2:], strict=True)]
-    needs += [at_least(n + 2 * pad, dilation * (k - 1) + 1) for n, k in zip(x[2:], w[2:], strict=True)]
-    return (x[0], w[0], *out)
-
-
-def _conv_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    stride, pad, dilation, groups = given
-    x, w = arrays
-    x = _bordered(x, pad, d.full((*x.shape[d.lead : -2], x.shape[-2] + 2 * pad, x.shape[-1] + 2 * pad), 0))
-    high, wide = shape[-2:]
-    each, filters = x.shape[-3] // groups, w.shape[-4] // groups
-    out = []
-    for g in range(groups):
-        xs, ws = x[..., g * each : (g + 1) * each, :, :], w[..., g * filters : (g + 1) * filters, :, :, :]
-        total: Array | None = None
-        for r in range(w.shape[-2]):
-            for s in range(w.shape[-1]):
-                y, z = r * dilation, s * dilation
-                part = xs[..., y : y + stride * (high - 1) + 1 : stride, z : z + stride * (wide - 1) + 1 : stride]
-                taken = d.mul(part[..., None, :, :, :], ws[..., None, :, :, r, s, None, None])
-                summand = d.total(taken, -3)[..., 0, :, :]
-                total = summand if total is None else d.add(total, summand)
-        out.append(total)
-    return np.concatenate([each for each in out if each is not None], axis=-3)
-
-
-def _bordered(x: Array, pad: int, into: Array) -> Array:
-    if pad:
-        into[..., pad:-pad, pad:-pad] = x
-        return into
-    return x
-
-
-def _conv_element(e: Elements, t: Term, index: Shape) -> Form:
-    stride, pad, dilation, groups = t.attributes
-    x, w = t.children
-    n, o, h, v = index
-    high, wide = e.dims(x)[2:]
-    channels, kernel = e.dims(w)[1], e.dims(w)[2:]
-    filters = e.dims(w)[0] // groups
-    few = groups.number if groups.number is not None and groups.number <= FEW_GROUPS else None
-    out: Form = ()
-    for group in map(size, range(few)) if few else (e.quotient(o, filters),):
-        c, r, s = e.fresh(channels), e.fresh(kernel[0]), e.fresh(kernel[1])
-        at = h * stride + r * dilation - pad, v * stride + s * dilation - pad
-        form = multiplied(e.at(x, (n, group * channels + c, *at)), e.at(w, (o, c, r, s)))
-        if pad != ZERO:
-            form = guarded(form, inside(at[0], high) | inside(at[1], wide))
-        if few and few > 1:
-            form = guarded(form, inside(o - group * filters, filters))
-        out += summed(summed(summed(form, c, channels), r, kernel[0]), s, kernel[1])
-    return out
-
-
-FEW_GROUPS: Final = 4
-"""Up to this number the groups of a convolution are told apart one by one, so that each has linear indices."""
-
-
-# Pools
-
-
-def _pool_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
-    kernel, stride, pad = attributes
-    (x,) = shapes
-    _dims(2, "a pool", x)
-    needs += [at_least(n + 2 * pad, kernel) for n in x[-2:]]
-    needs.append(at_least(kernel, 2 * pad))
-    return (*x[:-2], *(windows(n, kernel, stride, pad, ONE) for n in x[-2:]))
-
-
-def _windows_of(x: Array, given: Numbers, shape: tuple[int, ...], border: Array) -> Array:
-    kernel, stride, pad = given
-    x = _bordered(x, pad, border)
-    high, wide = stride * (shape[-2] - 1) + 1, stride * (shape[-1] - 1) + 1
-    parts = [x[..., r : r + high : stride, s : s + wide : stride] for r in range(kernel) for s in range(kernel)]
-    return np.stack(parts, axis=-1)
-
-
-def _avgpool_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    (x,) = arrays
-    border = (*x.shape[d.lead : -2], x.shape[-2] + 2 * given[2], x.shape[-1] + 2 * given[2])
-    total = d.total(_windows_of(x, given, shape, d.full(border, 0)), -1)[..., 0]
-    return d.mul(total, d.apply("recip", d.full((1,) * (total.ndim - d.lead), given[0] ** 2)))
-
-
-def _maxpool_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    (x,) = arrays
-    border = (*x.shape[d.lead : -2], x.shape[-2] + 2 * given[2], x.shape[-1] + 2 * given[2])
-    return np.asarray(d.largest(_windows_of(x, given, shape, d.lowest(border)), -1)[..., 0])
-
-
-def _window_element(e: Elements, t: Term, index: Shape) -> tuple[Form, dict[str, Size]]:
-    kernel, stride, pad = t.attributes
-    (x,) = t.children
-    r, s = e.fresh(kernel), e.fresh(kernel)
-    at = index[-2] * stride + r - pad, index[-1] * stride + s - pad
-    form = e.at(x, (*index[:-2], *at))
-    if pad != ZERO:
-        high, wide = e.dims(x)[-2:]
-        form = guarded(form, inside(at[0], high) | inside(at[1], wide))
-    return form, {str(each): kernel for each in (r, s) if each.name}
-
-
-def _avgpool_element(e: Elements, t: Term, index: Shape) -> Form:
-    form, ranges = _window_element(e, t, index)
-    for name, extent in ranges.items():
-        form = summed(form, size(name), extent)
-    return multiplied(form, inverse(t.attributes[0] * t.attributes[0]))
-
-
-def _maxpool_element(e: Elements, t: Term, index: Shape) -> Form:
-    kernel, stride, pad = t.attributes
-    (x,) = t.children
-    r, s = e.fresh(kernel), e.fresh(kernel)
-    at = index[-2] * stride + r - pad, index[-1] * stride + s - pad
-    pieces = largest(e.at(x, (*index[:-2], *at)), {str(each): kernel for each in (r, s) if each.name})
-    if pad == ZERO:
-        return pieces
-    high, wide = e.dims(x)[-2:]
-    guards = inside(at[0], high) | inside(at[1], wide)
-    calls = [Call(f.function, guarded(f.of, guards)) for p in pieces for f in p.factors if isinstance(f, Call)]
-    return tuple(replace(p, factors=(call,)) for p, call in zip(pieces, calls, strict=True))
-
-
-def inverse(of: Size) -> Form:
-    """One over a size."""
-    return (Piece(factors=(Call("inv", (Piece(of),)),)),)
 
 
 # Movements
@@ -345,7 +217,7 @@ def _slice_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Co
 
 def _slice_value(d: Domain, given: Numbers, arrays: Sequence[Array], _: tuple[int, ...]) -> Array:
     axis, start, end = given
-    return arrays[0][(..., slice(start, end), *[slice(None)] * (-axis - 1))]
+    return np.take(arrays[0], np.arange(start, end), axis=axis)
 
 
 def _slice_element(e: Elements, t: Term, index: Shape) -> Form:
@@ -378,14 +250,14 @@ def _pad_element(e: Elements, t: Term, index: Shape) -> Form:
 
 def _enlarge_shape(attributes: Attributes, shapes: Sequence[Shape], needs: list[Condition]) -> Shape:
     (w,) = shapes
-    _dims(2, "an enlarged kernel", w)
+    require_dims(2, "an enlarged kernel", w)
     needs.append(at_least(attributes[0], 0))
     return (*w[:-2], *(dim + 2 * attributes[0] for dim in w[-2:]))
 
 
 def _enlarge_value(d: Domain, given: Numbers, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
     (w,) = arrays
-    return _bordered(w, given[0], d.full((*w.shape[d.lead : -2], *(n + 2 * given[0] for n in w.shape[-2:])), 0))
+    return bordered(w, given[0], d.full((*w.shape[d.lead : -2], *(n + 2 * given[0] for n in w.shape[-2:])), 0))
 
 
 def _enlarge_element(e: Elements, t: Term, index: Shape) -> Form:
@@ -506,87 +378,211 @@ ROWS: Final = (
     _elementwise("mul", 2, lambda d, a: d.mul(*a), lambda f: multiplied(*f), "aten.mul", r"{0} \odot {1}"),
     _elementwise("maximum", 2, _larger, _larger_element, "aten.maximum", r"\max({0}, {1})"),
     *(_function(name) for name in FUNCTIONS),
-    Operator(name="scale", arity=1, attributes=("factor",), aten="aten.mul", tex="{a0} {0}",
-             shape=lambda _, s, __: s[0],
-             value=lambda d, g, a, _: d.mul(a[0], d.full((1,) * (a[0].ndim - d.lead), g[0])),
-             element=lambda e, t, i: scaled(e.at(t.children[0], i), t.attributes[0])),
-    Operator(name="matmul", arity=2, shape=_matmul_shape, value=_matmul_value, element=_matmul_element,
-             aten="aten.matmul", tex="{0} {1}", aligns=True),
-    Operator(name="conv", arity=2, attributes=("stride", "pad", "dilation", "groups"), shape=_conv_shape,
-             value=_conv_value, element=_conv_element, aten="aten.conv2d", tex=r"{0} \ast_{{a0}} {1}", lifts=False),
-    Operator(name="avgpool", arity=1, attributes=("kernel", "stride", "pad"), shape=_pool_shape,
-             value=_avgpool_value, element=_avgpool_element, aten="aten.avg_pool2d",
-             tex=r"\operatorname{avg}_{{a0}}({0})"),
-    Operator(name="maxpool", arity=1, attributes=("kernel", "stride", "pad"), shape=_pool_shape,
-             value=_maxpool_value, element=_maxpool_element, aten="aten.max_pool2d",
-             tex=r"\operatorname{maxpool}_{{a0}}({0})"),
-    Operator(name="concat", arity=-1, attributes=AXIS, shape=_concat_shape,
-             value=lambda _, g, a, __: np.concatenate(a, axis=g[0]), element=_concat_element, aten="aten.cat",
-             tex="[{*}]_{a0}"),
-    Operator(name="slice", arity=1, attributes=("axis", "start", "end"), shape=_slice_shape, value=_slice_value,
-             element=_slice_element, aten="aten.slice", tex="{0}[{a1}:{a2}]_{a0}"),
-    Operator(name="pad", arity=1, attributes=("axis", "before", "after"), shape=_pad_shape, value=_pad_value,
-             element=_pad_element, aten="aten.constant_pad_nd", tex=r"\operatorname{pad}({0})"),
-    Operator(name="enlarge", arity=1, attributes=("border",), shape=_enlarge_shape, value=_enlarge_value,
-             element=_enlarge_element, aten="aten.constant_pad_nd", tex=r"\operatorname{enlarge}_{a0}({0})"),
-    Operator(name="transpose", arity=1, attributes=("axis", "axis"), aten="aten.transpose", tex="{0}^T",
-             shape=lambda a, s, _: _swapped(a, s[0]), value=lambda _, g, a, __: np.swapaxes(a[0], g[0], g[1]),
-             element=lambda e, t, i: e.at(t.children[0], _swapped(t.attributes, i))),
-    Operator(name="permute", arity=1, attributes=("...",), aten="aten.permute", tex=r"\pi({0})", lifts=False,
-             shape=lambda a, s, _: _reordered(a, s[0]), element=_permute_element,
-             value=lambda d, g, a, __: np.transpose(a[0], (*range(a[0].ndim - len(g)), *(a[0].ndim + i for i in g)))),
-    Operator(name="reshape", arity=1, attributes=("...",), shape=_reshape_shape, element=_reshape_element,
-             value=lambda d, g, a, _: a[0].reshape(*a[0].shape[: d.lead], *g), aten="aten.reshape",
-             tex=r"\operatorname{reshape}({0})", lifts=False),
-    Operator(name="expand", arity=1, attributes=("axis", "extent"), shape=_expand_shape, aten="aten.expand",
-             value=lambda _, g, a, __: np.repeat(a[0], g[1], axis=g[0]), tex=r"\mathbf 1_{a1} {0}",
-             element=lambda e, t, i: e.at(t.children[0], put(i, axis_of(t.attributes[0], len(i)), ZERO))),
-    Operator(name="sum", arity=1, attributes=AXIS, shape=_kept, value=lambda d, g, a, _: d.total(a[0], g[0]),
-             element=_sum_element, aten="aten.sum", tex=r"\sum_{a0} {0}"),
-    Operator(name="mean", arity=1, attributes=AXIS, shape=_kept, value=_mean_value, element=_mean_element,
-             aten="aten.mean", tex=r"\overline{{0}}"),
-    Operator(name="max", arity=1, attributes=AXIS, shape=_kept, value=lambda d, g, a, _: d.largest(a[0], g[0]),
-             element=_max_element, aten="aten.amax", tex=r"\max_{a0} {0}"),
-    Operator(name="softmax", arity=1, attributes=AXIS, shape=_same, value=_softmax_value, element=_softmax_element,
-             aten="aten.softmax", tex=r"\operatorname{softmax}_{a0}({0})"),
-    Operator(name="zero", arity=0, attributes=("...",), shape=_given, value=lambda d, g, _, __: d.full(g, 0),
-             element=lambda e, t, i: (), aten="aten.zeros", tex="0", lifts=False),
-    Operator(name="one", arity=0, attributes=("...",), shape=_given, value=lambda d, g, _, __: d.full(g, 1),
-             element=lambda e, t, i: (Piece(),), aten="aten.ones", tex="1", lifts=False),
-    Operator(name="identity", arity=0, attributes=("extent",), value=_identity_value, aten="aten.eye", tex="I",
-             shape=lambda a, _, needs: _given((*a, *a), (), needs), lifts=False,
-             element=lambda e, t, i: guarded((Piece(),), {i[0] - i[1], i[1] - i[0]})),
-)  # fmt: skip
+    Operator(
+        name="scale",
+        arity=1,
+        attributes=("factor",),
+        aten="aten.mul",
+        tex="{a0} {0}",
+        shape=lambda _, s, __: s[0],
+        value=lambda d, g, a, _: d.mul(a[0], d.full((1,) * (a[0].ndim - d.lead), g[0])),
+        element=lambda e, t, i: scaled(e.at(t.children[0], i), t.attributes[0]),
+    ),
+    Operator(
+        name="matmul",
+        arity=2,
+        shape=_matmul_shape,
+        value=_matmul_value,
+        element=_matmul_element,
+        aten="aten.matmul",
+        tex="{0} {1}",
+        aligns=True,
+    ),
+    Operator(
+        name="conv",
+        arity=2,
+        attributes=("stride", "pad", "dilation", "groups"),
+        shape=conv_shape,
+        value=conv_value,
+        element=conv_element,
+        aten="aten.conv2d",
+        tex=r"{0} \ast_{{a0}} {1}",
+        lifts=False,
+    ),
+    Operator(
+        name="avgpool",
+        arity=1,
+        attributes=("kernel", "stride", "pad"),
+        shape=pool_shape,
+        value=avgpool_value,
+        element=avgpool_element,
+        aten="aten.avg_pool2d",
+        tex=r"\operatorname{avg}_{{a0}}({0})",
+    ),
+    Operator(
+        name="maxpool",
+        arity=1,
+        attributes=("kernel", "stride", "pad"),
+        shape=pool_shape,
+        value=maxpool_value,
+        element=maxpool_element,
+        aten="aten.max_pool2d",
+        tex=r"\operatorname{maxpool}_{{a0}}({0})",
+    ),
+    Operator(
+        name="concat",
+        arity=-1,
+        attributes=AXIS,
+        shape=_concat_shape,
+        value=lambda _, g, a, __: np.concatenate(a, axis=g[0]),
+        element=_concat_element,
+        aten="aten.cat",
+        tex="[{*}]_{a0}",
+    ),
+    Operator(
+        name="slice",
+        arity=1,
+        attributes=("axis", "start", "end"),
+        shape=_slice_shape,
+        value=_slice_value,
+        element=_slice_element,
+        aten="aten.slice",
+        tex="{0}[{a1}:{a2}]_{a0}",
+    ),
+    Operator(
+        name="pad",
+        arity=1,
+        attributes=("axis", "before", "after"),
+        shape=_pad_shape,
+        value=_pad_value,
+        element=_pad_element,
+        aten="aten.constant_pad_nd",
+        tex=r"\operatorname{pad}({0})",
+    ),
+    Operator(
+        name="enlarge",
+        arity=1,
+        attributes=("border",),
+        shape=_enlarge_shape,
+        value=_enlarge_value,
+        element=_enlarge_element,
+        aten="aten.constant_pad_nd",
+        tex=r"\operatorname{enlarge}_{a0}({0})",
+    ),
+    Operator(
+        name="transpose",
+        arity=1,
+        attributes=("axis", "axis"),
+        aten="aten.transpose",
+        tex="{0}^T",
+        shape=lambda a, s, _: _swapped(a, s[0]),
+        value=lambda _, g, a, __: np.swapaxes(a[0], g[0], g[1]),
+        element=lambda e, t, i: e.at(t.children[0], _swapped(t.attributes, i)),
+    ),
+    Operator(
+        name="permute",
+        arity=1,
+        attributes=("...",),
+        aten="aten.permute",
+        tex=r"\pi({0})",
+        lifts=False,
+        shape=lambda a, s, _: _reordered(a, s[0]),
+        element=_permute_element,
+        value=lambda d, g, a, __: np.transpose(a[0], (*range(a[0].ndim - len(g)), *(a[0].ndim + i for i in g))),
+    ),
+    Operator(
+        name="reshape",
+        arity=1,
+        attributes=("...",),
+        shape=_reshape_shape,
+        element=_reshape_element,
+        value=lambda d, g, a, _: a[0].reshape(*a[0].shape[: d.lead], *g),
+        aten="aten.reshape",
+        tex=r"\operatorname{reshape}({0})",
+        lifts=False,
+    ),
+    Operator(
+        name="expand",
+        arity=1,
+        attributes=("axis", "extent"),
+        shape=_expand_shape,
+        aten="aten.expand",
+        value=lambda _, g, a, __: np.repeat(a[0], g[1], axis=g[0]),
+        tex=r"\mathbf 1_{a1} {0}",
+        element=lambda e, t, i: e.at(t.children[0], put(i, axis_of(t.attributes[0], len(i)), ZERO)),
+    ),
+    Operator(
+        name="sum",
+        arity=1,
+        attributes=AXIS,
+        shape=_kept,
+        value=lambda d, g, a, _: d.total(a[0], g[0]),
+        element=_sum_element,
+        aten="aten.sum",
+        tex=r"\sum_{a0} {0}",
+    ),
+    Operator(
+        name="mean",
+        arity=1,
+        attributes=AXIS,
+        shape=_kept,
+        value=_mean_value,
+        element=_mean_element,
+        aten="aten.mean",
+        tex=r"\overline{{0}}",
+    ),
+    Operator(
+        name="max",
+        arity=1,
+        attributes=AXIS,
+        shape=_kept,
+        value=lambda d, g, a, _: d.largest(a[0], g[0]),
+        element=_max_element,
+        aten="aten.amax",
+        tex=r"\max_{a0} {0}",
+    ),
+    Operator(
+        name="softmax",
+        arity=1,
+        attributes=AXIS,
+        shape=_same,
+        value=_softmax_value,
+        element=_softmax_element,
+        aten="aten.softmax",
+        tex=r"\operatorname{softmax}_{a0}({0})",
+    ),
+    Operator(
+        name="zero",
+        arity=0,
+        attributes=("...",),
+        shape=_given,
+        value=lambda d, g, _, __: d.full(g, 0),
+        element=lambda e, t, i: (),
+        aten="aten.zeros",
+        tex="0",
+        lifts=False,
+    ),
+    Operator(
+        name="one",
+        arity=0,
+        attributes=("...",),
+        shape=_given,
+        value=lambda d, g, _, __: d.full(g, 1),
+        element=lambda e, t, i: (Piece(),),
+        aten="aten.ones",
+        tex="1",
+        lifts=False,
+    ),
+    Operator(
+        name="identity",
+        arity=0,
+        attributes=("extent",),
+        value=_identity_value,
+        aten="aten.eye",
+        tex="I",
+        shape=lambda a, _, needs: _given((*a, *a), (), needs),
+        lifts=False,
+        element=lambda e, t, i: guarded((Piece(),), {i[0] - i[1], i[1] - i[0]}),
+    ),
+)
 OPERATORS: Final[Mapping[str, Operator]] = {row.name: row for row in ROWS}
-
-
-def evaluated(given: Term, domain: Domain, values: Mapping[str, Array], at: Mapping[str, int],
-              known: dict[Term, Array]) -> Array:  # fmt: skip
-    """The value of a term in a number system, for values of its variables and numbers for the names of sizes."""
-    if given in known:
-        return known[given]
-    if not given.operators:
-        return values[given.name]
-    row = OPERATORS[given.op]
-    arrays = [evaluated(child, domain, values, at, known) for child in given.children]
-    out = run(row, domain, tuple(each.value(at) for each in given.attributes), arrays)
-    known[given] = out
-    return out
-
-
-def run(row: Operator, domain: Domain, attributes: Numbers, arrays: Sequence[Array]) -> Array:
-    """One operator on arrays."""
-    if row.aligns and len({array.ndim for array in arrays}) > 1:
-        rank = max(array.ndim for array in arrays)
-        lead = domain.lead
-        arrays = [a.reshape(*a.shape[:lead], *[1] * (rank - a.ndim), *a.shape[lead:]) for a in arrays]
-    rank = NEEDS_SHAPE.get(row.name)
-    if rank is None:
-        return row.value(domain, attributes, arrays, ())
-    shapes = [tuple(map(size, array.shape[-rank:])) for array in arrays]
-    out = row.shape(tuple(map(size, attributes)), shapes, [])
-    return row.value(domain, attributes, arrays, tuple(each.number or 0 for each in out))
-
-
-NEEDS_SHAPE: Final = {"conv": 4, "avgpool": 2, "maxpool": 2}
-"""Operators whose value needs the shape of the result, and of how many last dims it is."""

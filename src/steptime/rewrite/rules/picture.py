@@ -110,7 +110,8 @@ def _side(boxes: dict[Term, tuple[int, int]], rule: Rule, left: int, outputs: Se
         for child in term.children:
             a, b = boxes[child]
             start, end = (left + a + BOX[0] // 2, b + BOX[1]), (left + x + BOX[0] // 2, y)
-            yield f'<path d="M{start[0]} {start[1]}C{start[0]} {start[1] + 17} {end[0]} {end[1] - 17} {end[0]} {end[1]}"/>'
+            bend = f"{start[0]} {start[1] + GAP[1] // 2} {end[0]} {end[1] - GAP[1] // 2}"
+            yield f'<path d="M{start[0]} {start[1]}C{bend} {end[0]} {end[1]}"/>'
     for term, (x, y) in boxes.items():
         kind = ' class="v"' if term.op == VARIABLE else ""
         bold = ' class="t"' if term in outputs else ""

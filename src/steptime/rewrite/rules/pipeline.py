@@ -88,7 +88,7 @@ def _resumed(job: Job, progress: Callable[[str], None]) -> tuple[Found, list[str
         return found, []
     before = store.loaded(job.partial)
     if any(before.provenance.get(name) != value for name, value in job.provenance().items()):
-        raise UserError(f"{job.partial} is of another run", hint="delete it, or give the seed and operators of that run")
+        raise UserError(f"{job.partial} is of another run", hint="delete it, or give its seed and operators")
     for rule in before.rules:
         found.add(replace(rule, name=""))
     found.counts |= {name: int(value) for name, value in before.provenance.items() if name in COUNTERS}

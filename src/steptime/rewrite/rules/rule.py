@@ -1,8 +1,8 @@
 """A substitution: variables with dims, source and target terms, conditions; how it is matched and applied.
 
 One declaration has everything: its text, what sizes it needs, the matcher and rewriter of this module, the rule of an
-e-graph (:mod:`verify_egraph`), its test (:mod:`verify_random`) and its row in a list (:mod:`store`). With several sources
-the rule has several outputs; its sources are matched with common variables.
+e-graph (:mod:`verify_egraph`), its test (:mod:`verify_random`) and its row in a list (:mod:`store`). With several
+sources the rule has several outputs; its sources are matched with common variables.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def matches(
 ) -> Match | None:
     """The match of a rule's sources with terms at their roots, or None.
 
-    Conditions have to hold for certain, unless ``holds`` knows more of the sizes. ``weights`` tells of a term whether it
-    is constant in inference; by default a term of weights alone is. ``needs``: the rule's, where they are known.
+    Conditions have to hold for certain, unless ``holds`` knows more of the sizes. ``weights`` tells of a term whether
+    it is constant in inference; by default a term of weights alone is. ``needs``: the rule's, where they are known.
     """
     terms: dict[str, Term] = {}
     equations: list[tuple[Size, Size]] = []
@@ -275,7 +275,7 @@ def assignments(rule: Rule, number: int, seed: int, largest: int = 5) -> Iterato
             for each in needs:
                 value = each.size.values(columns)
                 good &= value == 0 if each.equal else value >= 0
-        share = number // 3 if top < largest else number
+        share = max(1, number // 3) if top < largest else number
         for at in np.flatnonzero(good).tolist():
             if len(seen) >= share:
                 break

@@ -307,7 +307,7 @@ def at_least(a: Size | int, b: Size | int) -> Condition:
 def solved(conditions: list[Condition]) -> dict[str, Size] | None:
     """Replacements that make the linear equalities hold; None where they contradict each other.
 
-    A name is solved for where it occurs once, with coefficient one or minus one, in no product. 
+    A name is solved for where it occurs once, with coefficient one or minus one, in no product.
     >>> {name: str(by) for name, by in (solved([equal(size("a"), size("b + 1"))]) or {}).items()}
     {'b': 'a-1'}
     """

@@ -85,8 +85,11 @@ def written(rules: Sequence[Rule], provenance: Mapping[str, str]) -> str:
     for rule in rules:
         sides = ["; ".join(map(str, side)) for side in (rule.sources, rule.targets)]
         where = ", ".join(map(str, rule.where))
-        lines.append("\t".join((rule.name, " ".join(map(str, rule.variables)), *sides, where, rule.origin,
-                                code(rule.certificate))))  # fmt: skip
+        lines.append(
+            "\t".join(
+                (rule.name, " ".join(map(str, rule.variables)), *sides, where, rule.origin, code(rule.certificate))
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
 """TASO's substitutions as rules of ours, with the shapes that its matcher accepts.
 
 A convolution is grouped where the input has a multiple of the weight's channels; TASO checks that they divide, and no
-more. A split undoes the latest concatenation along its axis: it becomes two slices, whose sizes the concatenation gives.
-Source: Jia et al., TASO, SOSP 2019 (the decoded file names it).
+more. A split undoes the latest concatenation along its axis: it becomes two slices, whose sizes the concatenation
+gives. Source: Jia et al., TASO, SOSP 2019 (the decoded file names it).
 """
 
 from __future__ import annotations
@@ -43,8 +43,14 @@ def rule_of(row: Mapping[str, Any]) -> Rule:
     )
     variables = tuple(Variable(name=name, dims=dims) for name, dims in sorted(build.variables.items()))
     used = {name for each in (*sources, *targets) for name in each.variables()}
-    rule = Rule(name=f"taso-{row['rule']}", variables=tuple(v for v in variables if v.name in used), sources=sources,
-                targets=targets, where=tuple(build.where), origin="TASO")  # fmt: skip
+    rule = Rule(
+        name=f"taso-{row['rule']}",
+        variables=tuple(v for v in variables if v.name in used),
+        sources=sources,
+        targets=targets,
+        where=tuple(build.where),
+        origin="TASO",
+    )
     out = unified(rule)
     if out is None:
         raise UserError(f"{rule.name}: the shapes of both sides do not fit together")

@@ -1,7 +1,7 @@
 """Hash-consed terms over declared operators, their text, their shapes.
 
-A text is read as ``matmul(x, concat[-1](w, v))``: attributes in square brackets, axes counted from the last dim, so that
-leading dims can be added to a rule. Equal terms are one object.
+A text is read as ``matmul(x, concat[-1](w, v))``: attributes in square brackets, axes counted from the last dim, so
+that leading dims can be added to a rule. Equal terms are one object.
 """
 
 from __future__ import annotations
@@ -111,8 +111,14 @@ def order(given: Term) -> tuple[object, ...]:
     >>> order(parsed("add(x, y)")) < order(parsed("add(y, x)")) < order(parsed("add(x, relu(y))"))
     True
     """
-    return (given.operators, given.leaves, given.op, tuple(map(str, given.attributes)), given.name,
-            tuple(order(child) for child in given.children))  # fmt: skip
+    return (
+        given.operators,
+        given.leaves,
+        given.op,
+        tuple(map(str, given.attributes)),
+        given.name,
+        tuple(order(child) for child in given.children),
+    )
 
 
 def parsed(text: str) -> Term:
@@ -177,3 +183,13 @@ def shape_of(given: Term, variables: Variables, known: dict[Term, Shape], needs:
         out = OPERATORS[given.op].shape(given.attributes, shapes, needs)
     known[given] = out
     return out
+
+
+def require_dims(rank: int, what: str, shape: Shape) -> None:
+    """Refuse a tensor with too few dims.
+
+    Raises:
+        UserError: it has fewer than the operator needs.
+    """
+    if len(shape) < rank:
+        raise UserError(f"{what} of a tensor with {len(shape)} dims", hint=f"it needs at least {rank}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, permutations, product
 from typing import Any, Final
 
 import numpy as np
@@ -44,10 +45,12 @@ def proved_together(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int =
     program = program_of(rules, axioms, rounds)
     graph = need_egglog().EGraph()
     # Line by line: the parser keeps a copy of the whole text for every token.
-    printed = "".join(str(out) for line in program.splitlines() for out in graph.run_program(*graph.parse_program(line)))
+    printed = "".join(
+        str(out) for line in program.splitlines() for out in graph.run_program(*graph.parse_program(line))
+    )
     done = {int(number) for number in re.findall(r"\(proved (\d+)\)", printed)}
-    outputs = iter(range(sum(len(rule.sources) for rule in rules)))
-    return [all([next(outputs) in done for _ in rule.sources]) for rule in rules]
+    ends = np.cumsum([0, *(len(rule.sources) for rule in rules)]).tolist()
+    return [done.issuperset(range(start, end)) for start, end in pairwise(ends)]
 
 
 def program_of(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int) -> str:
@@ -83,8 +86,8 @@ def program_of(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int) -> st
 def large_sizes(rule: Rule, seed: int) -> dict[str, int] | None:
     """Large random numbers for the sizes under which the rule's conditions hold; None where none are found.
 
-    A condition that few sizes fulfil (a division without remainder) has none: what is proved for special sizes would not
-    be a proof for all.
+    A condition that few sizes fulfil (a division without remainder) has none: what is proved for special sizes would
+    not be a proof for all.
     """
     rng, names = np.random.default_rng((7, seed)), rule.names
     if any(each.equal for each in rule.needs()):
@@ -101,7 +104,7 @@ def large_sizes(rule: Rule, seed: int) -> dict[str, int] | None:
 
 
 def _constructor(of: tuple[str, int, int]) -> str:
-    op, children, attributes = of
+    _, children, attributes = of
     return f"({_name(of)}{' i64' * attributes}{' T' * children})"
 
 
@@ -168,8 +171,6 @@ def _shape_rule(op: str, children: int, attributes: int) -> str:
 
 def _axis_rules(op: str, children: int, attributes: int) -> Iterable[str]:
     """One rule of shapes for each value of an operator's axes."""
-    from itertools import permutations, product
-
     row = OPERATORS[op]
     axes = attributes if op == "permute" else sum(name == "axis" for name in row.attributes)
     every = permutations(range(-axes, 0)) if op == "permute" else product(range(-RANK, 0), repeat=axes)
@@ -243,5 +244,3 @@ def _made(term: Term) -> str:
     if term.op == VARIABLE:
         return f"t_{term.name}"
     return f"({' '.join([_head(term), *map(arithmetic, term.attributes), *map(_made, term.children)])})"
-
-

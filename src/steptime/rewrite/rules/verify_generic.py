@@ -75,7 +75,7 @@ class Arithmetic:
 
     def _plain(self, guard: Size, others: Iterable[Size]) -> bool:
         known = (*(c.size for c in self.facts if not c.equal), *others)
-        return nonnegative(guard, self.indices) and not guard.names() - self.positive - self.indices or any(
+        return (nonnegative(guard, self.indices) and not guard.names() - self.positive - self.indices) or any(
             not (guard - each).names() - self.positive - self.indices and nonnegative(guard - each, self.indices)
             for each in known
         )
@@ -106,10 +106,12 @@ class Arithmetic:
     @staticmethod
     def _fits(guards: frozenset[Size], name: str) -> bool:
         """Whether the guards are the plain range of one index."""
-        return len(guards) == 2 and size(name) in guards and sum(name in each.names() for each in guards) == 2 and all(
-            dict(each.terms).get((name,)) == -1 for each in guards if each != size(name)
-        ) and all(
-            nonnegative(each + size(name), frozenset()) for each in guards if each != size(name)
+        return (
+            len(guards) == 2
+            and size(name) in guards
+            and sum(name in each.names() for each in guards) == 2
+            and all(dict(each.terms).get((name,)) == -1 for each in guards if each != size(name))
+            and all(nonnegative(each + size(name), frozenset()) for each in guards if each != size(name))
         )
 
     def number(self, given: Size) -> Any:
@@ -204,7 +206,9 @@ def _same(rule: Rule, a: Term, b: Term) -> bool:
     index = tuple(elements.fresh(dim, "i") for dim in elements.dims(a))
     names = frozenset(each.name for each in index if each.name)
     facts = rule.needs() + [Condition(elements.ranges[n] - 1 - size(n), equal=False) for n in sorted(names)]
-    facts += [Condition(d - 1, equal=False) for v in rule.variables for d in v.dims if d.number is None and d.name is None]
+    facts += [
+        Condition(d - 1, equal=False) for v in rule.variables for d in v.dims if d.number is None and d.name is None
+    ]
     sides = elements.at(a, index), elements.at(b, index)
     arithmetic = Arithmetic(facts, frozenset(rule.names), names)
     left, right = (_grouped(form, arithmetic) for form in sides)
@@ -234,7 +238,12 @@ def _flat(piece: Piece) -> Form:
             inner = factor.of[0]
             single = not inner.bounds and not inner.guards and len(inner.factors) == 1
             value = inner.factors[0] if single else None
-            if isinstance(value, Call) and value.function == "value" and len(value.of) == 1 and value.of[0].coefficient == ONE:
+            if (
+                isinstance(value, Call)
+                and value.function == "value"
+                and len(value.of) == 1
+                and value.of[0].coefficient == ONE
+            ):
                 rest = (*piece.factors[:number], *value.of[0].factors, *piece.factors[number + 1 :])
                 if not value.of[0].guards and not value.of[0].bounds:
                     return _flat(Piece(piece.coefficient, piece.guards, piece.bounds, tuple(sorted(rest, key=str))))

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from steptime.rewrite.rules.domains import Array, Domain, FieldPair, Floats, Residues
-from steptime.rewrite.rules.operators import evaluated
+from steptime.rewrite.rules.evaluation import evaluated
 from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Rule, assignments
 from steptime.rewrite.rules.terms import Term
 
@@ -111,8 +111,9 @@ def explained(rule: Rule, at: dict[str, int], shapes: Shapes) -> Counterexample:
             if here is None:
                 continue
             lists = {name: each.ravel().tolist() for name, each in values.items()}
-            return Counterexample(sizes=at, shapes=shapes, values=lists, output=number,
-                                  index=here[0], source=here[1], target=here[2])  # fmt: skip
+            return Counterexample(
+                sizes=at, shapes=shapes, values=lists, output=number, index=here[0], source=here[1], target=here[2]
+            )
     return Counterexample(sizes=at, shapes=shapes, values={}, output=0, index=(), source=np.nan, target=np.nan)
 
 

@@ -41,7 +41,9 @@ PAIRS = (
     ("x[a,b,c] w[c,d]", "reshape[a*b, d](matmul(x, w))", "matmul(reshape[a*b, c](x), w)",
      "matmul(reshape[a*b, c](neg(x)), w)"),
 )  # fmt: skip
-PROVED = [rule for rule in axioms() if rule.name.split("-")[0] in ("matmul", "transpose", "concat", "slices", "conv", "sum")]
+PROVED = [
+    rule for rule in axioms() if rule.name.split("-")[0] in ("matmul", "transpose", "concat", "slices", "conv", "sum")
+]
 
 
 @pytest.mark.each("variables, source, right, wrong", PAIRS)
@@ -105,7 +107,7 @@ def test_a_rule_without_a_general_proof_is_open() -> None:
 
 
 def test_sides_that_fit_nowhere_are_refused() -> None:
-    with pytest.raises(UserError, match="do not fit|no sizes fulfil"):
+    with pytest.raises(UserError, match=r"do not fit|no sizes fulfil"):
         checked(rule_of("never", "x[m, n]", "matmul(x, concat[-2](x, x))", "slice[-1, 0, n + n + 1](x)"))
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from steptime.rewrite.rules.declared import variables_of
 from steptime.rewrite.rules.domains import FUNCTIONS, FieldPair, Floats, Polynomials, Residues
+from steptime.rewrite.rules.evaluation import evaluated
 from steptime.rewrite.rules.forms import Call, Element, Elements, Form, Piece
-from steptime.rewrite.rules.operators import OPERATORS, evaluated
+from steptime.rewrite.rules.operators import OPERATORS
 from steptime.rewrite.rules.sizes import Size, size
 from steptime.rewrite.rules.terms import parsed
 
@@ -48,7 +49,7 @@ TERMS = (
     ("x[2, 3] y[2, 3]", "relu(concat[-1](x, slice[-1, 1, 3](y)))", "F.relu(torch.cat([x, y[:, 1:3]], -1))"),
     ("x[2, 4]", "max[-1](concat[-2](x, pad[-1, 1, 1](slice[-1, 0, 2](x))))",
      "torch.cat([x, F.pad(x[:, :2], (1, 1))], 0).amax(-1, keepdim=True)"),
-    *((f"x[2, 3]", f"{name}(x)", f"torch.tensor(FUNCTIONS[{name!r}][1](x.numpy()))") for name in FUNCTIONS),
+    *(("x[2, 3]", f"{name}(x)", f"torch.tensor(FUNCTIONS[{name!r}][1](x.numpy()))") for name in FUNCTIONS),
 )  # fmt: skip
 
 
@@ -68,11 +69,14 @@ def test_values_are_those_of_torch(declared: str, text: str, torch_text: str) ->
     given = values(declared, Floats())
     names = {name: torch.tensor(array) for name, array in given.items()}
     expected = eval(torch_text, {"torch": torch, "F": torch.nn.functional, "FUNCTIONS": FUNCTIONS, **names})
-    np.testing.assert_allclose(evaluated(parsed(text), Floats(), given, {}, {}), expected.numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        evaluated(parsed(text), Floats(), given, {}, {}), expected.numpy(), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.each(
-    "name, text", [(n, f"F.{n}" if n in ("gelu", "silu", "relu") else f"torch.{n}") for n in FUNCTIONS if n not in ("recip", "sqrt")]
+    "name, text",
+    [(n, f"F.{n}" if n in ("gelu", "silu", "relu") else f"torch.{n}") for n in FUNCTIONS if n not in ("recip", "sqrt")],
 )
 def test_functions_are_those_of_torch(name: str, text: str) -> None:
     torch = pytest.importorskip("torch")
