@@ -65,6 +65,7 @@ COMMANDS: Final = {
         "All-reduce and parameter servers, synchronous to asynchronous: throughput, staleness.",
     ),
     "study": ("steptime.study.cli", "Run, resume and query many jobs from one file: sweeps of plans and machines."),
+    "rules": ("steptime.rewrite.rules.cli", "Substitutions of tensor terms with their proofs: list, check, generate."),
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),
