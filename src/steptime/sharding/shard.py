@@ -172,10 +172,8 @@ def shard(
     flow, timer = flow_of(program), Timer(device=machines.device)
     limit = room_bytes(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
-    plans, tried = _each_mesh(
-        [(each, partial(_completed, flow, each, timer, limit, directions, how)) for each in meshes],
-        progress,
-    )
+    each = [(one, partial(_completed, flow, one, timer, limit, directions, how)) for one in meshes]
+    plans, tried = _each_mesh(each, progress)
     best, given = min(plans, key=lambda plan: plan[0].step_s)
     return Sharded(
         model=program.name,
