@@ -183,6 +183,7 @@ class Flow:
 def is_opaque(node: Node) -> bool:
     """Whether nothing is known of what an operator computes, or its shapes depend on data.
 
+    >>> from steptime.captured.graph import TensorType
     >>> node = Nodes().apply("mylib::op", {}, outputs=[TensorType((2,), "fp32")])
     >>> is_opaque(node)
     True

@@ -99,8 +99,8 @@ def signed_seconds(value_s: float) -> str:
 def signed_memory(value_bytes: float) -> str:
     """Bytes that come or go.
 
-    >>> signed_memory(-2e6)
-    '-2 MB'
+    >>> signed_memory(-(2.0**21))
+    '-2 MiB'
     """
     return f"-{t.memory(-value_bytes)}" if value_bytes < 0 else t.memory(value_bytes)
 
