@@ -145,10 +145,24 @@ class RayEngine(Engine):
 
         self._ray, self._own = ray, not ray.is_initialized()
         if self._own:
-            cpus = None if os.environ.get("RAY_ADDRESS") else workers
-            ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
+            self._start(None if os.environ.get("RAY_ADDRESS") else workers)
         self.lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError)
         self._solve = ray.remote(num_cpus=1, max_retries=self.retries)(solve)
+
+    def _start(self, cpus: int | None) -> None:
+        """Starts or joins a cluster; a busy machine may need a second time.
+
+        Raises:
+            UserError: Ray does not start.
+        """
+        for _ in range(STARTS):
+            try:
+                self._ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
+                return
+            except (RuntimeError, OSError) as error:
+                self._ray.shutdown()
+                because = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"Ray did not start: {because}", hint="a busy machine needs longer; or --executor local")
 
     def submit(self, points: Sequence[Point]) -> Future[Rows]:
         """Computes them in a task; Ray itself repeats it where its worker is lost."""
