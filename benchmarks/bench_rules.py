@@ -1,7 +1,7 @@
 """Rules: what the generator finds, how long it and each layer take, how much memory; TASO's rules checked.
 
 python benchmarks/bench_rules.py            prints the tables; --write also keeps them in benchmarks/rules.md
-python benchmarks/bench_rules.py --run      generates everything again (minutes) too; with --write that is the shipped table
+python benchmarks/bench_rules.py --run      generates everything again too (minutes); with --write as the shipped table
 """
 
 from __future__ import annotations
