@@ -60,7 +60,10 @@ COMMANDS: Final = {
         "steptime.cli.consistency",
         "All-reduce and parameter servers, synchronous to asynchronous: throughput, staleness.",
     ),
-    "rules": ("steptime.rewrite.rules.cli", "Substitutions of tensor terms, each with its proof: list, check, generate."),
+    "rules": (
+        "steptime.rewrite.rules.cli",
+        "Substitutions of tensor terms, each with its proof: list, check, generate.",
+    ),
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),
