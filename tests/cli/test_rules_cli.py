@@ -83,6 +83,9 @@ def test_an_unsound_rule_is_rejected_with_its_counterexample(tmp_path: Path) -> 
         (GOOD.replace("x[m, k]", "x[3, 4]").replace("w![k", "w![5"), "do not fit"),
         (GOOD + 'where = "a is b"', "condition"),
         ("[[rule]", "TOML"),
+        (GOOD.replace("m, k]", "90000, k]"), "more than"),
+        (GOOD.replace("m, k]", "99999999, k]"), "no size"),
+        (GOOD.replace("m, k]", "n**9, k]"), "no size"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(text: str, message: str, tmp_path: Path) -> None:

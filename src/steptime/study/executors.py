@@ -23,6 +23,8 @@ from steptime.study.points import Point
 
 Rows = list[dict[str, Any]]
 MOST_WORKERS: Final = 100_000
+STARTS: Final = 2
+"""Times that Ray is started before it counts as not to be had."""
 
 
 class Engine(ABC):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 from steptime.errors import UserError
 from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule, assignments, unified
 from steptime.rewrite.rules.sizes import ZERO
-from steptime.rewrite.rules.terms import VARIABLE, shape_of, term
+from steptime.rewrite.rules.terms import VARIABLE, Shape, Term, shape_of, term
 from steptime.rewrite.rules.verify_egraph import proved_together
 from steptime.rewrite.rules.verify_exact import proved_exactly
 from steptime.rewrite.rules.verify_generic import proved_generically
 from steptime.rewrite.rules.verify_random import Counterexample, fuzzed
 
+MOST_ELEMENTS: Final = 2**16
+"""Elements of a tensor of a rule at its smallest sizes."""
 BATCH: Final = 200
 """Rules in one e-graph."""
 
@@ -41,8 +44,11 @@ def checked(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> Verdi
         UserError: the shapes of both sides do not fit, or no sizes fulfil the conditions.
     """
     fitted = unified(rule)
-    if fitted is None or next(assignments(fitted, 1, seed), None) is None:
+    first = None if fitted is None else next(assignments(fitted, 1, seed), None)
+    if fitted is None or first is None:
         raise UserError(f"{rule.name}: no sizes fulfil what the operators of both sides need", hint=str(rule))
+    if _elements(fitted, first) > MOST_ELEMENTS:
+        raise UserError(f"{rule.name}: a tensor has more than {MOST_ELEMENTS:,} elements", hint="give names for sizes")
     result = fuzzed(fitted, number, seed)
     if isinstance(result, Counterexample):
         return Verdict(rule=fitted, counterexample=result)
@@ -50,6 +56,14 @@ def checked(rule: Rule, number: int = LEAST_ASSIGNMENTS, seed: int = 0) -> Verdi
     return Verdict(
         rule=replace(fitted, certificate=Certificate(random=result, exact=exact, generic=proved_generically(fitted)))
     )
+
+
+def _elements(rule: Rule, at: dict[str, int]) -> int:
+    """Elements of the largest tensor of both sides."""
+    known: dict[Term, Shape] = {}
+    for side in (*rule.sources, *rule.targets):
+        shape_of(side, rule.table, known, [])
+    return max(prod(dim.value(at) for dim in dims) for dims in known.values())
 
 
 def certified(

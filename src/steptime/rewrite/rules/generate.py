@@ -332,8 +332,8 @@ def _extended(
     }
 
 
-def minimal(rules: Sequence[Rule], progress: Callable[[str], None], rounds: int = 2) -> list[Rule]:
-    """Rules that do not follow from smaller ones within a few rounds of an e-graph.
+def minimal(rules: Sequence[Rule], progress: Callable[[str], None]) -> list[Rule]:
+    """Rules that do not follow from smaller ones in an e-graph: within two rounds, one for three operators and more.
 
     Rules enter by number of operators; those of one number in batches, so that later ones can follow from earlier ones.
     """
@@ -345,11 +345,13 @@ def minimal(rules: Sequence[Rule], progress: Callable[[str], None], rounds: int 
         width = max(1, -(-len(here) // BATCHES))
         for start in range(0, len(here), width):
             batch = here[start : start + width]
-            derived = proved_together(batch, kept, rounds)
+            derived = proved_together(batch, kept, 2 if number < LARGE else 1)
             kept += [rule for rule, follows in zip(batch, derived, strict=True) if not follows]
         progress(f"{number} operators: {len(here)} rules, {sum(r.operators == number for r in kept)} do not follow")
     return kept
 
 
+LARGE: Final = 3
+"""Operators from which on a second round of the e-graph takes too long."""
 BATCHES: Final = 8
 """Batches of rules with one number of operators."""

@@ -165,14 +165,18 @@ def matches(
         if not _matched(pattern, term, terms, equations):
             return None
     known: dict[Term, Shape] = {}
-    table, free = rule.table, rule.pointwise
+    table, free, leads = rule.table, rule.pointwise, set[Shape]()
     for name, term in terms.items():
         dims, declared = shape_of(term, variables, known, []), table[name]
-        if not free and len(dims) != len(declared.dims):
-            return None
         if declared.kind == "weight" and not (weights or _weights_of(variables))(term):
             return None
-        equations += [] if free else zip(declared.dims, dims, strict=True)
+        if free:
+            continue
+        cut = len(dims) - len(declared.dims)
+        leads.add(dims[: max(cut, 0)])
+        if cut < 0 or len(leads) > 1 or (cut and not rule.lifts):
+            return None
+        equations += zip(declared.dims, dims[cut:], strict=True)
     sizes = _bindings(equations)
     if sizes is None or not all(
         map(holds or _holds, (c.replace(sizes) for c in (rule.needs() if needs is None else needs)))

@@ -233,7 +233,7 @@ def from_syntax(node: ast.expr) -> Size:
     Raises:
         UserError: the text has something that a size has not.
     """
-    if isinstance(node, ast.Constant) and type(node.value) is int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= LARGEST:
         return size(node.value)
     if isinstance(node, ast.Name):
         return Size((((node.id,), 1),))
@@ -254,6 +254,8 @@ _OPERATIONS: Final[dict[type, Callable[[Size, Size], Size]]] = {
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
 }
+LARGEST: Final = 10**6
+"""Largest number in the text of a size."""
 ZERO: Final = Size(())
 ONE: Final = Size((((), 1),))
 

@@ -130,7 +130,7 @@ UNIVERSES: Final = (
     ),
     universe(
         "batched",
-        "x[b,n,n] y[b,n,n] w![n,n]",
+        "x[b,n,n] y[b,n,n] w[n,n]",
         "matmul add transpose[-1,-2] concat[-1] relu",
         "b,n,n n,n b,n,2*n n,2*n",
         3,
@@ -138,7 +138,7 @@ UNIVERSES: Final = (
     ),
     universe(
         "conv",
-        "x[n,c,h,h] y[n,c,h,h] u![c,c,3,3] v![c,c,3,3]",
+        "x[n,c,h,h] y[n,c,h,h] u[c,c,3,3] v[c,c,3,3]",
         "conv[1,1,1,1] add relu concat[-3] concat[-4]",
         "n,c,h,h c,c,3,3 n,2*c,h,h 2*n,c,h,h 2*c,c,3,3 c,2*c,3,3 2*c,2*c,3,3",
         3,
@@ -146,7 +146,7 @@ UNIVERSES: Final = (
     ),
     universe(
         "kernels",
-        "x[n,c,h,h] u![c,c,1,1] v![c,c,1,1] w![c,c,3,3]",
+        "x[n,c,h,h] u[c,c,1,1] v[c,c,1,1] w[c,c,3,3]",
         "conv[1,0,1,1] conv[1,1,1,1] enlarge[1] add concat[-4] relu",
         "n,c,h,h c,c,3,3 c,c,1,1 n,2*c,h,h 2*c,c,3,3 2*c,c,1,1",
         3,
@@ -154,7 +154,7 @@ UNIVERSES: Final = (
     ),
     universe(
         "pools",
-        "x[n,c,h,h] y[n,c,h,h] u![c,c,1,1]",
+        "x[n,c,h,h] y[n,c,h,h] u[c,c,1,1]",
         "conv[1,0,1,1] avgpool[3,1,1] maxpool[3,1,1] add maximum concat[-3] concat[-4] relu neg",
         "n,c,h,h n,2*c,h,h 2*n,c,h,h c,c,1,1 2*c,c,1,1",
         3,
@@ -162,7 +162,7 @@ UNIVERSES: Final = (
     ),
     universe(
         "channels",
-        "x[n,c,h,h] y[n,c,h,h] u![c,c,3,3] v![c,c,3,3]",
+        "x[n,c,h,h] y[n,c,h,h] u[c,c,3,3] v[c,c,3,3]",
         "conv[1,1,1,1] add slice[-3,0,a]@c slice[-3,a,c]@c slice[-4,0,a]@c slice[-4,a,c]@c concat[-3] concat[-4] relu",
         "n,c,h,h c,c,3,3 a,c,3,3 c,a,3,3 c-a,c,3,3 c,c-a,3,3 n,a,h,h n,c-a,h,h",
         3,
@@ -170,14 +170,14 @@ UNIVERSES: Final = (
     ),
     universe(
         "groups",
-        "x[n,c,h,h] y[n,c,h,h] u![c,c,3,3] v![c,c,3,3]",
+        "x[n,c,h,h] y[n,c,h,h] u[c,c,3,3] v[c,c,3,3]",
         "conv[1,1,1,1] conv[1,1,1,2] add concat[-3] concat[-4]",
         "n,c,h,h c,c,3,3 n,2*c,h,h 2*c,c,3,3",
         3,
         ({"n": 2, "c": 2, "h": 3}, {"n": 1, "c": 4, "h": 4}),
     ),
     universe(
-        "summed parts",
+        "summed-parts",
         "x[m,n] y[m,n]",
         "add relu sum[-1] sum[-2] max[-1] max[-2] mean[-1] mean[-2] concat[-1] concat[-2] transpose[-1,-2]",
         "m,n n,m m,2*n 2*m,n 2*n,m n,2*m m,1 1,n n,1 1,m 1,1 2*m,1 1,2*n m,2 2,n 2*n,1 1,2*m",
@@ -185,7 +185,7 @@ UNIVERSES: Final = (
         ORDERED,
     ),
     universe(
-        "cut sums",
+        "cut-sums",
         "x[n,n] y[n,n]",
         "add mul sum[-1] sum[-2] max[-1] max[-2] softmax[-1] slice[-1,0,a]@n slice[-1,a,n]@n slice[-2,0,a]@n "
         "transpose[-1,-2]",
@@ -194,7 +194,7 @@ UNIVERSES: Final = (
         ORDERED,
     ),
     universe(
-        "three axes",
+        "three-axes",
         "x[k,m,n] y[k,m,n]",
         "add relu sum[-1] sum[-2] sum[-3] transpose[-1,-2] transpose[-2,-3] concat[-3]",
         "k,m,n k,n,m m,k,n k,m,1 k,1,n 1,m,n 1,1,n k,1,1 1,m,1 2*k,m,n m,n,k n,k,m n,m,k",
@@ -202,7 +202,7 @@ UNIVERSES: Final = (
         SPACE,
     ),
     universe(
-        "three parts",
+        "three-parts",
         "x[n,n,n] y[n,n,n]",
         "mul concat[-1] concat[-2] concat[-3] transpose[-1,-2] transpose[-2,-3] softmax[-1] max[-3]",
         "n,n,n n,n,2*n n,2*n,n 2*n,n,n 1,n,n",
@@ -226,7 +226,7 @@ UNIVERSES: Final = (
         PLANE,
     ),
     universe(
-        "scaled products",
+        "scaled-products",
         "x[n,n] y[n,n] b[1,n] c[n,1]",
         "matmul scale[s] sub neg mul transpose[-1,-2]",
         "n,n 1,n n,1 1,1",
@@ -234,7 +234,7 @@ UNIVERSES: Final = (
         ({"n": 3, "s": 2}, {"n": 4, "s": 5}),
     ),
     universe(
-        "scaled parts",
+        "scaled-parts",
         "x[n,n] y[n,n]",
         "scale[s] sub neg maximum concat[-1] concat[-2] slice[-1,0,n]@2*n slice[-1,n,2*n]@2*n transpose[-1,-2]",
         "n,n 2*n,n n,2*n",
@@ -252,7 +252,7 @@ UNIVERSES: Final = (
     ),
     universe(
         "strided",
-        "x[n,c,h,h] y[n,c,h,h] u![c,c,3,3] v![c,c,3,3]",
+        "x[n,c,h,h] y[n,c,h,h] u[c,c,3,3] v[c,c,3,3]",
         "conv[2,1,1,1] conv[1,2,2,1] sub neg scale[s] concat[-3] concat[-4]",
         "n,c,h,h c,c,3,3 n,c,(h-1)//2+1,(h-1)//2+1 n,2*c,h,h 2*n,c,h,h 2*c,c,3,3 c,2*c,3,3",
         3,
@@ -260,22 +260,22 @@ UNIVERSES: Final = (
     ),
     universe(
         "margins",
-        "x[n,c,h,h] u![c,c,3,3] v![c,c,3,3] w![c,c,1,1]",
+        "x[n,c,h,h] u[c,c,3,3] v[c,c,3,3] w[c,c,1,1]",
         "conv[1,0,1,1] conv[1,1,1,1] pad[-1,1,1] pad[-2,1,1] enlarge[1] add relu",
         "n,c,h,h n,c,h,h+2 n,c,h+2,h n,c,h+2,h+2 c,c,3,3 c,c,1,1 c,c,1,3 c,c,3,1",
         3,
         IMAGE,
     ),
     universe(
-        "channel factors",
-        "x[n,c,h,h] y[n,c,h,h] b[1,c,1,1] u![c,c,3,3] f![c,1,1,1]",
+        "channel-factors",
+        "x[n,c,h,h] y[n,c,h,h] b[1,c,1,1] u[c,c,3,3] f[c,1,1,1]",
         "conv[1,1,1,1] mul add sum[-1] sum[-2] mean[-1]",
         "n,c,h,h c,c,3,3 1,c,1,1 c,1,1,1 n,c,h,1 n,c,1,h n,c,1,1",
         3,
         IMAGE,
     ),
     universe(
-        "pool parts",
+        "pool-parts",
         "x[n,c,h,h] y[n,c,h,h]",
         "avgpool[3,1,1] maxpool[3,1,1] avgpool[2,2,0] maxpool[2,2,0] scale[s] sub concat[-3] slice[-3,0,a]@c "
         "slice[-4,0,a]@n transpose[-1,-2] max[-3] sum[-3]",
@@ -284,7 +284,7 @@ UNIVERSES: Final = (
         ({"n": 2, "c": 3, "h": 4, "a": 1, "s": 2}, {"n": 3, "c": 4, "h": 6, "a": 2, "s": 3}),
     ),
     universe(
-        "attention parts",
+        "attention-parts",
         "x[n,n] y[n,n] z[n,n] c[n,1]",
         "softmax[-1] matmul add mul slice[-2,0,a]@n slice[-1,0,a]@n concat[-2]",
         "n,n 2*n,n a,n n,a a,a n,1 a,1",

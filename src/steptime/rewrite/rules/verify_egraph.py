@@ -63,8 +63,8 @@ def program_of(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int) -> st
     lines += ["(ruleset shapes)", "(ruleset rewrites)", "(ruleset ends)"]
     lines += [_shape_rule(*each) for each in used]
     lines += ["(rule ((task i a a)) ((proved i)) :ruleset ends)"]
-    for axiom in axioms:
-        lines += [text for way in (axiom, axiom.reverse()) if len(way.sources) == 1 and (text := rewrite_of(way))]
+    ways = (way for axiom in axioms for way in (axiom, axiom.reverse()) if len(way.sources) == 1)
+    lines += dict.fromkeys(text for way in ways if (text := rewrite_of(way)))
     tasks = 0
     for number, rule in enumerate(rules):
         at, prefix = large_sizes(rule, number), f"{number}."

@@ -120,7 +120,7 @@ def explained(rule: Rule, at: dict[str, int], shapes: Shapes) -> Counterexample:
 def _difference(number: int, a: Array, b: Array) -> tuple[tuple[int, ...], float, float] | None:
     if a.shape != b.shape:
         return (), float(a.size), float(b.size)
-    away = np.abs(a - b) > 1e-6 * (1 + np.abs(a))
+    away = ~np.isclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
     if not away.any():
         return None
     index = tuple(int(i) for i in np.argwhere(away)[0])

@@ -140,3 +140,11 @@ def test_declared_rules_are_all_proved_for_all_sizes() -> None:
     sample = rules[::9]
     assert [rule.name for rule in sample if not proved_generically(rule)] == []
     assert [rule.name for rule in sample if fuzzed(rule, 20) != 20] == []
+
+
+def test_the_egraph_heeds_leading_dims() -> None:
+    (axiom,) = (rule for rule in axioms() if rule.name == "slice-add-axis1")
+    sides = "slice[-1, c, d](add(x, y))", "add(slice[-1, c, d](x), slice[-1, c, d](y))"
+    alike = rule_of("alike", "x[b, m, n] y[b, m, n]", *sides)
+    unlike = rule_of("unlike", "x[b, m, n] y[1, m, n]", *sides)
+    assert proved_together([alike, unlike], [axiom]) == [True, False]

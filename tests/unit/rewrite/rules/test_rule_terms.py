@@ -68,6 +68,21 @@ def test_a_rule_matches_and_rewrites_inside_a_term() -> None:
     assert applied_to(rule, (parsed("concat[-2](matmul(t, q), matmul(t, k))"),), table) is None
 
 
+def test_leading_dims_and_broadcasting_are_matched_where_a_rule_allows_them() -> None:
+    product = rule_of("t", "x[m, k] y[k, n]", "transpose[-1, -2](matmul(x, y))",
+                      "matmul(transpose[-1, -2](y), transpose[-1, -2](x))")  # fmt: skip
+    table = {v.name: v for v in variables_of("a[9, 7, 2, 3] b[9, 7, 3, 4] c[3, 4] d[2, 3] r[1, 3]")}
+    batched = applied_to(product, (parsed("transpose[-1, -2](matmul(a, b))"),), table)
+    assert [str(each) for each in batched or ()] == ["matmul(transpose[-1, -2](b), transpose[-1, -2](a))"]
+    assert applied_to(product, (parsed("transpose[-1, -2](matmul(a, c))"),), table) is None, "only a has leading dims"
+    total = rule_of("c", "x[m, n] y[m, n]", "add(x, y)", "add(y, x)")
+    assert applied_to(total, (parsed("add(d, r)"),), table) == (parsed("add(r, d)"),)
+    slices = rule_of(
+        "s", "x[m, n] y[m, n]", "slice[-1, a, b](add(x, y))", "add(slice[-1, a, b](x), slice[-1, a, b](y))"
+    )
+    assert applied_to(slices, (parsed("slice[-1, 0, 2](add(d, r))"),), table) is None, "a row is not cut alike"
+
+
 def test_conditions_decide_a_match() -> None:
     rule = rule_of(*HALVES)
     table = {v.name: v for v in variables_of("t[4, 6]")}
