@@ -24,6 +24,7 @@ from steptime.sharding.flow import flow_of
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.portfolio import EACH_S, with_others
 from steptime.sharding.problem import Problem
 from steptime.sharding.recipes import RECIPES, followed
 from steptime.sharding.shard import captured_step, room_bytes
@@ -165,6 +166,7 @@ def compared(
     """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
     began = time.process_time()
     plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, PLANNER_S), solver=_patient)
+    plan = with_others(plan, GAP, max(cpu_s, EACH_S))
     spent_s = time.process_time() - began
     problem = plan.built.problem(None)
     first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, Literal
@@ -13,10 +14,14 @@ from steptime.sharding.build import Built
 from steptime.sharding.ilp import solve
 from steptime.sharding.layout import LaidOut, laid_out
 from steptime.sharding.planner import ShardingPlan, Solver, planned
+from steptime.sharding.portfolio import EACH_S, with_others
 from steptime.sharding.propagate import Propagated, propagated
 
 Complete = Literal["solve", "propagate"]
 SHOWN: Final = 6
+GAP: Final = 0.01
+OTHERS_SHARE: Final = 0.05
+"""Share of the time limit that each further search may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,9 @@ def completed(
         UserError: what is given contradicts itself or the module, or nothing that keeps it fits into memory.
     """
     if not directions:
-        return planned(built, overlaps=overlaps, solver=solver, **limits), None
+        found_plan = planned(built, overlaps=overlaps, solver=solver, **limits)
+        free = solver is solve  # nothing is pinned
+        return with_others(found_plan, limits.get("gap", GAP), _share_s(limits)) if free else found_plan, None
     annotations = annotations_of(directions.annotate)
     if directions.complete == "propagate":
         follows = propagated(built, annotations) if annotations else laid_out(built, directions.layout or "")
@@ -74,6 +81,10 @@ def completed(
         return planned(built, overlaps=overlaps, solver=solver_with(pins, solver), **limits), found
     except UserError as error:
         raise UserError(f"with the given shardings of {first_few(names, SHOWN)}: {error}") from None
+
+
+def _share_s(limits: Mapping[str, Any]) -> float:
+    return min(EACH_S, OTHERS_SHARE * float(limits.get("seconds", inf)))
 
 
 def _plan(built: Built, choice: Array, overlaps: bool) -> ShardingPlan:
