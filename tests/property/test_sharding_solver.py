@@ -27,6 +27,7 @@ from steptime.sharding.problem import (
     totals_s,
 )
 from steptime.sharding.relaxation import classes_of, marginals_s, model_of, run
+from steptime.units import format_bytes
 from synthetic_shardings import transformer
 
 
@@ -152,7 +153,7 @@ def test_where_memory_is_too_small_the_least_limit_is_told():
             assert found.least_limit_bytes is None, seed
             continue
         told += 1
-        assert found.least_limit_bytes == pytest.approx(least) and f"{least:,.0f}" in found.stop.because, seed
+        assert found.least_limit_bytes == pytest.approx(least) and format_bytes(least) in found.stop.because, seed
         enough = Problem(nodes=problem.nodes, edges=problem.edges, moments=problem.moments, limit_bytes=least)
         assert solve(enough, gap=0.0).choice is not None, seed
     assert told > 10
