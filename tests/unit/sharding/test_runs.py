@@ -218,6 +218,4 @@ def test_placements_of_a_file_need_pytorch_alone(results):
     )
     printed = subprocess.run([sys.executable, "-c", code, str(each.path)], capture_output=True, text=True, check=True)
     shown = str(tuple(_placement(one) for one in each.plan.parameters["h.1.mlp.0.weight"]))
-    updated = each.plan.sharding_of(each.plan.built.flow.update_of["h.1.mlp.0.weight"])
-    assert all(one.sharded for one in updated)
     assert printed.stdout.startswith(f"{{'data': 2, 'model': 2}} {shown} (Shard(dim=0), ")
