@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
-from steptime.api.request import NameOrPath, whole
+from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.api.request import number as number_in
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.plan.keys import MAX_DEVICES
 from steptime.sharding.baselines import BASELINES, Budget, Point, search
@@ -142,7 +141,7 @@ def planners(
     for name in names:
         if name not in RECIPES and name not in BASELINES:
             raise UnknownNameError("method", name, METHODS)
-    machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    machines = cluster_given(cluster)
     program = model if isinstance(model, Program) else captured_step(model, machines, **captured)
     axes = mesh or "x".join(map(str, min(logical_meshes(gpus), key=max)))
     where = mesh_on(machines, parse_axes(axes), gpus)

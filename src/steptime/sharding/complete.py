@@ -11,7 +11,7 @@ from steptime.errors import UserError, first_few
 from steptime.num import Array
 from steptime.sharding.annotate import annotations_of, pins_of, resolved, solver_with
 from steptime.sharding.build import Built
-from steptime.sharding.ilp import solve
+from steptime.sharding.ilp import GAP, solve
 from steptime.sharding.layout import LaidOut, laid_out
 from steptime.sharding.planner import ShardingPlan, Solver, planned
 from steptime.sharding.portfolio import EACH_S, with_others
@@ -19,7 +19,6 @@ from steptime.sharding.propagate import Propagated, propagated
 
 Complete = Literal["solve", "propagate"]
 SHOWN: Final = 6
-GAP: Final = 0.01
 OTHERS_SHARE: Final = 0.05
 """Share of the time limit that each further search may take."""
 

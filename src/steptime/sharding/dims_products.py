@@ -280,7 +280,7 @@ def _of_dim(node: Node, name: str, dim: int, default: int) -> int:
     return given[dim] if dim < len(given) else given[-1]
 
 
-_CONVOLUTIONS = [
+CONVOLUTIONS: Final = (
     "convolution",
     "_convolution",
     "convolution_overrideable",
@@ -289,7 +289,8 @@ _CONVOLUTIONS = [
     "conv2d",
     "convolution_backward",
     "convolution_backward_overrideable",
-]
+)
+"""Convolutions and their backward passes."""
 _FUSED = [
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
@@ -318,5 +319,5 @@ PRODUCTS: Final[Mapping[str, Rule]] = {
         ),
         _attention(_TOKENS_FIRST),
     ),
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
 }

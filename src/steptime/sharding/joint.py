@@ -16,11 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steptime.api.request import NameOrPath, whole
+from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s
-from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.num import Array, divisors
 from steptime.plan.keys import MAX_DEVICES
@@ -127,7 +126,7 @@ def joint(
 
 def _machines(cluster: NameOrPath | Cluster, devices: int, memory_bytes: float | None) -> Machines:
     whole("gpus", devices, 1, MAX_DEVICES)
-    found = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    found = cluster_given(cluster)
     limit = room_bytes(found) if memory_bytes is None else memory_bytes
     return Machines(cluster=found, devices=devices, timer=Timer(device=found.device), limit_bytes=limit)
 

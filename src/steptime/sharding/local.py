@@ -9,6 +9,7 @@ from typing import Final
 from steptime.captured.cost.products import LEFT
 from steptime.captured.cut.rules import turned
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
+from steptime.sharding.dims_products import CONVOLUTIONS
 from steptime.sharding.options import Strategy
 from steptime.sharding.placement import Sharding, local_shape
 
@@ -188,19 +189,7 @@ ADAPTED: Final[Mapping[str, Adapt]] = {
         _normed,
     ),
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _group_normed),
-    **dict.fromkeys(
-        [
-            "convolution",
-            "_convolution",
-            "convolution_overrideable",
-            "cudnn_convolution",
-            "mkldnn_convolution",
-            "conv2d",
-            "convolution_backward",
-            "convolution_backward_overrideable",
-        ],
-        _convolved,
-    ),
+    **dict.fromkeys(CONVOLUTIONS, _convolved),
     **{
         f"{name}{way}": _longest
         for name in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from typing import Final
 
@@ -16,12 +16,12 @@ from steptime.errors import UserError
 from steptime.num import Array
 from steptime.sharding.build import Built, exchange_s, share_of
 from steptime.sharding.flow import Link
-from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.ilp import GAP, Solution, solve
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy
 from steptime.sharding.paths import Leg, legs_of
 from steptime.sharding.placement import Sharding
-from steptime.sharding.problem import ROUNDING
+from steptime.sharding.problem import ROUNDING, Problem
 from steptime.sharding.reshard import TORCH
 
 WEIGHTS: Final = 6
@@ -183,32 +183,40 @@ def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:
     return others + (max(computing, data) if overlaps else computing + data)
 
 
+def _shares(built: Built, choice: Array) -> Callable[[tuple[int, int]], float]:
+    """Share of an output of an item that one device has, each worked out once."""
+
+    @cache
+    def share(output: tuple[int, int]) -> float:
+        item, number = output
+        way = built.ways[item][int(choice[item])]
+        return share_of(built.flow.items[item].node.outputs[number], way.outputs[number], built.mesh.sizes)
+
+    return share
+
+
+def local_bytes(built: Built, choice: Array) -> Array:
+    """Bytes of each storage of the step on one device."""
+    owners, share = built.flow.owners, _shares(built, choice)
+    storages = enumerate(built.flow.program.storages)
+    return np.array([each.size_bytes * (share(owners[n]) if n in owners else 1.0) for n, each in storages])
+
+
 def memory_of(built: Built, choice: Array) -> Array:
     """Bytes of one device while each call runs, by the liveness of the recorded storages; entry 0: before the first."""
-    flow, sizes = built.flow, built.mesh.sizes
-    shares: dict[tuple[int, int], float] = {}
-    storages = []
-    for number, storage in enumerate(flow.program.storages):
-        owner = flow.owners.get(number)
-        share = 1.0
-        if owner is not None:
-            if owner not in shares:
-                item, output = owner
-                way = built.ways[item][choice[item]]
-                shares[owner] = share_of(flow.items[item].node.outputs[output], way.outputs[output], sizes)
-            share = shares[owner]
-        storages.append(replace(storage, size_bytes=round(storage.size_bytes * share)))
+    flow, share = built.flow, _shares(built, choice)
+    local = zip(flow.program.storages, local_bytes(built, choice).tolist(), strict=True)
+    storages = [replace(storage, size_bytes=round(size)) for storage, size in local]
     calls = list(flow.program.calls)
     for number, item in flow.of_call.items():
         if calls[number].scratch_bytes:
-            share = share_of(flow.items[item].node.outputs[0], built.ways[item][choice[item]].outputs[0], sizes)
-            calls[number] = replace(calls[number], scratch_bytes=round(calls[number].scratch_bytes * share))
+            calls[number] = replace(calls[number], scratch_bytes=round(calls[number].scratch_bytes * share((item, 0))))
     in_use: Array = Liveness(replace(flow.program, storages=tuple(storages), calls=tuple(calls))).in_use_bytes
     return in_use
 
 
 def planned(
-    built: Built, *, overlaps: bool = True, gap: float = 0.01, seconds: float = 60.0, solver: Solver = solve
+    built: Built, *, overlaps: bool = True, gap: float = GAP, seconds: float = 60.0, solver: Solver = solve
 ) -> ShardingPlan:
     """The best shardings on a mesh.
 
@@ -269,9 +277,15 @@ def _over_weights(built: Built, overlaps: bool, gap: float, until: float, solver
     return _plan(built, True, solutions, bound_s, gap, late=time.monotonic() > until)
 
 
-def descended(built: Built, choice: Array) -> Array:
-    """A choice in which no single item makes the step with overlap faster, from one that the relaxation gives."""
-    seconds, problem, out = built.seconds, built.problem(), choice.copy()
+def descended(built: Built, problem: Problem, choice: Array) -> Array:
+    """A choice in which no single item makes the step with overlap faster, from one that the relaxation gives.
+
+    Args:
+        built: seconds of the options.
+        problem: any problem of it, for memory.
+        choice: where the descent starts.
+    """
+    seconds, out = built.seconds, choice.copy()
     beside: list[tuple[list[tuple[int, Array]], list[tuple[int, Array]]]] = [([], []) for _ in out]
     for kind, pairs in enumerate((seconds.moved, seconds.data)):
         for (u, v), matrix in pairs.items():
@@ -339,9 +353,10 @@ def _stop(solutions: Sequence[Solution], left: float, gap: float, late: bool) ->
 def _plan(
     built: Built, overlaps: bool, solutions: Sequence[Solution], bound_s: float, gap: float, *, late: bool = False
 ) -> ShardingPlan:
-    choices = [np.asarray(each.choice) for each in solutions]
+    choices = [np.asarray(each) for each in dict.fromkeys(each.choice for each in solutions)]
     if overlaps:
-        choices = [descended(built, each) for each in choices]
+        problem = built.problem()
+        choices = [descended(built, problem, each) for each in choices]
     choice = min(choices, key=lambda each: step_of(built.parts_s(each), overlaps))
     step_s = step_of(built.parts_s(choice), overlaps)
     bound_s = min(bound_s if overlaps else solutions[0].bound_s, step_s)

@@ -47,7 +47,7 @@ def _choices(found: ShardingPlan, each_s: float) -> Iterator[tuple[str, Array]]:
         trace = followed(name, built, problem, budget)[0] if name in RECIPES else search(name, problem, budget)
         if trace is not None and trace.choice is not None:
             choice = np.asarray(trace.choice)
-            yield name, descended(built, choice) if found.overlaps else choice
+            yield name, descended(built, problem, choice) if found.overlaps else choice
 
 
 def _fits(found: ShardingPlan, choice: Array) -> bool:

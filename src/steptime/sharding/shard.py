@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, Final
 
 from steptime.api.jobs import CAPTURED_DEFAULT
-from steptime.api.request import NameOrPath, whole
+from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.api.request import number as number_in
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
@@ -17,21 +17,19 @@ from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.plan.keys import MAX_DEVICES
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
 from steptime.sharding.export import runs_only
 from steptime.sharding.flow import Flow, flow_of
-from steptime.sharding.ilp import solve
+from steptime.sharding.ilp import GAP, solve
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan
 from steptime.sharding.propagate import Propagated
 
-GAP: Final = 0.01
 SECONDS: Final = 60.0
 AXES: Final = 2
 """Axes of the meshes that are tried where none is given."""
@@ -149,7 +147,7 @@ def shard(
     number_in("seconds", seconds, 1e-3, 1e9, "seconds that a search may take")
     if memory_bytes is not None and not memory_bytes > 0:
         raise UserError(f"memory_bytes {memory_bytes:g}", hint="a device has more than 0; leave it out for what it has")
-    machines = cluster if isinstance(cluster, Cluster) else load_cluster(str(cluster))
+    machines = cluster_given(cluster)
     program = (
         model
         if isinstance(model, Program)

@@ -16,9 +16,9 @@ import numpy as np
 
 from steptime.captured.graph import BEFORE
 from steptime.num import Array
-from steptime.sharding.build import Built, share_of
+from steptime.sharding.build import Built
 from steptime.sharding.flow import Flow, longest_known
-from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.planner import ShardingPlan, local_bytes
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
 """Passes: forward, gradients of inputs, gradients of weights."""
@@ -232,7 +232,7 @@ def unit_costs(units: Units, plan: ShardingPlan, micro_batches: int) -> UnitCost
         weights_s=weights,
         gradients_s=gradients,
         update_s=update,
-        **_memory(units, _local_bytes(built, choice)),
+        **_memory(units, local_bytes(built, choice)),
     )
 
 
@@ -253,20 +253,6 @@ def _passes(units: Units) -> list[int]:
     for copy in flow.copies:
         out[copy.item] = min(out[copy.item], *(out[flow.of_call[read.call]] for read in copy.reads))
     return out
-
-
-def _local_bytes(built: Built, choice: Array) -> Array:
-    """Bytes of each storage on one device."""
-    shares: dict[tuple[int, int], float] = {}
-    flow, out = built.flow, []
-    for number, storage in enumerate(flow.program.storages):
-        owner = flow.owners.get(number)
-        if owner is not None and owner not in shares:
-            item, output = owner
-            way = built.ways[item][int(choice[item])]
-            shares[owner] = share_of(flow.items[item].node.outputs[output], way.outputs[output], built.mesh.sizes)
-        out.append(storage.size_bytes * (1.0 if owner is None else shares[owner]))
-    return np.array(out)
 
 
 def _memory(units: Units, local: Array) -> dict[str, Array]:
