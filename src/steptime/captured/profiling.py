@@ -400,12 +400,7 @@ def captured(
             "optimizer": None if optimizer == CAPTURED_DEFAULT else optimizer,
         })  # fmt: skip
         return _from_onnx(model, dims or {}, training=bool(options.get("training", True)))
-    if not is_target(model):
-        if Path(model).exists():
-            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory",
-                                 hint=which_of(model) if model.lower().endswith(".py") else None)  # fmt: skip
-        hint = "write pkg.module:factory, file.py:factory or FILE.onnx; `steptime estimate` takes names and configs"
-        raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
+    check_target(model, further="; `steptime estimate` takes names and configs")
     if dims:
         raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
     with contextlib.redirect_stdout(sys.stderr):
@@ -429,10 +424,33 @@ def _from_factory(found: Target, options: Mapping[str, Any]) -> tuple[Program, S
     )  # fmt: skip
 
 
-def target_of(model: str, *, batch: int | None, seq: int | None, dtype: str | None, inputs: Sequence[str]) -> Target:
-    """Import a factory and call it with the sizes that were given."""
+def check_target(model: str, further: str = "") -> None:
+    """Refuse a text that names no factory; ``further``: what else the hint says.
+
+    Raises:
+        UserError: it is no factory.
+    """
+    if is_target(model):
+        return
+    if Path(model).exists():
+        hint = which_of(model) if model.lower().endswith(".py") else None
+        raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory", hint=hint)
+    hint = f"write pkg.module:factory, file.py:factory or FILE.onnx{further}"
+    raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
+
+
+def target_of(
+    model: str,
+    *,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    inputs: Sequence[str],
+    with_memory: bool = False,
+) -> Target:
+    """Import a factory and call it with the sizes that were given; ``with_memory``: as it is."""
     sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
-    return load_target(model, sizes=sizes, dtype=dtype, inputs=parse_inputs(inputs))
+    return load_target(model, sizes=sizes, dtype=dtype, inputs=parse_inputs(inputs), with_memory=with_memory)
 
 
 def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:

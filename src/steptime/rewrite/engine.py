@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from steptime.captured.cost import CostTable
 from steptime.captured.graph import Node, Value
 from steptime.errors import UserError, did_you_mean
 from steptime.hardware.records import Device
@@ -324,7 +325,12 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 def metrics(prices: Prices, flow: Flow) -> Mapping[str, float]:
     """Totals of a graph: time, its band, launches, traffic, operations, peak."""
-    totals = prices.table(flow).totals
+    return graph_metrics(prices, flow, prices.table(flow))
+
+
+def graph_metrics(prices: Prices, flow: Flow, table: CostTable) -> Mapping[str, float]:
+    """Totals of a table of costs, and the peak and the operators of a graph."""
+    totals = table.totals
     return {
         "step_time_s": totals.step_s,
         "low_s": totals.band_s[0],

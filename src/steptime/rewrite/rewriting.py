@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
-from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
+from steptime.captured import profiling
 from steptime.captured.cost import cost_table
 from steptime.captured.profiling import check_onnx
-from steptime.captured.record.factory import Target, load_target
-from steptime.captured.record.inputs import parse_inputs
-from steptime.errors import InputFileError, UserError, shorten
+from steptime.captured.record.factory import Target
+from steptime.errors import UserError
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
-from steptime.model.captured import is_target
 from steptime.rewrite.checking import Check, check, require_same
-from steptime.rewrite.engine import Measure, Rewritten, Step, apply_passes, metrics, modes_of
+from steptime.rewrite.engine import Measure, Rewritten, Step, apply_passes, graph_metrics, metrics, modes_of
 from steptime.rewrite.flow import FUSED, Flow, substituted
 from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.pricing import Prices
@@ -62,18 +60,7 @@ class Rewriting:
     @cached_property
     def captured(self) -> Mapping[str, float]:
         """Totals of the step as it was recorded; time, work and launches are those of ``steptime profile``."""
-        before = dict(metrics(self.prices, self.rewritten.before))
-        totals = cost_table(self.traced.program, self.prices.timer).totals
-        return before | {
-            "step_time_s": totals.step_s,
-            "low_s": totals.band_s[0],
-            "high_s": totals.band_s[1],
-            "device_s": totals.device_s,
-            "host_s": totals.host_s,
-            "launches": totals.launches,
-            "moved_bytes": totals.moved_bytes,
-            "flops": totals.executed_flops + totals.vector_flops,
-        }
+        return graph_metrics(self.prices, self.rewritten.before, cost_table(self.traced.program, self.prices.timer))
 
     @cached_property
     def stages(self) -> Mapping[str, Mapping[str, float]]:
@@ -247,17 +234,10 @@ def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Targe
     Raises:
         UserError: it is no factory, or its code raises.
     """
-    if not is_target(model):
-        if Path(model).exists():
-            hint = which_of(model) if model.lower().endswith(".py") else None
-            raise InputFileError(model, "is neither an .onnx file nor written as file.py:factory", hint=hint)
-        hint = "write pkg.module:factory, file.py:factory or FILE.onnx"
-        raise UserError(f"{shorten(model)!r} is no model that can be captured", hint=hint)
-    sizes = {name: own[name] for name in ("batch", "seq") if own[name] is not None}
+    profiling.check_target(model)
+    sizes = {name: own[name] for name in ("batch", "seq", "dtype")}
     with contextlib.redirect_stdout(sys.stderr):
-        return load_target(
-            model, sizes=sizes, dtype=own["dtype"], inputs=parse_inputs(own["input"]), with_memory=with_memory
-        )
+        return profiling.target_of(model, **sizes, inputs=own["input"], with_memory=with_memory)
 
 
 def _recorded(

@@ -43,15 +43,7 @@ def fetch(model: Path, tensor: TensorProto) -> None:
     place = _inside(model, tensor.name, entries.get("location", ""))
     if not place.is_file():
         return
-    size = elements * ELEMENT_BYTES[dtype]
-    try:
-        with place.open("rb") as file:
-            file.seek(int(entries.get("offset", "0")))
-            data = file.read(size)
-    except (OSError, ValueError, OverflowError):
-        data = b""
-    if len(data) != size:
-        raise InputFileError(str(model), f"the data of {shorten(tensor.name)!r} are not in {shorten(place.name)!r}")
+    data = _data_at(model, tensor, place, entries.get("offset", "0"))
     del tensor.external_data[:]
     tensor.data_location = tensor.DEFAULT
     tensor.raw_data = data
@@ -69,17 +61,23 @@ def stored_array(model: Path, tensor: TensorProto) -> NDArray[Any]:
     if not entries:
         return numpy_helper.to_array(tensor)
     place = _inside(model, tensor.name, entries.get("location", ""))
+    data = _data_at(model, tensor, place, entries.get("offset", "0"))
+    whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
+    return numpy_helper.to_array(whole)
+
+
+def _data_at(model: Path, tensor: TensorProto, place: Path, offset: str) -> bytes:
+    """The bytes of a tensor in another file, from an offset on."""
     size = math.prod(tensor.dims) * ELEMENT_BYTES[DTYPES[tensor.data_type]]
     try:
         with place.open("rb") as file:
-            file.seek(int(entries.get("offset", "0")))
+            file.seek(int(offset))
             data = file.read(size)
     except (OSError, ValueError, OverflowError):
         data = b""
     if len(data) != size:
         raise InputFileError(str(model), f"the data of {shorten(tensor.name)!r} are not in {shorten(place.name)!r}")
-    whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data)
-    return numpy_helper.to_array(whole)
+    return data
 
 
 def _inside(model: Path, name: str, location: str) -> Path:
