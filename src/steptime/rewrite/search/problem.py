@@ -1,0 +1,123 @@
+"""What every search of cheaper graphs is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+from steptime.captured.graph import Node
+from steptime.rewrite.flow import Flow
+from steptime.rewrite.pricing import Prices
+from steptime.rewrite.scene import Folds, Pass, Scene
+
+Metric = Literal["device_s", "host_s", "launches", "moved_bytes", "flops"]
+METRICS: Final[tuple[Metric, ...]] = ("device_s", "host_s", "launches", "moved_bytes", "flops")
+"""What a graph has the sum of over its operators."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    r"""A weighted sum of metrics over operators, with limits on sums and on the peak of memory.
+
+    $$C(G) = \sum_{n \in G} \sum_m w_m\, c_m(n), \qquad \sum_{n \in G} c_m(n) \le L_m$$
+
+    with weight $w_m$ and limit $L_m$ of metric $m$, and $c_m(n)$ the metric of operator $n$; infinite where a limit is
+    broken. Source: Jia et al., MetaFlow, SysML 2019, section 4.
+    """
+
+    prices: Prices = field(repr=False)
+    weights: Mapping[Metric, float]
+    limits: Mapping[Metric, float] = field(default_factory=dict)
+    peak_limit_bytes: float | None = None
+    _known: dict[tuple[Node, bool], Mapping[Metric, float]] = field(default_factory=dict, repr=False, compare=False)
+
+    def metrics(self, flow: Flow, node: Node) -> Mapping[Metric, float]:
+        """Metrics of one operator; each operator is priced once, whatever graph it is in."""
+        key = (node, node in flow.over)
+        found = self._known.get(key)
+        if found is None:
+            cost = self.prices.cost(flow, node)
+            found = self._known[key] = (
+                dict.fromkeys(METRICS, 0.0)
+                if cost is None
+                else {
+                    "device_s": cost.seconds,
+                    "host_s": cost.host_s,
+                    "launches": float(cost.work.launches),
+                    "moved_bytes": float(cost.work.moved_bytes),
+                    "flops": float(cost.work.matrix_flops) + float(cost.work.vector_flops),
+                }
+            )
+        return found
+
+    def of_node(self, flow: Flow, node: Node) -> float:
+        """Weighted sum of the metrics of one operator."""
+        found = self.metrics(flow, node)
+        return sum(weight * found[metric] for metric, weight in self.weights.items())
+
+    def of_graph(self, flow: Flow) -> float:
+        """Weighted sum over a graph; infinite where it breaks a limit."""
+        for metric, limit in self.limits.items():
+            if sum(self.metrics(flow, node)[metric] for node in flow.order) > limit:
+                return float("inf")
+        if self.peak_limit_bytes is not None and self.prices.peak_bytes(flow) > self.peak_limit_bytes:
+            return float("inf")
+        return sum(self.of_node(flow, node) for node in flow.order)
+
+
+def time_weights(prices: Prices, flow: Flow) -> Mapping[Metric, float]:
+    r"""Weights of the seconds of device and host that make a lower bound of the step's time, exact at one graph.
+
+    $$t(d, h) = (d^p + h^p)^{1/p} \ge (d_0/t_0)^{p-1} d + (h_0/t_0)^{p-1} h$$
+
+    with $d$, $h$ the seconds of device and host, $p$ the sharpness with which they overlap, and $d_0$, $h_0$, $t_0$
+    their values in the graph ``flow``. $t$ is convex and homogeneous, thus its tangent plane is below it. Source: own.
+    """
+    whole = prices.sums(flow, flow.order)
+    device_s, host_s, p = whole.device_s, whole.host_s, prices.timer.sharpness
+    if device_s <= 0 and host_s <= 0:
+        return {"device_s": 1.0}
+    step_s = (device_s**p + host_s**p) ** (1 / p)
+    return {"device_s": (device_s / step_s) ** (p - 1), "host_s": (host_s / step_s) ** (p - 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A graph, the rewrites that may change it, and what is to be small."""
+
+    flow: Flow
+    moves: tuple[Pass, ...] = field(repr=False)
+    """Rewrites, whether they pay or not; a search decides."""
+    cost: CostModel
+    on_cuda: bool
+    folds: Folds = field(default_factory=Folds, repr=False)
+
+    def scene(self, flow: Flow) -> Scene:
+        """What a rewrite sees of a graph on the way."""
+        return Scene(flow=flow, folds=self.folds, on_cuda=self.on_cuda)
+
+    @cached_property
+    def start(self) -> float:
+        """Cost of the graph as it is given."""
+        return self.cost.of_graph(self.flow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best graph that a search met, and what is known of how good it is."""
+
+    flow: Flow
+    cost: float
+    bound: float
+    """No graph that the rewrites reach costs less; zero where nothing is known."""
+    graphs: int
+    """Graphs that were priced."""
+    stop: str
+    """Why the search ended, in words."""
+
+    @property
+    def gap(self) -> float:
+        """How far the cost is above the bound, as a part of the cost."""
+        return (self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
