@@ -168,7 +168,7 @@ def estimate_plan(
         feasible=mask == 0,
         reasons=names_of(mask),
         bottleneck=bottleneck_of(time),
-        plan=plan_record(e, stage) | {"fullest_phase": e.memory[stage].fullest_phase},
+        plan=plan_record(setting, strategy, plans, stage) | {"fullest_phase": e.memory[stage].fullest_phase},
         provenance=_provenance(setting, band),
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
@@ -233,16 +233,16 @@ def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) ->
     )  # fmt: skip
 
 
-def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, Any]:
+def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: str | None = None) -> dict[str, Any]:
     """The plan in the words of the command line, and what follows from it."""
-    p, job = e.plans, e.job
-    axes = (*e.strategy.tensor_axes, "dp", "pp")
+    job, split = setting.job, setting.method.stage_split(setting.job, p)
+    axes = (*strategy.tensor_axes, "dp", "pp")
     return {
-        "strategy": e.strategy.name,
+        "strategy": strategy.name,
         **{name: int(getattr(p, name)) for name in ("dp", "tp", "tp2", "cp", "pp", "vpp")},
         **{name: int(getattr(p, name)) for name in ("ep", "etp", "sp", "shard")},
         "micro_batch": int(p.micro_batch),
-        "micro_batches": int(e.step.micro_batches),
+        "micro_batches": int(setting.method.micro_batches(job, p)),
         "panels": int(p.panels),
         "recompute": recompute_text(int(p.recompute)),
         "recompute_every": int(p.recompute_every),
@@ -259,9 +259,9 @@ def plan_record(e: Evaluation, fullest_stage: str | None = None) -> dict[str, An
         **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
-        "stage_layers": {name: int(getattr(e.split, name)) for name in STAGES},
+        "stage_layers": {name: int(getattr(split, name)) for name in STAGES},
         **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
-        **occupancy(int(p.ranks), int(p.domain_ranks), e.machine.fast_domain),
+        **occupancy(int(p.ranks), int(p.domain_ranks), setting.machine.fast_domain),
     }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import counted
-from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.estimate.single import Setting, estimate_plan, plan_record, workload_record
@@ -174,8 +173,8 @@ def _front(setting: Setting, found: Sequence[Found]) -> tuple[Mapping[str, Any],
     points = []
     for i in pareto_front(time_s, memory):
         f = found[int(owner[i])]
-        e = evaluate(setting.method, f.task.strategy, setting.job, setting.machine, f.front.row(int(place[i])))
-        points.append({"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": plan_record(e)})
+        record = plan_record(setting, f.task.strategy, f.front.row(int(place[i])))
+        points.append({"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": record})
     return tuple(points)
 
 
