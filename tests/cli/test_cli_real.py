@@ -52,7 +52,7 @@ def test_plan_report_fits_a_screen(columns: int) -> None:
         "mode corrected",
         "candidates",
         "feasible",
-        "exhausted",
+        "pruned",
         "less memory for more time",
         "memory: does not",
     ):

@@ -15,7 +15,8 @@ from steptime import api
 from steptime.api.jobs import Request
 from steptime.estimate.evaluate import Evaluation, evaluate, utilisation
 from steptime.estimate.single import Setting
-from steptime.estimate.step import Copies, Layout, Passes, critical_stage
+from steptime.estimate.step import Copies, Passes, critical_stage
+from steptime.estimate.step_inputs import Layout
 from steptime.estimate.work import Pass
 from steptime.plan.plans import Plans
 from steptime.search.modes import MODES

@@ -19,7 +19,8 @@ from steptime.estimate.evaluate import Evaluation, Works
 from steptime.estimate.layer import BACKWARD, FORWARD, PARTS, RECOMPUTE, PhaseTime, factor_of, kind_of, links_busy_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
-from steptime.estimate.step import Passes, Step, compose, inputs_of
+from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step_inputs import inputs_of
 from steptime.estimate.traffic import layer_copy_s
 from steptime.estimate.work import NUMBERS, Pass, PhaseWork, paced_s, pass_of, phase_work, stacked
 from steptime.num import Num, maximum, minimum, taken, where

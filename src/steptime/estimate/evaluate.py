@@ -15,7 +15,8 @@ from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.estimate.step import Passes, Step, StepInputs, compose, inputs_of, layout_of
+from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step_inputs import StepInputs, inputs_of, layout_of
 from steptime.estimate.traffic import layer_copy_s
 from steptime.estimate.work import Pass, PhaseWork, pass_of, work_of
 from steptime.num import Num

@@ -119,9 +119,20 @@ def likely_fits(
     They do where the memory used on the device :math:`M_d \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of
     :func:`oom_probability`, with the chance :math:`p` between 0 and 1.
     """
+    return _likely_fits(allocated, communicators(plans), framework, capacity_bytes, chance, is_host=is_host)
+
+
+def may_fit(allocated: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool = False) -> Any:
+    """As :func:`likely_fits` for the placement with the fewest buffers that is conceivable: none."""
+    return _likely_fits(allocated, 0, framework, capacity_bytes, chance, is_host=is_host)
+
+
+def _likely_fits(
+    allocated: Num, buffers: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool
+) -> Any:
     constants = memory_constants(is_host=is_host)
     most = capacity_bytes * math.exp(constants.spread("device", framework) * NormalDist().inv_cdf(chance))
-    return constants.defined(allocated, communicators(plans), framework)["device"] <= most
+    return constants.defined(allocated, buffers, framework)["device"] <= most
 
 
 def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:

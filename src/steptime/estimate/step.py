@@ -17,29 +17,17 @@ from steptime.cost.data_parallel import (
     exposed_sharded_s,
     free_links_s,
 )
-from steptime.cost.experts import dual_paired_share, hidden_exchange_s, paired_share
+from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
-from steptime.cost.pipeline import filling_passes, mean_stage_link_s, pipeline_bubble_s, zero_bubble_s
-from steptime.estimate.communication import boundary_times_s
+from steptime.cost.pipeline import pipeline_bubble_s, zero_bubble_s
 from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
 from steptime.estimate.layer import BACKWARD, FORWARD
-from steptime.estimate.machine import Machine
 from steptime.estimate.operators import Call, Formula, formula_of
-from steptime.estimate.result import PlannedJob
-from steptime.estimate.traffic import (
-    Sums,
-    Traffic,
-    host_optimizer_time_s,
-    optimizer_time_s,
-    owned_parameters,
-    replicated_s,
-    traffic_of,
-)
-from steptime.estimate.work import EXPERT_AXIS, Pass
+from steptime.estimate.step_inputs import Layout, StepInputs, of_mirrored
+from steptime.estimate.traffic import Sums
+from steptime.estimate.work import Pass
 from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
-from steptime.plan.plans import FULL_RECOMPUTE, is_set
-from steptime.plan.strategies import StageSplit
 from steptime.schedule import SCHEDULES, Schedule
 
 BUBBLE, ZERO_BUBBLE = formula_of(pipeline_bubble_s), formula_of(zero_bubble_s)
@@ -53,24 +41,6 @@ class Passes:
     layer: Pass
     first: Pass
     last: Pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout(StageSplit):
-    """How the layers lie on the stages."""
-
-    stages: Num
-    virtual_stages: Num
-    whole: Num
-    """Layers of all stages."""
-    recomputed: Num
-    """Share of the layers whose forward runs once more."""
-    held: Num
-    """Stages that a rank holds; where two, ``first`` and ``last`` are their mean."""
-    folded: Num = 0.0
-    """1 where the first rank has embedding and head."""
-    paired: Num
-    """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,42 +64,11 @@ class CriticalStage:
     """Forward pass of the slowest stage; of the last one its gradients of weights (:func:`zero_bubble_s`)."""
 
 
-def layout_of(planned: PlannedJob) -> Layout:
-    """Layers per stage, and how many of them are recomputed."""
-    split, plans, held = planned.split, planned.plans, planned.job.stages_held
-    equal = (split.first == split.middle) & (split.middle == split.last)
-    whole = where(equal, split.first * plans.pp, float(planned.job.model.layers))
-    full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
-    first, last = _of_mirrored(held, split.first, split.last)
-    return Layout(
-        stages=plans.pp, virtual_stages=plans.vpp, first=first, middle=split.middle, last=last,
-        whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed, held=held,
-        folded=float(planned.job.pipeline.folded),
-        paired=_paired(planned) * (1.0 - full),
-    )  # fmt: skip
-
-
-def _of_mirrored(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
-    """Something of the first and of the last stage; the mean of both where a rank holds both of two copies."""
-    mean = (first + last) / 2
-    return where(held > 1, mean, first), where(held > 1, mean, last)
-
-
 def shared_ends(layout: Layout, first: Num, last: Num) -> tuple[Num, Num]:
     """What the first and the last rank have of the two ends of the model, for one micro-batch."""
     if isinstance(layout.folded, np.ndarray) or layout.folded:
         first, last = where(layout.folded > 0, first + last, first), where(layout.folded > 0, 0.0 * last, last)
-    return _of_mirrored(layout.held, first, last)
-
-
-def _paired(planned: PlannedJob) -> Num:
-    """Share of the passes that are paired; Megatron-Core does not pair them where layers are recomputed in full."""
-    job, plans = planned.job, planned.plans
-    if EXPERT_AXIS not in job.overlap or job.model.experts is None:
-        return 0.0 * plans.pp
-    if job.pipeline.pairs:
-        return dual_paired_share(planned.micro_batches * plans.vpp, plans.pp * plans.vpp)
-    return paired_share(planned.micro_batches, plans.vpp, plans.pp)
+    return of_mirrored(layout.held, first, last)
 
 
 def overlapped_exchanges(layout: Layout, layer: Pass) -> dict[str, Call]:
@@ -245,7 +184,7 @@ def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num,
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
     layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
-    first_held, last_held = _of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
+    first_held, last_held = of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
     slowest_weights_s = layers * layer.weights_s + first * of_weights[0] + last * of_weights[2]
     forward_s: Num = 0.0
     if stages.fills:
@@ -267,44 +206,6 @@ def _mean_passes(layout: Layout, passes: Passes) -> dict[str, Num]:
     weights_s = layout.whole * layer.weights_s + sum(end.weights_s for end in ends)
     sums_s = {"forward_s": forward_s, "inputs_s": backward_s - weights_s, "weights_s": weights_s, "hidden_s": hidden_s}
     return {name: sum_s / layout.stages for name, sum_s in sums_s.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """What a step is composed of beside the passes through its parts; before the framework has its say."""
-
-    layout: Layout
-    devices: Num
-    micro_batches: Num
-    host_starts: Num
-    """Micro-batches that the host starts one by one."""
-    schedules: Mapping[str, Num]
-    """1 where plans have a schedule, by its name."""
-    filling: Num
-    """Passes for gradients of weights that fill the bubble."""
-    hides_data: Num
-    """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
-    shares_near: Num
-    """1 where data-parallel traffic shares the links of the fast domain with other transfers; below those that leave
-    it."""
-    shares_far: Num
-    hides_stages: Num
-    hides_copies: Num
-    """Likewise copies of activations to the host and back."""
-    copy_s: Num
-    """Copy of a layer's activations in one direction, for one micro-batch."""
-    fast_link_s: Num
-    """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
-    slow_link_s: Num
-    stage_link_s: Num
-    traffic: Traffic
-    replicated_s: Num
-    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
-    owned: Num
-    """Parameters that a rank of the stage with most of them updates."""
-    optimizer_s: Num
-    """Its time on the device; 0 where the host does it."""
-    host_optimizer_s: Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,29 +280,6 @@ class Step:
         if isinstance(self.growth, float) and not self.growth:
             return 0.0
         return growth_s(work_s, self.devices, self.growth)
-
-
-def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
-    """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
-    job, plans, micro_batches = planned.job, planned.plans, planned.micro_batches
-    fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
-    slow_s = slow_s * planned.method.slow_link_share(plans)
-    owned, row = owned_parameters(planned), job.pipeline
-    is_near = plans.is_near("dp") & plans.is_near("cp") & planned.copies_near
-    near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
-    return StepInputs(
-        layout=layout, devices=job.gpus, micro_batches=micro_batches,
-        host_starts=micro_batches if job.graphs != "step" else 0.0,
-        schedules={row.name: 1.0},
-        filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
-        hides_data=float("dp" in job.overlap),
-        shares_near=near * shares, shares_far=(1.0 - near) * shares, hides_stages=float("pp" in job.overlap),
-        hides_copies=float("offload" in job.overlap), copy_s=copy_s,
-        fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
-        traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
-        owned=owned, optimizer_s=optimizer_time_s(job, owned, machine),
-        host_optimizer_s=host_optimizer_time_s(job, owned, machine),
-    )  # fmt: skip
 
 
 def _split(inputs: StepInputs, passes: Passes) -> Passes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,11 +66,20 @@ class Traffic:
 
 def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
     """Collectives over the data-parallel group, by ZeRO stage."""
-    shared, plans = shared_of(planned), planned.plans
+    shared = shared_of(planned)
+    return replace(
+        no_traffic(planned),
+        reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
+        gather=_sums(machine, shared.gather, shared.gather_ends),
+    )  # fmt: skip
+
+
+def no_traffic(planned: PlannedJob) -> Traffic:
+    """As :func:`traffic_of` on links that take no time."""
+    plans, none = planned.plans, Sums(0.0, 1.0, 0.0, 0.0)
     passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
     return Traffic(
-        reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
-        gather=_sums(machine, shared.gather, shared.gather_ends), by_unit=plans.shares("weights"),
+        reduce=none, replicas_s=0.0, gather=none, by_unit=plans.shares("weights"),
         chunks=plans.vpp if planned.method.calibrated else 1,
         reductions=plans.reductions(passes), gathers=plans.gathers(passes),
     )  # fmt: skip

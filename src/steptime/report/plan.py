@@ -16,8 +16,8 @@ from steptime.report import estimate
 from steptime.report import text as t
 from steptime.report.estimate import change_table, days, memory_line, print_notes, training_line
 from steptime.report.text import term_table
-from steptime.search.exhaustive import telling_points
 from steptime.search.planner import PlanResult
+from steptime.search.ranking import telling_points
 
 if TYPE_CHECKING:
     from rich.console import Console

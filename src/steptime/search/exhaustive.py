@@ -1,22 +1,17 @@
-"""Costs every candidate of a space: enumerate, check memory, cost each distinct layer once, compose, rank.
-
-Accumulators over blocks of candidates: the K best, and the front of time and memory.
-"""
+"""Searches every candidate of a space: enumerate, check memory, cost each distinct layer once, rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.estimate.evaluate import composed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
-from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting
-from steptime.num import Array, places_in_runs
+from steptime.num import Array
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, rows_of
 from steptime.plan.space import Constraint, Listing, Space
@@ -33,81 +28,7 @@ from steptime.search.layers import (
     shapes_of,
     take_sizes,
 )
-
-
-class Best:
-    """The ``count`` smallest values seen, with their identities; earlier candidates win ties."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.values: Array = np.zeros(0)
-        self.ids: Array = np.zeros((0, 2), dtype=np.int64)
-
-    @property
-    def threshold(self) -> float:
-        """Values above it can't enter any more."""
-        return float(self.values[-1]) if len(self.values) == self.count else np.inf
-
-    def add(self, values: Array, configuration: Array, placement: Array) -> None:
-        """Offers a block."""
-        near = np.flatnonzero(values <= self.threshold)
-        if len(near) > 4 * self.count:
-            bound = np.partition(values[near], self.count - 1)[self.count - 1]
-            near = near[values[near] <= bound]
-        if not len(near):
-            return
-        merged = np.concatenate([self.values, values[near]])
-        ids = np.concatenate([self.ids, np.stack([configuration[near], placement[near]], axis=1)])
-        order = np.argsort(merged, kind="stable")[: self.count]
-        self.values, self.ids = merged[order], ids[order]
-
-
-def pareto_front(time_s: Array, memory_bytes: Array) -> Array:
-    """Indices of the points that no other point beats in both; fastest first.
-
-    >>> pareto_front(np.array([3.0, 1.0, 2.0]), np.array([1.0, 3.0, 3.0])).tolist()
-    [1, 0]
-    """
-    order = np.lexsort((memory_bytes, time_s))
-    memory = memory_bytes[order]
-    least_before = np.concatenate([[np.inf], np.minimum.accumulate(memory)[:-1]])
-    front: Array = order[memory < least_before]
-    return front
-
-
-def telling_points(time_s: Array, memory_bytes: Array, most: int) -> list[int]:
-    r"""Indices of at most so many points of a front, two or more, that tell most of it; the first and the last stay.
-
-    Of the points chosen the fastest that saves as much is taken for each that is left out; they are those for which
-
-    $$\sum_i (\log m_{c(i)} - \log m_i)(\log t_{i+1} - \log t_i)$$
-
-    is least, with $t$ = `time_s` (s) ascending, $m$ = `memory_bytes` (B) descending, and $c(i)$ the last point chosen
-    up to $i$: the area between the stairs of the chosen points and those of all.
-
-    >>> telling_points(np.array([4.50, 4.51, 4.8, 5.4, 8.9]), np.array([176.0, 52.0, 50.0, 46.0, 28.0]), 3)
-    [0, 1, 4]
-    """
-    count = len(time_s)
-    if count <= most:
-        return list(range(count))
-    width, height = np.diff(np.log(time_s)), np.log(memory_bytes)
-    untold = np.full((count, count), np.inf)  # between one chosen point and the next
-    for i in range(count - 1):
-        untold[i, i + 1 :] = np.cumsum((height[i] - height[i:-1]) * width[i:])
-    area, before = untold[0], []
-    for _ in range(most - 2):
-        through = area[:, None] + untold
-        before.append(np.argmin(through, axis=0))
-        area = np.min(through, axis=0)
-    chosen = [count - 1]
-    for step in reversed(before):
-        chosen.append(int(step[chosen[-1]]))
-    return [0, *reversed(chosen)]
-
-
-BLOCK = 16384
-"""Candidates that are composed at once: small enough for the cache."""
+from steptime.search.ranking import Fitting, Ranking, placed
 
 Progress = Callable[[int, int], None]
 
@@ -129,6 +50,8 @@ class Found:
     task: Task
     candidates: int
     feasible: int
+    costed: int
+    """Candidates whose time was computed; the others that fit have a lower bound above what they would have to beat."""
     reasons: dict[str, int]
     best_s: Array
     best: Plans
@@ -245,123 +168,33 @@ def _table(listed: list[_Listed], shapes: Shapes, inner: Codes) -> LayerTable:
     return layer_table(task.strategy, task.setting.job, machine, shapes, wanted, inner)
 
 
-def _blocks(listing: Listing, fitting: Array) -> Iterator[tuple[Array, Array]]:
-    """Positions among the fitting configurations, and placements, of about BLOCK candidates at a time."""
-    counts = listing.multiplicity[fitting]
-    ends = np.cumsum(counts)
-    start = 0
-    while start < len(fitting):
-        before = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, before + BLOCK, side="right")), start + 1)
-        here = counts[start:stop]
-        position = np.repeat(np.arange(start, stop), here)
-        first = listing.placement_start[listing.mesh_of[fitting[start:stop]]]
-        yield position, np.repeat(first, here) + places_in_runs(here)
-        start = stop
-
-
 def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress: Callable[[int], None]) -> Found:
-    """Composes and ranks the candidates of one task."""
-    listing, setting = each.listing, each.task.setting
-    machine, multiplicity = setting.machine, listing.multiplicity
-    fitting = np.flatnonzero((each.peak <= machine.memory_bytes) & (multiplicity > 0))
-    configurations = as_float(listing.configurations.take(fitting))
-    sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
-    best, fastest, likely, risky = Best(top), _Fastest(len(fitting)), _Likely(), 0
-    done = listing.candidates - int(multiplicity[fitting].sum())
-    for position, place in _blocks(listing, fitting):
-        done += len(position)
-        plans = _placed(configurations.take(position), placements.take(place))
-        if setting.oom_limit is not None:
-            safe = np.flatnonzero(_likely_fits(setting, plans, each.peak[fitting[position]], setting.oom_limit))
-            risky += len(position) - len(safe)
-            if not len(safe):
-                continue
-            position, place, plans = position[safe], place[safe], plans.take(safe)
-        passes = table.take(each.shape[fitting[position]], each.inner[place])
-        planned = planned_job(setting.method, each.task.strategy, setting.job, plans, take_sizes(sizes, position))
-        _, step = composed(planned, machine, passes)
-        times = np.broadcast_to(np.asarray(step.total_s), position.shape)
-        best.add(times, fitting[position], place)
-        if setting.method.calibrated:
-            likely.add(setting, plans, times, each.peak[fitting[position]], (fitting[position], place))
-        fastest.add(position, place, times)
-        progress(done)
-    front = fastest.front(each.peak[fitting])
-    feasible = int(multiplicity[fitting].sum()) - risky
+    """Ranks the candidates of one task."""
+    listing, setting, multiplicity = each.listing, each.task.setting, each.listing.multiplicity
+    at = np.flatnonzero((each.peak <= setting.machine.memory_bytes) & (multiplicity > 0))
+    fitting = Fitting(
+        setting=setting, strategy=each.task.strategy, listing=listing, at=at,
+        configurations=as_float(listing.configurations.take(at)), sizes=take_sizes(shapes.sizes, each.shape[at]),
+        peak=each.peak[at], shape=each.shape[at], inner=each.inner, placements=as_float(listing.placements),
+        table=table,
+    )  # fmt: skip
+    ranking, within = Ranking(fitting, top), int(multiplicity[at].sum())
+    ranking.run(lambda settled: progress(listing.candidates - within + settled))
+    front, feasible, first = ranking.front(), within - ranking.risky, ranking.likely
+    likely = None if first is None else _plans(listing, at[first[:1]], first[1:])
     return Found(
-        task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values,
-        reasons=_reasons(each, multiplicity, risky), best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
-        front_s=fastest.time_s[front], front_bytes=each.peak[fitting[front]],
-        front=_plans(listing, fitting[front], fastest.place[front]),
+        task=each.task, candidates=listing.candidates, feasible=feasible, costed=ranking.costed,
+        reasons=_reasons(each, multiplicity, ranking.risky), best_s=ranking.best.values,
+        best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]),
+        front_s=ranking.time_s[front], front_bytes=fitting.peak[front],
+        front=_plans(listing, at[front], ranking.place[front]),
         nearest=None if feasible else _nearest(each, multiplicity), distinct_layers=table.count,
-        likely_s=likely.time_s, likely=None if likely.at is None else _plans(listing, *likely.at),
+        likely_s=ranking.likely_s, likely=likely,
     )  # fmt: skip
 
 
-def _likely_fits(setting: Setting, plans: Plans, peak: Array, chance: float) -> Array:
-    machine, framework = setting.machine, setting.job.memory.name
-    fits: Array = likely_fits(peak, plans, framework, machine.memory_bytes, chance, is_host=machine.is_host)
-    return fits
-
-
-class _Likely:
-    """The fastest candidate seen that likely does not run out of memory."""
-
-    def __init__(self) -> None:
-        self.time_s = np.inf
-        self.at: tuple[Array, Array] | None = None
-
-    def add(self, setting: Setting, plans: Plans, times: Array, peak: Array, at: tuple[Array, Array]) -> None:
-        """Offers a block; of those that are slower than what is known nothing is computed."""
-        near = np.flatnonzero(times < self.time_s)
-        if not len(near):
-            return
-        fits = _likely_fits(setting, plans.take(near), peak[near], LIKELY_FITS)
-        near = near[fits]
-        if len(near):
-            first = near[np.argmin(times[near])]
-            self.time_s, self.at = float(times[first]), (at[0][[first]], at[1][[first]])
-
-
-class _Fastest:
-    """The fastest placement of every configuration; infinite time where none was offered."""
-
-    def __init__(self, configurations: int) -> None:
-        self.time_s = np.full(configurations, np.inf)
-        self.place = np.zeros(configurations, dtype=np.int64)
-
-    def add(self, position: Array, place: Array, times: Array) -> None:
-        """Offers all candidates of some configurations: their positions in ascending order, placements, times."""
-        starts = np.flatnonzero(np.diff(position, prepend=-1))
-        low = np.minimum.reduceat(times, starts)
-        self.time_s[position[starts]] = low
-        self.place[position[starts]] = _first_equal(times, starts, low, place)
-
-    def front(self, peak: Array) -> Array:
-        """Positions of the configurations that no other beats in both time and memory."""
-        kept = np.flatnonzero(np.isfinite(self.time_s))
-        front: Array = kept[pareto_front(self.time_s[kept], peak[kept])]
-        return front
-
-
-def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array:
-    """Placement at which each run of candidates has its least time."""
-    lengths = np.diff(np.append(starts, len(times)))
-    hits = np.flatnonzero(times == np.repeat(low, lengths))
-    run = np.repeat(np.arange(len(starts)), lengths)[hits]
-    _, first = np.unique(run, return_index=True)
-    at: Array = place[hits[first]]
-    return at
-
-
-def _placed(configurations: Plans, placements: Plans) -> Plans:
-    columns = {name: value for name, value in placements.columns().items() if name.startswith("in_")}
-    return configurations.with_columns(columns)
-
-
 def _plans(listing: Listing, configuration: Array, placement: Array) -> Plans:
-    return _placed(listing.configurations.take(configuration), listing.placements.take(placement))
+    return placed(listing.configurations.take(configuration), listing.placements.take(placement))
 
 
 def _reasons(each: _Listed, multiplicity: Array, risky: int) -> dict[str, int]:

@@ -20,7 +20,8 @@ from steptime.num import Array
 from steptime.plan.plans import Plans
 from steptime.plan.space import Constraint, Space
 from steptime.plan.strategies import Strategy
-from steptime.search.exhaustive import Found, Progress, Task, pareto_front, search
+from steptime.search.exhaustive import Found, Progress, Task, search
+from steptime.search.ranking import pareto_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,9 @@ class Stop:
     """Why the search ended, and what that proves."""
 
     reason: str
-    """``exhausted`` (every candidate of the space was costed: the first plan is the best) or
-    ``infeasible`` (every candidate was costed, none fits)."""
+    """``exhausted``: every candidate that fits was costed, so that the first plan is the best. ``pruned``: the same is
+    proved, since a lower bound of each that was not costed is above what it would have to beat. ``infeasible``: none
+    fits."""
     proof: str
     """The claim in words."""
     elapsed_cpu_s: float
@@ -111,7 +113,7 @@ def rank_plans(
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
-        stop=_stop(candidates, feasible, tuple(strategies), time.process_time() - started),
+        stop=_stop(found, tuple(strategies), time.process_time() - started),
         plans=plans, pareto=() if brief else _front(setting, found),
         nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
@@ -144,17 +146,22 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
     return estimate_plan(setting, strategy, plans, explain=first, what_ifs=first)
 
 
-def _stop(candidates: int, feasible: int, strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
+def _stop(found: Sequence[Found], strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
+    candidates, feasible, costed = (sum(getattr(f, n) for f in found) for n in ("candidates", "feasible", "costed"))
     if not candidates:
         return Stop(reason="infeasible", proof="the space has no candidate", elapsed_cpu_s=elapsed_cpu_s)
     space = (
         f"all {counted(candidates, 'candidate', f'{candidates:,}')} of the space ({', '.join(strategies)}) were checked"
     )
-    if feasible:
-        return Stop(
-            reason="exhausted", proof=f"{space}: no other is faster than the first", elapsed_cpu_s=elapsed_cpu_s
-        )
-    return Stop(reason="infeasible", proof=f"{space}: none is feasible", elapsed_cpu_s=elapsed_cpu_s)
+    if not feasible:
+        return Stop(reason="infeasible", proof=f"{space}: none is feasible", elapsed_cpu_s=elapsed_cpu_s)
+    if costed < feasible:
+        space = f"all {candidates:,} candidates ({', '.join(strategies)}) were bounded, {costed:,} costed"
+    return Stop(
+        reason="pruned" if costed < feasible else "exhausted",
+        proof=f"{space}: no other is faster than the first",
+        elapsed_cpu_s=elapsed_cpu_s,
+    )
 
 
 def _reasons(found: Sequence[Found]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steptime import api
 from steptime.errors import UserError
-from steptime.search.exhaustive import Best, pareto_front
+from steptime.search.ranking import Best, pareto_front
 
 VALUES = st.lists(st.integers(0, 20).map(float), max_size=60)
 
@@ -48,7 +48,7 @@ def test_plans_are_ranked_and_feasible(result):
     assert times == sorted(times) and len(times) == 6
     assert all(e.feasible and not e.reasons for e in result.plans)
     assert result.candidates >= result.feasible >= 6
-    assert result.stop.reason == "exhausted" and f"{result.candidates:,}" in result.stop.proof
+    assert result.stop.reason == "pruned" and f"{result.candidates:,}" in result.stop.proof
     assert result.nearest is None and result.advice == ()
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from steptime.estimate.evaluate import Evaluation, Works, passes_of
 from steptime.estimate.kernels import profile_of
-from steptime.estimate.step import StepInputs, compose
+from steptime.estimate.step import compose
+from steptime.estimate.step_inputs import StepInputs
 from steptime.estimate.work import PHASES, PhaseWork, phase_work, stacked
 from steptime.hardware.library import architecture_of, device_names
 from steptime.num import Array

@@ -1,0 +1,143 @@
+"""What a step is composed of beside the passes of its parts: layers on stages, links, the optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from steptime.cost.experts import dual_paired_share, paired_share
+from steptime.cost.pipeline import filling_passes, mean_stage_link_s
+from steptime.estimate.communication import boundary_times_s
+from steptime.estimate.machine import Machine
+from steptime.estimate.result import PlannedJob
+from steptime.estimate.traffic import (
+    Traffic,
+    host_optimizer_time_s,
+    no_traffic,
+    optimizer_time_s,
+    owned_parameters,
+    replicated_s,
+    traffic_of,
+)
+from steptime.estimate.work import EXPERT_AXIS
+from steptime.num import Num, where
+from steptime.plan.plans import FULL_RECOMPUTE, is_set
+from steptime.plan.strategies import StageSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(StageSplit):
+    """How the layers lie on the stages."""
+
+    stages: Num
+    virtual_stages: Num
+    whole: Num
+    """Layers of all stages."""
+    recomputed: Num
+    """Share of the layers whose forward runs once more."""
+    held: Num
+    """Stages that a rank holds; where two, ``first`` and ``last`` are their mean."""
+    folded: Num = 0.0
+    """1 where the first rank has embedding and head."""
+    paired: Num
+    """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
+
+
+def layout_of(planned: PlannedJob) -> Layout:
+    """Layers per stage, and how many of them are recomputed."""
+    split, plans, held = planned.split, planned.plans, planned.job.stages_held
+    equal = (split.first == split.middle) & (split.middle == split.last)
+    whole = where(equal, split.first * plans.pp, float(planned.job.model.layers))
+    full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
+    first, last = of_mirrored(held, split.first, split.last)
+    return Layout(
+        stages=plans.pp, virtual_stages=plans.vpp, first=first, middle=split.middle, last=last,
+        whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed, held=held,
+        folded=float(planned.job.pipeline.folded),
+        paired=_paired(planned) * (1.0 - full),
+    )  # fmt: skip
+
+
+def of_mirrored(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
+    """Something of the first and of the last stage; the mean of both where a rank holds both of two copies."""
+    mean = (first + last) / 2
+    return where(held > 1, mean, first), where(held > 1, mean, last)
+
+
+def _paired(planned: PlannedJob) -> Num:
+    """Share of the passes that are paired; Megatron-Core does not pair them where layers are recomputed in full."""
+    job, plans = planned.job, planned.plans
+    if EXPERT_AXIS not in job.overlap or job.model.experts is None:
+        return 0.0 * plans.pp
+    if job.pipeline.pairs:
+        return dual_paired_share(planned.micro_batches * plans.vpp, plans.pp * plans.vpp)
+    return paired_share(planned.micro_batches, plans.vpp, plans.pp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What a step is composed of beside the passes through its parts; before the framework has its say."""
+
+    layout: Layout
+    devices: Num
+    micro_batches: Num
+    host_starts: Num
+    """Micro-batches that the host starts one by one."""
+    schedules: Mapping[str, Num]
+    """1 where plans have a schedule, by its name."""
+    filling: Num
+    """Passes for gradients of weights that fill the bubble."""
+    hides_data: Num
+    """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
+    shares_near: Num
+    """1 where data-parallel traffic shares the links of the fast domain with other transfers; below those that leave
+    it."""
+    shares_far: Num
+    hides_stages: Num
+    hides_copies: Num
+    """Likewise copies of activations to the host and back."""
+    copy_s: Num
+    """Copy of a layer's activations in one direction, for one micro-batch."""
+    fast_link_s: Num
+    """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
+    slow_link_s: Num
+    stage_link_s: Num
+    traffic: Traffic
+    replicated_s: Num
+    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
+    owned: Num
+    """Parameters that a rank of the stage with most of them updates."""
+    optimizer_s: Num
+    """Its time on the device; 0 where the host does it."""
+    host_optimizer_s: Num
+
+
+def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
+    """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
+    job, plans = planned.job, planned.plans
+    fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
+    slow_s = slow_s * planned.method.slow_link_share(plans)
+    is_near = plans.is_near("dp") & plans.is_near("cp") & planned.copies_near
+    near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
+    return replace(
+        unlinked_inputs(planned, machine, layout, copy_s),
+        shares_near=near * shares, shares_far=(1.0 - near) * shares,
+        fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
+        traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
+    )  # fmt: skip
+
+
+def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
+    """As :func:`inputs_of` on links that take no time, whatever the placement."""
+    job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
+    owned = owned_parameters(planned)
+    return StepInputs(
+        layout=layout, devices=job.gpus, micro_batches=micro_batches,
+        host_starts=micro_batches if job.graphs != "step" else 0.0,
+        schedules={row.name: 1.0},
+        filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
+        hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap), shares_near=0.0, shares_far=0.0,
+        hides_copies=float("offload" in job.overlap), copy_s=copy_s, fast_link_s=0.0, slow_link_s=0.0, stage_link_s=0.0,
+        traffic=no_traffic(planned), replicated_s=0.0, owned=owned,
+        optimizer_s=optimizer_time_s(job, owned, machine), host_optimizer_s=host_optimizer_time_s(job, owned, machine),
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Lower bounds of the step time of configurations, whatever their placement: what a search need not cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import numpy as np
+
+from steptime.estimate.machine import Machine
+from steptime.estimate.result import PlannedJob
+from steptime.estimate.step import Passes, compose
+from steptime.estimate.step_inputs import layout_of, unlinked_inputs
+from steptime.estimate.traffic import layer_copy_s
+from steptime.estimate.work import Pass
+from steptime.num import Array, Num, taken
+from steptime.search.layers import LayerTable
+
+ROUNDING = 1e-9
+"""Share by which a bound is lowered, so that rounding does not lift it above a time that it bounds."""
+
+
+def least_step_s(planned: PlannedJob, machine: Machine, table: LayerTable, shape: Array) -> Array:
+    r"""Times that no placement of some configurations is below.
+
+    $$b(c) = (1 - \epsilon)\; T\!\left(c, \min_{p} f(s_c, p), 0\right) \le T(c, f(s_c, p), \ell(c, p))$$
+
+    with $T$ the step of configuration $c$ (:func:`steptime.estimate.step.compose`), which falls in no time that it is
+    composed of, $f(s, p)$ the passes of the layer's shape $s$ under placement $p$, each the least over all placements
+    of the table, $\ell \ge 0$ what is sent over the data-parallel group and between stages, and $\epsilon$ =
+    :data:`ROUNDING`. Source: own.
+
+    Args:
+        planned: the configurations.
+        machine: what they run on.
+        table: passes of every shape and placement.
+        shape: shape of each configuration.
+    """
+    layout = layout_of(planned)
+    passes, at = least_passes(table, pairs=bool(np.any(np.asarray(layout.paired) > 0)))
+    here = Passes(**{f.name: _taken(getattr(passes, f.name), at[shape]) for f in fields(Passes)})
+    inputs = unlinked_inputs(planned, machine, layout, layer_copy_s(planned, machine))
+    least: Array = np.asarray(compose(inputs, here, planned.job.framework).total_s) * (1 - ROUNDING)
+    return np.broadcast_to(least, shape.shape)
+
+
+def least_passes(table: LayerTable, *, pairs: bool) -> tuple[Passes, Array]:
+    """Least passes of every shape that is costed, and the place of each shape among them; -1: not costed.
+
+    ``pairs``: without exchanges of experts, which other passes may overlap.
+    """
+    shape_of, inner = np.nonzero(table.row >= 0)
+    rows = table.row[shape_of, inner]
+    starts = np.flatnonzero(np.diff(shape_of, prepend=-1))
+    at = np.full(len(table.row), -1, dtype=np.int64)
+    at[shape_of[starts]] = np.arange(len(starts))
+
+    def over(ufunc: np.ufunc, value: Num) -> Num:
+        return ufunc.reduceat(value[rows], starts) if isinstance(value, np.ndarray) else value
+
+    parts = {f.name: _least(getattr(table.passes, f.name), over, pairs=pairs) for f in fields(Passes)}
+    return Passes(**parts), at
+
+
+def _least(each: Pass, over: Callable[[np.ufunc, Num], Num], *, pairs: bool) -> Pass:
+    """A pass no part of which is longer than that of any, with the longest for gradients of weights, which fill."""
+    sent_s, returned_s = (each.forward_exchange_s, each.backward_exchange_s) if pairs else (0.0, 0.0)
+    forward_s = over(np.minimum, each.forward_s - sent_s)
+    again_s = over(np.minimum, each.forward_s - sent_s - each.ended_s)
+    return Pass(
+        forward_s=forward_s,
+        backward_s=over(np.minimum, each.backward_s - returned_s),
+        weights_s=over(np.maximum, each.weights_s),
+        ended_s=forward_s - again_s,
+    )
+
+
+def _taken(each: Pass, index: Array) -> Pass:
+    return Pass(**{f.name: taken(getattr(each, f.name), index) for f in fields(Pass)})
