@@ -1,0 +1,339 @@
+"""The cheapest graph of an e-graph, exactly: an integer program over e-nodes with sharing (HiGHS)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Final
+
+from steptime.rewrite.saturation.egraph import EGraph, ENode
+
+Price = Callable[[ENode], Sequence[float]]
+"""The cost of an e-node, then what else is limited; infinite where it has no kernel."""
+TINY: Final = 1e-9
+"""Part of the cost of the given graph that counts as nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extracted:
+    """An e-node for each class that is needed, and what is known of its cost."""
+
+    choice: Mapping[int, ENode]
+    cost: float
+    """Sum of the prices of the chosen e-nodes, each once."""
+    bound: float
+    """No choice of this e-graph costs less."""
+    nodes: int
+    """E-nodes of the integer program."""
+    proved: bool
+    """The program was solved to the end."""
+
+    @property
+    def gap(self) -> float:
+        """How far the cost is above the bound, as a part of the cost."""
+        return (self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An e-node that can be chosen."""
+
+    node: ENode
+    costs: Sequence[float]
+    children: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What can be chosen for each class that the roots may need."""
+
+    options: Mapping[int, tuple[Option, ...]]
+    roots: frozenset[int]
+    free: Mapping[int, ENode] = field(default_factory=dict)
+    """Classes that cost nothing, with the e-node of each."""
+
+    @property
+    def size(self) -> int:
+        """The number of e-nodes."""
+        return sum(map(len, self.options.values()))
+
+
+def cheapest_trees(graph: EGraph, numbers: Iterable[int], price: Callable[[ENode], float]) -> dict[int, ENode]:
+    """For each class that has a finite term its e-node whose term is cheapest, shared parts counted each time."""
+    classes = list(numbers)
+    best: dict[int, tuple[float, ENode]] = {}
+    users: dict[int, set[int]] = {}
+    prices = {number: [(node, price(node)) for node in graph.classes[number].all()] for number in classes}
+    for number in classes:
+        for node, _ in prices[number]:
+            for child in node[2]:
+                users.setdefault(graph.find(child), set()).add(number)
+    waiting = dict.fromkeys(classes)
+    while waiting:
+        number = next(iter(waiting))
+        del waiting[number]
+        known = best.get(number, (inf, ("", (), ())))[0]
+        for node, own in prices[number]:
+            total = own + sum(best[c][0] if (c := graph.find(child)) in best else inf for child in node[2])
+            if total < known - 1e-15 * max(abs(known), 1e-300) or (number not in best and isfinite(total)):
+                known = total
+                best[number] = (total, node)
+                waiting |= dict.fromkeys(users.get(number, ()))
+    return {number: node for number, (_, node) in best.items()}
+
+
+def choices_of(graph: EGraph, roots: Iterable[int], price: Price, steady: Mapping[int, ENode]) -> Choices:
+    """What can be chosen below roots, without e-nodes that another of their class dominates.
+
+    An e-node is dominated where another costs no more and needs no class that it does not need. ``steady``: e-nodes of
+    classes that are constant in every run, which cost nothing.
+    """
+    wanted = frozenset(map(graph.find, roots))
+    reached = _reached(graph, wanted, steady)
+    free = _free(graph, reached, price) | {number: steady[number] for number in reached if number in steady}
+    options: dict[int, tuple[Option, ...]] = {}
+    for number in reached:
+        if number in free:
+            continue
+        found = []
+        for node in graph.classes[number].all():
+            children = frozenset(c for each in node[2] if (c := graph.find(each)) not in free)
+            costs = price(node)
+            if number not in children and isfinite(costs[0]):
+                found.append(Option(node, costs, children))
+        options[number] = tuple(_undominated(found))
+    options = _makeable(options)
+    needed = _below(options, wanted - free.keys())
+    return Choices(options={number: options[number] for number in needed}, roots=wanted - free.keys(), free=free)
+
+
+def _reached(graph: EGraph, roots: Iterable[int], steady: Mapping[int, ENode]) -> list[int]:
+    seen, stack = dict.fromkeys(roots), list(roots)
+    while stack:
+        number = stack.pop()
+        if number in steady:
+            continue
+        for node in graph.classes[number].all():
+            for child in map(graph.find, node[2]):
+                if child not in seen:
+                    seen[child] = None
+                    stack.append(child)
+    return list(seen)
+
+
+def _free(graph: EGraph, numbers: Sequence[int], price: Price) -> dict[int, ENode]:
+    """Classes with a term all of whose e-nodes cost nothing."""
+    return cheapest_trees(graph, numbers, lambda node: 0.0 if not any(price(node)) else inf)
+
+
+def _undominated(options: list[Option]) -> Iterator[Option]:
+    options.sort(key=lambda each: (len(each.children), each.costs[0]))
+    kept: list[Option] = []
+    for each in options:
+        if not any(
+            one.children <= each.children and all(a <= b for a, b in zip(one.costs, each.costs, strict=True))
+            for one in kept
+        ):
+            kept.append(each)
+            yield each
+
+
+def _makeable(options: dict[int, tuple[Option, ...]]) -> dict[int, tuple[Option, ...]]:
+    """Without e-nodes that need a class for which there is none."""
+    while True:
+        known = {number for number, found in options.items() if found}
+        left = {
+            number: tuple(each for each in found if each.children <= known)
+            for number, found in options.items()
+            if found
+        }
+        if left == options:
+            return left
+        options = left
+
+
+def _below(options: Mapping[int, tuple[Option, ...]], roots: Iterable[int]) -> list[int]:
+    seen, stack = dict.fromkeys(roots), list(roots)
+    while stack:
+        for option in options[stack.pop()]:
+            for child in option.children:
+                if child not in seen:
+                    seen[child] = None
+                    stack.append(child)
+    return list(seen)
+
+
+def greedy(choices: Choices) -> dict[int, Option]:
+    """The cheapest tree of each class: an incumbent that ignores sharing."""
+    best: dict[int, float] = {}
+    chosen: dict[int, Option] = {}
+    users: dict[int, set[int]] = {}
+    for number, options in choices.options.items():
+        for option in options:
+            for child in option.children:
+                users.setdefault(child, set()).add(number)
+    waiting = dict.fromkeys(choices.options)
+    while waiting:
+        number = next(iter(waiting))
+        del waiting[number]
+        for option in choices.options[number]:
+            total = option.costs[0] + sum(best.get(child, inf) for child in option.children)
+            if total < best.get(number, inf) * (1 - 1e-12):
+                best[number], chosen[number] = total, option
+                waiting |= dict.fromkeys(users.get(number, ()))
+    return chosen
+
+
+def selected(choices: Choices, chosen: Mapping[int, Option]) -> dict[int, Option]:
+    """The part of a choice that the roots need.
+
+    Raises:
+        ValueError: it needs a class for which nothing is chosen, or goes round in a circle.
+    """
+    out: dict[int, Option] = {}
+    stack = [(number, False) for number in sorted(choices.roots)]
+    open_: set[int] = set()
+    while stack:
+        number, leaving = stack.pop()
+        if leaving:
+            open_.discard(number)
+            continue
+        if number in open_:
+            raise ValueError("a choice goes round in a circle")
+        if number in out:
+            continue
+        if number not in chosen:
+            raise ValueError("a class is needed for which nothing is chosen")
+        out[number] = chosen[number]
+        open_.add(number)
+        stack.append((number, True))
+        stack += [(child, False) for child in sorted(chosen[number].children) if child not in out or child in open_]
+    return out
+
+
+def total(chosen: Mapping[int, Option]) -> float:
+    """The sum of costs of chosen e-nodes."""
+    return float(sum(option.costs[0] for option in chosen.values()))
+
+
+def extract(choices: Choices, seconds: float, limits: Sequence[float] = (), known: float = inf) -> Extracted:
+    r"""The cheapest choice, by an integer program.
+
+    $$\min \sum_n c_n x_n,\quad \sum_{n \in k} x_n \ge 1\ (k \text{ a root}),\quad
+      \sum_{m \in k} x_m \ge x_n\ (k \text{ a child of } n),\quad
+      t_k - t_j \ge 1 - |S| (1 - x_n)\ (n \in k,\ j \text{ a child},\ k, j \in S)$$
+
+    with $x_n$ whether e-node $n$ of cost $c_n$ is chosen, and $t_k$ the position of class $k$ within its strongly
+    connected component $S$ of more than one class; elsewhere no order is needed. Source: Yang et al., Tensat, MLSys 2021,
+    section 5.1.
+
+    Args:
+        choices: what can be chosen.
+        seconds: time of the solver.
+        limits: largest sums of what else e-nodes cost.
+        known: cost of a graph that is there: a solution has to be at most this.
+    """
+    if not choices.options:
+        return Extracted(choice=dict(choices.free), cost=0.0, bound=0.0, nodes=0, proved=True)
+    start = _incumbent(choices)
+    found, bound, proved = _solved(choices, seconds, limits, min(known, total(start) if start else inf))
+    best = found or start or {}
+    cost = total(best) if best else inf
+    chosen = dict(choices.free) | {number: option.node for number, option in best.items()}
+    return Extracted(choice=chosen, cost=cost, bound=min(max(bound, 0.0), cost), nodes=choices.size, proved=proved)
+
+
+def _incumbent(choices: Choices) -> dict[int, Option] | None:
+    try:
+        return selected(choices, greedy(choices))
+    except ValueError:
+        return None
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Constraints of a program as triplets. Filled in place."""
+
+    at: list[tuple[int, int, float]] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, entries: Iterable[tuple[int, float]], low: float, high: float = inf) -> None:
+        """One row."""
+        self.at += [(len(self.low), column, value) for column, value in entries]
+        self.low.append(low)
+        self.high.append(high)
+
+
+def _solved(
+    choices: Choices, seconds: float, limits: Sequence[float], known: float
+) -> tuple[dict[int, Option] | None, float, bool]:
+    """The chosen options, the bound, and whether it is proved to be the best."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    columns = [(number, option) for number, options in choices.options.items() for option in options]
+    of: dict[int, list[int]] = {}
+    for column, (number, _) in enumerate(columns):
+        of.setdefault(number, []).append(column)
+    rows = _Rows()
+    for number in choices.roots:
+        rows.add([(column, 1.0) for column in of[number]], 1.0)
+    for column, (_, option) in enumerate(columns):
+        for child in option.children:
+            rows.add([*((each, 1.0) for each in of[child]), (column, -1.0)], 0.0)
+    components = _components(choices)
+    order = {number: len(columns) + at for at, number in enumerate(components)}
+    for column, (number, option) in enumerate(columns):
+        for child in option.children if number in components else ():
+            if components.get(child, -1) == components[number]:
+                size = float(sum(each == components[number] for each in components.values()))
+                rows.add([(order[number], 1.0), (order[child], -1.0), (column, -size)], 1.0 - size)
+    scale = max((option.costs[0] for _, option in columns), default=1.0) or 1.0
+    cost = np.array([option.costs[0] / scale for _, option in columns] + [0.0] * len(order))
+    if isfinite(known):
+        rows.add(((at, float(value)) for at, value in enumerate(cost) if value), -inf, known / scale * (1 + TINY))
+    for at, limit in enumerate(limits, 1):
+        largest = max((option.costs[at] for _, option in columns), default=0.0) or 1.0
+        rows.add(((n, option.costs[at] / largest) for n, (_, option) in enumerate(columns)), -inf, limit / largest)
+    at, column_numbers, values = zip(*rows.at, strict=True)
+    matrix = csr_array((values, (at, column_numbers)), shape=(len(rows.low), len(cost)))
+    whole = np.array([1.0] * len(columns) + [0.0] * len(order))
+    top = np.array([1.0] * len(columns) + [float(len(order))] * len(order))
+    result = milp(
+        cost,
+        integrality=whole,
+        bounds=Bounds(0.0, top),
+        constraints=LinearConstraint(matrix, rows.low, rows.high),
+        options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-9},
+    )
+    dual = getattr(result, "mip_dual_bound", None)
+    bound = float(dual) * scale if dual is not None and isfinite(dual) else 0.0
+    if result.x is None:
+        return None, bound, result.status == 2
+    picked = {}
+    for number, members in of.items():
+        column = max(members, key=lambda each: (result.x[each] > 0.5, -cost[each]))
+        if result.x[column] > 0.5:
+            picked[number] = columns[column][1]
+    return selected(choices, picked), bound, result.status == 0
+
+
+def _components(choices: Choices) -> dict[int, int]:
+    """Classes that can need themselves -> the number of their strongly connected component."""
+    import numpy as np
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    numbers = list(choices.options)
+    place = {number: at for at, number in enumerate(numbers)}
+    pairs = {(place[n], place[c]) for n, options in choices.options.items() for o in options for c in o.children}
+    if not pairs:
+        return {}
+    a, b = zip(*pairs, strict=True)
+    graph = csr_array((np.ones(len(pairs)), (a, b)), shape=(len(numbers), len(numbers)))
+    _, labels = connected_components(graph, directed=True, connection="strong")
+    sizes = np.bincount(labels)
+    return {number: int(labels[at]) for number, at in place.items() if sizes[labels[at]] > 1}
