@@ -67,8 +67,7 @@ class EGraph:
         self.classes: dict[int, EClass] = {}
         self.by_op: dict[str, dict[int, None]] = {}
         """Operator -> classes that have an e-node of it; some may be merged into others since."""
-        self.touched: set[int] = set()
-        """Classes that changed since they were last taken by :meth:`changed`."""
+        self._watchers: list[set[int]] = []
 
     def __len__(self) -> int:
         """The number of e-nodes."""
@@ -106,8 +105,17 @@ class EGraph:
         for child in node[2]:
             self.classes[child].parents[node] = number
         self.by_op.setdefault(node[0], {})[number] = None
-        self.touched.add(number)
+        self._touch(number)
         return number
+
+    def _touch(self, number: int) -> None:
+        for each in self._watchers:
+            each.add(number)
+
+    def watch(self) -> set[int]:
+        """A set to which classes are added when they change, with all that are there now."""
+        self._watchers.append(set(self.classes))
+        return self._watchers[-1]
 
     def union(self, a: int, b: int) -> bool:
         """Make two classes one; whether they were two.
@@ -143,7 +151,7 @@ class EGraph:
                 self._repair(self.find(number))
 
     def _repair(self, number: int) -> None:
-        self.touched.add(number)
+        self._touch(number)
         old = self.classes[number].parents
         parents: dict[ENode, int] = {}
         for node, owner in list(old.items()):
@@ -163,7 +171,7 @@ class EGraph:
                         others = self.classes[self.find(child)].parents
                         others.pop(node, None)
                         others[new] = owner
-                self.touched.add(owner)
+                self._touch(owner)
             parents[new] = owner
             self._spread(new, owner)
         number = self.find(number)
@@ -190,10 +198,9 @@ class EGraph:
         self.by_op[op] = found
         return list(found)
 
-    def changed(self, depth: int) -> set[int]:
-        """Classes that changed since the last call, and those above them within a number of levels."""
-        level = {self.find(each) for each in self.touched}
-        self.touched = set()
+    def above(self, numbers: Iterable[int], depth: int) -> set[int]:
+        """Classes as they are numbered now, and those above them within a number of levels."""
+        level = {self.find(each) for each in numbers}
         out = set(level)
         for _ in range(depth):
             level = {self.find(p) for each in level for p in self.classes[each].parents.values()} - out

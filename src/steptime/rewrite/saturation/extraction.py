@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -11,8 +13,6 @@ from steptime.rewrite.saturation.egraph import EGraph, ENode
 
 Price = Callable[[ENode], Sequence[float]]
 """The cost of an e-node, then what else is limited; infinite where it has no kernel."""
-TINY: Final = 1e-9
-"""Part of the cost of the given graph that counts as nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,31 +217,49 @@ def total(chosen: Mapping[int, Option]) -> float:
     return float(sum(option.costs[0] for option in chosen.values()))
 
 
-def extract(choices: Choices, seconds: float, limits: Sequence[float] = (), known: float = inf) -> Extracted:
+def extract(choices: Choices, seconds: float, limits: Sequence[float] = ()) -> Extracted:
     r"""The cheapest choice, by an integer program.
 
     $$\min \sum_n c_n x_n,\quad \sum_{n \in k} x_n \ge 1\ (k \text{ a root}),\quad
       \sum_{m \in k} x_m \ge x_n\ (k \text{ a child of } n),\quad
-      t_k - t_j \ge 1 - |S| (1 - x_n)\ (n \in k,\ j \text{ a child},\ k, j \in S)$$
+      \sum_{(k, j) \in C} \sum_{n \in k,\ n \to j} x_n \le |C| - 1\ (C \text{ a circle of classes})$$
 
-    with $x_n$ whether e-node $n$ of cost $c_n$ is chosen, and $t_k$ the position of class $k$ within its strongly
-    connected component $S$ of more than one class; elsewhere no order is needed. Source: Yang et al., Tensat, MLSys 2021,
-    section 5.1.
+    with $x_n$ whether e-node $n$ of cost $c_n$ is chosen. Circles of two classes are ruled out from the start, longer
+    ones when a solution has one; after some of them an order of the classes of each strongly connected component $S$
+    rules out all: $t_k - t_j \ge 1 - |S| (1 - x_n)$. Every program on the way is a relaxation, so its bound holds.
+    Source: Yang et al., Tensat, MLSys 2021, section 5.1; circles as cuts: own.
 
     Args:
         choices: what can be chosen.
         seconds: time of the solver.
         limits: largest sums of what else e-nodes cost.
-        known: cost of a graph that is there: a solution has to be at most this.
     """
     if not choices.options:
         return Extracted(choice=dict(choices.free), cost=0.0, bound=0.0, nodes=0, proved=True)
-    start = _incumbent(choices)
-    found, bound, proved = _solved(choices, seconds, limits, min(known, total(start) if start else inf))
-    best = found or start or {}
+    start = _incumbent(choices) if not limits else None
+    program = _Program(choices, limits)
+    end, bound, proved, found = time.perf_counter() + seconds, 0.0, False, None
+    for number in range(CUTS + 1):
+        if number == CUTS:
+            program.order()
+        picked, low, done = program.solve(max(end - time.perf_counter(), 0.1))
+        bound = max(bound, low)
+        circle = None if picked is None else _circle(choices, picked)
+        if circle is None:
+            found, proved = picked, done
+            break
+        program.rule_out(circle)
+        if time.perf_counter() > end:
+            break
+    options = [each for each in (None if found is None else selected(choices, found), start) if each is not None]
+    best = min(options, key=total, default={})
     cost = total(best) if best else inf
     chosen = dict(choices.free) | {number: option.node for number, option in best.items()}
-    return Extracted(choice=chosen, cost=cost, bound=min(max(bound, 0.0), cost), nodes=choices.size, proved=proved)
+    return Extracted(choice=chosen, cost=cost, bound=min(bound, cost), nodes=choices.size, proved=proved)
+
+
+CUTS: Final = 30
+"""Solutions with circles after which the classes are ordered."""
 
 
 def _incumbent(choices: Choices) -> dict[int, Option] | None:
@@ -249,6 +267,27 @@ def _incumbent(choices: Choices) -> dict[int, Option] | None:
         return selected(choices, greedy(choices))
     except ValueError:
         return None
+
+
+def _circle(choices: Choices, chosen: Mapping[int, Option]) -> list[int] | None:
+    """Classes of a choice that need each other in a circle; None where there is no circle below the roots."""
+    done: set[int] = set()
+    for root in sorted(choices.roots):
+        path, at = [root], {root: 0}
+        rest = [iter(sorted(chosen[root].children))]
+        while path:
+            child = next((each for each in rest[-1] if each not in done), None)
+            if child is None:
+                done.add(path.pop())
+                at.popitem()
+                rest.pop()
+            elif child in at:
+                return path[at[child] :]
+            else:
+                at[child] = len(path)
+                path.append(child)
+                rest.append(iter(sorted(chosen[child].children)))
+    return None
 
 
 @dataclass(slots=True)
@@ -266,59 +305,96 @@ class _Rows:
         self.high.append(high)
 
 
-def _solved(
-    choices: Choices, seconds: float, limits: Sequence[float], known: float
-) -> tuple[dict[int, Option] | None, float, bool]:
-    """The chosen options, the bound, and whether it is proved to be the best."""
-    import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
+class _Program:
+    """The integer program of some choices. Rows are added between solutions."""
 
-    columns = [(number, option) for number, options in choices.options.items() for option in options]
-    of: dict[int, list[int]] = {}
-    for column, (number, _) in enumerate(columns):
-        of.setdefault(number, []).append(column)
-    rows = _Rows()
-    for number in choices.roots:
-        rows.add([(column, 1.0) for column in of[number]], 1.0)
-    for column, (_, option) in enumerate(columns):
-        for child in option.children:
-            rows.add([*((each, 1.0) for each in of[child]), (column, -1.0)], 0.0)
-    components = _components(choices)
-    order = {number: len(columns) + at for at, number in enumerate(components)}
-    for column, (number, option) in enumerate(columns):
-        for child in option.children if number in components else ():
-            if components.get(child, -1) == components[number]:
-                size = float(sum(each == components[number] for each in components.values()))
-                rows.add([(order[number], 1.0), (order[child], -1.0), (column, -size)], 1.0 - size)
-    scale = max((option.costs[0] for _, option in columns), default=1.0) or 1.0
-    cost = np.array([option.costs[0] / scale for _, option in columns] + [0.0] * len(order))
-    if isfinite(known):
-        rows.add(((at, float(value)) for at, value in enumerate(cost) if value), -inf, known / scale * (1 + TINY))
-    for at, limit in enumerate(limits, 1):
-        largest = max((option.costs[at] for _, option in columns), default=0.0) or 1.0
-        rows.add(((n, option.costs[at] / largest) for n, (_, option) in enumerate(columns)), -inf, limit / largest)
-    at, column_numbers, values = zip(*rows.at, strict=True)
-    matrix = csr_array((values, (at, column_numbers)), shape=(len(rows.low), len(cost)))
-    whole = np.array([1.0] * len(columns) + [0.0] * len(order))
-    top = np.array([1.0] * len(columns) + [float(len(order))] * len(order))
-    result = milp(
-        cost,
-        integrality=whole,
-        bounds=Bounds(0.0, top),
-        constraints=LinearConstraint(matrix, rows.low, rows.high),
-        options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-9},
-    )
-    dual = getattr(result, "mip_dual_bound", None)
-    bound = float(dual) * scale if dual is not None and isfinite(dual) else 0.0
-    if result.x is None:
-        return None, bound, result.status == 2
-    picked = {}
-    for number, members in of.items():
-        column = max(members, key=lambda each: (result.x[each] > 0.5, -cost[each]))
-        if result.x[column] > 0.5:
-            picked[number] = columns[column][1]
-    return selected(choices, picked), bound, result.status == 0
+    def __init__(self, choices: Choices, limits: Sequence[float]) -> None:
+        self.columns = [(number, option) for number, options in choices.options.items() for option in options]
+        self.of: dict[int, list[int]] = {}
+        for column, (number, _) in enumerate(self.columns):
+            self.of.setdefault(number, []).append(column)
+        self.components = _components(choices)
+        self.position: dict[int, int] = {}
+        self.rows = rows = _Rows()
+        for number in choices.roots:
+            rows.add([(column, 1.0) for column in self.of[number]], 1.0)
+        for number, members in self.of.items():
+            self._needs(number, members)
+        self.scale = max((option.costs[0] for _, option in self.columns), default=1.0) or 1.0
+        self.cost = [option.costs[0] / self.scale for _, option in self.columns]
+        for at, limit in enumerate(limits, 1):
+            largest = max((option.costs[at] for _, option in self.columns), default=0.0) or 1.0
+            entries = ((n, option.costs[at] / largest) for n, (_, option) in enumerate(self.columns))
+            rows.add(entries, -inf, limit / largest)
+        pairs = {(n, c) for n, option in self.columns if n in self.components for c in option.children if c > n}
+        for a, b in sorted(pairs):
+            if any(a in self.columns[column][1].children for column in self.of[b]):
+                self.rule_out([a, b])
+
+    def _needs(self, number: int, members: Sequence[int]) -> None:
+        """All e-nodes of a class that need another one, together: at most one of them is chosen in a best solution."""
+        children: dict[int, list[int]] = {}
+        for column in members:
+            for child in self.columns[column][1].children:
+                children.setdefault(child, []).append(column)
+        for child, users in children.items():
+            self.rows.add([*((each, 1.0) for each in self.of[child]), *((each, -1.0) for each in users)], 0.0)
+        if len(members) > 1:
+            self.rows.add([(column, 1.0) for column in members], 0.0, 1.0)
+
+    def rule_out(self, circle: Sequence[int]) -> None:
+        """No circle through these classes."""
+        entries = [
+            (column, 1.0)
+            for at, number in enumerate(circle)
+            for column in self.of[number]
+            if circle[(at + 1) % len(circle)] in self.columns[column][1].children
+        ]
+        self.rows.add(entries, -inf, len(circle) - 1.0)
+
+    def order(self) -> None:
+        """Positions of the classes that can need themselves."""
+        self.position = {number: len(self.columns) + at for at, number in enumerate(self.components)}
+        sizes = Counter(self.components.values())
+        for column, (number, option) in enumerate(self.columns):
+            own = self.components.get(number)
+            for child in option.children if own is not None else ():
+                if own is not None and self.components.get(child) == own:
+                    size = float(sizes[own])
+                    entries = [(self.position[number], 1.0), (self.position[child], -1.0), (column, -size)]
+                    self.rows.add(entries, 1.0 - size)
+
+    def solve(self, seconds: float) -> tuple[dict[int, Option] | None, float, bool]:
+        """The chosen options, the bound, and whether the program was solved to the end."""
+        import numpy as np
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        rows, count = self.rows, len(self.columns)
+        at, columns, values = zip(*rows.at, strict=True)
+        extra = len(self.position)
+        matrix = csr_array((values, (at, columns)), shape=(len(rows.low), count + extra))
+        result = milp(
+            np.array([*self.cost, *[0.0] * extra]),
+            integrality=np.array([1.0] * count + [0.0] * extra),
+            bounds=Bounds(0.0, np.array([1.0] * count + [float(extra)] * extra)),
+            constraints=LinearConstraint(matrix, rows.low, rows.high),
+            options={"time_limit": seconds, "mip_rel_gap": 1e-9},
+        )
+        dual = getattr(result, "mip_dual_bound", None)
+        bound = float(dual) * self.scale if dual is not None and isfinite(dual) else 0.0
+        if result.x is None:
+            return None, bound, result.status == INFEASIBLE
+        picked = {}
+        for number, members in self.of.items():
+            column = max(members, key=lambda each: result.x[each])
+            if result.x[column] > 0.5:
+                picked[number] = self.columns[column][1]
+        return picked, bound, result.status == 0
+
+
+INFEASIBLE: Final = 2
+"""Status of a program that nothing solves: no choice is within the limits."""
 
 
 def _components(choices: Choices) -> dict[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Final, TypeAlias
 
@@ -260,14 +261,42 @@ def is_usable(way: Rule) -> bool:
     return counts[0] == counts[1] and not MADE_OF_NOTHING & {*sides[0], *sides[1]}
 
 
-def ways_of(rules: Iterable[Rule]) -> list[Compiled]:
+@dataclass(frozen=True)
+class Way:
+    """One way of a rule; compiled when it is first tried."""
+
+    rule: Rule
+    number: int
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """As it is matched."""
+        return compiled(self.rule, self.number)
+
+    @property
+    def source(self) -> Term:
+        """What it matches."""
+        return self.rule.sources[0]
+
+    @property
+    def target(self) -> Term:
+        """What it makes of it."""
+        return self.rule.targets[0]
+
+    @property
+    def growth(self) -> int:
+        """Operators that it adds."""
+        return self.target.operators - self.source.operators
+
+
+def ways_of(rules: Iterable[Rule]) -> tuple[Way, ...]:
     """Both ways of rules, each where it is usable, and once."""
     ways: dict[tuple[object, ...], Rule] = {}
     for rule in rules:
         for way in (rule, rule.reverse()):
             if is_usable(way):
                 ways.setdefault((way.sources, way.targets, way.variables, way.where), way)
-    return [compiled(way, number) for number, way in enumerate(ways.values())]
+    return tuple(Way(way, number) for number, way in enumerate(ways.values()))
 
 
 class Index:
@@ -279,19 +308,13 @@ class Index:
     [1, 0]
     """
 
-    def __init__(self, rules: Iterable[Compiled]) -> None:
-        self.rules = tuple(rules)
-        self._rows: dict[str, dict[tuple[str, ...], list[Compiled]]] = {}
-        for each in self.rules:
-            key = tuple(child.op for child in each.pattern.children)
-            self._rows.setdefault(each.pattern.op, {}).setdefault(key, []).append(each)
+    def __init__(self, ways: Iterable[Way]) -> None:
+        self._rows: dict[str, dict[tuple[str, ...], list[Way]]] = {}
+        for each in ways:
+            key = tuple(child.op for child in each.source.children)
+            self._rows.setdefault(each.source.op, {}).setdefault(key, []).append(each)
 
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """Operators that some rule has at its root."""
-        return tuple(self._rows)
-
-    def below(self, op: str, children: Sequence[Iterable[str]]) -> list[Compiled]:
+    def below(self, op: str, children: Sequence[Iterable[str]]) -> list[Way]:
         """Rules whose root is an operator and whose arguments have operators that are there."""
         rows = self._rows.get(op, {})
         keys = product(*[(VARIABLE, *sorted(each)) for each in children])
@@ -301,5 +324,5 @@ class Index:
         """Rules that may match at an e-node of a class."""
         for node in list(graph.nodes(number, op)):
             children = [graph.classes[graph.find(child)].nodes for child in node[2]]
-            for rule in self.below(op, children):
-                yield rule, node
+            for way in self.below(op, children):
+                yield way.compiled, node

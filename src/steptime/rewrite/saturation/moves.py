@@ -21,7 +21,7 @@ from steptime.rewrite.rules.store import proved_axioms, shipped
 from steptime.rewrite.rules.terms import VARIABLE, Term
 from steptime.rewrite.saturation.bridge import Bridge
 from steptime.rewrite.saturation.language import MOVEMENTS, lowered
-from steptime.rewrite.saturation.matching import Compiled, Index, ways_of
+from steptime.rewrite.saturation.matching import Compiled, Index, Way, ways_of
 from steptime.rewrite.saturation.matching import Found as RuleMatch
 from steptime.rewrite.saturation.siblings import SIBLINGS
 from steptime.rewrite.scene import Match, Pass, Scene, shape_text
@@ -31,23 +31,20 @@ EXACT: Final = MOVEMENTS | {VARIABLE, "maximum", "max", "maxpool", "relu", "neg"
 
 
 @cache
-def compiled_ways() -> tuple[Compiled, ...]:
+def shipped_ways() -> tuple[Way, ...]:
     """The ways of the shipped rules that graphs can use."""
-    return tuple(ways_of(shipped().rules))
+    return ways_of(shipped().rules)
 
 
-def reorders(rule: Compiled) -> bool:
+def reorders(way: Way) -> bool:
     """Whether a rule may change the last bits: it has operators that round, and not the same ones on both sides.
 
     Operators that round are the same on both sides where only movements stand between them; sums over a longer or a
     shorter dim are taken for different ones.
     """
-    sides = [sorted(each.op for each in side.walk() if each.op not in EXACT) for side in _sides(rule)]
+    pair = (way.source, way.target)
+    sides = [sorted(each.op for each in side.walk() if each.op not in EXACT) for side in pair]
     return bool(sides[0]) and (sides[0] != sides[1] or len(sides[0]) > 1 or bool({"matmul", "conv"} & {*sides[0]}))
-
-
-def _sides(rule: Compiled) -> tuple[Term, Term]:
-    return rule.rule.sources[0], rule.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class RuleFinder:
     """Finds rules with one operator at their root: the ``find`` of a pass."""
 
     root: str
-    ways: tuple[Compiled, ...]
+    ways: tuple[Way, ...]
     index: Index
 
     def __call__(self, scene: Scene) -> Iterator[Match]:
@@ -157,11 +154,11 @@ class _Making:
         return self.scene.constant(value) if steady and source.op not in SOURCES else value
 
 
-def passes_of(ways: Iterable[Compiled], origin: str) -> tuple[Pass, ...]:
+def passes_of(ways: Iterable[Way], origin: str) -> tuple[Pass, ...]:
     """Rules as passes: one for each operator at their root, those that may change the last bits apart."""
-    groups: dict[tuple[str, bool], list[Compiled]] = {}
+    groups: dict[tuple[str, bool], list[Way]] = {}
     for way in ways:
-        groups.setdefault((way.pattern.op, reorders(way)), []).append(way)
+        groups.setdefault((way.source.op, reorders(way)), []).append(way)
     return tuple(
         Pass(
             name=f"rules of {root}{', reordered' if reordered else ''}",
@@ -179,7 +176,7 @@ def passes_of(ways: Iterable[Compiled], origin: str) -> tuple[Pass, ...]:
 @cache
 def rule_moves() -> tuple[Pass, ...]:
     """The shipped rules as passes of every search, and the merging of siblings."""
-    return (*passes_of(compiled_ways(), "generated and proved; `steptime rules`"), SIBLINGS)
+    return (*passes_of(shipped_ways(), "generated and proved; `steptime rules`"), SIBLINGS)
 
 
 def rules_of_file(path: Path) -> tuple[Pass, ...]:

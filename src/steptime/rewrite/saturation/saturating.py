@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +12,7 @@ from steptime.rewrite.rules.terms import VARIABLE, Term
 from steptime.rewrite.saturation.bridge import Terms
 from steptime.rewrite.saturation.egraph import EGraph
 from steptime.rewrite.saturation.language import ADDMM
-from steptime.rewrite.saturation.matching import Compiled, Found, Index
+from steptime.rewrite.saturation.matching import Compiled, Found, Index, Way
 
 NODES: Final = 50_000
 """E-nodes above which no rule is applied any more."""
@@ -44,14 +45,15 @@ class _Rest:
 class Saturation:
     """Rules over one e-graph, which may be run again after the graph has more terms."""
 
-    def __init__(self, terms: Terms, rules: Iterable[Compiled]) -> None:
+    def __init__(self, terms: Terms, ways: Iterable[Way]) -> None:
         self.terms, self.graph = terms, terms.graph
-        self.index = Index(rules)
+        self.index = Index(ways)
+        self._touched = self.graph.watch()
         self._rests: dict[int, _Rest] = {}
         self._left: dict[int, set[int]] = {}
         """Rule -> classes where it has not been tried while it rested."""
         self._done: set[tuple[object, ...]] = set()
-        self.applied: dict[str, int] = {}
+        self.applied: Counter[str] = Counter()
 
     def run(self, seconds: float, nodes: int = NODES, rounds: int = ITERATIONS) -> Growth:
         """Apply rules until nothing is new or a limit is reached."""
@@ -74,7 +76,8 @@ class Saturation:
 
     def _matched(self, number: int, end: float) -> tuple[list[tuple[Compiled, int, Found]], str]:
         """Matches of all rules where something changed."""
-        graph, changed = self.graph, self.graph.changed(DEPTH)
+        graph, changed = self.graph, self.graph.above(self._touched, DEPTH)
+        self._touched.clear()
         waiting = {rule: {graph.find(each) for each in left} for rule, left in self._left.items()}
         counts: dict[int, int] = {}
         found: list[tuple[Compiled, int, Found]] = []
@@ -82,7 +85,7 @@ class Saturation:
         every = changed.union(*waiting.values())
         for root in sorted(every):
             if time.perf_counter() > end:
-                self.graph.touched |= every
+                self._touched |= every
                 return found, "the limit of time"
             for op in () if graph.classes[root].steady else list(graph.classes[root].nodes):
                 for rule, node in self.index.at(graph, root, op):
@@ -117,8 +120,7 @@ class Saturation:
                 continue
             if self.graph.union(made, root):
                 changed = True
-                name = rule.rule.name
-                self.applied[name] = self.applied.get(name, 0) + 1
+                self.applied[rule.rule.name] += 1
         return changed
 
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final
 
-from steptime.captured.graph import Value
 from steptime.rewrite.flow import Flow, substituted
 from steptime.rewrite.retype import RefusedError
-from steptime.rewrite.rules.rule import Rule
 from steptime.rewrite.saturation.bridge import Bridge, Lowering
 from steptime.rewrite.saturation.egraph import ENode
 from steptime.rewrite.saturation.extraction import Extracted, cheapest_trees, choices_of, extract
 from steptime.rewrite.saturation.language import NO_KERNEL
-from steptime.rewrite.saturation.matching import Compiled
-from steptime.rewrite.saturation.moves import RuleFinder, compiled_ways
+from steptime.rewrite.saturation.matching import Way
+from steptime.rewrite.saturation.moves import RuleFinder, shipped_ways
 from steptime.rewrite.saturation.pricing import NodePrices
-from steptime.rewrite.saturation.saturating import NODES, Growth, Saturation
-from steptime.rewrite.scene import Pass
+from steptime.rewrite.saturation.saturating import NODES, Saturation
 from steptime.rewrite.search.problem import Found, Problem
 
 ROUNDS: Final = 4
 """Times that passes are tried on the graph that was taken out."""
-SHARE: Final = 0.4
-"""Part of the time for rules; the rest is for the integer program."""
+SHARE: Final = 0.5
+"""Part of the time that is left which rules may take; the rest is for the integer program."""
+GROWTH: Final = 8
+"""Times that rules which add operators may enlarge an e-graph."""
+MERGES: Final = frozenset({"merge siblings", "merged siblings"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,6 @@ class Saturated:
     """An e-graph with what was found in it."""
 
     found: Found
-    growth: Growth
     extracted: Extracted
     applied: Mapping[str, int]
     """Rule or pass -> how often it made two classes one."""
@@ -73,80 +72,93 @@ class _Clock:
 
 class _Search:
     def __init__(self, problem: Problem, seconds: float, nodes: int) -> None:
-        self.problem, self.most = problem, nodes
-        self.end = time.perf_counter() + seconds
-        self.seconds = seconds
-        self.clock = _Clock()
+        self.problem, self.most, self.seconds = problem, nodes, seconds
+        self.end, self.clock = time.perf_counter() + seconds, _Clock()
         self.bridge = Bridge(flow=problem.flow)
         self.prices = NodePrices(bridge=self.bridge, model=problem.cost, flow=problem.flow)
         finders = [each.find for each in problem.moves if isinstance(each.find, RuleFinder)]
-        rules: list[Compiled] = [rule for finder in finders for rule in finder.ways] or list(compiled_ways())
+        ways = [way for finder in finders for way in finder.ways] or shipped_ways()
+        ways = [Way(way.rule, number) for number, way in enumerate(ways)]
+        self.keeping = Saturation(self.bridge.terms, [way for way in ways if way.growth <= 0])
+        self.growing = Saturation(self.bridge.terms, [way for way in ways if way.growth > 0])
         self.passes = [each for each in problem.moves if not isinstance(each.find, RuleFinder)]
-        small = [rule for rule in rules if _grows(rule) <= 0]
-        self.grow = [rule for rule in rules if _grows(rule) > 0]
-        self.saturation = Saturation(self.bridge.terms, small)
-        self.applied: dict[str, int] = {}
-        self.graphs = 1
+        self.applied: Counter[str] = Counter()
+        self.flow, self.cost = problem.flow, problem.start
+        self.graphs, self.partly = 1, False
 
     def run(self) -> Saturated:
         """Fill, take out, and fill again from what was taken out."""
-        problem = self.problem
-        best, cost = problem.flow, problem.start
-        self.bridge.add(problem.flow)
+        self.bridge.add(self.problem.flow)
         self.bridge.graph.rebuild()
         self.clock.lap("bridge")
-        growth, extracted = Growth(rounds=0, matches=0, nodes=len(self.bridge.graph), stop=""), None
-        now = problem.flow
+        now, stop, extracted = self.problem.flow, "", None
         for number in range(ROUNDS):
-            fresh = self._passes(now)
-            if number and not fresh:
+            # Merges take away what other passes match, so they come in the second round, on the first graph too.
+            fresh = self._passes(now, merges=number > 0)
+            fresh |= number == 1 and self._passes(self.problem.flow, merges=True)
+            if number > 1 and not fresh:
                 break
-            left = self.end - time.perf_counter()
-            growth = self.saturation.run(max(left * SHARE, 0.0), self.most)
-            self.clock.lap("rules")
-            extracted = self._extracted(cost if number == 0 else inf)
-            self.clock.lap("program")
+            stop = self._rules()
+            extracted = self._extracted()
             made = self._made(extracted)
+            self.clock.lap("graph")
             if made is None:
+                stop = stop or "a graph that cannot be made"
                 break
             now = made
-            price = problem.cost.of_graph(made)
-            self.graphs += 1
-            self.clock.lap("graph")
-            if price < cost:
-                best, cost = made, price
+            self._priced(made)
             if time.perf_counter() > self.end - 0.25 * self.seconds:
+                stop = stop or "the limit of time"
                 break
+        else:
+            stop = stop or "the limit of rounds"
         assert extracted is not None
+        bound = min(extracted.bound, self.cost)
         found = Found(
-            flow=best,
-            cost=cost,
-            bound=min(extracted.bound, cost),
-            graphs=self.graphs,
-            stop=_stop(growth, extracted),
+            flow=self.flow, cost=self.cost, bound=bound, graphs=self.graphs, stop=_stop(stop, self.partly, extracted, self.cost)
         )
         return Saturated(
             found=found,
-            growth=growth,
             extracted=extracted,
-            applied=self.applied | self.saturation.applied,
+            applied=self.applied + self.keeping.applied + self.growing.applied,
             nodes=len(self.bridge.graph),
             classes=len(self.bridge.graph.classes),
             seconds=self.clock.spent,
         )
 
-    def _passes(self, flow: Flow) -> bool:
+    def _priced(self, flow: Flow) -> None:
+        cost = self.problem.cost.of_graph(flow)
+        self.graphs += 1
+        if cost < self.cost:
+            self.flow, self.cost = flow, cost
+
+    def _rules(self) -> str:
+        """Rules until nothing is new: first those that add no operator, then one round of the others; why it ended."""
+        left = max(self.end - time.perf_counter(), 0.0) * SHARE
+        stop = self.keeping.run(left / 2, self.most).stop
+        if not stop:
+            size = len(self.bridge.graph)
+            most = min(self.most, GROWTH * size)
+            grown = self.growing.run(left / 4, most, rounds=1)
+            stop = self.keeping.run(left / 4, self.most).stop
+            self.partly = bool(grown.matches)
+        self.clock.lap("rules")
+        return stop
+
+    def _passes(self, flow: Flow, merges: bool) -> bool:
         """What passes find in a graph, as equalities; whether any is new."""
         scene = self.problem.scene(flow)
         graph, new = self.bridge.graph, False
         for row in self.passes:
+            if row.name in MERGES and not merges:
+                continue
             for match in row.find(scene):
                 definitions = {**flow.definitions, **self.problem.folds.definitions}
                 for old, value in match.replace.items():
                     a, b = (self.bridge.of(each, definitions) for each in (old, value))
                     if graph.classes[a].sort == graph.classes[b].sort and graph.union(a, b):
                         new = True
-                        self.applied[row.name] = self.applied.get(row.name, 0) + 1
+                        self.applied[row.name] += 1
             graph.rebuild()
         self.clock.lap("passes")
         return new
@@ -156,12 +168,14 @@ class _Search:
         values = [*flow.outputs, *(node.value(0 if len(node.outputs) == 1 else -1) for node in flow.kept)]
         return [self.bridge.graph.find(self.bridge.classes[value]) for value in values]
 
-    def _extracted(self, known: float) -> Extracted:
+    def _extracted(self) -> Extracted:
         self.steady = self._steady()
         choices = choices_of(self.bridge.graph, self._roots(), self.prices, self.steady)
         left = max(self.end - time.perf_counter(), 0.1 * self.seconds)
         limits = [self.problem.cost.limits[each] for each in self.prices.limited]
-        return extract(choices, left * 0.8, limits, known)
+        found = extract(choices, left * 0.8, limits)
+        self.clock.lap("program")
+        return found
 
     def _steady(self) -> dict[int, ENode]:
         """E-nodes of classes that are constant in every run: looks at weights where they are some."""
@@ -193,13 +207,15 @@ class _Search:
         return None
 
 
-def _grows(rule: Compiled) -> int:
-    return rule.target.operators - rule.rule.sources[0].operators
-
-
-def _stop(growth: Growth, extracted: Extracted) -> str:
+def _stop(why: str, partly: bool, extracted: Extracted, cost: float) -> str:
     """In words: whether the e-graph is saturated, and whether the program was solved."""
-    end = "is the best" if extracted.proved else f"is within {extracted.gap:.1%} of the best"
-    if growth.stop:
-        return f"{growth.stop}; the graph {end} of the e-graph"
-    return f"saturated; the graph {end} of all that these rules reach"
+    gap = 1 - extracted.bound / cost if cost > 0 else 0.0
+    end = "the best" if gap < SAME else f"within {gap:.1%} of the best"
+    if why:
+        return f"{why}; the graph is {end} of its e-graph, which is not saturated"
+    rules = "the rules that add no operator reach (those that add one were applied once)" if partly else "the rules reach"
+    return f"saturated; the graph is {end} of all that {rules} from the graphs that were met"
+
+
+SAME: Final = 1e-6
+"""Gap that is none."""
