@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 from typing import Final, TypeAlias
 
 from steptime.rewrite.rules.rule import Rule
@@ -288,6 +289,11 @@ class Way:
         """Operators that it adds."""
         return self.target.operators - self.source.operators
 
+    @property
+    def keeps_operators(self) -> bool:
+        """Whether its target has no operator that its source has not."""
+        return {each.op for each in self.target.walk()} <= {each.op for each in self.source.walk()}
+
 
 def ways_of(rules: Iterable[Rule]) -> tuple[Way, ...]:
     """Both ways of rules, each where it is usable, and once."""
@@ -309,16 +315,19 @@ class Index:
     """
 
     def __init__(self, ways: Iterable[Way]) -> None:
-        self._rows: dict[str, dict[tuple[str, ...], list[Way]]] = {}
+        self._rows: dict[tuple[str, int], dict[tuple[str, ...], list[Way]]] = {}
         for each in ways:
             key = tuple(child.op for child in each.source.children)
-            self._rows.setdefault(each.source.op, {}).setdefault(key, []).append(each)
+            self._rows.setdefault((each.source.op, len(key)), {}).setdefault(key, []).append(each)
 
-    def below(self, op: str, children: Sequence[Iterable[str]]) -> list[Way]:
+    def below(self, op: str, children: Sequence[Collection[str]]) -> list[Way]:
         """Rules whose root is an operator and whose arguments have operators that are there."""
-        rows = self._rows.get(op, {})
-        keys = product(*[(VARIABLE, *sorted(each)) for each in children])
-        return [rule for key in keys if key in rows for rule in rows[key]]
+        rows = self._rows.get((op, len(children)), {})
+        if prod(1 + len(each) for each in children) > len(rows):  # many arguments have too many combinations
+            fits = (all(k == VARIABLE or k in c for k, c in zip(key, children, strict=True)) for key in rows)
+            return [way for ways, fit in zip(rows.values(), fits, strict=True) if fit for way in ways]
+        keys = product(*[(VARIABLE, *each) for each in children])
+        return [way for key in keys if key in rows for way in rows[key]]
 
     def at(self, graph: EGraph, number: int, op: str) -> Iterator[tuple[Compiled, ENode]]:
         """Rules that may match at an e-node of a class."""

@@ -19,6 +19,8 @@ NODES: Final = 50_000
 ITERATIONS: Final = 15
 MATCHES: Final = 400
 """Matches of one rule in one round after which it rests, doubled each time."""
+MOST: Final = 100_000
+"""Matches of one round."""
 DEPTH: Final = 4
 """Operators of the deepest rule: what a change below may concern."""
 
@@ -84,9 +86,9 @@ class Saturation:
         left: dict[int, set[int]] = {}
         every = changed.union(*waiting.values())
         for root in sorted(every):
-            if time.perf_counter() > end:
+            if time.perf_counter() > end or len(found) > MOST:
                 self._touched |= every
-                return found, "the limit of time"
+                return found, "the limit of time" if len(found) <= MOST else "the limit of matches"
             for op in () if graph.classes[root].steady else list(graph.classes[root].nodes):
                 for rule, node in self.index.at(graph, root, op):
                     if root not in changed and root not in waiting.get(rule.number, ()):

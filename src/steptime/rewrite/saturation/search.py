@@ -80,7 +80,7 @@ class _Search:
         ways = [way for finder in finders for way in finder.ways] or shipped_ways()
         ways = [Way(way.rule, number) for number, way in enumerate(ways)]
         self.keeping = Saturation(self.bridge.terms, [way for way in ways if way.growth <= 0])
-        self.growing = Saturation(self.bridge.terms, [way for way in ways if way.growth > 0])
+        self.growing = Saturation(self.bridge.terms, [way for way in ways if way.growth > 0 and way.keeps_operators])
         self.passes = [each for each in problem.moves if not isinstance(each.find, RuleFinder)]
         self.applied: Counter[str] = Counter()
         self.flow, self.cost = problem.flow, problem.start
