@@ -237,9 +237,11 @@ def extract(choices: Choices, seconds: float, limits: Sequence[float] = ()) -> E
     if not choices.options:
         return Extracted(choice=dict(choices.free), cost=0.0, bound=0.0, nodes=0, proved=True)
     start = _incumbent(choices) if not limits else None
-    program = _Program(choices, limits)
-    end, bound, proved, found = time.perf_counter() + seconds, 0.0, False, None
-    for number in range(CUTS + 1):
+    end, bound, found = time.perf_counter() + seconds, disjoint_bound(choices), None
+    proved = start is not None and total(start) <= bound * (1 + ROUNDING)
+    program = None if proved else _Program(choices, limits)
+    for number in range(CUTS + 1) if program else ():
+        assert program is not None
         if number == CUTS:
             program.order()
         picked, low, done = program.solve(max(end - time.perf_counter(), 0.1))
@@ -258,8 +260,75 @@ def extract(choices: Choices, seconds: float, limits: Sequence[float] = ()) -> E
     return Extracted(choice=chosen, cost=cost, bound=min(bound, cost), nodes=choices.size, proved=proved)
 
 
+ROUNDING: Final = 1e-9
+"""Relative difference of two sums of the same costs."""
 CUTS: Final = 30
 """Solutions with circles after which the classes are ordered."""
+
+
+def disjoint_bound(choices: Choices) -> float:
+    r"""A lower bound of the cheapest choice, exact where nothing can be shared.
+
+    $$L(k) = \min_{n \in k} \Big( c_n + \sum_{G} \max_{j \in G} L(j) \Big)$$
+
+    over groups $G$ of the children of $n$ that can need a common class; children of different groups share nothing, so
+    that their costs add. Source: own.
+    """
+    reach = _reach(choices)
+    users: dict[int, set[int]] = {}
+    groups: dict[Option, list[list[int]]] = {}
+    for number, options in choices.options.items():
+        for option in options:
+            groups[option] = _grouped(option.children, reach)
+            for child in option.children:
+                users.setdefault(child, set()).add(number)
+    low: dict[int, float] = {}
+    waiting = dict.fromkeys(choices.options)
+
+    def least(parts: Iterable[Iterable[int]]) -> float:
+        return sum(max(low.get(each, inf) for each in part) for part in parts)
+
+    while waiting:
+        number = next(iter(waiting))
+        del waiting[number]
+        best = min((option.costs[0] + least(groups[option]) for option in choices.options[number]), default=inf)
+        if best < low.get(number, inf):
+            low[number] = best
+            waiting |= dict.fromkeys(users.get(number, ()))
+    found = least(_grouped(choices.roots, reach))
+    return found if isfinite(found) else 0.0
+
+
+def _reach(choices: Choices) -> dict[int, int]:
+    """The classes that each class may need, itself among them, as bits."""
+    out = {number: 1 << at for at, number in enumerate(choices.options)}
+    users: dict[int, set[int]] = {}
+    for number, options in choices.options.items():
+        for child in (child for option in options for child in option.children):
+            users.setdefault(child, set()).add(number)
+    waiting = dict.fromkeys(reversed(out))
+    while waiting:
+        child = next(iter(waiting))
+        del waiting[child]
+        for user in users.get(child, ()):
+            new = out[user] | out[child]
+            if new != out[user]:
+                out[user] = new
+                waiting[user] = None
+    return out
+
+
+def _grouped(numbers: Iterable[int], reach: Mapping[int, int]) -> list[list[int]]:
+    groups: list[tuple[int, list[int]]] = []
+    for number in numbers:
+        bits, members, rest = reach[number], [number], []
+        for other, found in groups:
+            if other & bits:
+                bits, members = bits | other, members + found
+            else:
+                rest.append((other, found))
+        groups = [*rest, (bits, members)]
+    return [members for _, members in groups]
 
 
 def _incumbent(choices: Choices) -> dict[int, Option] | None:

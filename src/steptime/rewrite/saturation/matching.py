@@ -290,9 +290,13 @@ class Way:
         return self.target.operators - self.source.operators
 
     @property
-    def keeps_operators(self) -> bool:
-        """Whether its target has no operator that its source has not."""
-        return {each.op for each in self.target.walk()} <= {each.op for each in self.source.walk()}
+    def expands_products(self) -> bool:
+        """Whether its target has no operator that its source has not, products of matrices among them.
+
+        Of the ways that add operators only these make terms cheap enough later to be worth their number.
+        """
+        ops = {each.op for each in self.source.walk()}
+        return {each.op for each in self.target.walk()} <= ops and bool(ops & {"matmul", "conv"})
 
 
 def ways_of(rules: Iterable[Rule]) -> tuple[Way, ...]:

@@ -80,7 +80,7 @@ class _Search:
         ways = [way for finder in finders for way in finder.ways] or shipped_ways()
         ways = [Way(way.rule, number) for number, way in enumerate(ways)]
         self.keeping = Saturation(self.bridge.terms, [way for way in ways if way.growth <= 0])
-        self.growing = Saturation(self.bridge.terms, [way for way in ways if way.growth > 0 and way.keeps_operators])
+        self.growing = Saturation(self.bridge.terms, [way for way in ways if way.growth > 0 and way.expands_products])
         self.passes = [each for each in problem.moves if not isinstance(each.find, RuleFinder)]
         self.applied: Counter[str] = Counter()
         self.flow, self.cost = problem.flow, problem.start
@@ -102,11 +102,12 @@ class _Search:
             extracted = self._extracted()
             made = self._made(extracted)
             self.clock.lap("graph")
-            if made is None:
-                stop = stop or "a graph that cannot be made"
+            if made is not None:
+                now = made
+                self._priced(made)
+            elif number:
+                stop = stop or "no choice within the limits can be made"
                 break
-            now = made
-            self._priced(made)
             if time.perf_counter() > self.end - 0.25 * self.seconds:
                 stop = stop or "the limit of time"
                 break
