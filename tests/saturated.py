@@ -15,9 +15,7 @@ from steptime.rewrite.search.problem import CostModel, Problem  # noqa: E402
 
 
 def problem(flow, moves=None, weights=None, limits=None):
-    cost = CostModel(
-        prices=Prices(FusedTimer(device=H100)), weights=weights or {"device_s": 1.0}, limits=limits or {}
-    )
+    cost = CostModel(prices=Prices(FusedTimer(device=H100)), weights=weights or {"device_s": 1.0}, limits=limits or {})
     return Problem(flow=flow, moves=rule_moves() if moves is None else moves, cost=cost, on_cuda=True)
 
 

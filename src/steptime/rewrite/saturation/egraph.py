@@ -4,7 +4,7 @@ It is our own rather than egglog's. Exact extraction needs every e-node of every
 the guards of rules need the sizes, the element type and the constancy of a class; egglog gives neither back without
 writing the whole graph as text. Proofs of rules stay with egglog (:mod:`steptime.rewrite.rules.verify_egraph`).
 
-An e-node is (operator, attributes, numbers of the classes of its arguments). Besides the operators of
+An e-node is (operator, attributes, numbers of the classes of its arguments). Apart from the operators of
 :mod:`steptime.rewrite.rules.operators` there are leaves (values of a graph), calls (an operator of the graph that no
 rule looks into, with all its results together) and results (one result of a call).
 """

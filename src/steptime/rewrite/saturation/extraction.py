@@ -164,8 +164,12 @@ def _below(options: Mapping[int, tuple[Option, ...]], roots: Iterable[int]) -> l
     return list(seen)
 
 
-def greedy(choices: Choices) -> dict[int, Option]:
-    """The cheapest tree of each class: an incumbent that ignores sharing."""
+def greedy(choices: Choices, weigh: Callable[[int, Option], float] | None = None) -> dict[int, Option]:
+    """The cheapest tree of each class: an incumbent that ignores sharing.
+
+    ``weigh``: the cost of an option of a class, where it is not its price.
+    """
+    price = weigh or (lambda _, option: option.costs[0])
     best: dict[int, float] = {}
     chosen: dict[int, Option] = {}
     users: dict[int, set[int]] = {}
@@ -178,9 +182,9 @@ def greedy(choices: Choices) -> dict[int, Option]:
         number = next(iter(waiting))
         del waiting[number]
         for option in choices.options[number]:
-            total = option.costs[0] + sum(best.get(child, inf) for child in option.children)
-            if total < best.get(number, inf) * (1 - 1e-12):
-                best[number], chosen[number] = total, option
+            whole = price(number, option) + sum(best.get(child, inf) for child in option.children)
+            if whole < best.get(number, inf) * (1 - 1e-12):
+                best[number], chosen[number] = whole, option
                 waiting |= dict.fromkeys(users.get(number, ()))
     return chosen
 
@@ -250,6 +254,9 @@ def extract(choices: Choices, seconds: float, limits: Sequence[float] = ()) -> E
         if circle is None:
             found, proved = picked, done
             break
+        assert picked is not None
+        near = None if limits else _repaired(choices, picked)
+        start = min((each for each in (start, near) if each is not None), key=total, default=None)
         program.rule_out(circle)
         if time.perf_counter() > end:
             break
@@ -332,10 +339,33 @@ def _grouped(numbers: Iterable[int], reach: Mapping[int, int]) -> list[list[int]
 
 
 def _incumbent(choices: Choices) -> dict[int, Option] | None:
+    """The best of some greedy choices: what many use is charged to each of them in part."""
+    best: dict[int, Option] | None = None
+    uses: Counter[int] = Counter()
+    for _ in range(GREEDY):
+        seen = dict(uses)
+        found = _acyclic(choices, lambda number, option, seen=seen: option.costs[0] / max(seen.get(number, 1), 1))
+        if found is None:
+            break
+        best = found if best is None else min(best, found, key=total)
+        uses = Counter(child for option in found.values() for child in option.children)
+    return best
+
+
+GREEDY: Final = 8
+"""Greedy choices that are tried."""
+
+
+def _acyclic(choices: Choices, weigh: Callable[[int, Option], float]) -> dict[int, Option] | None:
     try:
-        return selected(choices, greedy(choices))
+        return selected(choices, greedy(choices, weigh))
     except ValueError:
         return None
+
+
+def _repaired(choices: Choices, picked: Mapping[int, Option]) -> dict[int, Option] | None:
+    """A choice without circles near one that has some: what it chose is nearly free."""
+    return _acyclic(choices, lambda number, option: option.costs[0] * (1e-3 if picked.get(number) is option else 1.0))
 
 
 def _circle(choices: Choices, chosen: Mapping[int, Option]) -> list[int] | None:
@@ -436,8 +466,8 @@ class _Program:
     def solve(self, seconds: float) -> tuple[dict[int, Option] | None, float, bool]:
         """The chosen options, the bound, and whether the program was solved to the end."""
         import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
+        from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped,unused-ignore]
+        from scipy.sparse import csr_array  # type: ignore[import-untyped,unused-ignore]
 
         rows, count = self.rows, len(self.columns)
         at, columns, values = zip(*rows.at, strict=True)
@@ -469,8 +499,8 @@ INFEASIBLE: Final = 2
 def _components(choices: Choices) -> dict[int, int]:
     """Classes that can need themselves -> the number of their strongly connected component."""
     import numpy as np
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import csr_array  # type: ignore[import-untyped,unused-ignore]
+    from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped,unused-ignore]
 
     numbers = list(choices.options)
     place = {number: at for at, number in enumerate(numbers)}

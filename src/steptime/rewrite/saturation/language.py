@@ -122,7 +122,7 @@ LOWERINGS: Final[Mapping[str, Lower]] = {
     **{op: _binary(op) for op in ("add", "sub", "mul", "maximum")},
     **{op: _unary(row[0].removeprefix("aten.")) for op, row in FUNCTIONS.items()},
     "matmul": _matmul,
-    ADDMM: lambda nodes, given, _: maths.addmm(nodes, *given),
+    ADDMM: lambda nodes, given, _: maths.addmm(nodes, given[0], given[1], given[2]),
     "scale": lambda nodes, given, a: maths.mul(nodes, given[0], a[0]),
     "conv": _conv,
     "avgpool": _pool("avg_pool2d"),

@@ -233,8 +233,7 @@ def compiled(rule: Rule, number: int = 0) -> Compiled:
         pattern=pattern(source),
         equations=tuple(equations),
         dims=tuple(
-            (name, tuple(map(_equation, table[name].dims)), table[name].kind == "weight")
-            for name in source.variables()
+            (name, tuple(map(_equation, table[name].dims)), table[name].kind == "weight") for name in source.variables()
         ),
         needs=tuple((evaluator(each.size), each.equal) for each in _conditions(rule)),
         target=target,

@@ -106,9 +106,7 @@ def _match(scene: Scene, seen: _Seen, rule: Compiled, number: int, found: RuleMa
     if not same or made in old:
         return None
     types = [value.type for value in old[0].node.inputs] or [old[0].type]
-    return Match(
-        root=old[0].node, replace=dict.fromkeys(old, made), what=f"{rule.rule.name}: {shape_text(*types)}"
-    )
+    return Match(root=old[0].node, replace=dict.fromkeys(old, made), what=f"{rule.rule.name}: {shape_text(*types)}")
 
 
 @dataclass(slots=True)

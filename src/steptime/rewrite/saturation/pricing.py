@@ -21,10 +21,7 @@ Key = tuple[str, tuple[Attribute, ...], tuple[Sort, ...], tuple[int, ...]]
 
 @dataclass(kw_only=True)
 class NodePrices:
-    """Prices of e-nodes. Inputs are contiguous; a graph whose inputs have other strides may cost more, never less.
-
-
-    """
+    """Prices of e-nodes. Inputs are contiguous; a graph whose inputs have other strides may cost more, never less."""
 
     bridge: Bridge
     model: CostModel

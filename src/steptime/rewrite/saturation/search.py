@@ -24,6 +24,8 @@ ROUNDS: Final = 4
 """Times that passes are tried on the graph that was taken out."""
 SHARE: Final = 0.5
 """Part of the time that is left which rules may take; the rest is for the integer program."""
+FIRST: Final = 0.15
+"""Part of the time that is left which the first program may take, before siblings are merged."""
 GROWTH: Final = 8
 """Times that rules which add operators may enlarge an e-graph."""
 MERGES: Final = frozenset({"merge siblings", "merged siblings"})
@@ -84,7 +86,7 @@ class _Search:
         self.passes = [each for each in problem.moves if not isinstance(each.find, RuleFinder)]
         self.applied: Counter[str] = Counter()
         self.flow, self.cost = problem.flow, problem.start
-        self.graphs, self.partly = 1, False
+        self.graphs, self.partly = 1, any(way.growth > 0 for way in ways)
 
     def run(self) -> Saturated:
         """Fill, take out, and fill again from what was taken out."""
@@ -99,7 +101,7 @@ class _Search:
             if number > 1 and not fresh:
                 break
             stop = self._rules()
-            extracted = self._extracted()
+            extracted = self._extracted(FIRST if number == 0 else 0.8)
             made = self._made(extracted)
             self.clock.lap("graph")
             if made is not None:
@@ -114,12 +116,13 @@ class _Search:
         else:
             stop = stop or "the limit of rounds"
         assert extracted is not None
+        return self._result(stop, extracted)
+
+    def _result(self, stop: str, extracted: Extracted) -> Saturated:
+        why = _stop(stop, self.partly, extracted, self.cost)
         bound = min(extracted.bound, self.cost)
-        found = Found(
-            flow=self.flow, cost=self.cost, bound=bound, graphs=self.graphs, stop=_stop(stop, self.partly, extracted, self.cost)
-        )
         return Saturated(
-            found=found,
+            found=Found(flow=self.flow, cost=self.cost, bound=bound, graphs=self.graphs, stop=why),
             extracted=extracted,
             applied=self.applied + self.keeping.applied + self.growing.applied,
             nodes=len(self.bridge.graph),
@@ -134,15 +137,14 @@ class _Search:
             self.flow, self.cost = flow, cost
 
     def _rules(self) -> str:
-        """Rules until nothing is new: first those that add no operator, then one round of the others; why it ended."""
+        """Rules until nothing is new, with one round of those that expand products in between; why it ended."""
         left = max(self.end - time.perf_counter(), 0.0) * SHARE
         stop = self.keeping.run(left / 2, self.most).stop
         if not stop:
             size = len(self.bridge.graph)
             most = min(self.most, GROWTH * size)
-            grown = self.growing.run(left / 4, most, rounds=1)
+            self.growing.run(left / 4, most, rounds=1)
             stop = self.keeping.run(left / 4, self.most).stop
-            self.partly = bool(grown.matches)
         self.clock.lap("rules")
         return stop
 
@@ -169,12 +171,12 @@ class _Search:
         values = [*flow.outputs, *(node.value(0 if len(node.outputs) == 1 else -1) for node in flow.kept)]
         return [self.bridge.graph.find(self.bridge.classes[value]) for value in values]
 
-    def _extracted(self) -> Extracted:
+    def _extracted(self, share: float) -> Extracted:
         self.steady = self._steady()
         choices = choices_of(self.bridge.graph, self._roots(), self.prices, self.steady)
         left = max(self.end - time.perf_counter(), 0.1 * self.seconds)
         limits = [self.problem.cost.limits[each] for each in self.prices.limited]
-        found = extract(choices, left * 0.8, limits)
+        found = extract(choices, left * share, limits)
         self.clock.lap("program")
         return found
 
@@ -214,7 +216,7 @@ def _stop(why: str, partly: bool, extracted: Extracted, cost: float) -> str:
     end = "the best" if gap < SAME else f"within {gap:.1%} of the best"
     if why:
         return f"{why}; the graph is {end} of its e-graph, which is not saturated"
-    rules = "the rules that add no operator reach (those that add one were applied once)" if partly else "the rules reach"
+    rules = "rules that add no operator reach" if partly else "the rules reach"
     return f"saturated; the graph is {end} of all that {rules} from the graphs that were met"
 
 

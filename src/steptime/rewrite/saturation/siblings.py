@@ -105,7 +105,9 @@ def _merged(scene: Scene, kind: _Kind, members: Sequence[Node]) -> Iterator[Matc
         joined = views.cat(nodes, parts, parts[0].type.rank + kind.joined_dim)
         joined = scene.constant(joined) if steady else joined
         first = members[0]
-        given = [joined if name == kind.joined else value for name, value in zip(first.names, first.inputs, strict=True)]
+        given = [
+            joined if name == kind.joined else value for name, value in zip(first.names, first.inputs, strict=True)
+        ]
         whole = (maths.mm if kind.op == "mm" else maths.bmm)(nodes, *given)
     replace: dict[Value, Value] = {}
     at = 0
