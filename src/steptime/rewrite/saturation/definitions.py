@@ -206,8 +206,9 @@ DEFINITIONS: Final[Mapping[str, Define]] = {
     **{op: _binary(op) for op in ("add", "sub", "maximum")},
     **{row[0].removeprefix("aten."): _plain(op) for op, row in FUNCTIONS.items() if op != "gelu"},
     "gelu": _single(
-        lambda terms, node, given: terms.make("gelu", (), *given) if node.attribute("approximate", "none") == "none"
-        else None
+        lambda terms, node, given: (
+            terms.make("gelu", (), *given) if node.attribute("approximate", "none") == "none" else None
+        )
     ),
     "mul": _single(_mul),
     "div": _single(_div),
@@ -235,5 +236,5 @@ DEFINITIONS: Final[Mapping[str, Define]] = {
     "constant_pad_nd": _single(_pad),
     **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias", "squeeze", "unsqueeze"), _reshape),
     **dict.fromkeys(("detach", "alias", "lift_fresh"), _same),
-}  # fmt: skip
+}
 """ATen operator -> its meaning."""

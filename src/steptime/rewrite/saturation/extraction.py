@@ -342,9 +342,12 @@ def _incumbent(choices: Choices) -> dict[int, Option] | None:
     """The best of some greedy choices: what many use is charged to each of them in part."""
     best: dict[int, Option] | None = None
     uses: Counter[int] = Counter()
+
+    def shared(number: int, option: Option) -> float:
+        return option.costs[0] / max(uses[number], 1)
+
     for _ in range(GREEDY):
-        seen = dict(uses)
-        found = _acyclic(choices, lambda number, option, seen=seen: option.costs[0] / max(seen.get(number, 1), 1))
+        found = _acyclic(choices, shared)
         if found is None:
             break
         best = found if best is None else min(best, found, key=total)

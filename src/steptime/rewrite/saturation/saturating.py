@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,7 +95,8 @@ class Saturation:
                         continue
                     rest = self._rests.setdefault(rule.number, _Rest())
                     limit = MATCHES << rest.times
-                    if rest.until > number or counts.get(rule.number, 0) >= limit:
+                    late = time.perf_counter() > end
+                    if late or rest.until > number or counts.get(rule.number, 0) >= limit:
                         left.setdefault(rule.number, set()).add(root)
                         continue
                     for match in rule.matches(graph, root, node):
@@ -112,10 +113,13 @@ class Saturation:
         self._left = left
         return found, ""
 
-    def _apply(self, found: Iterable[tuple[Compiled, int, Found]], nodes: int, end: float) -> bool:
+    def _apply(self, found: Sequence[tuple[Compiled, int, Found]], nodes: int, end: float) -> bool:
         changed = False
         for count, (rule, root, match) in enumerate(found):
             if len(self.graph) >= nodes or (count % 64 == 0 and time.perf_counter() > end + 1.0):
+                # What is left out is matched again, so that no graph counts as saturated without it.
+                self._touched |= {left for _, left, _ in found[count:]}
+                self._done.clear()
                 break
             made = instance(self.terms, rule, match)
             if made is None or self.graph.classes[made].sort != self.graph.classes[self.graph.find(root)].sort:
