@@ -1,0 +1,207 @@
+"""Rules as passes: for every search, found by the operator at their root; those of the package, or of a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from steptime.captured.aten import views
+from steptime.captured.graph import Value
+from steptime.captured.graph.program import SOURCES
+from steptime.errors import UserError
+from steptime.rewrite.flow import Flow
+from steptime.rewrite.retype import RefusedError
+from steptime.rewrite.rules.certify import certified
+from steptime.rewrite.rules.declared import read
+from steptime.rewrite.rules.rule import Rule
+from steptime.rewrite.rules.store import proved_axioms, shipped
+from steptime.rewrite.rules.terms import VARIABLE, Term
+from steptime.rewrite.saturation.bridge import Bridge
+from steptime.rewrite.saturation.language import MOVEMENTS, lowered
+from steptime.rewrite.saturation.matching import Compiled, Index, Way, ways_of
+from steptime.rewrite.saturation.matching import Found as RuleMatch
+from steptime.rewrite.saturation.siblings import SIBLINGS
+from steptime.rewrite.scene import Match, Pass, Scene, shape_text
+
+EXACT: Final = MOVEMENTS | {VARIABLE, "maximum", "max", "maxpool", "relu", "neg"}
+"""Operators that round nothing: a rule of these alone gives the same bits."""
+
+
+@cache
+def shipped_ways() -> tuple[Way, ...]:
+    """The ways of the shipped rules that graphs can use."""
+    return ways_of(shipped().rules)
+
+
+def reorders(way: Way) -> bool:
+    """Whether a rule may change the last bits: it has operators that round, and not the same ones on both sides.
+
+    Operators that round are the same on both sides where only movements stand between them; sums over a longer or a
+    shorter dim are taken for different ones.
+    """
+    pair = (way.source, way.target)
+    sides = [sorted(each.op for each in side.walk() if each.op not in EXACT) for side in pair]
+    return bool(sides[0]) and (sides[0] != sides[1] or len(sides[0]) > 1 or bool({"matmul", "conv"} & {*sides[0]}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A graph as terms, without calls, and the values of its classes."""
+
+    flow: Flow
+    bridge: Bridge
+    values: Mapping[int, tuple[Value, ...]]
+
+
+_LAST: list[_Seen] = []
+"""The graph that was looked at last: all passes of a search see the same one."""
+
+
+def _seen(flow: Flow) -> _Seen:
+    if not _LAST or _LAST[0].flow is not flow:
+        bridge = Bridge(flow=flow, calls=False)
+        bridge.add(flow)
+        bridge.graph.rebuild()
+        values: dict[int, list[Value]] = {}
+        for value, number in bridge.classes.items():
+            if value.index >= 0:
+                values.setdefault(bridge.graph.find(number), []).append(value)
+        _LAST[:] = [_Seen(flow, bridge, {number: tuple(found) for number, found in values.items()})]
+    return _LAST[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFinder:
+    """Finds rules with one operator at their root: the ``find`` of a pass."""
+
+    root: str
+    ways: tuple[Way, ...]
+    index: Index
+
+    def __call__(self, scene: Scene) -> Iterator[Match]:
+        """All matches in a graph."""
+        seen = _seen(scene.flow)
+        graph = seen.bridge.graph
+        for number in graph.having(self.root):
+            if number not in seen.values or graph.classes[number].steady:
+                continue
+            for rule, node in self.index.at(graph, number, self.root):
+                for found in rule.matches(graph, number, node):
+                    match = _match(scene, seen, rule, number, found)
+                    if match is not None:
+                        yield match
+
+
+def _match(scene: Scene, seen: _Seen, rule: Compiled, number: int, found: RuleMatch) -> Match | None:
+    """A match as values that are replaced; None where the target is what is there, or its types do not fit."""
+    old = seen.values[number]
+    try:
+        made = _Making(scene, seen, rule, found).value()
+    except (RefusedError, ValueError, KeyError, IndexError):
+        return None
+    same = made.type.shape == old[0].type.shape and made.type.dtype == old[0].type.dtype
+    if not same or made in old:
+        return None
+    types = [value.type for value in old[0].node.inputs] or [old[0].type]
+    return Match(root=old[0].node, replace=dict.fromkeys(old, made), what=f"{rule.rule.name}: {shape_text(*types)}")
+
+
+@dataclass(slots=True)
+class _Making:
+    """The target of a rule as values."""
+
+    scene: Scene
+    seen: _Seen
+    rule: Compiled
+    found: RuleMatch
+
+    def value(self) -> Value:
+        """The value of the root, weights folded."""
+        return self._folded(*self._made(self.rule.target))
+
+    def _made(self, term: Term) -> tuple[Value, bool]:
+        if term.op == VARIABLE:
+            return self._class(self.found.classes[term.name])
+        terms = self.seen.bridge.terms
+        attributes = tuple(terms.plain(each(self.found.numbers)) for each in self.rule.targets[term])
+        return self._lowered(term.op, attributes, [self._made(child) for child in term.children])
+
+    def _class(self, number: int) -> tuple[Value, bool]:
+        graph = self.seen.bridge.graph
+        number = graph.find(number)
+        steady, values = graph.classes[number].steady, self.seen.values.get(number)
+        if values:
+            return values[0], steady
+        op, attributes, children = next(graph.classes[number].all())
+        return self._lowered(op, attributes, [self._class(child) for child in children])
+
+    def _lowered(
+        self, op: str, attributes: tuple[int | float | str, ...], parts: Sequence[tuple[Value, bool]]
+    ) -> tuple[Value, bool]:
+        steady = all(each for _, each in parts)
+        given = [value if steady else self._folded(value, each) for value, each in parts]
+        return lowered(self.scene.nodes, op, attributes, given), steady
+
+    def _folded(self, value: Value, steady: bool) -> Value:
+        source = value.node
+        while source.op in views.VIEWS and source.inputs:
+            source = source.inputs[0].node
+        return self.scene.constant(value) if steady and source.op not in SOURCES else value
+
+
+def passes_of(ways: Iterable[Way], origin: str) -> tuple[Pass, ...]:
+    """Rules as passes: one for each operator at their root, those that may change the last bits apart."""
+    groups: dict[tuple[str, bool], list[Way]] = {}
+    for way in ways:
+        groups.setdefault((way.source.op, reorders(way)), []).append(way)
+    return tuple(
+        Pass(
+            name=f"rules of {root}{', reordered' if reordered else ''}",
+            matches=f"the sources of {len(members)} rules with {root} at their root",
+            condition="the sizes, axes and weights that each rule says; one float type, or movements alone",
+            makes="their targets; what is made of weights alone is computed before the run",
+            source=origin,
+            find=RuleFinder(root, tuple(members), Index(members)),
+            reorders=reordered,
+        )
+        for (root, reordered), members in sorted(groups.items(), key=lambda item: item[0])
+    )
+
+
+@cache
+def rule_moves() -> tuple[Pass, ...]:
+    """The shipped rules as passes of every search, and the merging of siblings."""
+    return (*passes_of(shipped_ways(), "generated and proved; `steptime rules`"), SIBLINGS)
+
+
+def rules_of_file(path: Path) -> tuple[Pass, ...]:
+    """The rules of a user's file as passes, each certified.
+
+    Raises:
+        InputFileError: it cannot be read.
+        UserError: a rule is unsound, with the sizes and values that show it, or has no proof.
+    """
+    return passes_of(ways_of(certified_rules(path)), str(path))
+
+
+def certified_rules(path: Path) -> list[Rule]:
+    """The rules of a user's file with certificates.
+
+    Raises:
+        InputFileError: it cannot be read.
+        UserError: a rule is unsound, or has no proof.
+    """
+    out = []
+    for verdict in certified(read(path), proved_axioms()):
+        if verdict.counterexample is not None:
+            raise UserError(f"{verdict.rule.name} in {path} is unsound: {verdict.counterexample}")
+        if verdict.word != "proved":
+            raise UserError(
+                f"{verdict.rule.name} in {path} has no proof: {verdict.rule.certificate}",
+                hint="state its conditions under where, or write it in smaller steps",
+            )
+        out.append(verdict.rule)
+    return out
