@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from steptime.errors import UserError
 from steptime.hardware import device_within
 from steptime.rewrite.engine import apply_passes
+from steptime.rewrite.flow import Flow
 from steptime.rewrite.measuring import paired
 from steptime.rewrite.passes import products as own_products
+from steptime.rewrite.pricing import Prices, timer_for
 from steptime.rewrite.rewriting import unfused
 from steptime.rewrite.trace import trace
 
@@ -58,7 +61,8 @@ class Pair:
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
     weights: dict[str, Any]
-    passes: tuple[str, ...] = ()
+    mutant: Callable[..., Any] | None = None
+    """The rewritten function, where no pass makes it."""
 
 
 def layer_norm(m: Any, x: Any) -> Any:
@@ -135,6 +139,48 @@ def layers() -> Iterator[Pair]:
         yield turned
 
 
+def fire(m: Any, x: Any) -> Any:
+    """Two convolutions of a fire module, side by side."""
+    return torch.cat([F.conv2d(x, m.one), F.conv2d(x, m.three, padding=1)], 1)
+
+
+def dilated(m: Any, x: Any) -> Any:
+    """Every second pixel."""
+    return F.conv2d(x, m.w, padding=2, dilation=2)
+
+
+def space_to_batch(m: Any, x: Any) -> Any:
+    """The four images of every second pixel as a batch, and back."""
+    n, c, h, w = x.shape
+    parts = x.reshape(n, c, h // 2, 2, w // 2, 2).permute(3, 5, 0, 1, 2, 4).reshape(4 * n, c, h // 2, w // 2)
+    y = F.conv2d(parts, m.w, padding=1).reshape(2, 2, n, -1, h // 2, w // 2)
+    return y.permute(2, 3, 4, 0, 5, 1).reshape(n, -1, h, w)
+
+
+def stacked(m: Any, x: Any) -> Any:
+    """All images of a batch above each other, with a row of zeros between them."""
+    n, c, h, w = x.shape
+    tall = F.pad(x, (0, 0, 0, 1)).transpose(0, 1).reshape(1, c, n * (h + 1), w)
+    return F.conv2d(tall, m.w, padding=1).reshape(-1, n, h + 1, w)[:, :, :h].transpose(0, 1)
+
+
+def mutants() -> Iterator[Pair]:
+    """Rewrites that lose on a processor: enlarged windows, and changes of layout around a convolution."""
+    for (c, e), size in product(((16, 64), (32, 64), (48, 128)), (7, 14, 28)):
+        one, three = R(e, c, 1, 1), R(e, c, 3, 3)
+        own = {"one": one, "three": three, "both": torch.cat([F.pad(one, (1, 1, 1, 1)), three])}
+        shape = f"{c}-{e}x{size}"
+        yield Pair("enlarged and merged", shape, fire, (R(1, c, size, size),), own,
+                   mutant=lambda m, x: F.conv2d(x, m.both, padding=1))  # fmt: skip
+    for c, size in product((8, 16, 32, 64), (14, 28, 56)):
+        own = {"w": R(c, c, 3, 3)}
+        yield Pair("space to batch (PET)", f"{c}x{size}", dilated, (R(1, c, size, size),), own, mutant=space_to_batch)
+    for n, c, size in product((2, 8), (8, 16, 32), (7, 14)):
+        x, own = R(n, c, size, size), {"w": R(c, c, 3, 3)}
+        yield Pair("batch to height (PET)", f"{n}x{c}x{size}", lambda m, x: F.conv2d(x, m.w, padding=1), (x,), own,
+                   mutant=stacked)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Row:
     """Predicted and measured ratios of a pair: time before over time after."""
@@ -148,15 +194,31 @@ class Row:
     """Whether it is applied by default: the predicted gain exceeds the doubt."""
 
 
-def measured(pair: Pair, device: Any, seconds: float) -> Row | None:
-    """One pair; None where nothing matches."""
+def rewritten(pair: Pair, device: Any) -> tuple[Flow, Flow, Prices, bool] | None:
+    """The graph, what it becomes, their prices, and whether the rewrite is applied by default."""
     module = Of(pair.function, pair.weights).eval()
     flow = trace(module, pair.inputs).flow
-    found = apply_passes(flow, device, everything=True, passes=pair.passes or PASSES)
-    after = unfused(found.after)
+    if pair.mutant is not None:
+        mutant = Of(pair.mutant, pair.weights).eval()
+        after = trace(mutant, pair.inputs).flow
+        torch.testing.assert_close(module(*pair.inputs), mutant(*pair.inputs), rtol=1e-3, atol=1e-3)
+        prices = Prices(timer_for(flow, device))
+        old, new = (prices.sums(each, each.order) for each in (flow, after))
+        return flow, after, prices, prices.change(old, old, new).band_s[0] > 0
+    found = apply_passes(flow, device, everything=True, passes=PASSES)
     if not any(step.applied and not step.tidy for step in found.steps):
         return None
-    price = found.prices
+    chosen = apply_passes(flow, device, passes=PASSES)
+    applied = any(step.applied and not step.tidy for step in chosen.steps)
+    return flow, unfused(found.after), found.prices, applied
+
+
+def measured(pair: Pair, device: Any, seconds: float) -> Row | None:
+    """One pair; None where nothing matches."""
+    found = rewritten(pair, device)
+    if found is None:
+        return None
+    flow, after, price, applied = found
     old, new = (price.table(each).totals.step_s for each in (flow, after))
     before_s, after_s = paired(flow, after, seconds)
     try:
@@ -164,8 +226,6 @@ def measured(pair: Pair, device: Any, seconds: float) -> Row | None:
     except (UserError, ImportError, RuntimeError):
         runtime = None
     ratio = None if runtime is None else runtime[0] / runtime[1]
-    chosen = apply_passes(flow, device, passes=PASSES)
-    applied = any(step.applied and not step.tidy for step in chosen.steps)
     return Row(pair.name, pair.shape, old / new, before_s / after_s, ratio, applied)
 
 
@@ -179,6 +239,10 @@ NEUTRAL = 0.03
 def same_sign(row: Row) -> bool:
     """Whether prediction and measurement agree on who is faster, where the measurement says."""
     return abs(row.measured - 1) <= NEUTRAL or (row.predicted > 1) == (row.measured > 1)
+
+
+def _all() -> Iterator[Pair]:
+    return chain(joined(), algebra(), layers(), mutants())
 
 
 def report(rows: list[Row], device: Any, spent: float) -> str:
@@ -223,6 +287,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("device", help="cluster file of this machine, as `steptime calibrate machine` writes it")
     parser.add_argument("--seconds", type=float, default=0.25)
+    parser.add_argument("--only", default="", help="rewrites whose name begins so")
     parser.add_argument("--budget", type=float, default=300.0, help="CPU seconds in all")
     parser.add_argument("-o", dest="output", type=Path)
     given = parser.parse_args()
@@ -231,10 +296,12 @@ def main() -> None:
     torch.manual_seed(0)
     device = device_within(given.device)
     start, rows = time.process_time(), []
-    for pair in chain(joined(), algebra(), layers()):
+    for pair in _all():
         if time.process_time() - start > given.budget:
             print("the budget is spent", file=sys.stderr)
             break
+        if not pair.name.startswith(given.only):
+            continue
         row = measured(pair, device, given.seconds)
         if row is not None:
             rows.append(row)
