@@ -83,7 +83,7 @@ CPU_MAPS: Final = tuple(f"cpu_{name}" for name in f"{_MAPS} {_ROWS}".split())
 CPU_PRODUCT, CPU_PRODUCTS, CPU_ATTENTION, CPU_CONVOLUTION = (
     "cpu_product", "cpu_products", "cpu_attention", "cpu_convolution",
 )  # fmt: skip
-CPU_VIEW, CPU_TURN, CPU_CALL = "cpu_view", "cpu_turn", "cpu_call"
+CPU_VIEW, CPU_TURN, CPU_CALL, CPU_TWO = "cpu_view", "cpu_turn", "cpu_call", "cpu_two"
 #: Operators of PyTorch on a CPU as a graph calls them, its call and the allocation of its result included.
 CPU: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CPU_MAPS, _LOOPS),

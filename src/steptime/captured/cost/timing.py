@@ -124,6 +124,10 @@ def _is_empty(node: Node) -> bool:
     return bool(node.outputs) and not any(output.elements for output in node.outputs)
 
 
+_TWO_BYTES: Final = 12.0
+"""Bytes that a map of two tensors of fp32 moves per element."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timer:
     """Times operators on a device, each kind of node once."""
@@ -150,16 +154,23 @@ class Timer:
         known = (self.given_host_s, self.device.issue_s, HOST_S)
         return next(seconds for seconds in known if seconds is not None)
 
-    def _alone_s(self, kind: str) -> float:
-        """Measured time of what moves nothing; 0 where the device was not measured so, or gradients are recorded."""
-        model = None if self.recorded else self.machine("fp32").models.get(kind)
-        nothing = {"loops": 0.0, "steps": 0.0, "moved_bytes": 0.0, "result_bytes": 0.0}
-        return 0.0 if model is None else float(model.formula({**model.fixed, **nothing}))
+    def measured_s(self, kind: str, moved_bytes: float = 0.0) -> float | None:
+        """Time of an operator of a processor (:data:`steptime.estimate.measured.CPU_MAPS`) that moves some bytes.
+
+        Without any it is the time of its call. None where the device was not measured so.
+        """
+        model = self.machine("fp32").models.get(kind) if self.in_turn else None
+        sizes = {"loops": 0.0, "steps": moved_bytes / _TWO_BYTES, "moved_bytes": moved_bytes, "result_bytes": 0.0}
+        return None if model is None else float(model.formula({**model.fixed, **sizes}))
+
+    def _issued_s(self, kind: str) -> float:
+        """Time of the host for what moves nothing; 0 where it is not known, or part of that of the operators."""
+        return 0.0 if self.recorded else self.measured_s(kind) or 0.0
 
     @cached_property
     def _looks(self) -> tuple[OperatorCost, OperatorCost]:
         """Cost of a look at memory, and of one that only exchanges dims."""
-        times = (self._alone_s(CPU_VIEW), self._alone_s(CPU_TURN))
+        times = (self._issued_s(CPU_VIEW), self._issued_s(CPU_TURN))
         first, second = (replace(FREE, host_s=host_s) if host_s else FREE for host_s in times)
         return first, second
 
@@ -170,7 +181,7 @@ class Timer:
     @cached_property
     def call_s(self) -> float:
         """Time of the host to call a graph."""
-        return self._alone_s(CPU_CALL)
+        return self._issued_s(CPU_CALL)
 
     @property
     def sharpness(self) -> float:
