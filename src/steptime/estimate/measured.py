@@ -80,8 +80,8 @@ _ROWS: Final = (
     "row_sum row_mean row_max row_softmax row_norm plane_norm copy_whole copy_turned copy_joined view turn call"
 )
 CPU_MAPS: Final = tuple(f"cpu_{name}" for name in f"{_MAPS} {_ROWS}".split())
-CPU_PRODUCT, CPU_PRODUCTS, CPU_ATTENTION, CPU_CONVOLUTION = (
-    "cpu_product", "cpu_products", "cpu_attention", "cpu_convolution",
+CPU_PRODUCT, CPU_PRODUCTS, CPU_ATTENTION, CPU_CONVOLUTION, CPU_UNFOLDED = (
+    "cpu_product", "cpu_products", "cpu_attention", "cpu_convolution", "cpu_unfolded",
 )  # fmt: skip
 CPU_VIEW, CPU_TURN, CPU_CALL, CPU_TWO = "cpu_view", "cpu_turn", "cpu_call", "cpu_two"
 #: Operators of PyTorch on a CPU as a graph calls them, its call and the allocation of its result included.
@@ -90,7 +90,7 @@ CPU: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (CPU_PRODUCT, CPU_PRODUCTS), ("m", "n", "k", "groups", "biased", "moved_bytes", "working_bytes")
     ),
-    CPU_ATTENTION: ("matrix_flops", "vector_flops", "moved_bytes"),
+    **dict.fromkeys((CPU_ATTENTION, CPU_UNFOLDED), ("matrix_flops", "vector_flops", "moved_bytes")),
     CPU_CONVOLUTION: _IMPLICIT,
 }  # fmt: skip
 #: Kernels of captured modules that are measured under their own name, and what each says of its shape.

@@ -167,8 +167,8 @@ class FusedTimer(Timer):
             moved = self.time(FUSED, _stream(step, float(alone.work.moved_bytes), 0.0))
             arithmetic_s += max(alone.seconds - moved.seconds, 0.0)
         host_s = 0.0 if self.graphed else whole.host_s
-        if self.measured_s(CPU_TWO) is not None:
-            return replace(whole, seconds=self._looped_s(node), host_s=host_s if self.recorded else 0.0)
+        if not self.recorded and self.measured_s(CPU_TWO) is not None:
+            return replace(whole, seconds=self._looped_s(node), host_s=0.0)
         return replace(whole, seconds=whole.seconds + arithmetic_s, host_s=host_s)
 
     def _looped_s(self, node: Node) -> float:

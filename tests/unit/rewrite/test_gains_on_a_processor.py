@@ -1,4 +1,4 @@
-"""Who wins on a processor, by the curves of one that was measured (EPYC, one core, 2026-11-25): no times are taken here.
+"""Who wins on a processor, by the curves of one that was measured (EPYC, one core, 2026-11-25): no time is taken.
 
 `benchmarks/bench_rewrite.py` measures the same rewrites on the machine that it runs on; `tests/data/machines` has the
 operators measured one by one.
@@ -173,19 +173,45 @@ def test_an_exponential_is_timed_by_its_elements() -> None:
     by_hand = exp["latency_s"] + 2048 / exp["steps_per_s"] + 2 * 2048 * 4 / exp["memory_Bps"]
     assert found.seconds == pytest.approx(by_hand, rel=1e-12)
     assert found.host_s == 0.0 and found.scatter == pytest.approx(0.03, abs=0.05)
-    assert Timer(device=HERE).cost(node).host_s == HERE.issue_s
+    trained = Timer(device=HERE).cost(node)
+    assert trained.host_s == HERE.issue_s and "cpu_exp" not in trained.basis
+    huge = TensorType((4096, 4096), "fp32")
+    assert "cpu_exp" not in FusedTimer(device=HERE, recorded=False).cost(node_of("exp", huge, out=huge)).basis
 
 
 def test_products_read_what_no_cache_holds_from_beyond() -> None:
-    node = node_of("mm", TensorType((4, 512), "fp32"), out=TensorType((4, 256), "fp32"))
-    node = Nodes().apply("mm", {"self": node.inputs[0], "mat2": Nodes().source("input", "w", TensorType((512, 256), "fp32"))},
-                         outputs=[TensorType((4, 256), "fp32")])  # fmt: skip
+    nodes = Nodes()
+    shapes = {"self": (4, 512), "mat2": (512, 256)}
+    given = {name: nodes.source("input", name, TensorType(shape, "fp32")) for name, shape in shapes.items()}
+    node = nodes.apply("mm", given, outputs=[TensorType((4, 256), "fp32")])
     known, moved = curve("cpu_product"), 4 * (4 * 512 + 512 * 256 + 4 * 256)
     warm, half = (FusedTimer(device=HERE, recorded=False, working_bytes=w).cost(node).seconds
                   for w in (1.0, 2 * known["cache_bytes"]))  # fmt: skip
     cold = FusedTimer(device=HERE, recorded=False).cost(node).seconds
     assert half - warm == pytest.approx(moved / 2 / known["far_Bps"])
     assert cold - warm == pytest.approx(moved / known["far_Bps"])
+
+
+CONVOLVED = [
+    ((1, 16, 28, 28), 3, 1, "additive"), ((1, 32, 28, 28), 3, 1, "blocked"), ((8, 64, 28, 28), 1, 1, "additive"),
+    ((2, 16, 14, 14), 3, 1, "blocked"), ((16, 64, 7, 7), 1, 1, "blocked"), ((1, 16, 14, 14), 3, 2, "additive"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "kernel", "dilation", "basis"), CONVOLVED)
+def test_small_convolutions_are_unfolded_and_large_ones_are_the_library_s(size, kernel, dilation, basis) -> None:
+    module = nn.Conv2d(size[1], 24, kernel, dilation=dilation, bias=False).eval()
+    flow = trace(module, (R(size),)).flow
+    prices, known = Prices(timer_for(flow, HERE)), curve("cpu_unfolded")
+    found = next(cost for node in flow.order if (cost := prices.cost(flow, node)) is not None)
+    assert basis in found.basis
+    if basis == "additive":
+        images, channels, side = size[0], size[1], size[2] - dilation * (kernel - 1)
+        columns = images * side**2 * channels * kernel**2
+        moved = 4 * (math.prod(size) + images * side**2 * 24 + 24 * channels * kernel**2)
+        by_hand = known["latency_s"] + 2 * columns * 24 / known["matrix_flops_per_s"] + moved / known["memory_Bps"]
+        by_hand += columns * (kernel > 1) / known["vector_flops_per_s"]
+        assert found.seconds == pytest.approx(by_hand)
 
 
 def test_other_types_and_reductions_over_rows_have_no_such_time() -> None:

@@ -14,7 +14,8 @@ from steptime.captured.aten.views import is_contiguous, strides_of
 from steptime.captured.cost.work import KernelCall, Work, input_type, integer, integers, stored_bytes
 from steptime.captured.graph import Node, TensorType
 from steptime.cost.attention import fused_attention_vector_flops
-from steptime.estimate.measured import CPU_ATTENTION, CPU_CONVOLUTION, CPU_PRODUCT, CPU_PRODUCTS
+from steptime.cost.convolution import blocked_by_library
+from steptime.estimate.measured import CPU_ATTENTION, CPU_CONVOLUTION, CPU_PRODUCT, CPU_PRODUCTS, CPU_UNFOLDED
 from steptime.num import Num
 
 Sizes = Mapping[str, Num]
@@ -184,9 +185,17 @@ def _attention(node: Node, work: Work) -> tuple[str, Sizes] | None:
 
 
 def _convolution(node: Node, work: Work) -> tuple[str, Sizes] | None:
+    """By the library, or unfolded: each tap of each pixel is copied once, then it is a product."""
     if len(work.kernels) != 1 or "rows" not in work.kernels[0].shape or "backward" in node.op:
         return None
-    return CPU_CONVOLUTION, work.kernels[0].shape
+    sizes, x, weight = work.kernels[0].shape, input_type(node, "input", "self"), input_type(node, "weight")
+    groups, kernel = integer(node, "groups", 1), weight.shape[-1]
+    plain = all(step == 1 for name in ("stride", "dilation") for step in integers(node, name))
+    if groups > 1 or blocked_by_library(x.shape[0], x.elements, kernel, groups, plain):
+        return CPU_CONVOLUTION, sizes
+    unfolded = sizes["rows"] * sizes["depth"] * (math.prod(weight.shape[2:]) > 1)
+    moved = sizes["tensor_bytes"]
+    return CPU_UNFOLDED, {"matrix_flops": work.matrix_flops, "vector_flops": unfolded, "moved_bytes": moved}
 
 
 _FAMILIES: Final[Mapping[str, Callable[[Node, Work], tuple[str, Sizes] | None]]] = {

@@ -124,6 +124,8 @@ def _is_empty(node: Node) -> bool:
     return bool(node.outputs) and not any(output.elements for output in node.outputs)
 
 
+_BEYOND: Final = 2.0
+"""Times the largest measured operator up to which its curve is used."""
 _TWO_BYTES: Final = 12.0
 """Bytes that a map of two tensors of fp32 moves per element."""
 
@@ -217,13 +219,20 @@ class Timer:
         return found
 
     def _direct(self, node: Node, work: Work) -> OperatorCost | None:
-        """Cost of an operator that was measured on this processor as a graph calls it, its call included."""
-        call = direct_call(node, work, self.working_bytes) if self.in_turn and work.launches else None
-        if call is None or call.operator not in self.machine(work.dtype).models:
+        """Cost of an operator that was measured on this processor as a graph calls it, its call included.
+
+        None with gradients, beyond the sizes that were measured, and where nothing like it was.
+        """
+        wanted = self.in_turn and not self.recorded and work.launches
+        call = direct_call(node, work, self.working_bytes) if wanted else None
+        model = None if call is None else self.machine(work.dtype).models.get(call.operator)
+        if call is None or model is None:
+            return None
+        most_bytes = _BEYOND * model.curve.ranges.get("moved_bytes", (0.0, math.inf))[1]
+        if call.shape.get("moved_bytes", 0.0) > most_bytes:
             return None
         found = self.time(node.op, replace(work, kernels=(call,), launches=1.0))
-        curve = self.machine(work.dtype).models[call.operator].curve
-        return replace(found, work=work, scatter=curve.scatter, host_s=found.host_s if self.recorded else 0.0)
+        return replace(found, work=work, scatter=model.curve.scatter, host_s=0.0)
 
     def time(self, op: str, work: Work) -> OperatorCost:
         """Cost of some work."""

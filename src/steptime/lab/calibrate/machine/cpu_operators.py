@@ -21,6 +21,7 @@ from steptime.estimate.measured import (
     CPU_PRODUCT,
     CPU_PRODUCTS,
     CPU_TURN,
+    CPU_UNFOLDED,
     CPU_VIEW,
 )
 
@@ -66,13 +67,16 @@ def shapes(seed: int, quick: bool) -> Iterator[tuple[str, dict[str, int]]]:
             m, k = (tokens, width) if number % 4 else (width, tokens)
             yield CPU_PRODUCTS, {"m": m, "n": tokens, "k": k, "groups": heads, "biased": 0, "sets": 1}
     draw = random.Random(f"cpu convolutions {seed}")
-    for number in range(40 * more):
+    for number in range(64 * more):
         kernel = (1, 3, 3, 5)[number % 4]
         channels = [8 * _drawn(draw, 1, 16) for _ in range(2)]
-        yield CPU_CONVOLUTION, {
+        shape = {
             "batch": draw.choice((1, 1, 2, 4)), "channels_in": channels[0], "channels_out": channels[1],
             "side": _drawn(draw, 6, 40), "kernel": kernel, "stride": 1, "groups": 1,
         }  # fmt: skip
+        elements = shape["batch"] * channels[0] * shape["side"] ** 2
+        library = convolution.blocked_by_library(shape["batch"], elements, kernel, 1, 1)
+        yield (CPU_CONVOLUTION if library else CPU_UNFOLDED), shape
 
 
 def _drawn(draw: random.Random, low: float, high: float) -> int:
@@ -109,6 +113,13 @@ def counts(kind: str, shape: Shape) -> dict[str, float]:
         return {
             "matrix_flops": float(groups * matmul.matmul_flops(m, n, k, 1)), "moved_bytes": float(moved),
             "result_bytes": float(groups * m * n * size), "working_bytes": float(moved * shape["sets"]),
+        }  # fmt: skip
+    if kind == CPU_UNFOLDED:
+        sizes = implicit(shape)
+        columns = sizes["rows"] * sizes["depth"]
+        return {
+            "matrix_flops": 2 * columns * sizes["columns"], "vector_flops": columns * (shape["kernel"] > 1),
+            "moved_bytes": sizes["tensor_bytes"], "result_bytes": 0.0,
         }  # fmt: skip
     if kind == CPU_ATTENTION:
         rows, width = shape["heads"] * shape["tokens"], shape["width"]
@@ -147,7 +158,7 @@ def call(kind: str, shape: Shape, torch: Any, random: Random) -> Run:
         q, k, v = (random(1, shape["heads"], shape["tokens"], shape["width"]) for _ in range(3))
         attend = torch.nn.functional.scaled_dot_product_attention
         return lambda i: attend(q, k, v)
-    if kind == CPU_CONVOLUTION:
+    if kind in (CPU_CONVOLUTION, CPU_UNFOLDED):
         return _convolution(shape, torch.ops.aten, random)
     return _graph(torch, random(1, 64)) if kind == CPU_CALL else _map(kind, shape, torch, random)
 

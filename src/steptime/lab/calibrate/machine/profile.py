@@ -21,6 +21,7 @@ from steptime.estimate.measured import (
     CPU_PRODUCT,
     CPU_PRODUCTS,
     CPU_TURN,
+    CPU_UNFOLDED,
     CPU_VIEW,
     LOOPED,
     NORMS,
@@ -137,7 +138,7 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CPU_MAPS, ("short_loops", "streaming")),
     **dict.fromkeys((CPU_VIEW, CPU_TURN, CPU_CALL), ("constant",)),
     **dict.fromkeys((CPU_PRODUCT, CPU_PRODUCTS), ("resident_matmul",)),
-    CPU_ATTENTION: ("additive",),
+    **dict.fromkeys((CPU_ATTENTION, CPU_UNFOLDED), ("additive",)),
     CPU_CONVOLUTION: ("blocked_convolution",),
 }
 #: Hops of the rings of :mod:`steptime.cost.collective`, per rank beyond the first.
@@ -256,7 +257,7 @@ def _operator_curves(operators: Sequence[Measured], source: str, skipped: list[s
         rows = [arguments_of(one.task) for one in found]
         shape = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
         shapes = [str(sorted(one.task.shape.items())) for one in found]
-        names = list(found[0].task.shape)
+        names = [*found[0].task.shape, *(["moved_bytes"] if kind in CPU else [])]
         seconds = np.array([one.seconds for one in found])
         points = _Points(kind=kind, dtype=dtype, shape=shape, seconds=seconds, shapes=shapes, named=names)
         made = _curves(points, source, skipped)
