@@ -81,18 +81,20 @@ _ROWS: Final = (
 )
 CPU_MAPS: Final = tuple(f"cpu_{name}" for name in f"{_MAPS} {_ROWS}".split())
 CPU_PRODUCT, CPU_PRODUCTS, CPU_ATTENTION, CPU_CONVOLUTION, CPU_UNFOLDED = (
-    "cpu_product", "cpu_products", "cpu_attention", "cpu_convolution", "cpu_unfolded",
-)  # fmt: skip
+    "cpu_product",
+    "cpu_products",
+    "cpu_attention",
+    "cpu_convolution",
+    "cpu_unfolded",
+)
 CPU_VIEW, CPU_TURN, CPU_CALL, CPU_TWO = "cpu_view", "cpu_turn", "cpu_call", "cpu_two"
 #: Operators of PyTorch on a CPU as a graph calls them, its call and the allocation of its result included.
 CPU: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CPU_MAPS, _LOOPS),
-    **dict.fromkeys(
-        (CPU_PRODUCT, CPU_PRODUCTS), ("m", "n", "k", "groups", "biased", "moved_bytes", "working_bytes")
-    ),
+    **dict.fromkeys((CPU_PRODUCT, CPU_PRODUCTS), ("m", "n", "k", "groups", "biased", "moved_bytes", "working_bytes")),
     **dict.fromkeys((CPU_ATTENTION, CPU_UNFOLDED), ("matrix_flops", "vector_flops", "moved_bytes")),
     CPU_CONVOLUTION: _IMPLICIT,
-}  # fmt: skip
+}
 #: Kernels of captured modules that are measured under their own name, and what each says of its shape.
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CONVOLVED, _IMPLICIT), **dict.fromkeys(LOOPED, _LOOPS), **CPU

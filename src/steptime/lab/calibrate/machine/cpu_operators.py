@@ -71,9 +71,14 @@ def shapes(seed: int, quick: bool) -> Iterator[tuple[str, dict[str, int]]]:
         kernel = (1, 3, 3, 5)[number % 4]
         channels = [8 * _drawn(draw, 1, 16) for _ in range(2)]
         shape = {
-            "batch": draw.choice((1, 1, 2, 4)), "channels_in": channels[0], "channels_out": channels[1],
-            "side": _drawn(draw, 6, 40), "kernel": kernel, "stride": 1, "groups": 1,
-        }  # fmt: skip
+            "batch": draw.choice((1, 1, 2, 4)),
+            "channels_in": channels[0],
+            "channels_out": channels[1],
+            "side": _drawn(draw, 6, 40),
+            "kernel": kernel,
+            "stride": 1,
+            "groups": 1,
+        }
         elements = shape["batch"] * channels[0] * shape["side"] ** 2
         library = convolution.blocked_by_library(shape["batch"], elements, kernel, 1, 1)
         yield (CPU_CONVOLUTION if library else CPU_UNFOLDED), shape
@@ -111,16 +116,20 @@ def counts(kind: str, shape: Shape) -> dict[str, float]:
         m, n, k, groups = (shape[name] for name in ("m", "n", "k", "groups"))
         moved = groups * (m * k + k * n + m * n) * size + shape["biased"] * n * size
         return {
-            "matrix_flops": float(groups * matmul.matmul_flops(m, n, k, 1)), "moved_bytes": float(moved),
-            "result_bytes": float(groups * m * n * size), "working_bytes": float(moved * shape["sets"]),
-        }  # fmt: skip
+            "matrix_flops": float(groups * matmul.matmul_flops(m, n, k, 1)),
+            "moved_bytes": float(moved),
+            "result_bytes": float(groups * m * n * size),
+            "working_bytes": float(moved * shape["sets"]),
+        }
     if kind == CPU_UNFOLDED:
         sizes = implicit(shape)
         columns = sizes["rows"] * sizes["depth"]
         return {
-            "matrix_flops": 2 * columns * sizes["columns"], "vector_flops": columns * (shape["kernel"] > 1),
-            "moved_bytes": sizes["tensor_bytes"], "result_bytes": 0.0,
-        }  # fmt: skip
+            "matrix_flops": 2 * columns * sizes["columns"],
+            "vector_flops": columns * (shape["kernel"] > 1),
+            "moved_bytes": sizes["tensor_bytes"],
+            "result_bytes": 0.0,
+        }
     if kind == CPU_ATTENTION:
         rows, width = shape["heads"] * shape["tokens"], shape["width"]
         pairs = rows * shape["tokens"]
@@ -129,13 +138,15 @@ def counts(kind: str, shape: Shape) -> dict[str, float]:
             "vector_flops": float(attention.fused_attention_vector_flops(pairs, rows, 0)),
             "moved_bytes": float(attention.fused_attention_bytes(rows, rows, width, size)),
             "result_bytes": float(rows * width * size),
-        }  # fmt: skip
+        }
     elements = shape["rows"] * shape["width"]
     passes, by_rows = TRAFFIC[kind]
     return {
-        "loops": float(by_rows * shape["rows"]), "steps": float(elements * bool(passes)),
-        "moved_bytes": passes * elements * size, "result_bytes": float(elements * size * (passes > 1)),
-    }  # fmt: skip
+        "loops": float(by_rows * shape["rows"]),
+        "steps": float(elements * bool(passes)),
+        "moved_bytes": passes * elements * size,
+        "result_bytes": float(elements * size * (passes > 1)),
+    }
 
 
 def implicit(shape: Shape) -> dict[str, float]:
@@ -145,9 +156,12 @@ def implicit(shape: Shape) -> dict[str, float]:
     rows, columns, depth = convolution.implicit_product(pixels, inward, outward, taps, 1)
     elements = pixels * (inward + outward) + inward * outward * taps
     return {
-        "rows": float(rows), "columns": float(columns), "depth": float(depth), "channelwise": 0.0,
+        "rows": float(rows),
+        "columns": float(columns),
+        "depth": float(depth),
+        "channelwise": 0.0,
         "tensor_bytes": float(elements * ELEMENT_BYTES),
-    }  # fmt: skip
+    }
 
 
 def call(kind: str, shape: Shape, torch: Any, random: Random) -> Run:
@@ -212,15 +226,13 @@ def _map(kind: str, shape: Shape, torch: Any, random: Random) -> Run:
         "row_max": lambda i: aten.amax.default(x, *last),
         "row_softmax": lambda i: aten._softmax.default(x, -1, False),
         "row_norm": lambda i: aten.native_layer_norm.default(x, [width], row, row, 1e-5),
-        "plane_norm": lambda i: aten.native_batch_norm.default(
-            planes, mean, mean, mean, variance, False, 0.1, 1e-5
-        ),
+        "plane_norm": lambda i: aten.native_batch_norm.default(planes, mean, mean, mean, variance, False, 0.1, 1e-5),
         "copy_whole": lambda i: aten.clone.default(x),
         "copy_turned": lambda i: aten.clone.default(turned, memory_format=torch.contiguous_format),
         "copy_joined": lambda i: aten.cat.default([x, y], 0),
         "view": (lambda i: aten.slice.Tensor(x, 1, 0, 1)) if rows % 2 else (lambda i: aten.view.default(x, [-1])),
         "turn": (lambda i: aten.t.default(x)) if rows % 2 else (lambda i: aten.transpose.int(x, 0, 1)),
-    }  # fmt: skip
+    }
     return runs[kind.removeprefix("cpu_")]
 
 

@@ -277,13 +277,14 @@ def _fit_resident(shape: Shape, seconds: Array) -> Values:
             best_loss, rest = loss, list(x[5:])
             inverse = max(float(x[1]), 1e-30)
             best = {
-                "latency_s": float(x[0]), "flops_per_s": 1 / inverse,
+                "latency_s": float(x[0]),
+                "flops_per_s": 1 / inverse,
                 **{f"{name}_half": float(x[2 + i]) / inverse for i, name in enumerate("mnk")},
                 "group_s": float(rest.pop(0)) if np.ptp(groups) else 0.0,
                 "biased_Bps": rate(float(rest.pop(0))) if np.ptp(biased) else rate(0.0),
                 "far_Bps": rate(float(rest.pop(0))) if far else rate(0.0),
                 "cache_bytes": cache,
-            }  # fmt: skip
+            }
     return best
 
 
