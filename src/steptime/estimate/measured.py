@@ -155,7 +155,7 @@ def own_curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[For
     dtypes = {
         **dict.fromkeys(CONVOLVED, precision.matrix_dtype),
         **dict.fromkeys((*LOOPED, *CPU), _moved_dtype(precision)),
-    }  # fmt: skip
+    }
     found = {kind: next((c for c in profile.curves if _is(c, kind, dtypes[kind])), None) for kind in OWN}
     return {kind: checked(curve, OWN[kind], profile) for kind, curve in found.items() if curve is not None}
 
