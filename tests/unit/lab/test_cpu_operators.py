@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from steptime.cost.regression import resident_matmul_s
 from steptime.hardware.profiles import profile_toml, read_profile
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.machine import cpu_operators
 from steptime.lab.calibrate.machine.linear import MODELS
 from steptime.lab.calibrate.machine.profile import arguments_of
 from steptime.lab.calibrate.machine.torch_ops import copies_of
@@ -78,13 +76,3 @@ def test_scatter_is_written_and_read(tmp_path: Path) -> None:
         path = tmp_path / "p.toml"
         path.write_text(profile_toml(Profile(device="d", curves=(each,))))
         assert read_profile(path).curves == (each,)
-
-
-def test_every_operator_runs() -> None:
-    torch = pytest.importorskip("torch")
-    last = {task.kind: task for task in TODO}
-    for kind, task in last.items():
-        run = cpu_operators.call(kind, {**task.shape, **({"rows": 4, "width": 8} if "rows" in task.shape else {})},
-                                 torch, torch.randn)  # fmt: skip
-        out = run(0)
-        assert math.isfinite(float(getattr(out, "numel", lambda: 1.0)()))
