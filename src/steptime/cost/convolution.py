@@ -126,3 +126,25 @@ def channelwise_s(
     (0.001001, 0.098)
     """
     return launch_s + maximum(2 * rows * columns * depth / vector_flops_per_s, moved_bytes / memory_Bps)
+
+
+LIBRARY_ELEMENTS = 20480
+"""Elements of a single image above which PyTorch gives a convolution to oneDNN on one thread."""
+
+
+def blocked_by_library(images: Num, elements: Num, kernel: Num, groups: Num, plain: Num) -> Num:
+    r"""Whether PyTorch on one thread of a CPU gives a convolution of fp32 to oneDNN (1), or unfolds it (0).
+
+    $$(k \ne 1 \lor n \ge 16 \lor \lnot p) \land (g > 1 \lor k > 3 \lor n > 1 \lor e > 20480)$$
+
+    where $k$ = `kernel` is the side of the window, $n$ = `images`, $e$ = `elements` of the input, $g$ = `groups`, and
+    $p$ = `plain` is 1 without stride and dilation.
+
+    Source: `ConvParams::use_mkldnn` of PyTorch (aten/src/ATen/native/Convolution.cpp).
+
+    >>> blocked_by_library(1, 4096, 3, 1, 1), blocked_by_library(1, 30000, 3, 1, 1)
+    (0.0, 1.0)
+    """
+    wanted = where(kernel != 1, 1.0, where(images >= 16, 1.0, 1.0 - plain))
+    large = where(groups > 1, 1.0, where(kernel > 3, 1.0, where(images > 1, 1.0, elements > LIBRARY_ELEMENTS)))
+    return wanted * large

@@ -190,6 +190,54 @@ def short_loops_s(
     return latency_s + looped_s + moved_bytes / memory_Bps + fresh / fresh_Bps
 
 
+def resident_matmul_s(
+    m: Num,
+    n: Num,
+    k: Num,
+    groups: Num,
+    biased: Num,
+    moved_bytes: Num,
+    working_bytes: Num,
+    latency_s: Num,
+    group_s: Num,
+    flops_per_s: Num,
+    m_half: Num,
+    n_half: Num,
+    k_half: Num,
+    biased_Bps: Num,
+    far_Bps: Num,
+    cache_bytes: Num,
+) -> Num:
+    r"""A batch of equal products on a processor whose cache keeps a part of what a step works on.
+
+    $$t = \tau + g\,\tau_g + \frac{2gmnk}{R}\left(1 + \frac{m_{1/2}}{m} + \frac{n_{1/2}}{n} + \frac{k_{1/2}}{k}\right)
+      + u\,\frac{4gmn}{\beta_u} + \frac{M}{\beta}\max\left(1 - \frac{C}{W},\ 0\right)$$
+
+    where $\tau$ = `latency_s`, each of $g$ = `groups` products begins in $\tau_g$ = `group_s`; $R$ = `flops_per_s` and
+    the half sizes are those of `half_size_matmul_s`; $u$ = `biased` is 1 where a bias of fp32 is spread over the
+    result first, at $\beta_u$ = `biased_Bps`. Of $M$ = `moved_bytes` (operands and result) a cache of $C$ =
+    `cache_bytes` holds the share $C / W$, if $W$ = `working_bytes` is what the step goes through before it comes back;
+    the rest comes from beyond, at $\beta$ = `far_Bps`.
+
+    Source: half-performance length, Hockney and Jesshope 1981; the hit rate of random replacement under a cyclic sweep.
+
+    >>> resident_matmul_s(100, 1000, 1000, 1, 0, 8e6, 1e6, 0.0, 0.0, 2e8, 100, 0, 0, 1e6, 1e6, 2e6)   # all in the cache
+    2.0
+    >>> resident_matmul_s(100, 1000, 1000, 1, 1, 8e6, 4e6, 0.0, 0.0, 2e8, 100, 0, 0, 4e5, 1e6, 2e6)   # half; and a bias
+    7.0
+    """
+    factor = 1 + m_half / m + n_half / n + k_half / k
+    spread_s = biased * 4 * groups * m * n / biased_Bps
+    far = maximum(1 - cache_bytes / working_bytes, 0.0)
+    return (
+        latency_s
+        + groups * group_s
+        + 2 * groups * m * n * k * factor / flops_per_s
+        + spread_s
+        + moved_bytes * far / far_Bps
+    )
+
+
 def additive_s(
     matrix_flops: Num,
     vector_flops: Num,

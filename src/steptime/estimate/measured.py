@@ -25,6 +25,7 @@ from steptime.cost.regression import (
     half_size_matmul_s,
     linear_roofline_s,
     linear_s,
+    resident_matmul_s,
     short_loops_s,
     streaming_s,
 )
@@ -40,10 +41,12 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "half_size_matmul": Formula(half_size_matmul_s),
     "linear_roofline": Formula(linear_roofline_s),
     "linear": Formula(linear_s),
+    "constant": Formula(linear_s),
     "streaming": Formula(streaming_s),
     "additive": Formula(additive_s),
     "blocked_convolution": Formula(blocked_convolution_s),
     "short_loops": Formula(short_loops_s),
+    "resident_matmul": Formula(resident_matmul_s),
 }
 WORK: Final = ("matrix_flops", "vector_flops", "moved_bytes", "result_bytes")
 """Arguments of the formulas that a row gives; all others are coefficients."""
@@ -70,11 +73,32 @@ NORMS: Final = ("batch_norm", "batch_norm_backward")
 MAX_POOLS: Final = ("max_pool", "max_pool_backward")
 POOLS: Final = (*MAX_POOLS, "avg_pool", "avg_pool_backward")
 LOOPED: Final = (*NORMS, *POOLS)
+_LOOPS: Final = ("loops", "steps", "moved_bytes", "result_bytes")
+_IMPLICIT: Final = ("rows", "columns", "depth", "tensor_bytes", "channelwise")
+_MAPS: Final = "two number row column one exp tanh sigmoid erf gelu gelu_tanh silu sqrt log sin power"
+_ROWS: Final = (
+    "row_sum row_mean row_max row_softmax row_norm plane_norm copy_whole copy_turned copy_joined view turn call"
+)
+CPU_MAPS: Final = tuple(f"cpu_{name}" for name in f"{_MAPS} {_ROWS}".split())
+CPU_PRODUCT, CPU_PRODUCTS, CPU_ATTENTION, CPU_CONVOLUTION, CPU_UNFOLDED = (
+    "cpu_product",
+    "cpu_products",
+    "cpu_attention",
+    "cpu_convolution",
+    "cpu_unfolded",
+)
+CPU_VIEW, CPU_TURN, CPU_CALL, CPU_TWO = "cpu_view", "cpu_turn", "cpu_call", "cpu_two"
+#: Operators of PyTorch on a CPU as a graph calls them, its call and the allocation of its result included.
+CPU: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(CPU_MAPS, _LOOPS),
+    **dict.fromkeys((CPU_PRODUCT, CPU_PRODUCTS), ("m", "n", "k", "groups", "biased", "moved_bytes", "working_bytes")),
+    **dict.fromkeys((CPU_ATTENTION, CPU_UNFOLDED), ("matrix_flops", "vector_flops", "moved_bytes")),
+    CPU_CONVOLUTION: _IMPLICIT,
+}
 #: Kernels of captured modules that are measured under their own name, and what each says of its shape.
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(CONVOLVED, ("rows", "columns", "depth", "tensor_bytes", "channelwise")),
-    **dict.fromkeys(LOOPED, ("loops", "steps", "moved_bytes", "result_bytes")),
-}
+    **dict.fromkeys(CONVOLVED, _IMPLICIT), **dict.fromkeys(LOOPED, _LOOPS), **CPU
+}  # fmt: skip
 MEASURED: Final = frozenset(("matmul", "update", *chain.from_iterable(RAN.values()), *OWN))
 """All that is measured of one rank."""
 
@@ -129,8 +153,9 @@ def own_curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[For
         UserError: a curve lacks a coefficient of its formula.
     """
     dtypes = {
-        **dict.fromkeys(CONVOLVED, precision.matrix_dtype), **dict.fromkeys(LOOPED, _moved_dtype(precision))
-    }  # fmt: skip
+        **dict.fromkeys(CONVOLVED, precision.matrix_dtype),
+        **dict.fromkeys((*LOOPED, *CPU), _moved_dtype(precision)),
+    }
     found = {kind: next((c for c in profile.curves if _is(c, kind, dtypes[kind])), None) for kind in OWN}
     return {kind: checked(curve, OWN[kind], profile) for kind, curve in found.items() if curve is not None}
 

@@ -37,7 +37,7 @@ TIMERS: Final = ("kernel", "eager")
 KINDS: Final = ("fitted", "assumed", "measured")
 _TEXTS: Final = ("family", "dtype", "timer", "source", "kind")
 _NUMBERS: Final = ("median_ape", "mean_ape", "bias")
-_KEYS: Final = frozenset((*_TEXTS, *_NUMBERS, "points", "band", "coefficients", "ranges"))
+_KEYS: Final = frozenset((*_TEXTS, *_NUMBERS, "points", "band", "scatter", "coefficients", "ranges"))
 
 
 def load_profile(device: str) -> Profile | None:
@@ -135,6 +135,7 @@ def profile_toml(profile: Profile) -> str:
         lines += [f"points = {curve.points}"]
         lines += [f"{name} = {float(getattr(curve, name))!r}" for name in _NUMBERS]
         lines += [f"band = [{float(curve.band[0])!r}, {float(curve.band[1])!r}]"]
+        lines += [] if curve.scatter is None else [f"scatter = {float(curve.scatter)!r}"]
         lines += ["[curves.coefficients]", *(f"{toml_key(k)} = {float(v)!r}" for k, v in curve.coefficients.items())]
         if curve.ranges:
             lines += ["[curves.ranges]"]
@@ -192,6 +193,7 @@ def _curve(table: Mapping[str, Any], where: str, at: str) -> Curve:
         dtype=text_in(table, "dtype", where, at),
         timer=one_of(table, "timer", TIMERS, where, at),
         coefficients={k: number(v, where, f"{at}coefficients.{k}") for k, v in coefficients.items()},
+        scatter=number(table["scatter"], where, f"{at}scatter") if "scatter" in table else None,
         **fitted_in(table, where, at),
     )
 

@@ -48,6 +48,8 @@ class Curve(Fitted):
     timer: str = "kernel"
     """``kernel``: time on the device alone (graph replay, profiler); ``eager``: with the launch from the host."""
     coefficients: Mapping[str, float]
+    scatter: float | None = None
+    """Relative standard deviation of a measurement that those of nearly the same size do not share; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from steptime.rewrite.engine import apply_passes, metrics
 from steptime.rewrite.flow import Flow, is_opaque
 from steptime.rewrite.fused import FusedTimer, is_map
 from steptime.rewrite.passes.fusion import Grower
-from steptime.rewrite.pricing import Prices
+from steptime.rewrite.pricing import Prices, timer_for
 from steptime.rewrite.trace import trace
 
 LIBRARY: Final = ("product", "convolution", "attention", "recurrent")
@@ -106,7 +106,7 @@ def compiled(flow: Flow, device: Device, *, pieces: Sequence[Piece] = (), induct
     fused["step_time_s"] += guards_s
     graphed = None
     if device.runs_cuda:
-        timer = FusedTimer(device=device, graphed=True)
+        timer = timer_for(flow, device, graphed=True)
         graphed = dict(metrics(Prices(timer), found.after))
         graphed["launches"] = float(count)
         graphed["host_s"] = (timer.host_s + GUARD_S) * count

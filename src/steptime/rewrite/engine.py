@@ -12,10 +12,9 @@ from steptime.captured.graph import Node, Value
 from steptime.errors import UserError, did_you_mean
 from steptime.hardware.records import Device
 from steptime.rewrite.flow import Flow, removed_and_added, substituted
-from steptime.rewrite.fused import FusedTimer
 from steptime.rewrite.passes import PASSES, STAGES
 from steptime.rewrite.passes.fusion import FUSION
-from steptime.rewrite.pricing import Change, Prices, Sums
+from steptime.rewrite.pricing import Change, Prices, Sums, timer_for
 from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import OBJECTIVES, Folds, Match, Mode, Objective, Pass, Scene
 
@@ -113,7 +112,7 @@ def apply_passes(
     objective = objective_named(objective)
     chosen = {pass_named(name) for name in passes} or set(PASSES)
     rounding = CUDA_ROUNDING_BYTES if device.runs_cuda else 1
-    run = _Run(Prices(FusedTimer(device=device), rounding), objective, everything, measure)
+    run = _Run(Prices(timer_for(flow, device), rounding), objective, everything, measure)
     before, steps = flow, list[Step]()
     for stage in STAGES:
         rows = [row for row in stage if row in chosen and _is_legal(row, flow, device, objective, everything)]

@@ -13,9 +13,11 @@ from functools import cache
 from typing import Final
 
 from steptime.captured.cost import OperatorCost, Timer, Work
+from steptime.captured.cost.direct import direct_call
 from steptime.captured.cost.elementwise import MAPS
 from steptime.captured.cost.work import STREAM, KernelCall, dtype_of, stored_bytes
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
+from steptime.estimate.measured import CPU_TWO
 from steptime.rewrite.flow import FUSED
 
 NOT_FUSED: Final = frozenset(
@@ -165,4 +167,23 @@ class FusedTimer(Timer):
             moved = self.time(FUSED, _stream(step, float(alone.work.moved_bytes), 0.0))
             arithmetic_s += max(alone.seconds - moved.seconds, 0.0)
         host_s = 0.0 if self.graphed else whole.host_s
+        if not self.recorded and self.measured_s(CPU_TWO) is not None:
+            return replace(whole, seconds=self._looped_s(node), host_s=0.0)
         return replace(whole, seconds=whole.seconds + arithmetic_s, host_s=host_s)
+
+    def _looped_s(self, node: Node) -> float:
+        r"""Time of a fused kernel on a processor that was measured operator by operator.
+
+        $$t = t_2(B) + \sum_k \max\big(t_k - \tau_k - (t_2(B_k) - \tau_2),\ 0\big)$$
+
+        with $t_2$ the time of a map of two tensors that moves some bytes, $B$ the bytes that the kernel moves, and for
+        each step $t_k$ its time alone, $\tau_k$ that of its call and $B_k$ its bytes. Source: definition.
+        """
+        empty_s, arithmetic_s = self.measured_s(CPU_TWO) or 0.0, 0.0
+        for step in opened(self._scratch, node):
+            alone = Timer.cost(self, step)
+            call = direct_call(step, alone.work, self.working_bytes)
+            call_s = None if call is None else self.measured_s(call.operator)
+            moved_s = (self.measured_s(CPU_TWO, float(alone.work.moved_bytes)) or 0.0) - empty_s
+            arithmetic_s += max(alone.seconds - (call_s or 0.0) - moved_s, 0.0)
+        return arithmetic_s + (self.measured_s(CPU_TWO, float(fused_work(node).moved_bytes)) or 0.0)

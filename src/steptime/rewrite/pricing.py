@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from steptime.captured.aten.views import VIEWS
 from steptime.captured.cost import CostTable, OperatorCost, cost_table
@@ -14,6 +14,7 @@ from steptime.captured.cost.timing import HOST_BAND
 from steptime.captured.graph import Node
 from steptime.captured.graph.liveness import Liveness
 from steptime.cost.host import issued_s
+from steptime.hardware.records import Device
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.fused import FusedTimer
 
@@ -30,7 +31,7 @@ class Sums:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of the device by what it rests on."""
     squares: float = 0.0
-    """Sum of the squares of the kernels' times."""
+    """Sum of the squares of the doubts of single kernels' times."""
     host_s: float = 0.0
     launches: float = 0.0
     moved_bytes: float = 0.0
@@ -72,6 +73,15 @@ class Change:
         )
 
 
+def timer_for(flow: Flow, device: Device, **more: Any) -> FusedTimer:
+    """A timer of operators as the module that a graph becomes calls them.
+
+    Without gradients a graph issues its operators itself, and what it works on is what may stay in a cache.
+    """
+    working = math.inf if flow.training else float(Liveness(flow.program(), rounding=1).peak().size_bytes)
+    return FusedTimer(device=device, recorded=flow.training, working_bytes=working, **more)
+
+
 class Prices:
     """Prices of nodes, graphs and changes on one device; each kind of operator is timed once."""
 
@@ -83,7 +93,8 @@ class Prices:
     def cost(self, flow: Flow, node: Node) -> OperatorCost | None:
         """Cost of a node, None for what costs nothing."""
         if node.op in VIEWS and node.inputs:
-            return None
+            look = self.timer.look(node.op)
+            return look if look.host_s else None
         found = self.timer.cost(node, inplace=node in flow.over)
         self._bands[found.basis] = found.band
         return found if found.bound != "none" else None
@@ -97,7 +108,8 @@ class Prices:
             if cost is None:
                 continue
             seconds[cost.basis] += cost.seconds
-            squares += cost.seconds**2
+            doubt = KERNEL_DOUBT if cost.scatter is None else cost.scatter
+            squares += (doubt * cost.seconds) ** 2
             host_s += cost.host_s
             launches += float(cost.work.launches)
             moved += float(cost.work.moved_bytes)
@@ -118,12 +130,13 @@ class Prices:
         r"""What it is worth to run some nodes in place of others.
 
         $$g = t(d, h) - t(d + \delta, h + \eta), \qquad
-          g_\pm = \sum_c \operatorname{ext}_{f \in B_c}(-\delta_c f)\,(d/t)^{p-1} + \ldots \pm 1.645\,\epsilon
-          \sqrt{\textstyle\sum_k t_k^2}$$
+          g_\pm = \sum_c \operatorname{ext}_{f \in B_c}(-\delta_c f)\,(d/t)^{p-1} + \ldots \pm 1.645
+          \sqrt{\textstyle\sum_k (\epsilon_k t_k)^2}$$
 
         with $t$ the soft maximum of device $d$ and host $h$ (:func:`steptime.cost.host.issued_s`), $\delta_c$ the
         change on curve $c$ with band $B_c$ (kernels of one curve are wrong together), $\eta$ that of the host, and
-        $\epsilon$ = 0.05 the doubt of single kernels $t_k$ that are removed or added. Source: own.
+        $\epsilon_k$ the doubt of single kernels $t_k$ that are removed or added: what the calibration found for their
+        curve (:attr:`steptime.hardware.records.Curve.scatter`), or 0.05. Source: own.
         """
         sharpness = self.timer.sharpness
         device_s, host_s = whole.device_s, whole.host_s
@@ -135,7 +148,7 @@ class Prices:
         slope = 1.0 if not moved_s + eta else gain / -(moved_s + eta) if sharpness == 1.0 else None
         steep = sharpness - 1
         slopes = (slope, slope) if slope is not None else ((device_s / before) ** steep, (host_s / before) ** steep)
-        doubt = NINETY * KERNEL_DOUBT * math.sqrt(old.squares + new.squares) * slopes[0]
+        doubt = NINETY * math.sqrt(old.squares + new.squares) * slopes[0]
         ends = []
         for pick, sign in ((min, -1.0), (max, 1.0)):
             part = sum(pick(-d * f for f in self._bands.get(name, (1.0, 1.0))) for name, d in delta.items())

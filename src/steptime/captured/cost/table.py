@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from steptime.captured.cost.timing import BOUNDS, HOST_BAND, NO_COST, NOTHING, STEP_BAND, UNKNOWN, OperatorCost, Timer
+from steptime.captured.cost.timing import BOUNDS, FREE, HOST_BAND, STEP_BAND, UNKNOWN, OperatorCost, Timer
 from steptime.captured.graph import PHASES, Call, Program
 from steptime.cost.host import issued_s
 from steptime.cost.matmul import arithmetic_intensity
@@ -164,19 +164,6 @@ def tree_order(groups: Mapping[str, T]) -> list[T]:
         if top in groups:
             visit(top)
     return out
-
-
-_FREE: Final = OperatorCost(
-    op="view",
-    work=NOTHING,
-    seconds=0.0,
-    bound="none",
-    basis=NO_COST[0],
-    band=NO_COST[1],
-    peak_flops_per_s=1.0,
-    dtype="fp32",
-    host_s=0.0,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +392,7 @@ class CostTable:
     def totals(self) -> Totals:
         """Sums over the step."""
         device_s, launches = float(self.seconds.sum()), float(self.launches.sum())
-        host_s = float(self.host_s.sum())
+        host_s = float(self.host_s.sum()) + self.timer.call_s
         step_s = float(issued_s(device_s, 1.0, host_s, self.timer.sharpness))
         low_s = device_s + host_s if self.timer.in_turn else max(device_s, host_s)
         peak = self.column(lambda c: c.peak_flops_per_s)
@@ -460,18 +447,15 @@ class CostTable:
 
 def cost_table(program: Program, timer: Timer) -> CostTable:
     """Costs of every call of a program on a device."""
-    kinds: dict[int, int] = {id(_FREE): 0}
-    costs = [_FREE]
+    kinds: dict[int, int] = {id(FREE): 0}
+    costs = [FREE]
     known: dict[tuple[int, bool], int] = {}
     numbers = []
     for call in program.calls:
-        if call.view:
-            numbers.append(0)
-            continue
         key = (id(call.node), call.inplace)
         number = known.get(key)
         if number is None:
-            cost = timer.cost(call.node, inplace=call.inplace)
+            cost = timer.look(call.node.op) if call.view else timer.cost(call.node, inplace=call.inplace)
             number = kinds.setdefault(id(cost), len(costs))
             if number == len(costs):
                 costs.append(cost)

@@ -5,12 +5,14 @@ Time of one operator on one device: a fitted model where there is one, else the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
 from steptime.captured.cost import elementwise, movements, products
+from steptime.captured.cost.direct import direct_call
 from steptime.captured.cost.movements import VIEWS
 from steptime.captured.cost.products import left_turned
 from steptime.captured.cost.work import STREAM, KernelCall, OperatorRow, Work, evaluate, moved
@@ -20,6 +22,7 @@ from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_expose
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
 from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine, issue_sharpness
+from steptime.estimate.measured import CPU_CALL, CPU_TURN, CPU_VIEW
 from steptime.hardware.records import Device
 from steptime.num import Num
 
@@ -100,9 +103,18 @@ class OperatorCost:
     """Element type at whose rate it runs."""
     host_s: float
     """Time of the host to issue it."""
+    scatter: float | None = None
+    """Relative standard deviation of its time that no kernel of nearly the same size shares; None: not known."""
 
 
 NO_COST: Final = ("", (1.0, 1.0))
+FREE: Final = OperatorCost(
+    op=VIEW, work=NOTHING, seconds=0.0, bound="none", basis=NO_COST[0], band=NO_COST[1], peak_flops_per_s=1.0,
+    dtype="fp32", host_s=0.0,
+)  # fmt: skip
+"""Cost of what costs nothing."""
+TURNS: Final = frozenset({"t", "transpose", "permute"})
+"""Looks at memory that only exchange dims."""
 MATRIX: Final = ("product", "convolution", "recurrent", "attention")
 """Families whose time models know no product without operations."""
 
@@ -110,6 +122,12 @@ MATRIX: Final = ("product", "convolution", "recurrent", "attention")
 def _is_empty(node: Node) -> bool:
     """Whether it has outputs and none of them has an element: PyTorch launches no kernel for it."""
     return bool(node.outputs) and not any(output.elements for output in node.outputs)
+
+
+_BEYOND: Final = 2.0
+"""Times the largest measured operator up to which its curve is used."""
+_TWO_BYTES: Final = 12.0
+"""Bytes that a map of two tensors of fp32 moves per element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +143,10 @@ class Timer:
     """Time of the host to issue one operator, its first kernel included; None: as measured, or :data:`HOST_S`."""
     host_more_s: float = HOST_MORE_S
     """Time of the host for every further kernel of the same operator."""
+    working_bytes: float = math.inf
+    """Memory that a step goes through before it comes back to the same tensors; infinite: no cache keeps any."""
+    recorded: bool = True
+    """Modules issue the operators and record gradients; else a graph issues them, as measured one by one."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
     _costs: dict[tuple[object, ...], OperatorCost] = field(default_factory=dict, repr=False, compare=False)
 
@@ -133,6 +155,35 @@ class Timer:
         """Time of the host to issue one operator, its first kernel included."""
         known = (self.given_host_s, self.device.issue_s, HOST_S)
         return next(seconds for seconds in known if seconds is not None)
+
+    def measured_s(self, kind: str, moved_bytes: float = 0.0) -> float | None:
+        """Time of an operator of a processor (:data:`steptime.estimate.measured.CPU_MAPS`) that moves some bytes.
+
+        Without any it is the time of its call. None where the device was not measured so.
+        """
+        model = self.machine("fp32").models.get(kind) if self.in_turn else None
+        sizes = {"loops": 0.0, "steps": moved_bytes / _TWO_BYTES, "moved_bytes": moved_bytes, "result_bytes": 0.0}
+        return None if model is None else float(model.formula({**model.fixed, **sizes}))
+
+    def _issued_s(self, kind: str) -> float:
+        """Time of the host for what moves nothing; 0 where it is not known, or part of that of the operators."""
+        return 0.0 if self.recorded else self.measured_s(kind) or 0.0
+
+    @cached_property
+    def _looks(self) -> tuple[OperatorCost, OperatorCost]:
+        """Cost of a look at memory, and of one that only exchanges dims."""
+        times = (self._issued_s(CPU_VIEW), self._issued_s(CPU_TURN))
+        first, second = (replace(FREE, host_s=host_s) if host_s else FREE for host_s in times)
+        return first, second
+
+    def look(self, op: str) -> OperatorCost:
+        """Cost of an operator that only looks at memory: time of the host, where that was measured."""
+        return self._looks[op in TURNS]
+
+    @cached_property
+    def call_s(self) -> float:
+        """Time of the host to call a graph."""
+        return self._issued_s(CPU_CALL)
 
     @property
     def sharpness(self) -> float:
@@ -164,8 +215,24 @@ class Timer:
         found = self._costs.get(key)
         if found is None:
             work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)
-            found = self._costs[key] = self.time(node.op, work)
+            found = self._costs[key] = self._direct(node, work) or self.time(node.op, work)
         return found
+
+    def _direct(self, node: Node, work: Work) -> OperatorCost | None:
+        """Cost of an operator that was measured on this processor as a graph calls it, its call included.
+
+        None with gradients, beyond the sizes that were measured, and where nothing like it was.
+        """
+        wanted = self.in_turn and not self.recorded and work.launches
+        call = direct_call(node, work, self.working_bytes) if wanted else None
+        model = None if call is None else self.machine(work.dtype).models.get(call.operator)
+        if call is None or model is None:
+            return None
+        most_bytes = _BEYOND * model.curve.ranges.get("moved_bytes", (0.0, math.inf))[1]
+        if call.shape.get("moved_bytes", 0.0) > most_bytes:
+            return None
+        found = self.time(node.op, replace(work, kernels=(call,), launches=1.0))
+        return replace(found, work=work, scatter=model.curve.scatter, host_s=0.0)
 
     def time(self, op: str, work: Work) -> OperatorCost:
         """Cost of some work."""

@@ -37,6 +37,22 @@ def errors_of(predicted: Array, measured: Array) -> Errors:
     return Errors(points=len(measured), median_ape=median, mean_ape=mean, bias=bias, band=(float(low), float(high)))
 
 
+def scatter_of(predicted: Array, measured: Array) -> float:
+    r"""What single measurements are off by beyond what all of them share, as a relative standard deviation.
+
+    $$\epsilon = 1.4826\ \operatorname{median}_k |r_k - \operatorname{median}_j r_j|, \qquad
+      r_k = \ln (t_k / \hat t_k)$$
+
+    with $t_k$ = ``measured`` (s) and $\hat t_k$ = ``predicted`` (s) by a fit that did not see it. Source: the median
+    absolute deviation times the factor that makes it the standard deviation of a normal distribution.
+
+    >>> round(scatter_of(np.array([1.0, 1.0, 1.0]), np.exp([0.2, 0.3, 0.5])), 5)   # off by 0.1 around the middle
+    0.14826
+    """
+    residual = np.log(measured / predicted)
+    return float(1.4826 * np.median(np.abs(residual - np.median(residual))))
+
+
 def _middles(relative: Array) -> tuple[float, float, float]:
     """Median and mean of the magnitude, and the mean."""
     return float(np.median(np.abs(relative))), float(np.mean(np.abs(relative))), float(np.mean(relative))

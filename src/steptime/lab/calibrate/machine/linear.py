@@ -254,6 +254,44 @@ def _fit_loops(shape: Shape, seconds: Array) -> Values:
     }
 
 
+#: Caches that are tried for products, in bytes.
+_CACHES: Final = (2.0**18, 2.0**20, 2.0**21, 2.0**22, 2.0**23, 2.0**24)
+
+
+def _fit_resident(shape: Shape, seconds: Array) -> Values:
+    """The cache is the one of a short list that leaves the least error."""
+    m, n, k, groups, biased = (shape[name] for name in ("m", "n", "k", "groups", "biased"))
+    flops = 2 * groups * m * n * k
+    columns = [np.ones_like(seconds), flops, flops / m, flops / n, flops / k]
+    columns += [groups] if np.ptp(groups) else []
+    columns += [4 * biased * groups * m * n] if np.ptp(biased) else []
+    best: Values = {}
+    best_loss = np.inf
+    for cache in _CACHES:
+        share = np.maximum(1 - cache / shape["working_bytes"], 0.0)
+        far = [shape["moved_bytes"] * share] if np.count_nonzero(share) > 2 else []
+        features = np.stack(columns + far, axis=1)
+        x = nonnegative(features, seconds)
+        loss = _loss(features @ x, seconds)
+        if loss < best_loss:
+            best_loss, rest = loss, list(x[5:])
+            inverse = max(float(x[1]), 1e-30)
+            best = {
+                "latency_s": float(x[0]),
+                "flops_per_s": 1 / inverse,
+                **{f"{name}_half": float(x[2 + i]) / inverse for i, name in enumerate("mnk")},
+                "group_s": float(rest.pop(0)) if np.ptp(groups) else 0.0,
+                "biased_Bps": rate(float(rest.pop(0))) if np.ptp(biased) else rate(0.0),
+                "far_Bps": rate(float(rest.pop(0))) if far else rate(0.0),
+                "cache_bytes": cache,
+            }
+    return best
+
+
+def _fit_constant(shape: Shape, seconds: Array) -> Values:
+    return {"latency_s": float(np.median(seconds)), "rate_per_s": rate(0.0)}
+
+
 def _fit_linear(shape: Shape, seconds: Array) -> Values:
     x = nonnegative(np.stack([np.ones_like(seconds), shape["moved_bytes"]], axis=1), seconds)
     return {"latency_s": float(x[0]), "rate_per_s": rate(x[1])}
@@ -266,6 +304,12 @@ MODELS: Final[Mapping[str, Model]] = {
         Model(name="linear", arguments=("moved_bytes",), fit=_fit_linear),
         Model(name="half_size_matmul", arguments=("m", "n", "k", "turned"), fit=_fit_half_size),
         Model(name="streaming", arguments=("moved_bytes", "result_bytes"), fit=_fit_streaming),
+        Model(name="constant", arguments=("moved_bytes",), fit=_fit_constant),
+        Model(
+            name="resident_matmul",
+            fit=_fit_resident,
+            arguments=("m", "n", "k", "groups", "biased", "moved_bytes", "working_bytes"),
+        ),
         Model(name="additive", arguments=("matrix_flops", "vector_flops", "moved_bytes"), fit=_fit_additive),
         Model(name="short_loops", arguments=("loops", "steps", "moved_bytes", "result_bytes"), fit=_fit_loops),
         Model(name="blocked_convolution", arguments=_CONVOLUTION, fit=_fit_blocked),

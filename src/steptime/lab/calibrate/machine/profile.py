@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
-from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS, POOLS
+from steptime.estimate.measured import (
+    CONVOLVED,
+    CPU,
+    CPU_ATTENTION,
+    CPU_CALL,
+    CPU_CONVOLUTION,
+    CPU_MAPS,
+    CPU_PRODUCT,
+    CPU_PRODUCTS,
+    CPU_TURN,
+    CPU_UNFOLDED,
+    CPU_VIEW,
+    LOOPED,
+    NORMS,
+    POOLS,
+)
 from steptime.hardware.records import Curve
+from steptime.lab.calibrate.machine import cpu_operators
 from steptime.lab.calibrate.machine.collectives import Mesh, Timed
 from steptime.lab.calibrate.machine.linear import MODELS, Model, cross_validated_s, nonnegative, rate
 from steptime.lab.calibrate.machine.runner import Host, Measured, noise_of
@@ -26,7 +43,7 @@ from steptime.lab.calibrate.machine.work import (
     loops_of,
     work_of,
 )
-from steptime.lab.calibrate.score import errors_of
+from steptime.lab.calibrate.score import errors_of, scatter_of
 from steptime.num import Array, Num
 
 #: Operators that stream two tensors and compute next to nothing.
@@ -118,6 +135,11 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(NORMS, ("short_loops", "streaming")),
     **dict.fromkeys(POOLS, ("short_loops",)),
     **dict.fromkeys(MAPS, ("streaming", "linear")),
+    **dict.fromkeys(CPU_MAPS, ("short_loops", "streaming")),
+    **dict.fromkeys((CPU_VIEW, CPU_TURN, CPU_CALL), ("constant",)),
+    **dict.fromkeys((CPU_PRODUCT, CPU_PRODUCTS), ("resident_matmul",)),
+    **dict.fromkeys((CPU_ATTENTION, CPU_UNFOLDED), ("additive",)),
+    CPU_CONVOLUTION: ("blocked_convolution",),
 }
 #: Hops of the rings of :mod:`steptime.cost.collective`, per rank beyond the first.
 HOPS: Final[Mapping[str, float]] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
@@ -177,6 +199,9 @@ def arguments_of(task: Task) -> dict[str, Num]:
         dims |= convolution_sizes(task)
     if task.kind in LOOPED:
         dims |= loops_of(task.kind, task.shape)
+    if task.kind in CPU:
+        sizes = cpu_operators.implicit if task.kind == CPU_CONVOLUTION else partial(cpu_operators.counts, task.kind)
+        dims |= sizes(task.shape)
     return {
         **dims,
         "matrix_flops": work.matrix_flops,
@@ -232,7 +257,7 @@ def _operator_curves(operators: Sequence[Measured], source: str, skipped: list[s
         rows = [arguments_of(one.task) for one in found]
         shape = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
         shapes = [str(sorted(one.task.shape.items())) for one in found]
-        names = list(found[0].task.shape)
+        names = [*found[0].task.shape, *(["moved_bytes"] if kind in CPU else [])]
         seconds = np.array([one.seconds for one in found])
         points = _Points(kind=kind, dtype=dtype, shape=shape, seconds=seconds, shapes=shapes, named=names)
         made = _curves(points, source, skipped)
@@ -261,13 +286,15 @@ def _curves(of: _Points, source: str, skipped: list[str], candidates: tuple[str,
     for name in candidates or CANDIDATES[of.kind]:
         model = MODELS[name]
         try:
-            errors = errors_of(cross_validated_s(model, of.shape, of.seconds, of.shapes), of.seconds)
+            known_s = cross_validated_s(model, of.shape, of.seconds, of.shapes)
             values = {name: float(value) for name, value in model.fit(of.shape, of.seconds).items()}
         except UserError as error:
             problems.append(f"{of.kind} {of.dtype}: {error}")
             continue
+        errors = asdict(errors_of(known_s, of.seconds)) | {"points": len(of.seconds)}
         about: dict[str, Any] = {"family": f"{name}/{of.kind}", "dtype": of.dtype, "timer": "kernel", "source": source}
-        out.append(Curve(coefficients=values, ranges=ranges, **about, **asdict(errors) | {"points": len(of.seconds)}))
+        scatter = scatter_of(known_s, of.seconds) if of.kind in CPU else None
+        out.append(Curve(coefficients=values, ranges=ranges, scatter=scatter, **about, **errors))
     skipped += problems[:1] if not out else []
     return sorted(out, key=lambda curve: curve.median_ape)
 

@@ -27,7 +27,7 @@ from steptime.lab.calibrate.machine.torch_ops import (
     room_bytes,
     summary,
 )
-from steptime.lab.calibrate.machine.work import LAUNCHES, Task, extent_of, launches, tasks, work_of
+from steptime.lab.calibrate.machine.work import LAUNCHES, Task, cpu_tasks, extent_of, launches, tasks, work_of
 from steptime.store.journal import Journal, Record, content_key
 
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -224,7 +224,8 @@ def plan(bench: Bench, dtypes: tuple[str, ...], convolved: tuple[str, ...], sett
     """What will be measured; ``convolved``: dtypes of convolutions."""
     host = bench.host
     extent = extent_of(host.device, settings.quick, host.memory_bytes, host.cache_bytes)
-    return [*launches(), *tasks(extent, dtypes, convolved, seed=settings.seed)]
+    alone = cpu_tasks(settings.quick, settings.seed) if host.device == "cpu" and host.threads == 1 else []
+    return [*launches(), *tasks(extent, dtypes, convolved, seed=settings.seed), *alone]
 
 
 def visit_key(task: Task, round_: int) -> str:

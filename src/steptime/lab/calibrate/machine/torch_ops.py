@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from steptime.errors import UserError
-from steptime.estimate.measured import CONVOLVED, LOOPED, NORMS
+from steptime.estimate.measured import CONVOLVED, CPU, LOOPED, NORMS
+from steptime.lab.calibrate.machine import cpu_operators
 from steptime.lab.calibrate.machine.work import (
     LAUNCHES,
     Task,
@@ -58,6 +59,8 @@ def copies_of(task: Task, cache_bytes: float, room_bytes: float) -> int:
     >>> copies_of(Task(kind="copy", dtype="fp32", shape={"rows": 1024, "width": 1024}), 32e6, 1e9)
     8
     """
+    if task.kind in CPU:
+        return task.shape.get("sets", 1)
     one = max(work_of(task).moved_bytes, 1.0)
     return max(1, min(MAX_COPIES, round(_CACHES * cache_bytes / one), int(room_bytes / one)))
 
@@ -98,6 +101,8 @@ def call_of(task: Task, torch: Any, pool: Pool, copies: int) -> OperatorRun:
     def random(*shape: int) -> Any:
         return pool.cut(task.dtype, *shape)
 
+    if task.kind in CPU:
+        return cpu_operators.call(task.kind, task.shape, torch, random)
     if task.kind == "matmul":
         return _matmul(task, random, copies)
     if task.kind.startswith("attention"):

@@ -12,7 +12,8 @@ from steptime.cost import attention, convolution, elementwise, matmul
 from steptime.cost.convolution import output_size
 from steptime.cost.elementwise import window_flops
 from steptime.cost.memory_bound import streamed_bytes
-from steptime.estimate.measured import CONVOLVED, LOOPED, MAX_POOLS, NORMS
+from steptime.estimate.measured import CONVOLVED, CPU, CPU_CONVOLUTION, LOOPED, MAX_POOLS, NORMS
+from steptime.lab.calibrate.machine import cpu_operators
 from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Num
 from steptime.store.journal import content_key
@@ -172,9 +173,19 @@ def work_of(task: Task) -> TaskWork:
         return _attention_work(task)
     if task.kind in CONVOLVED:
         return _convolution_work(task)
+    if task.kind in CPU:
+        return _cpu_work(task)
     if task.kind in LOOPED:
         return TaskWork(**counts_of(task.kind, task.shape, task.element_bytes))
     return TaskWork() if task.kind in LAUNCHES else _map_work(task)
+
+
+def _cpu_work(task: Task) -> TaskWork:
+    if task.kind == CPU_CONVOLUTION:
+        moved_bytes = cpu_operators.implicit(task.shape)["tensor_bytes"]
+        return TaskWork(moved_bytes=moved_bytes, result_bytes=moved_bytes)
+    known = TaskWork.__dataclass_fields__
+    return TaskWork(**{n: v for n, v in cpu_operators.counts(task.kind, task.shape).items() if n in known})
 
 
 def _matmul_work(task: Task) -> TaskWork:
@@ -373,6 +384,12 @@ def _spread(device: str, quick: bool, memory_bytes: float) -> Extent:
             channels=(32, 2048), count=8 if quick else 16,
         ),
     )  # fmt: skip
+
+
+def cpu_tasks(quick: bool, seed: int = 1) -> list[Task]:
+    """Operators of PyTorch on a CPU as a graph calls them."""
+    made = cpu_operators.shapes(seed, quick)
+    return list({task.key: task for task in (Task(kind=k, dtype="fp32", shape=shape) for k, shape in made)}.values())
 
 
 def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *, seed: int = 1) -> list[Task]:
