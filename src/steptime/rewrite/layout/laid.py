@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from steptime.captured.aten import views
 from steptime.captured.graph import Node, TensorType, Value
@@ -59,6 +59,22 @@ class Laid:
     def gap(self) -> float:
         """How far the cost is above the bound, as a part of it."""
         return (self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
+
+    def copies(self) -> list[Conversion]:
+        """Copies that every run makes."""
+        return [each for each in self.conversions if not each.constant]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values; costs in the unit of the cost model."""
+        return {
+            "recorded_cost": self.fixed,
+            "cost": self.cost,
+            "bound": self.bound,
+            "layouts": {module: dict(names) for module, names in self.layouts.items()},
+            "copies": [{**asdict(each), "type": str(each.type)} for each in self.copies()],
+            "weights_stored": dict(Counter(each.layout for each in self.conversions if each.constant)),
+            "copies_left_out": dict(self.removed),
+        }
 
 
 def with_layouts(flow: Flow, cost_model: CostModel) -> Laid:
