@@ -223,7 +223,7 @@ def rewrite(
             raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
         found = target_of(named, own, with_memory=measure or output is not None)
         traced, notes = _recorded(found, target, training, optimizer, loss, runs=measure or output is not None)
-    return rewritten_of(
+    done = rewritten_of(
         traced,
         target,
         objective=objective,
@@ -232,8 +232,8 @@ def rewrite(
         measure=measure,
         layouts=layouts,
         output=output,
-        notes=notes,
     )
+    return replace(done, notes=notes)
 
 
 def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Target:
@@ -278,7 +278,6 @@ def rewritten_of(
     measure: bool = False,
     layouts: bool = False,
     output: Path | None = None,
-    notes: tuple[str, ...] = (),
 ) -> Rewriting:
     """:func:`rewrite` of a model that was traced before."""
     timing: Measure | None = None
@@ -298,7 +297,6 @@ def rewritten_of(
         rewritten=found,
         device=device,
         objective=objective,
-        notes=notes,
         laid=laid,
     )
     if measure:

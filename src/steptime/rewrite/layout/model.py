@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from steptime.captured.graph import Node, Nodes, Value
@@ -176,7 +176,9 @@ class _Built:
             for index in range(len(node.outputs)):
                 names = dict.fromkeys(each.gives[index] for each in found)
                 layouts[node.value(index)] = {layout: n for n, layout in enumerate(names)}
-        return cls._numbered(owner, flow, variants, layouts)
+        if fixed:
+            variants = {node: tuple(map(_as_it_ran, found)) for node, found in variants.items()}
+        return cls._numbered(owner, flow, variants, layouts, fixed)
 
     @classmethod
     def _numbered(
@@ -185,6 +187,7 @@ class _Built:
         flow: Flow,
         variants: Mapping[Node, tuple[Variant, ...]],
         layouts: dict[Value, dict[Layout, int]],
+        fixed: bool,
     ) -> _Built:
         values = [node.value(index) for node in variants for index in range(len(node.outputs))]
         slot = {value: n for n, value in enumerate(values)}
@@ -208,8 +211,8 @@ class _Built:
         at = {node: n for n, node in enumerate(variants)}
         slots = []
         for value in values:
-            free = value.node in flow.constant
-            copied = 0.0 if free else owner.tariff.conversion(value.type)
+            copied = 0.0 if value.node in flow.constant else owner.tariff.conversion(value.type)
+            copied = math.inf if fixed else copied
             prices = tuple(copied if is_target(value.type, layout) else math.inf for layout in layouts[value])
             slots.append(Slot(at[value.node], value.index, prices))
         problem = Assignment(vertices=tuple(vertices), slots=tuple(slots))
@@ -223,6 +226,12 @@ def _need(slot: Mapping[Value, int], layouts: Mapping[Value, dict[Layout, int]],
         frozenset(numbers.setdefault(each, len(numbers)) for each in sorted(wanted.allowed)),
         wanted.otherwise,
     )
+
+
+def _as_it_ran(variant: Variant) -> Variant:
+    """A variant whose inputs do as they are, at the cost of what the operator copies itself."""
+    needs = (None if each is None or math.isinf(each.otherwise) else each for each in variant.needs)
+    return replace(variant, needs=tuple(needs))
 
 
 def _few(found: tuple[Variant, ...]) -> tuple[Variant, ...]:

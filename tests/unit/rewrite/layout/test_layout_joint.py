@@ -10,7 +10,6 @@ pytest.importorskip("scipy")
 
 from layout_cases import cost_model  # noqa: E402
 from rewritten import ops  # noqa: E402
-
 from steptime.hardware import device_within  # noqa: E402
 from steptime.rewrite.checking import check  # noqa: E402
 from steptime.rewrite.layout.joint import best_first, compared, joint  # noqa: E402
