@@ -14,6 +14,8 @@ from steptime.rewrite.search.problem import METRICS, CostModel
 
 TENSOR_CORES: Final = frozenset({"fp16", "bf16", "tf32", "fp8", "int8", "fp4"})
 """Element types at whose rate the matrix units of GPUs run."""
+FEW: Final = 4
+"""Channels of images, such as colours, that fill no vector of a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,25 +63,23 @@ class Tariff:
             found = self._known[key] = (whole, within, only)
         return found
 
-    def native(self, flow: Flow, node: Node, rank: int) -> Order:
-        """The order of dims in which the library's convolution kernels work; see :data:`NATIVE`."""
+    def native(self, flow: Flow, node: Node, rank: int) -> Order | None:
+        """The order of dims in which the library's convolution kernels work; None: each order has kernels of its own.
+
+        Tensor cores work on NHWC, and cuDNN transposes NCHW before and after (NVIDIA, Convolutional Layers User's
+        Guide, tensor layouts); CUDA cores work on NCHW. On a CPU both are as fast (ratios of 0.87 to 1.11 in seven of
+        eight shapes measured with oneDNN, 1.63 in one), but for images of few channels: NCHW took 1.7 and 2.5 times as
+        long, of which the cost of copies explains a part. AMD's and other libraries: NCHW, assumed.
+        """
         cost = self.model.prices.cost(flow, node)
-        dtype = "fp32" if cost is None else cost.dtype
-        last = CHANNELS_LAST[rank]
-        kind = "cpu" if self.device.is_host else "tensor cores" if self._has_cores(dtype) else "others"
-        return last if NATIVE[kind] else tuple(range(rank))
+        last, first = CHANNELS_LAST[rank], tuple(range(rank))
+        if self.device.is_host:
+            return last if node.inputs[0].type.shape[1] <= FEW else None
+        return last if self._has_cores("fp32" if cost is None else cost.dtype) else first
 
     def _has_cores(self, dtype: str) -> bool:
         matrix, vector = self.device.matrix_flops_per_s.get(dtype, 0.0), self.device.vector_flops_per_s.get(dtype, 0.0)
         return self.device.runs_cuda and dtype in TENSOR_CORES and matrix > 2 * vector
 
-
-NATIVE: Final = {"tensor cores": True, "cpu": True, "others": False}
-"""Kind of kernel -> whether channels come last in it.
-
-Tensor cores work on NHWC, and cuDNN transposes NCHW before and after (NVIDIA, Convolutional Layers User's Guide, tensor
-layouts; cuDNN core concepts); CUDA cores work on NCHW. oneDNN works on blocks of channels: it reorders NCHW, and takes
-NHWC as it is (oneDNN, Memory Format Propagation; Intel, Channels Last). AMD's and other libraries: NCHW, assumed.
-"""
 
 _NO_FLOW: Final = Flow(name="", nodes=Nodes(), outputs=(), names=(), places={})

@@ -250,7 +250,8 @@ def _liked(owner: Layouts, flow: Flow) -> dict[Value, dict[Order, None]]:
         rank = node.inputs[0].type.rank if node.inputs else 0
         orders: dict[Order, None] = {}
         if row is convolution and rank in (4, 5):
-            orders = {owner.tariff.native(flow, node, rank): None}
+            native = owner.tariff.native(flow, node, rank)
+            orders = {} if native is None else {native: None}
         elif row in _CARRY or row is view:
             orders = out.get(node.value(), {}) if node.outputs and node.outputs[0].rank == rank else {}
         for value in node.inputs if orders else ():

@@ -1,6 +1,7 @@
 """Each row of the table of layouts, by bytes that can be worked out by hand, and the graphs that come of it."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,14 @@ def test_tensor_cores_convert_images_by_channel_before_and_after():
     assert extra(lambda m, x: m.f(x), x.float(), fixed=True, f=conv(torch.float32), device=H100) == 2 * 4 * elements
     p100 = device_within("p100-pcie-16gb")
     assert extra(lambda m, x: m.f(x), x, device=p100, **given) == 0  # fp16, but no tensor cores
+
+
+def test_cpus_like_channels_last_where_there_are_few():
+    cpu = replace(V100, architecture="cpu")
+    for channels, elements in ((3, 3 * 36 + 8 * 36), (8, 0)):
+        f = nn.Conv2d(channels, 8, 3, padding=1, bias=False)
+        given = {"fixed": True, "device": cpu, "target": "cpu", "f": f}
+        assert extra(lambda m, x: m.f(x), torch.zeros(1, channels, 6, 6), **given) == 2 * 4 * elements
 
 
 def test_images_by_channel_stay_and_cost_nothing_on_tensor_cores():
