@@ -111,3 +111,39 @@ def test_options_that_cannot_be_are_refused(run, model, options, message, tmp_pa
 def test_a_model_and_a_device_are_needed(run):
     assert "needs a model and --device" in run("rewrite").stderr
     assert "no model that can be captured" in run("rewrite", "gpt3-175b", "--device", "h100-sxm").stderr
+
+
+COPIES = """
+import torch
+from torch import nn
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.b(self.a(x).view(8, 4, 8).transpose(0, 1).contiguous().transpose(0, 1).reshape(8, 32))
+
+def heads():
+    return Heads(), torch.zeros(8, 32)
+"""
+
+
+def test_layouts_are_reported_and_written(run, tmp_path):
+    (tmp_path / "heads.py").write_text(COPIES)
+    given = [
+        "rewrite",
+        f"{tmp_path / 'heads.py'}:heads",
+        "--device",
+        "v100-sxm2-16gb",
+        "--only",
+        "identity",
+        "--layouts",
+    ]
+    result = run(*given, "-o", str(tmp_path / "out.py"))
+    assert result.exit_code == 0, result.stderr
+    assert "copies left out: 2 in (model)" in result.stdout and "checked on 2 random inputs" in result.stdout
+    assert "clone" not in (tmp_path / "out.py").read_text()
+    found = json.loads(run(*given, "--json").stdout)["layouts"]
+    assert found["cost"] < found["recorded_cost"] and found["copies"] == [] and found["copies_left_out"] == {"": 2}

@@ -34,7 +34,7 @@ def retyped(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> tuple[Value,
     same = all(a.type == b.type for a, b in zip(inputs, node.inputs, strict=True))
     outputs = node.outputs
     if not same and node.op in VIEWS:
-        row = _ROWS.get(node.op)
+        row = VIEW_ROWS.get(node.op)
         if row is None:
             raise RefusedError(node.op)
         return row(nodes, node, inputs[0])
@@ -95,7 +95,7 @@ def _reshape(nodes: Nodes, node: Node, x: Value) -> tuple[Value, ...]:
 
 
 #: View -> how it is made on a tensor with other strides.
-_ROWS: Final[Mapping[str, Row]] = {
+VIEW_ROWS: Final[Mapping[str, Row]] = {
     "view": _reshape,
     "_unsafe_view": _reshape,
     "_reshape_alias": _reshape,

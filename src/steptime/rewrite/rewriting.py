@@ -23,8 +23,10 @@ from steptime.rewrite.checking import Check, check, require_same
 from steptime.rewrite.engine import Measure, Rewritten, Step, apply_passes, graph_metrics, metrics, modes_of
 from steptime.rewrite.flow import FUSED, Flow, substituted
 from steptime.rewrite.fused import opened, results_of
+from steptime.rewrite.layout.laid import Laid, with_layouts
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective
+from steptime.rewrite.search.problem import CostModel, time_weights
 from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
 
 SUFFIXES: Final = (".py", ".onnx")
@@ -46,6 +48,8 @@ class Rewriting:
     notes: tuple[str, ...] = ()
     measured: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the whole graph before and after on this machine, where they were measured."""
+    laid: Laid | None = None
+    """Layouts of the rewritten graph, where they were asked for."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook."""
@@ -128,6 +132,7 @@ class Rewriting:
             "opaque": self.opaque(),
             "check": None if self.checked is None else asdict(self.checked) | {"passed": self.checked.passed},
             "measured": dict(self.measured),
+            "layouts": None if self.laid is None else self.laid.to_json(),
             "notes": list(self.notes),
             "provenance": {"captured_by": self.traced.program.source, "device_source": self.device.title},
         }
@@ -170,6 +175,7 @@ def rewrite(
     everything: bool = False,
     passes: Sequence[str] = (),
     measure: bool = False,
+    layouts: bool = False,
     output: Path | None = None,
     batch: int | None = None,
     seq: int | None = None,
@@ -189,6 +195,7 @@ def rewrite(
         everything: apply every rewrite, also those whose gain is within the doubt of the prediction.
         passes: names of the passes to try; empty: all.
         measure: time each kind of rewrite on this machine's CPU, and let that decide.
+        layouts: then choose the layouts of all values, where that gains.
         output: a ``.py`` or ``.onnx`` file; it is written whole, after the graph was checked against the original.
         batch: samples; handed to the factory if it takes it.
         seq: tokens of a sequence; handed to the factory if it takes it.
@@ -216,16 +223,17 @@ def rewrite(
             raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
         found = target_of(named, own, with_memory=measure or output is not None)
         traced, notes = _recorded(found, target, training, optimizer, loss, runs=measure or output is not None)
-    return rewritten_of(
+    done = rewritten_of(
         traced,
         target,
         objective=objective,
         everything=everything,
         passes=passes,
         measure=measure,
+        layouts=layouts,
         output=output,
-        notes=notes,
     )
+    return replace(done, notes=notes)
 
 
 def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Target:
@@ -268,8 +276,8 @@ def rewritten_of(
     everything: bool = False,
     passes: Sequence[str] = (),
     measure: bool = False,
+    layouts: bool = False,
     output: Path | None = None,
-    notes: tuple[str, ...] = (),
 ) -> Rewriting:
     """:func:`rewrite` of a model that was traced before."""
     timing: Measure | None = None
@@ -278,8 +286,18 @@ def rewritten_of(
 
         timing = gain_here
     found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
+    laid = None
+    if layouts:
+        weights = time_weights(found.prices, found.after)
+        laid = with_layouts(found.after, CostModel(prices=found.prices, weights=weights))
+        found = replace(found, after=laid.flow)
     done = Rewriting(
-        name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes
+        name=traced.flow.name,
+        traced=traced,
+        rewritten=found,
+        device=device,
+        objective=objective,
+        laid=laid,
     )
     if measure:
         from steptime.rewrite.measuring import paired

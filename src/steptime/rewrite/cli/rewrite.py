@@ -33,6 +33,7 @@ def command(
         list[str] | None, typer.Option("--only", metavar="PASS", help="Try this pass; again for more.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Time each rewrite on this CPU, which decides.")] = False,
+    layouts: Annotated[bool, typer.Option("--layouts", help="Then choose the layout of every value.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.py|.onnx", help="Write it.")] = None,
     picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE.svg", help="Draw before and after.")] = None,
     compiled: Annotated[
@@ -95,6 +96,7 @@ def command(
         everything=everything,
         passes=only or (),
         measure=measure,
+        layouts=layouts,
         output=output,
         optimizer=optimizer or CAPTURED_DEFAULT,
         loss=loss,

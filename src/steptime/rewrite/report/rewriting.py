@@ -9,6 +9,7 @@ from typing import Any, Final
 from steptime.report import text as t
 from steptime.rewrite.engine import CERTAIN, Step
 from steptime.rewrite.passes import PASSES
+from steptime.rewrite.report.layouts import print_layouts
 from steptime.rewrite.rewriting import Rewriting
 
 SHOWN: Final = 8
@@ -39,6 +40,8 @@ def print_rewriting(found: Rewriting, files: Sequence[Path] = (), *, show_all: b
     if tidy:
         t.indented(out, f"without changing a kernel: {tidy}", 0)
     _print_steps(out, "not applied", [step for step in found.steps if not step.applied], show_all)
+    if found.laid is not None:
+        print_layouts(out, found.laid)
     for line in _lines(found):
         t.indented(out, t.printable(line), 0)
     for file in files:
