@@ -84,7 +84,7 @@ def simulate(trace: Trace, hierarchy: Hierarchy) -> Simulated:
     >>> from steptime.hierarchy.traces import Shape, trace
     >>> done = simulate(trace("stream", Shape(n=1024, passes=1)), hierarchy("4KiB:4"))
     >>> done.levels[0].misses, done.levels[0].write_backs
-    (384, 107)
+    (384, 96)
     """
     sites, levels = len(trace.sites), len(hierarchy.caches)
     served_by = np.zeros((sites, levels + 1), dtype=np.int64)
