@@ -317,22 +317,23 @@ def best_panel_rows(n: Num, capacity_words: Num, b2: Num) -> Num:
     return maximum(floor(capacity_words / n) - b2, 0)
 
 
-def least_traffic_words(m: Num, n: Num, k: Num, capacity_words: Num) -> Num:
-    r"""Words that any order of the multiplications moves between memory and a level, at least.
+def least_traffic_words(m: Num, n: Num, k: Num, capacity_words: Num, units: Num = 1) -> Num:
+    r"""Words that any order of the multiplications moves into and out of a level, at least.
 
-    $$W \ge \max\Big(\frac{2 m n k}{\sqrt{Z}} - 2 Z,\ \ m k + k n + m n\Big)$$
+    $$W \ge \max\Big(\frac{2 m n k}{\sqrt{Z}} - 2 p Z,\ \ m k + k n + m n\Big)$$
 
-    with $m$ = `m`, $n$ = `n`, $k$ = `k` and $Z$ = `capacity_words` of the level. The second is what must be read and
-    written once.
+    with $m$ = `m`, $n$ = `n`, $k$ = `k`, where each of $p$ = `units` copies of the level holds $Z$ = `capacity_words` and
+    does a part of the multiplications. The second is what must be read and written once.
 
     Source: T. Smith, B. Lowery, J. Langou and R. van de Geijn, "A tight I/O lower bound for matrix multiplication",
-    arXiv 1702.02017; its order $\Omega(n^3 / \sqrt{Z})$ is of J. Hong and H. Kung, "I/O complexity: the red-blue pebble
-    game", STOC 1981.
+    arXiv 1702.02017, summed over copies; its order $\Omega(n^3 / \sqrt{Z})$ is of J. Hong and H. Kung, "I/O complexity:
+    the red-blue pebble game", STOC 1981.
 
     >>> least_traffic_words(1024, 1024, 1024, 4096)
     33546240.0
     """
-    return maximum(2 * m * n * k / capacity_words**0.5 - 2 * capacity_words, m * k + k * n + m * n)
+    most = 2 * m * n * k / capacity_words**0.5 - 2 * units * capacity_words
+    return maximum(most, m * k + k * n + m * n)
 
 
 def hong_kung_words(n: Num, capacity_words: Num) -> Num:
