@@ -108,16 +108,20 @@ def _stored(p: Product, bits: float, scales: float, scale_bytes: float = 2.0) ->
     )
 
 
-def _both(p: Product, dtype: str, scales: float, scale_passes: int, weight_bytes: float | None = None) -> Timed:
-    """Weights and activations in 8 bits on 8-bit units; activations are quantised in a kernel of their own."""
-    weight = float(quantised_bytes(p.weights, 8, scales, 2.0)) if weight_bytes is None else weight_bytes
+def _both(p: Product, dtype: str, scales: float, scale_passes: int) -> Timed:
+    """Weights and activations in 8 bits on 8-bit units."""
+    return _eight_bits(p, dtype, float(quantised_bytes(p.weights, 8, scales, 2.0)), scale_passes, 1.0)
+
+
+def _eight_bits(p: Product, dtype: str, weight: float, scale_passes: int, speed: float) -> Timed:
+    """A product of 8 bits at a multiple of the dense rate; activations are quantised in a kernel of their own."""
     rate = p.rate(dtype)
     if rate is None:
         return weight, None, f"no rate of {dtype} units is known"
     entered = p.tokens * p.columns
     moved = float(c.quantise_pass_bytes(entered, 2, 1, scale_passes))
     pass_s = moved / (p.device.memory_Bps * p.device.memory_efficiency) + p.device.kernel_latency_s
-    product_s = p.time_s(p.flops, rate, weight, entered + 2.0 * p.tokens * p.rows, 1)
+    product_s = p.time_s(p.flops, speed * rate, weight, entered + 2.0 * p.tokens * p.rows, 1)
     return weight, product_s + pass_s, f"quantising activations is {100 * pass_s / (product_s + pass_s):.0f} % of it"
 
 
@@ -131,14 +135,9 @@ def _structured(p: Product) -> Timed:
 
 def _structured_int8(p: Product) -> Timed:
     weight = float(c.structured_sparse_bytes(p.weights, 1)) + 2.0 * p.rows
-    rate = p.rate("int8")
-    if p.device.architecture not in SPARSE_UNITS or rate is None:
+    if p.device.architecture not in SPARSE_UNITS:
         return weight, None, "no int8 units that skip 2 of 4"
-    weight, dense_s, why = _both(p, "int8", p.rows, 0, weight)
-    saved_s = p.flops / rate * (1 - 1 / SPARSE_SPEED)
-    bandwidth = p.device.memory_Bps * p.device.memory_efficiency
-    bound_s = (weight + p.tokens * (p.columns + 2.0 * p.rows)) / bandwidth
-    return weight, (dense_s or 0.0) - min(saved_s, max(p.flops / rate - bound_s, 0.0)), why
+    return _eight_bits(p, "int8", weight, 0, SPARSE_SPEED)
 
 
 def _unstructured(p: Product, density: float) -> Timed:

@@ -315,7 +315,7 @@ def tiles_on_processor(shape: tuple[int, int, int], name: str, dtype: str) -> Ti
         UserError: an unknown processor, or a size or dtype that is not possible.
 
     >>> tiles_on_processor((256, 256, 256), "zen4", "fp32").levels[0].rows
-    22
+    20
     """
     check_dtype(dtype)
     found: Processor = processor(name)
