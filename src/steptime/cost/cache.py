@@ -12,8 +12,8 @@ from steptime.num import Num, ceil_div, greatest_common_divisor, log2, maximum, 
 def stream_misses(elements: Num, element_bytes: Num, line_bytes: Num) -> Num:
     r"""Lines that a pass over neighbouring elements fetches: $\lceil N E / L \rceil$.
 
-    where $N$ = `elements` of $E$ = `element_bytes` each, in lines of $L$ = `line_bytes`. Again in every pass, unless the
-    array fits.
+    where $N$ = `elements` of $E$ = `element_bytes` each, in lines of $L$ = `line_bytes`. Again in every pass, unless
+    the array fits.
 
     Source: definition of a line.
 
@@ -55,8 +55,8 @@ def repeated_misses(footprint_lines: Num, passes: Num, cache_lines: Num) -> Num:
 def stencil_rows_bytes(columns: Num, radius: Num, element_bytes: Num) -> Num:
     r"""Bytes that a stencil keeps so that each element is fetched once (layer condition): $W = (2 r + 1) n E$.
 
-    where rows have $n$ = `columns` elements of $E$ = `element_bytes`, and the stencil reaches $r$ = `radius` rows up and
-    down. The output streams through in addition.
+    where rows have $n$ = `columns` elements of $E$ = `element_bytes`, and the stencil reaches $r$ = `radius` rows up
+    and down. The output streams through in addition.
 
     Source: H. Stengel et al., "Quantifying performance bottlenecks of stencil computations using the
     execution-cache-memory model", arXiv 1410.5010, section 3.
@@ -67,9 +67,7 @@ def stencil_rows_bytes(columns: Num, radius: Num, element_bytes: Num) -> Num:
     return (2 * radius + 1) * columns * element_bytes
 
 
-def stencil_misses(
-    rows: Num, columns: Num, radius: Num, element_bytes: Num, line_bytes: Num, cache_bytes: Num
-) -> Num:
+def stencil_misses(rows: Num, columns: Num, radius: Num, element_bytes: Num, line_bytes: Num, cache_bytes: Num) -> Num:
     r"""Lines that a stencil over $m \times n$ elements fetches of its input, and lines of its output.
 
     $$n_L = \frac{m n E}{L} (r' + 1), \qquad r' = \begin{cases} 1 & W \le C \\ 2 r + 1 & W > C \end{cases}$$
@@ -105,8 +103,8 @@ def gather_misses(accesses: Num, table_lines: Num, cache_lines: Num) -> Num:
 
     $$n = \begin{cases} n_T & T \le c \\ n_f + (N - N_f) (1 - c / T) & T > c \end{cases}$$
 
-    where $N$ = `accesses` go to any of $T$ = `table_lines`, all alike, $c$ = `cache_lines` belong to the table, $n_T$ is
-    :func:`gather_lines`, and until the cache is full after $N_f = \ln(1 - c/T) / \ln(1 - 1/T)$ accesses every fetch
+    where $N$ = `accesses` go to any of $T$ = `table_lines`, all alike, $c$ = `cache_lines` belong to the table, $n_T$
+    is :func:`gather_lines`, and until the cache is full after $N_f = \ln(1 - c/T) / \ln(1 - 1/T)$ accesses every fetch
     ($n_f = \min(c, n_T)$) is a first one.
 
     Source: independent references, W. King, "Analysis of demand paging algorithms", IFIP 1971: replacement by recency

@@ -1,8 +1,8 @@
 r"""Compressed weights, activations and gradients: bytes, times, and where compression pays.
 
 Bytes of quantised tensors and of their scales are in :mod:`steptime.cost.quantisation`. A product has $m$ = `tokens`
-rows of activations and a weight of $n \times k$ = `rows` x `columns`; memory gives $\beta$ = `memory_Bps`, the units for
-products $R$ = `flops_per_s`.
+rows of activations and a weight of $n \times k$ = `rows` x `columns`; memory gives $\beta$ = `memory_Bps`, the units
+for products $R$ = `flops_per_s`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ def calibration_s(samples: Num, forward_s: Num, pass_bytes: Num, memory_Bps: Num
 def exchanged_gradient_s(
     elements: Num, element_bytes: Num, ranks: Num, link_Bps: Num, pass_bytes: Num, memory_Bps: Num
 ) -> Num:
-    r"""Time of an all-reduce of gradients in some format: $t = \frac{2 (p - 1)}{p} \frac{N E}{\beta_l} + \frac{M}{\beta}$.
+    r"""Time of an all-reduce of gradients in some format.
+
+    $$t = \frac{2 (p - 1)}{p} \frac{N E}{\beta_l} + \frac{M}{\beta}$$
 
     with $N$ = `elements` of $E$ = `element_bytes`, $p$ = `ranks`, $\beta_l$ = `link_Bps`, and $M$ = `pass_bytes` of
     quantising and expanding at $\beta$ = `memory_Bps`. No latencies.

@@ -322,8 +322,8 @@ def least_traffic_words(m: Num, n: Num, k: Num, capacity_words: Num, units: Num 
 
     $$W \ge \max\Big(\frac{2 m n k}{\sqrt{Z}} - 2 p Z,\ \ m k + k n + m n\Big)$$
 
-    with $m$ = `m`, $n$ = `n`, $k$ = `k`, where each of $p$ = `units` copies of the level holds $Z$ = `capacity_words` and
-    does a part of the multiplications. The second is what must be read and written once.
+    with $m$ = `m`, $n$ = `n`, $k$ = `k`, where each of $p$ = `units` copies of the level holds $Z$ = `capacity_words`
+    and does a part of the multiplications. The second is what must be read and written once.
 
     Source: T. Smith, B. Lowery, J. Langou and R. van de Geijn, "A tight I/O lower bound for matrix multiplication",
     arXiv 1702.02017, summed over copies; its order $\Omega(n^3 / \sqrt{Z})$ is of J. Hong and H. Kung, "I/O complexity:
@@ -362,7 +362,7 @@ def excess_over_bound(words: Num, bound_words: Num) -> Num:
 
 
 def waves(tiles: Num, units: Num) -> Num:
-    r"""Rounds in which multiprocessors or cores work through tiles: $\lceil T / p \rceil$, $T$ = `tiles`, $p$ = `units`.
+    r"""Rounds in which units work through tiles: $\lceil T / p \rceil$, with $T$ = `tiles`, $p$ = `units`.
 
     Source: definition.
 

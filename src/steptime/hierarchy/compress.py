@@ -16,7 +16,9 @@ from steptime.errors import UserError
 from steptime.hardware.records import Device
 
 LARGEST: Final = 1 << 24
-SPARSE_UNITS: Final = frozenset({"ampere", "ampere-rtx", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"})
+SPARSE_UNITS: Final = frozenset(
+    {"ampere", "ampere-rtx", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3", "cdna4"}
+)
 """Architectures whose matrix units skip 2 of 4 weights at twice the rate.
 
 Source: NVIDIA A100 and later architecture white papers; AMD CDNA3 white paper, 4:2 sparsity.
@@ -95,7 +97,11 @@ Timed: TypeAlias = tuple[float, float | None, str]
 
 def _dense(p: Product) -> Timed:
     weight = 2.0 * p.weights
-    return weight, p.time_s(p.flops, p.rate(p.wide) or p.device.peak_vector_flops_per_s, weight, p.activation_bytes, 1), ""
+    return (
+        weight,
+        p.time_s(p.flops, p.rate(p.wide) or p.device.peak_vector_flops_per_s, weight, p.activation_bytes, 1),
+        "",
+    )
 
 
 def _stored(p: Product, bits: float, scales: float, scale_bytes: float = 2.0) -> Timed:
@@ -103,8 +109,10 @@ def _stored(p: Product, bits: float, scales: float, scale_bytes: float = 2.0) ->
     weight = float(quantised_bytes(p.weights, bits, scales, scale_bytes))
     rate = p.rate(p.wide) or p.device.peak_vector_flops_per_s
     limit = c.memory_bound_tokens(weight / p.weights, rate, p.device.memory_Bps * p.device.memory_efficiency)
-    return weight, p.time_s(p.flops, rate, weight, p.activation_bytes, 1), (
-        f"products stay in 16 bits: helps below {limit:,.0f} tokens"
+    return (
+        weight,
+        p.time_s(p.flops, rate, weight, p.activation_bytes, 1),
+        (f"products stay in 16 bits: helps below {limit:,.0f} tokens"),
     )
 
 
@@ -130,7 +138,11 @@ def _structured(p: Product) -> Timed:
     rate = p.rate(p.wide)
     if p.device.architecture not in SPARSE_UNITS or rate is None:
         return weight, None, "no units that skip 2 of 4"
-    return weight, p.time_s(p.flops, SPARSE_SPEED * rate, weight, p.activation_bytes, 1), "needs 2 zeros in every 4 weights"
+    return (
+        weight,
+        p.time_s(p.flops, SPARSE_SPEED * rate, weight, p.activation_bytes, 1),
+        "needs 2 zeros in every 4 weights",
+    )
 
 
 def _structured_int8(p: Product) -> Timed:

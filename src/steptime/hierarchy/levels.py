@@ -74,9 +74,7 @@ def misses_of(trace: Trace, hierarchy: Hierarchy) -> Misses:
     when, line, site, level = np.concatenate(parts, axis=1)
     events = np.concatenate(logs)
     seen = np.searchsorted(events[:, 0], when)
-    return Misses(
-        accesses=ordinal, line=line, site=site, level=level, seen=seen, events=events, hierarchy=hierarchy
-    )
+    return Misses(accesses=ordinal, line=line, site=site, level=level, seen=seen, events=events, hierarchy=hierarchy)
 
 
 def _located(m: Misses) -> list[int]:
@@ -249,9 +247,7 @@ def scored(pattern: str, m: Misses) -> Predicted:
         )
     names = m.hierarchy.names[1:]
     served = {name: level.count(place) / count for place, name in enumerate(names, 1)}
-    return Predicted(
-        pattern=pattern, accesses=m.accesses, misses=len(level), served=served, scores=tuple(scores)
-    )
+    return Predicted(pattern=pattern, accesses=m.accesses, misses=len(level), served=served, scores=tuple(scores))
 
 
 PROTOTYPE: Final = "8KiB:8,64KiB:8,512KiB:16"

@@ -46,7 +46,7 @@ class Reuse:
     def curve(self) -> tuple[tuple[int, float], ...]:
         """Sizes in powers of two (bytes) and miss ratios, from one line up to where only first accesses miss."""
         last = int(np.flatnonzero(self.histogram)[-1]) + 1 if self.histogram.any() else 0
-        sizes = [1 << p for p in range(0, max(last - 1, 0).bit_length() + 1)]
+        sizes = [1 << p for p in range(max(last - 1, 0).bit_length() + 1)]
         return tuple((size * self.line_bytes, self.miss_ratio(size * self.line_bytes)) for size in sizes)
 
     def working_sets(self, drop: float = 0.02) -> tuple[tuple[int, float], ...]:

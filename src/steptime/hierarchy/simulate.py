@@ -131,9 +131,7 @@ def played(trace: Trace, hierarchy: Hierarchy, *, log: bool = False) -> Iterator
             addresses, writes, _ = block
             served = sequence(np.zeros(len(addresses), dtype=np.int64))
             events[0] = 2
-            kernels.simulate_block(
-                sequence(addresses), sequence(writes), geometry, tags, counts, served, events, stack
-            )
+            kernels.simulate_block(sequence(addresses), sequence(writes), geometry, tags, counts, served, events, stack)
             logged = np.asarray(events[2 : events[0]], dtype=np.int64).reshape(-1, kernels.EVENT)
             yield block, np.asarray(served), logged, counts
 

@@ -303,9 +303,7 @@ def tiles_on_device(shape: tuple[int, int, int], device: Device, dtype: str) -> 
     """
     check_dtype(dtype)
     peak = device.matrix_rate(dtype) or device.vector_flops_per_s.get(dtype)
-    return planned(
-        shape, gpu_levels(device, dtype), dtype=dtype, machine=device.title, peak_flops_per_s=peak
-    )
+    return planned(shape, gpu_levels(device, dtype), dtype=dtype, machine=device.title, peak_flops_per_s=peak)
 
 
 def tiles_on_processor(shape: tuple[int, int, int], name: str, dtype: str) -> TilePlan:

@@ -90,9 +90,7 @@ def stream(s: Shape) -> Trace:
             for i in _chunks(s.n, 3):
                 yield _interleaved([(b + i * e, 0, 0), (c + i * e, 0, 1), (a + i * e, 1, 2)])
 
-    return Trace(
-        name="stream", accesses=3 * s.n * s.passes, footprint_bytes=end, sites=("b", "c", "a"), blocks=blocks
-    )
+    return Trace(name="stream", accesses=3 * s.n * s.passes, footprint_bytes=end, sites=("b", "c", "a"), blocks=blocks)
 
 
 def strided(s: Shape) -> Trace:
@@ -211,9 +209,7 @@ def _spmv(s: Shape, name: str, columns: Callable[[np.random.Generator, Array], A
                 yield one, np.tile((sites == 3).astype(np.uint8), len(r)), np.tile(sites, len(r))
 
     accesses = (3 * PER_ROW + 1) * rows * s.passes
-    return Trace(
-        name=name, accesses=accesses, footprint_bytes=end, sites=("value", "column", "x", "y"), blocks=blocks
-    )
+    return Trace(name=name, accesses=accesses, footprint_bytes=end, sites=("value", "column", "x", "y"), blocks=blocks)
 
 
 def spmv(s: Shape) -> Trace:

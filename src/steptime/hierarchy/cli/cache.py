@@ -46,7 +46,9 @@ Tile = Annotated[int | None, o.number("--tile", "N", "Side of a tile of matmul; 
 Stride = Annotated[int | None, o.number("--stride", "N", "Elements between loads of strided; default 16.", 1, MOST)]
 Table = Annotated[int | None, o.number("--table", "N", "Elements that are gathered from; default 65536.", 2, MOST)]
 Passes = Annotated[int | None, o.number("--passes", "N", "Passes of stream, strided, spmv; default 2.", 1, 1000)]
-Leading = Annotated[int | None, o.number("--leading", "N", "Elements from a row to the next; default its own.", 1, MOST)]
+Leading = Annotated[
+    int | None, o.number("--leading", "N", "Elements from row to row; default its own.", 1, MOST)
+]
 Seed = Annotated[int | None, o.number("--seed", "N", "Of random places; default 0.", 0, 2**31)]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="Tiles of matmul lie in rows of the whole matrix.")]
 SIDE: Final = 96
@@ -242,17 +244,21 @@ def _print_levels(name: str, rows: list[Predicted]) -> None:
     out.print(t.printable(f"Share of misses of L1 whose level was predicted, %; {name}"), soft_wrap=True)
     short = {
         "next level": "next",
-        "hit/miss history": "history",
+        "hit/miss history": "2-bit",
         "Bloom miss map": "Bloom",
-        "popular levels": "popular",
+        "popular levels": "popul.",
         "last of instruction": "last",
-        "metadata cache": "metadata",
+        "metadata cache": "metad.",
         "location map": "map",
     }
-    table = t.grid(["pattern", "misses", *(short[score.predictor] for score in rows[0].scores), "looked up"])
+    table = t.grid(["pattern", "misses", *(short[score.predictor] for score in rows[0].scores), "looks"])
     for row in rows:
         popular = next(score for score in row.scores if score.predictor == "metadata cache")
         cells = (f"{100 * score.accuracy:.1f}" for score in row.scores)
         table.add_row(row.pattern, f"{row.misses:,}", *cells, f"{popular.lookups:.2f}")
     out.print(table)
-    out.print("looked up: levels per miss with the metadata cache, a second one where the detector is not sure")
+    out.print(
+        "next: always L2. 2-bit: hit/miss history. Bloom: miss map. popul.: popular-levels detector. last: level of "
+        "the instruction's last miss. metad.: metadata cache, else the detector. map: location map of all lines. looks: "
+        "levels looked up per miss with the metadata cache, a second one where the detector is not sure."
+    )

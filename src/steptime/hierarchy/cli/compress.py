@@ -15,7 +15,9 @@ def command(
     tokens: Annotated[int, o.number("--tokens", "N", "Rows of the activations; default 1.", 1, LARGEST)] = 1,
     rows: Annotated[int, o.number("--rows", "N", "Outputs of the weight; default 16384.", 1, LARGEST)] = 16384,
     columns: Annotated[int, o.number("--columns", "N", "Inputs of the weight; default 4096.", 1, LARGEST)] = 4096,
-    device: Annotated[str, typer.Option("--device", help="Catalogue name or TOML file; default h100-sxm.")] = "h100-sxm",
+    device: Annotated[
+        str, typer.Option("--device", help="Catalogue name or TOML file; default h100-sxm.")
+    ] = "h100-sxm",
     ranks: Annotated[int, o.number("--ranks", "N", "Data ranks that add up gradients; default 8.", 2, 10**6)] = 8,
     link: Annotated[str, typer.Option("--link", metavar="'N GB/s'", help="Bandwidth of their links.")] = "50 GB/s",
     json: o.Json = False,
@@ -33,19 +35,21 @@ def command(
     schemes = compressed(tokens, rows, columns, found)
     step = training(tokens, rows, columns, found, ranks=ranks, link_Bps=parse(link, "Bps"))
     if json:
-        print_json(document(device=found.name, tokens=tokens, rows=rows, columns=columns, schemes=schemes, training=step))
+        print_json(
+            document(device=found.name, tokens=tokens, rows=rows, columns=columns, schemes=schemes, training=step)
+        )
         return
     from steptime.report import text as t
     from steptime.units import format_bytes, format_seconds, format_si
 
     out = t.console()
     out.print(t.printable(f"{tokens} tokens, weight {rows} x {columns}, {found.title}"), soft_wrap=True)
-    table = t.grid(["weights", "bytes", "times smaller", "time", "times faster", "pays"], left=(0, 5))
+    table = t.grid(["weights", "bytes", "smaller", "time", "faster", "pays"], left=(0, 5))
     for row in schemes:
         time = "" if row.time_s is None else format_seconds(row.time_s)
-        faster = "" if row.speedup is None else f"{row.speedup:.2f}"
+        faster = "" if row.speedup is None else f"{row.speedup:.2f} x"
         pays = "yes" if row.pays else "no units" if row.time_s is None else "no"
-        table.add_row(row.scheme, format_bytes(row.weight_bytes), f"{row.ratio:.2f}", time, faster, pays)
+        table.add_row(row.scheme, format_bytes(row.weight_bytes), f"{row.ratio:.2f} x", time, faster, pays)
     out.print(table)
     for row in schemes:
         if row.why:
