@@ -80,7 +80,8 @@ def unpacked_body(n: int, b: int) -> str:
 STREAM = """double *b = A(0), *c = A(65536), *a = A(131072);
   for (int p = 0; p < 2; p++) for (int i = 0; i < 8192; i++) a[i] = b[i] + 3 * c[i];"""
 STENCIL = """double *a = A(0), *b = A(131072); for (int i = 1; i < 127; i++) for (int j = 1; j < 127; j++)
-  b[i * 128 + j] = a[(i - 1) * 128 + j] + a[i * 128 + j - 1] + a[i * 128 + j] + a[i * 128 + j + 1] + a[(i + 1) * 128 + j];"""
+  b[i * 128 + j] = a[(i - 1) * 128 + j] + a[i * 128 + j - 1] + a[i * 128 + j] + a[i * 128 + j + 1]
+    + a[(i + 1) * 128 + j];"""
 CASES: dict[str, tuple[Trace, str, str]] = {
     "matmul 64/8": (tiled_matmul((64, 64, 64), (8, 8, 8), 8), matmul_body(64, 8), "8KiB:8,64KiB:16"),
     "matmul 64/16": (tiled_matmul((64, 64, 64), (16, 16, 16), 8), matmul_body(64, 16), "16KiB:8,64KiB:16"),

@@ -69,6 +69,11 @@ class Product:
         """The 16-bit dtype of its units, fp32 where it has none."""
         return next((name for name in ("bf16", "fp16") if name in self.device.matrix_flops_per_s), "fp32")
 
+    @property
+    def wide_rate(self) -> float:
+        """Sustained rate of a dense product in 16 bits; of the vector units where there are no others."""
+        return self.rate(self.wide) or self.device.peak_vector_flops_per_s
+
     def time_s(self, flops: float, rate: float, weight_bytes: float, activation_bytes: float, kernels: int) -> float:
         """Roofline of a product that is one or more kernels."""
         bandwidth = self.device.memory_Bps * self.device.memory_efficiency
@@ -107,7 +112,7 @@ def _dense(p: Product) -> Timed:
 def _stored(p: Product, bits: float, scales: float, scale_bytes: float = 2.0) -> Timed:
     """Narrow weights that are expanded on their way to 16-bit units."""
     weight = float(quantised_bytes(p.weights, bits, scales, scale_bytes))
-    rate = p.rate(p.wide) or p.device.peak_vector_flops_per_s
+    rate = p.wide_rate
     limit = c.memory_bound_tokens(weight / p.weights, rate, p.device.memory_Bps * p.device.memory_efficiency)
     return (
         weight,
@@ -155,7 +160,7 @@ def _structured_int8(p: Product) -> Timed:
 def _unstructured(p: Product, density: float) -> Timed:
     """Kept weights as bits and values: expanded to the dense product, or multiplied one by one on the vector units."""
     weight = float(c.bitmap_sparse_bytes(p.weights, density, 2))
-    rate = p.rate(p.wide) or p.device.peak_vector_flops_per_s
+    rate = p.wide_rate
     expanded_s = p.time_s(p.flops, rate, weight, p.activation_bytes, 1)
     vector = p.device.peak_vector_flops_per_s * p.device.vector_efficiency
     skipped_s = p.time_s(p.flops * density, vector, weight, p.activation_bytes, 1)
@@ -168,7 +173,7 @@ def _low_rank(p: Product) -> Timed:
     most = float(c.low_rank_break_even(p.rows, p.columns))
     rank = max(1, round(2 * RANK_SHARE * most))
     weight = 2.0 * float(c.low_rank_elements(p.rows, p.columns, rank))
-    rate = p.rate(p.wide) or p.device.peak_vector_flops_per_s
+    rate = p.wide_rate
     flops = float(c.low_rank_flops(p.tokens, p.rows, p.columns, rank))
     moved = p.activation_bytes + 4.0 * p.tokens * rank  # the middle is written and read
     return weight, p.time_s(flops, rate, weight, moved, 2), f"rank {rank:,}; any below {most:,.0f} has fewer weights"

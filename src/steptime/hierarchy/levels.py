@@ -107,7 +107,7 @@ def next_level(m: Misses) -> Predictions:
 
 
 def popular_levels(m: Misses) -> Predictions:
-    """One counter a level: the level that served goes up, the others down; a second level is tried below a threshold."""
+    """One counter a level: the level that served goes up, the others down; below a threshold a second is tried."""
     counters, out = _Popular(m.memory), []
     for level in m.level.tolist():
         out.append(counters.levels())
@@ -173,7 +173,7 @@ def history(m: Misses) -> Predictions:
 
 
 def bloom_filter(m: Misses) -> Predictions:
-    """A counting Bloom filter per level of the lines that it has: the first level whose filter does not deny the line."""
+    """A counting Bloom filter per level of its lines: the first level whose filter does not deny the line."""
     sizes = [BLOOM_COUNTERS * cache.lines for cache in m.hierarchy.caches]
     filters = [[0] * size for size in sizes]
     events, at, out = m.events[:, 1:].tolist(), 0, []

@@ -194,7 +194,7 @@ def planned(
     >>> from steptime.hierarchy.geometry import hierarchy
     >>> levels = cpu_levels(2048, 64, hierarchy("32KiB:8"), 4)
     >>> [(t.rows, t.columns) for t in planned((512, 512, 512), levels, dtype="fp32", machine="one").levels]
-    [(16, 20), (64, 60)]
+    [(21, 16), (63, 64)]
     """
     for name, size in zip("mnk", shape, strict=True):
         if not 1 <= size <= LARGEST:

@@ -73,7 +73,7 @@ def roofline(results: Sequence[Result]) -> Chart:
 
 
 def hierarchical(results: Sequence[Result]) -> Chart:
-    """A tiled product at each boundary of memory: its intensity there, below the roof of that boundary.
+    """A tiled product at each boundary of memory: its intensity there, below the roof of the boundary.
 
     Raises:
         UserError: no boundary has a rate.

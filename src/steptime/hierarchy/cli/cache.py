@@ -46,9 +46,7 @@ Tile = Annotated[int | None, o.number("--tile", "N", "Side of a tile of matmul; 
 Stride = Annotated[int | None, o.number("--stride", "N", "Elements between loads of strided; default 16.", 1, MOST)]
 Table = Annotated[int | None, o.number("--table", "N", "Elements that are gathered from; default 65536.", 2, MOST)]
 Passes = Annotated[int | None, o.number("--passes", "N", "Passes of stream, strided, spmv; default 2.", 1, 1000)]
-Leading = Annotated[
-    int | None, o.number("--leading", "N", "Elements from row to row; default its own.", 1, MOST)
-]
+Leading = Annotated[int | None, o.number("--leading", "N", "Elements from row to row; default its own.", 1, MOST)]
 Seed = Annotated[int | None, o.number("--seed", "N", "Of random places; default 0.", 0, 2**31)]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="Tiles of matmul lie in rows of the whole matrix.")]
 SIDE: Final = 96

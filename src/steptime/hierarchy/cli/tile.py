@@ -33,13 +33,11 @@ def matmul(
     m: Annotated[int, o.number("--m", "M", "Rows of the result; default 4096.", 1, LARGEST)] = 4096,
     n: Annotated[int, o.number("--n", "N", "Columns of the result; default 4096.", 1, LARGEST)] = 4096,
     k: Annotated[int, o.number("--k", "K", "Depth of the product; default 4096.", 1, LARGEST)] = 4096,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="fp64, fp32, tf32, bf16, fp16, fp8, int8; default fp32.")
-    ] = "fp32",
+    dtype: Annotated[str, typer.Option("--dtype", help="fp64, fp32 (default), tf32, bf16, fp16, fp8, int8.")] = "fp32",
     device: Annotated[str | None, typer.Option("--device", help="A GPU of the catalogue, as h100-sxm.")] = None,
     processor: Annotated[
         str | None,
-        typer.Option("--processor", metavar="NAME", help="Of steptime cache list, or machine; default zen4."),
+        typer.Option("--processor", metavar="NAME", help="Of steptime cache list, or machine; zen4."),
     ] = None,
     cache: Annotated[
         str | None, typer.Option("--cache", metavar="SIZE:WAYS,...", help="Caches of a core in place of these.")
@@ -70,9 +68,7 @@ def matmul(
 
 @GROUP.command()
 def warp(
-    stride: Annotated[
-        int, o.number("--stride", "BYTES", "From one thread's address to the next; default 4.", 0, 1 << 30)
-    ] = 4,
+    stride: Annotated[int, o.number("--stride", "BYTES", "From thread to thread; default 4.", 0, 1 << 30)] = 4,
     access: Annotated[int, o.number("--access", "BYTES", "Of a thread: 1, 2, 4, 8 or 16; default 4.", 1, 16)] = 4,
     offset: Annotated[int, o.number("--offset", "BYTES", "Of the first thread's address; default 0.", 0, 1 << 30)] = 0,
     paths: Annotated[int, o.number("--paths", "N", "Paths that its threads take; default 1.", 1, 32)] = 1,
