@@ -119,8 +119,15 @@ def chip_memories(device: Device) -> ChipMemories | None:
     row = _tables()["gpu"].get(device.architecture or "")
     if row is None:
         return None
-    sizes = {f"{key}_bytes": int(parse(row[key], "bytes")) for key in ("registers", "shared", "l1")}
-    return ChipMemories(**sizes, **{key: row[key] for key in row if f"{key}_bytes" not in sizes})
+    return ChipMemories(
+        registers_bytes=int(parse(row["registers"], "bytes")),
+        thread_registers=row["thread_registers"],
+        shared_bytes=int(parse(row["shared"], "bytes")),
+        l1_bytes=int(parse(row["l1"], "bytes")),
+        line_bytes=row["line_bytes"],
+        bytes_per_clock=row["bytes_per_clock"],
+        source=row["source"],
+    )
 
 
 def machine_caches(root: Path = SYSTEM) -> Processor:

@@ -23,7 +23,7 @@ EXTRA: Final = "pip install 'steptime[hierarchy]'"
 
 def jit(kernel: F) -> F:
     """The kernel compiled by numba on its first call, or as it is where numba is missing."""
-    return import_module("numba").njit(cache=True)(kernel) if COMPILED else kernel  # type: ignore[no-any-return]
+    return import_module("numba").njit(cache=True)(kernel) if COMPILED else kernel
 
 
 def sequence(values: Array) -> Any:

@@ -118,7 +118,7 @@ def serve(entry: int, geometry: Any, tags: Any, counts: Any, events: Any, stack:
             top = push(stack, top, REQUEST, level + 1, entry >> 1 << 1)
         if served < 0 and (way >= 0 or level == levels):
             served = level
-    return served  # type: ignore[no-any-return]
+    return served
 
 
 @jit

@@ -278,8 +278,8 @@ def tiled_matmul(
         """Bytes of elements of a matrix: a tile's first row, first column and columns are in `place`."""
         top, left, columns = place
         if packed:
-            return (top * width + len(i) * left + i[:, None] * columns + j) * e  # type: ignore[no-any-return]
-        return ((top + i[:, None]) * rows[which] + left + j) * e  # type: ignore[no-any-return]
+            return (top * width + len(i) * left + i[:, None] * columns + j) * e
+        return ((top + i[:, None]) * rows[which] + left + j) * e
 
     def blocks() -> Iterator[Block]:
         for i0 in range(0, m, bm):

@@ -257,6 +257,6 @@ def _print_levels(name: str, rows: list[Predicted]) -> None:
     out.print(table)
     out.print(
         "next: always L2. 2-bit: hit/miss history. Bloom: miss map. popul.: popular-levels detector. last: level of "
-        "the instruction's last miss. metad.: metadata cache, else the detector. map: location map of all lines. looks: "
-        "levels looked up per miss with the metadata cache, a second one where the detector is not sure."
+        "the instruction's last miss. metad.: metadata cache, else the detector. map: location map of all lines. "
+        "looks: levels looked up per miss with the metadata cache, a second one where the detector is not sure."
     )
