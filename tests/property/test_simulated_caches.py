@@ -18,11 +18,11 @@ def random_trace(seed: int, count: int = 1500, lines: int = 60, blocks: int = 3)
     """Random loads and stores with favourites, in blocks."""
     random = np.random.default_rng(seed)
     at = (random.zipf(1.3, (blocks, count)) * 7919 % lines) * 64 + random.integers(0, 64, (blocks, count))
-    writes = random.integers(0, 2, (blocks, count), dtype=np.uint8)
+    kinds = random.integers(0, 2, (blocks, count), dtype=np.uint8)
 
     def made():
         for i in range(blocks):
-            yield at[i].astype(np.int64), writes[i], np.zeros(count, dtype=np.uint8)
+            yield at[i].astype(np.int64), kinds[i]
 
     return Trace(name="random", accesses=count * blocks, footprint_bytes=lines * 64, sites=("a",), blocks=made)
 
@@ -41,7 +41,7 @@ def test_every_count_of_every_level_is_that_of_the_reference(inclusive: bool) ->
     for seed in range(25):
         caches, found = random_caches(np.random.default_rng(seed), inclusive), random_trace(seed)
         reference, served = ReferenceCaches(caches), np.zeros(len(caches.caches) + 1, dtype=int)
-        for addresses, writes, _ in found.blocks():
+        for addresses, writes in found.blocks():
             for address, write in zip(addresses.tolist(), writes.tolist(), strict=True):
                 served[reference.access(address, bool(write))] += 1
         done = simulate(found, caches)
@@ -56,7 +56,7 @@ def test_every_count_of_every_level_is_that_of_the_reference(inclusive: bool) ->
 def test_inclusive_levels_have_all_lines_above() -> None:
     found = random_trace(3)
     reference = ReferenceCaches(hierarchy("256B:2,512B:2", inclusive=True))
-    for addresses, writes, _ in found.blocks():
+    for addresses, writes in found.blocks():
         for address, write in zip(addresses.tolist(), writes.tolist(), strict=True):
             reference.access(address, bool(write))
             upper, lower = ({line for ways in level for line in ways} for level in reference.sets)
@@ -66,7 +66,7 @@ def test_inclusive_levels_have_all_lines_above() -> None:
 def test_distances_are_those_of_a_list_of_recent_lines() -> None:
     for seed in range(8):
         made = random_trace(seed, lines=40 + 50 * seed)
-        lines = [line for addresses, _, _ in made.blocks() for line in (addresses // 64).tolist()]
+        lines = [line for addresses, _ in made.blocks() for line in (addresses // 64).tolist()]
         cold, counts = distances(lines)
         found = reuse(made)
         assert found.cold == cold
@@ -92,7 +92,7 @@ def test_traces_are_as_long_as_they_say_and_the_same_when_made_again(pattern: st
     first, second = ([np.concatenate(column) for column in zip(*made.blocks(), strict=True)] for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert len(first[0]) == made.accesses and first[0].min() >= 0 and first[0].max() < made.footprint_bytes
-    assert set(np.unique(first[2])) == set(range(len(made.sites))) and set(np.unique(first[1])) <= {0, 1}
+    assert set(np.unique(first[1] >> 1)) == set(range(len(made.sites)))
 
 
 def test_causes_add_up_and_one_set_has_no_conflicts() -> None:

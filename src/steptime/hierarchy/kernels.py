@@ -3,7 +3,8 @@
 A cache is a part of one flat sequence `tags`: `ways` entries per set, the most recently used first. An entry is twice
 the number of a line, plus one if the line is dirty; `EMPTY` is an unused way. `geometry` has a head of four numbers
 (bits of an offset in a line, levels, whether the levels are inclusive, 0), then four per level (sets, a mask of the
-index or -1 where the sets are no power of two, ways, first entry in `tags`). `counts` has `COUNTED` numbers per level.
+index or -1 where the sets are no power of two, ways, first entry in `tags`). `counts` has `COUNTED` numbers per level,
+then for each instruction the accesses that each level and memory served.
 """
 
 from __future__ import annotations
@@ -123,19 +124,27 @@ def serve(entry: int, geometry: Any, tags: Any, counts: Any, events: Any, stack:
 
 @jit
 def simulate_block(
-    addresses: Any, writes: Any, geometry: Any, tags: Any, counts: Any, served: Any, events: Any, stack: Any
+    addresses: Any, kinds: Any, geometry: Any, tags: Any, counts: Any, served: Any, events: Any, stack: Any
 ) -> None:
-    """Plays accesses in order: the level that serves each goes to `served`, its ordinal on from `events[1]`."""
-    shift = geometry[0]
+    """Plays accesses in order, from the ordinal `events[1]` on.
+
+    The level that serves each is counted by instruction behind the counts of the levels, and put into `served` unless
+    that is empty.
+    """
+    shift, levels = geometry[0], geometry[1]
+    table, each = levels * COUNTED, len(served) > 0
     for i in range(len(addresses)):
-        line = addresses[i] >> shift
+        line, kind = addresses[i] >> shift, int(kinds[i])
         first = first_of(geometry, 0, line)
+        level = 0
         if tags[first] >> 1 == line:
-            tags[first] |= writes[i]
+            tags[first] |= kind & 1
             counts[HITS] += 1
-            served[i] = 0
         else:
-            served[i] = serve(2 * line + writes[i], geometry, tags, counts, events, stack)
+            level = serve(2 * line + (kind & 1), geometry, tags, counts, events, stack)
+        counts[table + (kind >> 1) * (levels + 1) + level] += 1
+        if each:
+            served[i] = level
         events[1] += 1
 
 

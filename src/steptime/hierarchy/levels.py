@@ -66,9 +66,9 @@ Predictions: TypeAlias = list[tuple[int, ...]]
 def misses_of(trace: Trace, hierarchy: Hierarchy) -> Misses:
     """Play a trace and keep the misses of the first level with all fills and evictions."""
     parts, logs, ordinal, shift = [], [], 0, hierarchy.line_bytes.bit_length() - 1
-    for (addresses, _, site), served, events, _ in played(trace, hierarchy, log=True):
+    for (addresses, kinds), served, events, _ in played(trace, hierarchy, log=True):
         missed = np.flatnonzero(served)
-        parts.append(np.stack([missed + ordinal, addresses[missed] >> shift, site[missed], served[missed]]))
+        parts.append(np.stack([missed + ordinal, addresses[missed] >> shift, kinds[missed] >> 1, served[missed]]))
         logs.append(events)
         ordinal += len(addresses)
     when, line, site, level = np.concatenate(parts, axis=1)
@@ -79,7 +79,8 @@ def misses_of(trace: Trace, hierarchy: Hierarchy) -> Misses:
 
 def _located(m: Misses) -> list[int]:
     """What a location map of all lines says at each miss: the level, of those below the first, that has the line."""
-    memory, out, at, places = m.memory, [], 0, {}
+    memory, out, at = m.memory, [], 0
+    places: dict[int, int] = {}
     events, seen = m.events[:, 1:].tolist(), m.seen.tolist()
     for line, upto in zip(m.line.tolist(), seen, strict=True):
         while at < upto:
@@ -176,7 +177,8 @@ def bloom_filter(m: Misses) -> Predictions:
     """A counting Bloom filter per level of its lines: the first level whose filter does not deny the line."""
     sizes = [BLOOM_COUNTERS * cache.lines for cache in m.hierarchy.caches]
     filters = [[0] * size for size in sizes]
-    events, at, out = m.events[:, 1:].tolist(), 0, []
+    out: Predictions = []
+    events, at = m.events[:, 1:].tolist(), 0
     for line, upto in zip(m.line.tolist(), m.seen.tolist(), strict=True):
         while at < upto:
             kind, moved = events[at]

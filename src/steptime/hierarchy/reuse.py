@@ -75,7 +75,7 @@ def reuse(trace: Trace, line_bytes: int = 64) -> Reuse:
     keys, times = _table(size)
     head = np.zeros(3, dtype=np.int64)
     histogram, tree = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    for addresses, _, _ in trace.blocks():
+    for addresses, _ in trace.blocks():
         lines, known = addresses >> shift, int(head[0])
         if 2 * (known + len(lines)) > len(keys):
             keys, times = _grown(keys, times, 4 * (known + len(lines)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -86,16 +87,13 @@ def simulate(trace: Trace, hierarchy: Hierarchy) -> Simulated:
     >>> done.levels[0].misses, done.levels[0].write_backs
     (384, 96)
     """
-    sites, levels = len(trace.sites), len(hierarchy.caches)
-    served_by = np.zeros((sites, levels + 1), dtype=np.int64)
-    counts: Any = None
-    for (_, _, site), served, _, counts in played(trace, hierarchy):  # noqa: B007
-        served_by += np.bincount(site * (levels + 1) + served, minlength=served_by.size).reshape(served_by.shape)
+    *_, counts = deque(played(trace, hierarchy), maxlen=1).pop()
+    split = len(hierarchy.caches) * kernels.COUNTED
     return Simulated(
         accesses=trace.accesses,
         line_bytes=hierarchy.line_bytes,
-        levels=level_counts(hierarchy, np.asarray(counts)),
-        served=served_by,
+        levels=level_counts(hierarchy, np.asarray(counts[:split])),
+        served=np.asarray(counts[split:]).reshape(len(trace.sites), -1),
     )
 
 
@@ -117,21 +115,21 @@ LOGGED = 1 << 15
 def played(trace: Trace, hierarchy: Hierarchy, *, log: bool = False) -> Iterator[tuple[Block, Array, Array, Any]]:
     """A trace block by block: the block, the level that served each access, fills and evictions, counts up to here.
 
-    Events are rows of ordinal of the access, twice the level plus one for a fill, line; none unless `log`.
+    Events are rows of ordinal of the access, twice the level plus one for a fill, line. Without `log` both are empty.
     """
     refuse_long(trace.accesses)
     levels = len(hierarchy.caches)
     geometry, tags = sequence(hierarchy.geometry()), sequence(hierarchy.empty())
-    counts = sequence(np.zeros(levels * kernels.COUNTED, dtype=np.int64))
+    counts = sequence(np.zeros(levels * kernels.COUNTED + len(trace.sites) * (levels + 1), dtype=np.int64))
     stack = sequence(np.zeros(kernels.DEEPEST, dtype=np.int64))
     room = 2 + kernels.EVENT * EVENTS_PER_ACCESS * LOGGED if log else 2
     events = sequence(np.zeros(room, dtype=np.int64))
     for whole in trace.blocks():
         for block in _parts(whole, LOGGED) if log else (whole,):
-            addresses, writes, _ = block
-            served = sequence(np.zeros(len(addresses), dtype=np.int64))
+            addresses, kinds = block
+            served = sequence(np.zeros(len(addresses) if log else 0, dtype=np.int64))
             events[0] = 2
-            kernels.simulate_block(sequence(addresses), sequence(writes), geometry, tags, counts, served, events, stack)
+            kernels.simulate_block(sequence(addresses), sequence(kinds), geometry, tags, counts, served, events, stack)
             logged = np.asarray(events[2 : events[0]], dtype=np.int64).reshape(-1, kernels.EVENT)
             yield block, np.asarray(served), logged, counts
 

@@ -274,21 +274,21 @@ def _tile(
     depth = min(memory.depth, k)
     closed = float(tiling.best_square_tile(square, depth)) if memory.result_words is None else square**0.5
     tiles = -(-m // sides[0]) * -(-n // sides[1])
-    known = memory.below_Bps is not None and peak_flops_per_s is not None
+    reached = None
+    if memory.below_Bps is not None and peak_flops_per_s is not None:
+        reached = float(attainable_flops_per_s(intensity, peak_flops_per_s, memory.below_Bps))
     return Tile(
         level=memory.name,
         below=memory.below,
-        rows=sides[0],
-        columns=sides[1],
+        rows=min(sides[0], m),
+        columns=min(sides[1], n),
         depth=depth,
         closed_form=closed,
         traffic_bytes=moved,
         bound_bytes=min(bound, moved),
         intensity=intensity,
         below_Bps=memory.below_Bps,
-        attainable_flops_per_s=(
-            float(attainable_flops_per_s(intensity, peak_flops_per_s, memory.below_Bps)) if known else None
-        ),
+        attainable_flops_per_s=reached,
         time_s=moved / memory.below_Bps if memory.below_Bps else None,
         tiles=tiles,
         wave_efficiency=float(tiling.wave_efficiency(tiles, memory.units)),

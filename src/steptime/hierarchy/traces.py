@@ -1,13 +1,14 @@
 """Traces of memory accesses by pattern: blocks of byte addresses, made one after the other.
 
-A block is three arrays of one length: addresses (bytes), 1 for a store and 0 for a load, and the instruction that makes
-the access, as its place in `Trace.sites`. Arrays of a pattern lie one behind the other, each from a page on.
+A block is two arrays of one length: addresses (bytes), and twice the instruction that makes the access, which is its
+place in `Trace.sites`, plus one for a store. Arrays of a pattern lie one behind the other, each from a page on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from steptime.errors import UnknownNameError, UserError
 from steptime.num import Array, round_up
 
-Block: TypeAlias = tuple[Array, Array, Array]
+Block: TypeAlias = tuple[Array, Array]
 PAGE: Final = 4096
 CHUNK: Final = 1 << 18
 """Accesses of a block at most, or a little more."""
@@ -61,10 +62,13 @@ Column: TypeAlias = tuple[Array, int, int]
 
 def _interleaved(columns: Sequence[Column]) -> Block:
     """Accesses of each iteration one after the other; a column has one access an iteration."""
-    size = len(columns[0][0])
     addresses = np.stack([np.asarray(column, dtype=np.int64) for column, _, _ in columns], axis=1).reshape(-1)
-    kinds = (np.tile(np.array([row[i] for row in columns], dtype=np.uint8), size) for i in (1, 2))
-    return (addresses, *kinds)  # type: ignore[return-value]
+    return addresses, np.tile(_kinds([(site, store) for _, store, site in columns]), len(columns[0][0]))
+
+
+def _kinds(rows: Sequence[tuple[int, int]]) -> Array:
+    """Kinds of accesses from their instructions and whether they store."""
+    return np.array([2 * site + store for site, store in rows], dtype=np.uint8)
 
 
 def _bases(*sizes_bytes: int) -> list[int]:
@@ -203,10 +207,9 @@ def _spmv(s: Shape, name: str, columns: Callable[[np.random.Generator, Array], A
             for r in _chunks(rows, 3 * PER_ROW + 1):
                 at = np.repeat(r, PER_ROW) * PER_ROW + np.tile(np.arange(PER_ROW), len(r))
                 taken = columns(random, at) % s.table
-                each, _, _ = _interleaved([(value + at * e, 0, 0), (column + at * 4, 0, 1), (x + taken * e, 0, 2)])
+                each, _ = _interleaved([(value + at * e, 0, 0), (column + at * 4, 0, 1), (x + taken * e, 0, 2)])
                 one = np.concatenate([each.reshape(len(r), -1), (y + r * e)[:, None]], axis=1).reshape(-1)
-                sites = np.array([0, 1, 2] * PER_ROW + [3], dtype=np.uint8)
-                yield one, np.tile((sites == 3).astype(np.uint8), len(r)), np.tile(sites, len(r))
+                yield one, np.tile(_kinds([(0, 0), (1, 0), (2, 0)] * PER_ROW + [(3, 1)]), len(r))
 
     accesses = (3 * PER_ROW + 1) * rows * s.passes
     return Trace(name=name, accesses=accesses, footprint_bytes=end, sites=("value", "column", "x", "y"), blocks=blocks)
@@ -235,13 +238,12 @@ def matmul_naive(s: Shape) -> Trace:
 
     def blocks() -> Iterator[Block]:
         k, width = np.arange(n, dtype=np.int64), 2 * n + 1
-        writes, sites = np.zeros(width, dtype=np.uint8), np.zeros(width, dtype=np.uint8)
-        writes[-1], sites[1::2], sites[-1] = 1, 1, 2
+        kinds = _kinds([(0, 0), (1, 0)] * n + [(2, 1)])
         for p in _chunks(n * n, width):
             i, j, out = p[:, None] // n, p[:, None] % n, np.empty((len(p), width), dtype=np.int64)
             out[:, 0:-1:2], out[:, 1::2] = a + (i * row + k) * e, b + (k * row + j) * e
             out[:, -1] = c + (i * row + j)[:, 0] * e
-            yield out.reshape(-1), np.tile(writes, len(p)), np.tile(sites, len(p))
+            yield out.reshape(-1), np.tile(kinds, len(p))
 
     return Trace(
         name="matmul-naive", accesses=n * n * (2 * n + 1), footprint_bytes=end, sites=("A", "B", "C"), blocks=blocks
@@ -291,7 +293,7 @@ def tiled_matmul(
                     q = np.arange(min(bk, k - k0), dtype=np.int64)
                     at_a = a + offsets(i, q, (i0, k0, len(q)), k, 0)
                     at_b = b + offsets(q, j, (k0, j0, len(j)), n, 1)
-                    yield _tile_block(at_a, at_b, at_c)
+                    yield _tile_addresses(at_a, at_b, at_c), _tile_kinds(len(i) * len(q), len(j))
 
     tiles = -(-n // bn)
     return Trace(
@@ -303,14 +305,18 @@ def tiled_matmul(
     )
 
 
-def _tile_block(a: Array, b: Array, c: Array) -> Block:
+def _tile_addresses(a: Array, b: Array, c: Array) -> Array:
     """Accesses of one tile: for each i and k one load of A, then for each j loads of B and C and a store of C."""
     (i, k), j = a.shape, b.shape[1]
     out = np.empty((i, k, 1 + 3 * j), dtype=np.int64)
     out[:, :, 0], out[:, :, 1::3], out[:, :, 2::3], out[:, :, 3::3] = a, b[None], c[:, None], c[:, None]
-    sites = np.zeros(1 + 3 * j, dtype=np.uint8)
-    sites[1::3], sites[2::3], sites[3::3] = 1, 2, 3
-    return out.reshape(-1), np.tile((sites == 3).astype(np.uint8), i * k), np.tile(sites, i * k)
+    return out.reshape(-1)
+
+
+@lru_cache(maxsize=8)
+def _tile_kinds(pairs: int, j: int) -> Array:
+    """Kinds of the accesses of one tile, which all tiles of one size share."""
+    return np.tile(_kinds([(0, 0), *[(1, 0), (2, 0), (3, 1)] * j]), pairs)
 
 
 def panel_matmul(n: int, cache_tile: tuple[int, int], register_tile: tuple[int, int], element_bytes: int) -> Trace:
@@ -324,11 +330,9 @@ def panel_matmul(n: int, cache_tile: tuple[int, int], register_tile: tuple[int, 
     (b1, b2), (v1, v2), e = cache_tile, register_tile, element_bytes
     a, b, c, end = _bases(*[n * n * e] * 3)
     per_tile = n * (v1 + v2) + v1 * v2
-    writes, sites = np.zeros(per_tile, dtype=np.uint8), np.zeros(per_tile, dtype=np.uint8)
     columns = np.arange(n, dtype=np.int64)[:, None]
     inside = np.concatenate([columns * v1 + np.arange(v1), columns * v2 + np.arange(v2)], axis=1) * e
-    sites[: -v1 * v2] = np.tile(np.repeat(np.array([0, 1], dtype=np.uint8), (v1, v2)), n)
-    writes[-v1 * v2 :], sites[-v1 * v2 :] = 1, 2
+    kinds = _kinds([*([(0, 0)] * v1 + [(1, 0)] * v2) * n, *[(2, 1)] * (v1 * v2)])
     stored = ((np.arange(v1) * n)[:, None] + np.arange(v2)).reshape(-1) * e
 
     def blocks() -> Iterator[Block]:
@@ -338,7 +342,7 @@ def panel_matmul(n: int, cache_tile: tuple[int, int], register_tile: tuple[int, 
                     for y in range(j, j + b2, v2):
                         start = np.repeat(np.array([a + x * n * e, b + y * n * e], dtype=np.int64), (v1, v2))
                         loads = (inside + start).reshape(-1)
-                        yield np.concatenate([loads, c + (x * n + y) * e + stored]), writes, sites
+                        yield np.concatenate([loads, c + (x * n + y) * e + stored]), kinds
 
     tiles = (n // v1) * (n // v2)
     return Trace(
