@@ -170,6 +170,20 @@ def least_padding(row_bytes: int, sets: int, line_bytes: int) -> int:
     return lines * line_bytes - row_bytes
 
 
+def boundary_hit_rate(above_bytes: Num, below_bytes: Num) -> Num:
+    r"""Share of what a level is asked for that it has: $h = \max(1 - M_b / M_a,\ 0)$.
+
+    with $M_a$ = `above_bytes` between it and the level above, $M_b$ = `below_bytes` between it and the level below; per
+    line where both move lines, per load of $w$ bytes where the level above moves these.
+
+    Source: definition.
+
+    >>> boundary_hit_rate(456.0, 114.0)
+    0.75
+    """
+    return maximum(1 - below_bytes / above_bytes, 0.0)
+
+
 def average_access_s(hit_rates: tuple[Num, ...], latencies_s: tuple[Num, ...]) -> Num:
     r"""Mean time of a load through several levels.
 

@@ -142,3 +142,11 @@ def test_requests_of_a_warp_are_counted_as_the_formulas_have_them() -> None:
 
 def test_loads_that_shared_memory_saves_and_vectors() -> None:
     assert tiling.shared_reuse_loads(128, 3) == (130, 384) and tiling.vector_loads(256, 4) == 64
+
+
+def test_hit_rates_of_boundaries_are_those_of_simulated_levels() -> None:
+    done = simulate(tiled_matmul((64, 64, 64), (16, 16, 16), 8), hierarchy("8KiB:8,64KiB:16"))
+    first, second = done.levels
+    rate = cache.boundary_hit_rate(first.fetched * 64, second.fetched * 64)
+    assert rate == pytest.approx(1 - second.misses / (first.misses + first.write_back_misses))
+    assert rate == pytest.approx(second.hit_rate)

@@ -49,6 +49,8 @@ Passes = Annotated[int | None, o.number("--passes", "N", "Passes of stream, stri
 Leading = Annotated[int | None, o.number("--leading", "N", "Elements from row to row; default its own.", 1, MOST)]
 Seed = Annotated[int | None, o.number("--seed", "N", "Of random places; default 0.", 0, 2**31)]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="Tiles of matmul lie in rows of the whole matrix.")]
+WIDE: Final = 80
+"""Columns of a terminal from which on a table has all of its columns."""
 SIDE: Final = 96
 """Side of a matrix where none is given."""
 
@@ -244,19 +246,22 @@ def _print_levels(name: str, rows: list[Predicted]) -> None:
         "next level": "next",
         "hit/miss history": "2-bit",
         "Bloom miss map": "Bloom",
-        "popular levels": "popul.",
+        "popular levels": "pop",
         "last of instruction": "last",
-        "metadata cache": "metad.",
+        "metadata cache": "meta",
         "location map": "map",
     }
-    table = t.grid(["pattern", "misses", *(short[score.predictor] for score in rows[0].scores), "looks"])
+    wide = out.width >= WIDE
+    names = [short[score.predictor] for score in rows[0].scores]
+    table = t.grid(["pattern", *(["misses"] if wide else []), *names, *(["looks"] if wide else [])])
     for row in rows:
         popular = next(score for score in row.scores if score.predictor == "metadata cache")
-        cells = (f"{100 * score.accuracy:.1f}" for score in row.scores)
-        table.add_row(row.pattern, f"{row.misses:,}", *cells, f"{popular.lookups:.2f}")
+        cells = (f"{100 * score.accuracy:.{int(wide)}f}" for score in row.scores)
+        shown = [f"{row.misses:,}"] if wide else []
+        table.add_row(row.pattern, *shown, *cells, *([f"{popular.lookups:.2f}"] if wide else []))
     out.print(table)
     out.print(
-        "next: always L2. 2-bit: hit/miss history. Bloom: miss map. popul.: popular-levels detector. last: level of "
-        "the instruction's last miss. metad.: metadata cache, else the detector. map: location map of all lines. "
+        "next: always L2. 2-bit: hit/miss history. Bloom: miss map. pop: popular-levels detector. last: level of "
+        "the instruction's last miss. meta: metadata cache, else the detector. map: location map of all lines. "
         "looks: levels looked up per miss with the metadata cache, a second one where the detector is not sure."
     )
