@@ -77,7 +77,7 @@ def tiles() -> list[str]:
     def row(name: str, formula: str, words: float, moved: float) -> None:
         lines.append(f"| {name} | {formula} | {words:,.0f} | {moved:,.0f} | {moved / words:.3f} |")
 
-    for n, b, caches in ((96, 12, "8KiB:8"), (96, 16, "8KiB:8"), (96, 24, "32KiB:8"), (128, 32, "32KiB:8")):
+    for n, b, caches in ((96, 12, "8KiB:8"), (96, 16, "8KiB:8"), (96, 24, "32KiB:8"), (64, 16, "8KiB:4")):
         words = float(tiling.square_tile_reads_words(n, b))
         for name, packed in (("packed", True), ("rows", False)):
             done = simulate(tiled_matmul((n, n, n), (b, b, b), 8, packed=packed), hierarchy(caches))

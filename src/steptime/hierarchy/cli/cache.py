@@ -241,7 +241,7 @@ def _print_levels(name: str, rows: list[Predicted]) -> None:
     from steptime.report import text as t
 
     out = t.console()
-    out.print(t.printable(f"Share of misses of L1 whose level was predicted, %; {name}"), soft_wrap=True)
+    out.print(t.printable(f"Share of misses of L1 whose level was predicted, %; {name}"))
     short = {
         "next level": "next",
         "hit/miss history": "2-bit",
