@@ -130,7 +130,7 @@ def played(trace: Trace, hierarchy: Hierarchy, *, log: bool = False) -> Iterator
             served = sequence(np.zeros(len(addresses) if log else 0, dtype=np.int64))
             events[0] = 2
             kernels.simulate_block(sequence(addresses), sequence(kinds), geometry, tags, counts, served, events, stack)
-            logged = np.asarray(events[2 : events[0]], dtype=np.int64).reshape(-1, kernels.EVENT)
+            logged = np.array(events[2 : events[0]], dtype=np.int64).reshape(-1, kernels.EVENT)
             yield block, np.asarray(served), logged, counts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.hierarchy import levels
+from steptime.hierarchy import levels, reuse, simulate
 from steptime.hierarchy.geometry import hierarchy
 from steptime.hierarchy.levels import PREDICTORS, Misses, level_table, misses_of, scored
 from steptime.hierarchy.traces import Shape, trace
@@ -78,3 +78,16 @@ def test_the_table_has_eight_patterns_or_more_and_shares_that_add_up() -> None:
     assert len(levels.CASES) >= 8
     (row,) = level_table(hierarchy("1KiB:2,4KiB:4"), ("chase",))
     assert sum(row.served.values()) == pytest.approx(1.0) and row.misses <= row.accesses
+
+
+def test_arrays_as_compiled_kernels_take_them_give_what_lists_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, caches = trace("histogram", Shape(n=30_000, table=900)), hierarchy("1KiB:2,4KiB:4,16KiB:8")
+    pairs = []
+    for arrays in (False, True):
+        for module in (simulate, reuse) if arrays else ():
+            monkeypatch.setattr(module, "sequence", lambda values: values)
+        found = misses_of(made, caches)
+        pairs.append((found.level.tolist(), found.events.tolist(), simulate.simulate(made, caches).levels,
+                      reuse.reuse(made).histogram.nonzero()[0].tolist()))  # fmt: skip
+    assert pairs[0] == pairs[1]
+    assert made.accesses > 2 * simulate.LOGGED, "events of several blocks"
