@@ -119,6 +119,7 @@ ANSWERS = (
 COMMANDS = (
     "plan", "estimate", "simulate", "profile", "fit", "diff", "collective", "consistency", "schedules", "reproduce",
     "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve", "report",
+    "cache", "tile", "compress",
     "doctor", "limits", "calibrate", "score", "devices", "clusters", "models", "frameworks",
 )  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"

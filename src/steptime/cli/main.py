@@ -66,6 +66,15 @@ COMMANDS: Final = {
     ),
     "study": ("steptime.study.cli", "Run, resume and query many jobs from one file: sweeps of plans and machines."),
     "rules": ("steptime.rewrite.rules.cli", "Substitutions of tensor terms with their proofs: list, check, generate."),
+    "cache": (
+        "steptime.hierarchy.cli.cache",
+        "Simulate caches on access patterns: hits, causes of misses, reuse, predicted levels.",
+    ),
+    "tile": ("steptime.hierarchy.cli.tile", "The best tiles of a product at every level of a machine; warps."),
+    "compress": (
+        "steptime.hierarchy.cli.compress",
+        "Quantised, sparse and low-rank weights on a device: bytes, time, what pays.",
+    ),
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),

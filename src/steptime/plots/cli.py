@@ -15,7 +15,8 @@ def command(
         str,
         typer.Argument(
             metavar="KIND",
-            help="scaling, breakdown, memory, overview, roofline, scatter, heatmap, timeline, mesh or limits.",
+            help="scaling, breakdown, memory, overview, roofline, hierarchy, scatter, heatmap, timeline, mesh or "
+            "limits.",
         ),
     ],
     results: Annotated[

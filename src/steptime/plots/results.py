@@ -20,6 +20,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "profile": ("by_operator", "moved_bytes", "roofs"),
     "simulate": ("spent_by_rank_s", "pipeline_s"),
     "limits": ("latency_wall_flops", "curve"),
+    "tile": ("naive_bytes", "levels"),
     "estimate": ("step_time_s", "time", "memory", "plan"),
     "rows": ("rows",),
 }
@@ -29,6 +30,7 @@ WRITERS: Final[Mapping[str, str]] = {
     "profile": "steptime profile --json",
     "simulate": "steptime simulate --json --timeline",
     "limits": "steptime limits --curve --json",
+    "tile": "steptime tile matmul --device GPU --json",
     "estimate": "steptime estimate --json",
     "rows": "rows of a study as CSV, or as a JSON list of objects",
 }

@@ -72,6 +72,53 @@ def roofline(results: Sequence[Result]) -> Chart:
     return Chart(kind="roofline", title=title, panels=(panel,), notes=("the area of a point is its share of the time",))
 
 
+def hierarchical(results: Sequence[Result]) -> Chart:
+    """A tiled product at each boundary of memory: its intensity there, below the roof of the boundary.
+
+    Raises:
+        UserError: no boundary has a rate.
+    """
+    found = results[0]
+    timed = [i for i in range(len(found.items("levels"))) if found.has("levels", i, "below_Bps")]
+    if not timed or not found.has("peak_flops_per_s"):
+        raise UserError(f"{found.name}: no rates are in it", hint="a tile plan of a GPU has them")
+    peak = found.real("peak_flops_per_s")
+    points: Points = []
+    for i in timed:
+        flops, moved = found.real("flops"), found.real("levels", i, "traffic_bytes")
+        rate_Bps, name = found.real("levels", i, "below_Bps"), found.word("levels", i, "below")
+        if min(peak, flops, moved, rate_Bps) <= 0:
+            raise UserError(f"{found.name}: a rate or an amount of {name} is not above 0")
+        points.append((name, True, flops, moved, max(flops / peak, moved / rate_Bps)))
+    low = min(flops / moved for _, _, flops, moved, _ in points) / MARGIN
+    high = max(flops / moved for _, _, flops, moved, _ in points) * MARGIN
+    x = np.geomspace(low, high, 60)
+    roofs = [
+        Series(
+            name=f"{name} roof",
+            style="rule",
+            x=tuple(x.tolist()),
+            y=tuple(np.asarray(attainable_flops_per_s(x, peak, found.real("levels", i, "below_Bps"))).tolist()),
+        )
+        for i, (name, *_) in zip(timed, points, strict=True)
+    ]
+    tiles = Series(
+        name="tiles",
+        style="points",
+        x=tuple(flops / moved for _, _, flops, moved, _ in points),
+        y=tuple(flops / seconds for _, _, flops, _, seconds in points),
+        size=tuple(1.0 / len(points) for _ in points),
+        labels=tuple(f"from {name}" for name, *_ in points),
+    )
+    panel = Panel(
+        x=Axis(label="operations per byte across the boundary", unit="FLOP/B", log=True),
+        y=Axis(label="rate", unit="FLOP/s", log=True),
+        series=(*roofs, tiles),
+    )
+    title = f"tiled product in {found.word('dtype')} on {found.word('machine')}"
+    return Chart(kind="hierarchy", title=title, panels=(panel,), notes=("each point is limited by its own roof alone",))
+
+
 def _profiled(found: Result) -> Points:
     out: Points = []
     for i in range(len(found.items("by_operator"))):

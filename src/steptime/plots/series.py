@@ -15,7 +15,7 @@ from steptime.plots.charts import Axis, Chart, Panel, Series
 from steptime.plots.layouts import mesh, timeline, title_of
 from steptime.plots.limits import utilisation
 from steptime.plots.results import WRITERS, Result
-from steptime.plots.roofline import roofline
+from steptime.plots.roofline import hierarchical, roofline
 
 MOST_SERIES: Final = 7
 """Parts of a bar or systems of a chart that have a name of their own; what is smaller is added up."""
@@ -468,6 +468,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "memory": Kind(build=_alone(memory), takes=ESTIMATES, several=True, text="memory by terms against capacity"),
     "overview": Kind(build=_alone(overview), takes=ESTIMATES, several=True, text="breakdown and memory side by side"),
+    "hierarchy": Kind(
+        build=lambda results, _: hierarchical(results),
+        takes=("tile",),
+        several=False,
+        text="a tiled product at every level of memory below the roofs of each",
+    ),
     "roofline": Kind(
         build=_alone(roofline),
         takes=("profile", "estimate"),

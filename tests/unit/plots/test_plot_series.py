@@ -57,12 +57,21 @@ def limited() -> dict[str, Any]:
     return {"device": {"name": "d"}, "run": {"duration_s": 86400.0}, "latency_wall_flops": 1e27, "curve": [one]}
 
 
+def tiled() -> dict[str, Any]:
+    levels = [{"below": "L2", "below_Bps": None, "traffic_bytes": 5.0},
+              {"below": "shared memory", "below_Bps": 40.0, "traffic_bytes": 20.0},
+              {"below": "memory", "below_Bps": 4.0, "traffic_bytes": 1.0}]  # fmt: skip
+    return {"naive_bytes": 99.0, "levels": levels, "flops": 100.0, "peak_flops_per_s": 250.0, "dtype": "bf16",
+            "machine": "a"}  # fmt: skip
+
+
 ROWS = [{"cluster": c, "gpus": g, "step_time_s": s, "training_days": s * 10, "model": "m"}
         for c, g, s in (("a", 8, 8.0), ("a", 32, 4.0), ("b", 8, 4.0), ("b", 16, 2.0), ("a", 8, 9.0))]  # fmt: skip
 FULL: dict[str, Any] = {
     **dict.fromkeys(("breakdown", "memory", "overview", "mesh"), estimate()),
     **dict.fromkeys(("scaling", "heatmap"), ROWS),
     "roofline": profiled(), "scatter": search(), "timeline": simulated(), "limits": limited(),
+    "hierarchy": tiled(),
 }  # fmt: skip
 
 
@@ -237,6 +246,15 @@ def test_a_chart_is_plain_data():
 def test_what_cannot_be_drawn_is_named(kind, data, words):
     with pytest.raises(UserError, match=words):
         drawn(kind, *data)
+
+
+def test_a_tiled_product_stands_below_the_roof_of_each_boundary() -> None:
+    *roofs, points = drawn("hierarchy", tiled()).panels[0].series
+    assert [roof.name for roof in roofs] == ["shared memory roof", "memory roof"]
+    assert (points.x, points.y) == ((5.0, 100.0), (200.0, 250.0)), "5 FLOP/B at 40 B/s; 100 at 4, held to the peak"
+    assert max(roofs[1].y) == 250.0
+    with pytest.raises(UserError, match="no rates"):
+        drawn("hierarchy", tiled() | {"peak_flops_per_s": None})
 
 
 def test_no_damage_to_a_result_gives_anything_but_a_message():

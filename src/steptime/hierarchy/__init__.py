@@ -1,0 +1,1 @@
+"""The memory hierarchy: traces of memory accesses, simulated caches, reuse distances, predicted levels, tiles."""

@@ -1,0 +1,49 @@
+"""The simulator against pycachesim, exactly, on three traces; skipped where it is not installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from steptime.hierarchy.geometry import Hierarchy, hierarchy
+from steptime.hierarchy.simulate import simulate
+from steptime.hierarchy.traces import Shape, Trace, tiled_matmul, trace
+
+CASES: dict[str, tuple[Trace, str]] = {
+    "matmul": (tiled_matmul((48, 48, 48), (12, 12, 12), 8, packed=False), "4KiB:4,32KiB:8"),
+    "stream": (trace("stream", Shape(n=4000)), "4KiB:4,32KiB:8,256KiB:16"),
+    "histogram": (trace("histogram", Shape(n=20_000, table=1 << 14)), "4KiB:4,32KiB:8"),
+}
+
+
+def built(module: Any, caches: Hierarchy) -> Any:
+    """The same levels in pycachesim: write-back, write-allocate, least recently used, the last one at memory."""
+    levels: list[Any] = []
+    for level in reversed(range(len(caches.caches))):
+        cache = caches.caches[level]
+        below = {"store_to": levels[-1], "load_from": levels[-1]} if levels else {}
+        levels.append(module.Cache(f"L{level + 1}", cache.sets, cache.ways, cache.line_bytes, "LRU", **below))
+    memory = module.MainMemory()
+    memory.load_to(levels[0])
+    memory.store_from(levels[0])
+    return module.CacheSimulator(levels[-1], memory)
+
+
+@pytest.mark.skipif(
+    find_spec("cachesim") is None, reason="pycachesim is not installed (pip install pycachesim; AGPL, for tests alone)"
+)
+@pytest.mark.each("name", list(CASES))
+def test_counts_are_those_of_pycachesim(name: str) -> None:
+    module = import_module("cachesim")
+    made, text = CASES[name]
+    theirs = built(module, hierarchy(text))
+    for addresses, kinds in made.blocks():
+        for address, kind in zip(addresses.tolist(), kinds.tolist(), strict=True):
+            (theirs.store if kind & 1 else theirs.load)(address, length=8)
+    stats = {row["name"]: row for row in theirs.stats()}
+    for level in simulate(made, hierarchy(text)).levels:
+        assert level.misses + level.write_back_misses == stats[level.name]["MISS_count"]
+        assert level.write_backs == stats[level.name]["EVICT_count"]
