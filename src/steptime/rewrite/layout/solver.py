@@ -105,9 +105,7 @@ def _drop(problem: Assignment, alive: list[list[int]], vertex: int, slots: Seque
 
 
 def _beats(a: Option, b: Option, wanted: Sequence[tuple[int, set[frozenset[int]]]]) -> bool:
-    """Whether ``a`` is at least as cheap as ``b``, serves its readers and asks for no more."""
-    if a.cost > b.cost:
-        return False
+    """Whether ``a``, which costs no more than ``b``, serves its readers and asks for no more."""
     for index, sets in wanted:
         if a.gives[index] != b.gives[index] and any(
             b.gives[index] in each and a.gives[index] not in each for each in sets
