@@ -296,6 +296,8 @@ PASSES: Final = (
         source=METAFLOW,
         find=_merged,
         modes=("inference",),
+        touches=frozenset({"convolution"}),
+        keeps_convolutions=True,
     ),
     Pass(
         name="enlarged kernel",
@@ -305,6 +307,8 @@ PASSES: Final = (
         source=METAFLOW,
         find=_enlarged,
         modes=("inference",),
+        touches=frozenset({"convolution"}),
+        keeps_convolutions=True,
     ),
     Pass(
         name="sum of convolutions",
@@ -315,6 +319,8 @@ PASSES: Final = (
         find=_sums,
         modes=("inference",),
         reorders=True,
+        touches=frozenset({"convolution", "add"}),
+        keeps_convolutions=True,
     ),
     Pass(
         name="fewer groups",
@@ -324,6 +330,8 @@ PASSES: Final = (
         source=TASO,
         find=_fewer_groups,
         modes=("inference",),
+        touches=frozenset({"convolution"}),
+        keeps_convolutions=True,
     ),
     Pass(
         name="convolution + ReLU",
@@ -334,6 +342,8 @@ PASSES: Final = (
         find=_conv_relu,
         modes=("inference",),
         only_cuda=True,
+        touches=frozenset({"convolution", "relu"}),
+        keeps_convolutions=True,
     ),
     Pass(
         name="sum of products",
@@ -344,6 +354,7 @@ PASSES: Final = (
         find=_product_sums,
         modes=("inference",),
         reorders=True,
+        touches=frozenset({"mm", "addmm", "add"}),
     ),
     Pass(
         name="shared weight",
@@ -353,6 +364,7 @@ PASSES: Final = (
         source=TASO,
         find=_shared_weights,
         modes=("inference",),
+        touches=frozenset({"mm", "addmm"}),
     ),
     Pass(
         name="joined maps",
@@ -361,6 +373,7 @@ PASSES: Final = (
         makes="the operator of the concatenation",
         source=TASO,
         find=_concatenated,
+        touches=POINTWISE | {"cat", "mm"},
     ),
     Pass(
         name="joined slices",
@@ -370,5 +383,6 @@ PASSES: Final = (
         source=TASO,
         find=_whole,
         tidy=True,
+        touches=frozenset({"cat", "slice"}),
     ),
 )

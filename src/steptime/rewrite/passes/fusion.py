@@ -8,7 +8,7 @@ from typing import Final
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.rewrite.flow import AGAIN, Flow
-from steptime.rewrite.fused import fuse, is_map
+from steptime.rewrite.fused import OPERATIONS, fuse, is_map
 from steptime.rewrite.scene import Match, Pass, Scene, shape_text
 
 MOST_MEMBERS: Final = 64
@@ -143,6 +143,7 @@ FUSION: Final = Pass(
     source="seed document on fusion; PyTorch Inductor",
     find=_chains,
     fuses=True,
+    touches=frozenset(OPERATIONS),
 )
 
 RECOMPUTE: Final = Pass(
