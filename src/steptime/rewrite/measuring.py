@@ -32,7 +32,7 @@ def paired(before: Flow, after: Flow, budget_s: float = BUDGET_S, backend: str =
     Raises:
         UserError: an operator cannot be run here.
     """
-    runs = [_runner(flow, backend) for flow in (before, after)]
+    runs = [runner(flow, backend) for flow in (before, after)]
     times: list[list[float]] = [[], []]
     for run in runs:
         run()
@@ -46,7 +46,13 @@ def paired(before: Flow, after: Flow, budget_s: float = BUDGET_S, backend: str =
     return median(times[0]), median(times[1])
 
 
-def _runner(flow: Flow, backend: str) -> Callable[[], object]:
+def runner(flow: Flow, backend: str) -> Callable[[], object]:
+    """A function that runs a graph once on random inputs, on one thread.
+
+    Args:
+        flow: the graph.
+        backend: ``eager``, or ``onnxruntime``.
+    """
     import torch
 
     from steptime.rewrite.export_torch import graph_module

@@ -25,6 +25,8 @@ from steptime.rewrite.flow import FUSED, Flow, substituted
 from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective
+from steptime.rewrite.search.control import Report
+from steptime.rewrite.search.run import Options, Searched, check_options, searched
 from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
 
 SUFFIXES: Final = (".py", ".onnx")
@@ -44,6 +46,8 @@ class Rewriting:
     checked: Check | None = None
     """None: it was not run, since nothing was written."""
     notes: tuple[str, ...] = ()
+    searched: Searched | None = None
+    """What a search says of itself, where one was asked for."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the whole graph before and after on this machine, where they were measured."""
 
@@ -128,6 +132,7 @@ class Rewriting:
             "opaque": self.opaque(),
             "check": None if self.checked is None else asdict(self.checked) | {"passed": self.checked.passed},
             "measured": dict(self.measured),
+            "search": None if self.searched is None else self.searched.to_json(),
             "notes": list(self.notes),
             "provenance": {"captured_by": self.traced.program.source, "device_source": self.device.title},
         }
@@ -178,6 +183,8 @@ def rewrite(
     optimizer: str | None = CAPTURED_DEFAULT,
     loss: str | None = None,
     dims: Mapping[str, int] | None = None,
+    search: Options | None = None,
+    report: Report | None = None,
 ) -> Rewriting:
     """Find a cheaper equivalent graph of a model, and write it where asked to.
 
@@ -197,11 +204,16 @@ def rewrite(
         optimizer: name of the optimiser, in training.
         loss: name of the loss, in training.
         dims: sizes of the named dims of an ONNX file.
+        search: a search and its options; its objective, passes and the rest are then those of this call.
+        report: called by a search on the way.
 
     Raises:
         UserError: the model cannot be captured, an option does not apply, or the rewritten graph differs.
     """
     check_output(output)
+    if search is not None:
+        search = replace(search, objective=objective, everything=everything, passes=passes, measured=measure)
+        check_options(search)
     target = device_within(name_or_path("device", device))
     named = name_or_path("model", model, "name the factory that makes the module: 'file.py:factory'")
     own = {"batch": batch, "seq": seq, "input": inputs, "dtype": dtype}
@@ -225,6 +237,8 @@ def rewrite(
         measure=measure,
         output=output,
         notes=notes,
+        search=search,
+        report=report,
     )
 
 
@@ -270,6 +284,8 @@ def rewritten_of(
     measure: bool = False,
     output: Path | None = None,
     notes: tuple[str, ...] = (),
+    search: Options | None = None,
+    report: Report | None = None,
 ) -> Rewriting:
     """:func:`rewrite` of a model that was traced before."""
     timing: Measure | None = None
@@ -277,10 +293,17 @@ def rewritten_of(
         from steptime.rewrite.measuring import gain_here
 
         timing = gain_here
-    found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
+    seen = None if search is None else searched(traced.flow, device, search, report)
+    if seen is None:
+        found = apply_passes(
+            traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing
+        )
+    else:
+        found = seen.rewritten
     done = Rewriting(
-        name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes
-    )
+        name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes,
+        searched=seen,
+    )  # fmt: skip
     if measure:
         from steptime.rewrite.measuring import paired
 
