@@ -25,7 +25,6 @@ from steptime.rewrite.flow import FUSED, Flow, substituted
 from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective
-from steptime.rewrite.search.control import Report
 from steptime.rewrite.search.run import Options, Searched, check_options, searched
 from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
 
@@ -184,7 +183,6 @@ def rewrite(
     loss: str | None = None,
     dims: Mapping[str, int] | None = None,
     search: Options | None = None,
-    report: Report | None = None,
 ) -> Rewriting:
     """Find a cheaper equivalent graph of a model, and write it where asked to.
 
@@ -205,7 +203,6 @@ def rewrite(
         loss: name of the loss, in training.
         dims: sizes of the named dims of an ONNX file.
         search: a search and its options; its objective, passes and the rest are then those of this call.
-        report: called by a search on the way.
 
     Raises:
         UserError: the model cannot be captured, an option does not apply, or the rewritten graph differs.
@@ -228,7 +225,7 @@ def rewrite(
             raise UserError("--dim sets open sizes of ONNX files", hint="give --batch, --seq or --input")
         found = target_of(named, own, with_memory=measure or output is not None)
         traced, notes = _recorded(found, target, training, optimizer, loss, runs=measure or output is not None)
-    return rewritten_of(
+    done = rewritten_of(
         traced,
         target,
         objective=objective,
@@ -236,10 +233,9 @@ def rewrite(
         passes=passes,
         measure=measure,
         output=output,
-        notes=notes,
         search=search,
-        report=report,
     )
+    return replace(done, notes=notes)
 
 
 def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Target:
@@ -283,9 +279,7 @@ def rewritten_of(
     passes: Sequence[str] = (),
     measure: bool = False,
     output: Path | None = None,
-    notes: tuple[str, ...] = (),
     search: Options | None = None,
-    report: Report | None = None,
 ) -> Rewriting:
     """:func:`rewrite` of a model that was traced before."""
     timing: Measure | None = None
@@ -293,17 +287,15 @@ def rewritten_of(
         from steptime.rewrite.measuring import gain_here
 
         timing = gain_here
-    seen = None if search is None else searched(traced.flow, device, search, report)
+    seen = None if search is None else searched(traced.flow, device, search)
     if seen is None:
         found = apply_passes(
             traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing
         )
     else:
         found = seen.rewritten
-    done = Rewriting(
-        name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes,
-        searched=seen,
-    )  # fmt: skip
+    name = traced.flow.name
+    done = Rewriting(name=name, traced=traced, rewritten=found, device=device, objective=objective, searched=seen)
     if measure:
         from steptime.rewrite.measuring import paired
 

@@ -100,7 +100,7 @@ def command(
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT
     from steptime.captured.cli.profile import parse_dims
-    from steptime.rewrite.cli.searching import options_of, progress
+    from steptime.rewrite.cli.searching import options_of
     from steptime.rewrite.engine import objective_named
     from steptime.rewrite.rewriting import rewrite
 
@@ -110,7 +110,6 @@ def command(
         model,
         device,
         search=options,
-        report=progress(),
         objective=objective_named(objective),
         training=training,
         everything=everything,

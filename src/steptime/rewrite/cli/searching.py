@@ -39,6 +39,7 @@ def options_of(
         weights=named,
         limits=_numbers("--limit", limits),
         limit_s=limit_s,
+        report=progress(),
     )
 
 

@@ -1,10 +1,9 @@
-"""Moves of searches: convolutions and products merged, enlarged and joined. Some cost more, and make others possible."""
+"""Moves of searches: convolutions and products merged, enlarged, joined. Some cost more, and make others possible."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-
 from typing import Final
 
 from steptime.captured.aten import layers, maths, views
@@ -79,7 +78,9 @@ def _merged(scene: Scene) -> Iterator[Match]:
     for members in found.values():
         if len(members) > 1:
             x = members[0].inputs[0]
-            weight, *bias = (_joined(scene, [node.inputs[n] for node in members]) for n in range(1, len(members[0].inputs)))
+            weight, *bias = (
+                _joined(scene, [node.inputs[n] for node in members]) for n in range(1, len(members[0].inputs))
+            )
             whole = _again(scene, members[0], (x, weight, next(iter(bias), None)))
             widths = TensorType(tuple(node.outputs[0].shape[1] for node in members), x.type.dtype)
             what = f"{shape_text(x.type)} to channels {shape_text(widths)}"
@@ -236,7 +237,9 @@ def _concatenated(scene: Scene) -> Iterator[Match]:
         if len(parts) < 2 or not all(scene.only_use(part) for part in parts) or any(p.index for p in parts):
             continue
         first, dim = parts[0].node, views.wrap(int(str(node.attribute("dim", 0))), node.outputs[0].rank)
-        same = all((p.node.op, p.node.attributes, p.node.names) == (first.op, first.attributes, first.names) for p in parts)
+        same = all(
+            (p.node.op, p.node.attributes, p.node.names) == (first.op, first.attributes, first.names) for p in parts
+        )
         alike = same and all(p.type.dtype == p.node.inputs[0].type.dtype for p in parts if p.node.inputs)
         made: Value | None = None
         if alike and first.op in POINTWISE and len(first.inputs) == 1 and not scene.is_weight(parts[0]):

@@ -343,9 +343,7 @@ def _fits(mask: Value | None, scores: tuple[int, ...]) -> bool:
     return mask.type.rank <= 4 and all(have in (1, want) for have, want in zip(padded, scores, strict=True))
 
 
-_READ: Final = frozenset(
-    {*OPERATIONS, *VIEWS, "sum", "amax", "max", "mean", "var", "clone", "bmm", "_softmax"}
-)
+_READ: Final = frozenset({*OPERATIONS, *VIEWS, "sum", "amax", "max", "mean", "var", "clone", "bmm", "_softmax"})
 """Operators that layers are written out in."""
 
 PASSES: Final = (

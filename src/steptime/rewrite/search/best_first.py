@@ -53,6 +53,8 @@ class _Search:
     best_cost: float
     way: Way | None = None
     popped: int = 0
+    told: int = 0
+    """Graphs that were reported."""
     _heap: list[tuple[float, int, Flow, Way | None, Move | None]] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
     _numbers: count[int] = field(default_factory=count)
@@ -74,8 +76,8 @@ class _Search:
             if self.popped >= budget:
                 return f"budget of {budget:,} graphs"
             self._follow(flow, way, move)
-            if self.popped % 16 == 0:
-                control.saw(name, 0, self.best_cost)
+            control.saw(name, self.space.graphs - self.told, self.best_cost)
+            self.told = self.space.graphs
         return "nothing left below alpha times the best"
 
     def _follow(self, flow: Flow, way: Way | None, move: Move | None) -> None:
@@ -131,7 +133,6 @@ def best_first(
     search = _Search(space=space, price=price, alpha=alpha, growth=growth, best=flow, best_cost=price(flow))
     search.start(flow)
     why = search.run(budget, control, name)
-    control.saw(name, space.graphs, search.best_cost)
     return Found(
         flow=search.best, cost=search.best_cost, bound=0.0, graphs=space.graphs, stop=why, path=path_of(search.way)
     )

@@ -1,11 +1,11 @@
 r"""How cheap a graph can be that the moves reach: a bound for every search.
 
-**Islands.** A *barrier* is an operator that no move touches (:attr:`~steptime.rewrite.scene.Pass.touches`): none removes
-it, or looks through it. Cut the graph at the results of barriers; nodes are in one island if one reads the other across
-no barrier, or if both read the same value that is not constant, or if both are products with the same weight.
+**Islands.** A *barrier* is an operator that no move touches (:attr:`~steptime.rewrite.scene.Pass.touches`): none
+removes it, or looks through it. Cut the graph at the results of barriers; nodes are in one island if one reads the
+other across no barrier, if both read the same value that is not constant, or if both are products with the same weight.
 
-1. A match is connected by data that pass no barrier, by a shared input, or by a shared weight; so it lies in one island,
-   and what it makes reads only what the island reads.
+1. A match is connected by data that pass no barrier, by a shared input, or by a shared weight; so it lies in one
+   island, and what it makes reads only what the island reads.
 2. Two nodes of different islands never become one. The first to do so would read the same values; these are constant or
    of the border, and islands share no value of the border.
 3. What an output depends on by a path without a slice stays: moves keep the function.
@@ -50,8 +50,8 @@ GRAPHS: Final = 1024
 LARGEST: Final = 64
 """Nodes of an island that is tried."""
 NARROWING: Final = frozenset(
-    "slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind as_strided diagonal unfold "
-    "index index_select gather embedding narrow where".split()
+    {"slice", "select", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "as_strided"}
+    | {"diagonal", "unfold", "index", "index_select", "gather", "embedding", "narrow", "where"}
 )
 """Operators whose result may leave parts of an input out."""
 PRODUCTS: Final = ("mm", "addmm", "bmm", "convolution", CONV_RELU)

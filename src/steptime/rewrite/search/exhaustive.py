@@ -11,8 +11,9 @@ from steptime.rewrite.search.control import Control
 from steptime.rewrite.search.problem import Found, Move, Problem
 from steptime.rewrite.search.space import EPSILON, Space
 
+LIMIT: Final = "limit of"
 CLOSED: Final = "every reachable graph was priced"
-MOST_GRAPHS: Final = 20_000
+MOST_GRAPHS: Final = 10_000
 
 
 def exhaustive(problem: Problem, most: int = MOST_GRAPHS, control: Control | None = None) -> Found:
@@ -33,15 +34,16 @@ def exhaustive(problem: Problem, most: int = MOST_GRAPHS, control: Control | Non
     seen: set[object] = {Space.key(start)}
     best, best_cost, best_way = start, problem.cost.of_graph(start), None
     stop: str | None = None
+    told = 0
     while waiting and stop is None:
         flow, way = waiting.popleft()
         scene = problem.scene(flow)
-        for row, match in ((row, match) for row in space.rows for match in row.find(scene)):
+        for row, match in ((each, match) for each in space.rows for match in each.find(scene)):
             made = space.made(flow, match)
             if made is None or (key := Space.key(made)) in seen:
                 continue
             if len(seen) >= most:
-                stop = f"limit of {most:,} graphs"
+                stop = f"{LIMIT} {most:,} graphs"
                 break
             seen.add(key)
             reached = Way(Move(row=row, flow=flow, match=match), way)
@@ -50,9 +52,8 @@ def exhaustive(problem: Problem, most: int = MOST_GRAPHS, control: Control | Non
             if cost < best_cost * (1 - EPSILON):
                 best, best_cost, best_way = made, cost, reached
         stop = stop or control.why()
-        if len(seen) % 64 == 0:
-            control.saw("exhaustive", 0, best_cost)
-    control.saw("exhaustive", len(seen), best_cost)
+        control.saw("exhaustive", len(seen) - told, best_cost)
+        told = len(seen)
     closed = stop is None
     return Found(
         flow=best,

@@ -25,6 +25,15 @@ Inner = Callable[[Problem], Found]
 """Search of one part."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What becomes of all parts of a kind."""
+
+    replacements: dict[Value, Value]
+    over: dict[Node, tuple[int | None, ...]]
+    moves: list[Move]
+
+
 @dataclass(kw_only=True)
 class Parted:
     """Parts of one problem, and what was found of each kind."""
@@ -49,7 +58,7 @@ class Parted:
             if len(nodes) > 1:
                 region = cut(flow, nodes)
                 groups[region.key, id(inner)].append(region)
-        changes: list[tuple[dict[Value, Value], list[Move]]] = []
+        changes: list[_Change] = []
         for key, regions in groups.items():
             if self.control.why():
                 break
@@ -57,10 +66,12 @@ class Parted:
             if not found.path:
                 continue
             moves = [replace(move, count=move.count * len(regions)) for move in found.path]
-            replacements: dict[Value, Value] = {}
+            replacements, over = dict[Value, Value](), dict[Node, tuple[int | None, ...]]()
             for region in regions:
-                replacements |= put_back(region, found.flow, own, self.problem.folds)
-            changes.append((replacements, moves))
+                values, places = put_back(region, found.flow, own, self.problem.folds)
+                replacements |= values
+                over |= places
+            changes.append(_Change(replacements, over, moves))
         return self._joined(flow, changes)
 
     def _found(self, key: object, region: Region, inner: Inner) -> tuple[Found, Folds]:
@@ -75,30 +86,36 @@ class Parted:
             self.kinds += 1
         return known
 
-    def _joined(self, flow: Flow, changes: list[tuple[dict[Value, Value], list[Move]]]) -> tuple[Flow, tuple[Move, ...]]:
+    def _joined(self, flow: Flow, changes: list[_Change]) -> tuple[Flow, tuple[Move, ...]]:
         """All changes together; where they cannot be, or together cost more, one after the other."""
         space, path = Space(problem=self.problem), list[Move]()
         cost = space.cost(flow)
-        whole = {old: new for replacements, _ in changes for old, new in replacements.items()}
-        made = self._made(space, flow, whole)
+        made = self._made(space, flow, changes)
         if made is not None and space.cost(made) < cost * (1 - EPSILON):
-            return made, tuple(move for _, moves in changes for move in moves)
-        taken: dict[Value, Value] = {}
+            return made, tuple(move for change in changes for move in change.moves)
+        taken: list[_Change] = []
         best = flow
-        for replacements, moves in changes:
-            made = self._made(space, flow, {**taken, **replacements})
+        for change in changes:
+            made = self._made(space, flow, [*taken, change])
             after = cost if made is None else space.cost(made)
             if made is not None and after < cost * (1 - EPSILON):
                 best, cost = made, after
-                taken |= replacements
-                path += moves
+                taken.append(change)
+                path += change.moves
         return best, tuple(path)
 
-    def _made(self, space: Space, flow: Flow, replacements: dict[Value, Value]) -> Flow | None:
+    def _made(self, space: Space, flow: Flow, changes: Sequence[_Change]) -> Flow | None:
+        replacements, over = dict[Value, Value](), dict(flow.over)
+        for change in changes:
+            replacements |= change.replacements
+            over |= change.over
+        if not replacements:
+            return None
         try:
-            return space.tidied(substituted(flow, replacements, self.problem.folds.definitions)) if replacements else None
+            made = substituted(replace(flow, over=over), replacements, self.problem.folds.definitions)
         except RefusedError:
             return None
+        return space.tidied(made)
 
 
 def seams(flow: Flow, members: Sequence[Sequence[Node]]) -> list[list[Node]]:

@@ -165,4 +165,4 @@ class Found:
     @property
     def gap(self) -> float:
         """How far the cost is above the bound, as a part of the cost."""
-        return (self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
+        return max(self.cost - self.bound, 0.0) / self.cost if self.cost > 0 else 0.0

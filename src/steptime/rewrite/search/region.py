@@ -58,9 +58,7 @@ def cut(flow: Flow, members: Collection[Node]) -> Region:
         inputs=tuple(value for value in cutter.sources if value.node.op == "input"),
     )
     phases = tuple(place.phase for place in places.values())
-    return Region(
-        flow=part, sources=cutter.sources, outputs=outputs, key=(part.outputs, phases, tuple(over.items()))
-    )
+    return Region(flow=part, sources=cutter.sources, outputs=outputs, key=(part.outputs, phases, tuple(over.items())))
 
 
 def _with_constants(flow: Flow, inside: set[Node]) -> list[Node]:
@@ -112,8 +110,11 @@ class _Cutter:
         return found
 
 
-def put_back(region: Region, found: Flow, own: Folds, folds: Folds) -> dict[Value, Value]:
-    """What takes the place of the values of a part.
+Over = Mapping[Node, tuple[int | None, ...]]
+
+
+def put_back(region: Region, found: Flow, own: Folds, folds: Folds) -> tuple[dict[Value, Value], Over]:
+    """What takes the place of the values of a part, and which of the new nodes run in place.
 
     Args:
         region: the part where it is.
@@ -123,6 +124,7 @@ def put_back(region: Region, found: Flow, own: Folds, folds: Folds) -> dict[Valu
     """
     nodes = region.flow.nodes
     made: dict[Value, Value] = dict(region.sources)
+    over: dict[Node, tuple[int | None, ...]] = {}
 
     def value(wanted: Value) -> Value:
         for node in topological([wanted.node]):
@@ -135,7 +137,9 @@ def put_back(region: Region, found: Flow, own: Folds, folds: Folds) -> dict[Valu
                 continue
             for index, each in enumerate(retyped(nodes, node, tuple(made[v] for v in node.inputs))):
                 made[node.value(index)] = each
+                if node in found.over:
+                    over[each.node] = found.over[node]
         return made[wanted]
 
-    return {old: value(new) for old, new in zip(region.outputs, found.outputs, strict=True) if value(new) != old}
-
+    pairs = [(old, value(new)) for old, new in zip(region.outputs, found.outputs, strict=True)]
+    return {old: new for old, new in pairs if new != old}, over

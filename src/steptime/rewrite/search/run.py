@@ -19,7 +19,7 @@ from steptime.rewrite.search.best_first import ALPHA, BUDGET, taso
 from steptime.rewrite.search.bounds import Bound, lower_bound
 from steptime.rewrite.search.control import Control, Report
 from steptime.rewrite.search.decided import decide
-from steptime.rewrite.search.exhaustive import exhaustive
+from steptime.rewrite.search.exhaustive import LIMIT, exhaustive
 from steptime.rewrite.search.parted import metaflow
 from steptime.rewrite.search.problem import METRICS, CostModel, Found, Metric, Problem, time_weights
 from steptime.rewrite.search.recommended import recommended
@@ -38,7 +38,7 @@ ROUNDS: Final = 3
 
 def _later(place: str) -> Search:
     """A search that is imported when it runs."""
-    return lambda problem, alpha, budget, control: loaded(place)(problem)  # type: ignore[no-any-return]
+    return lambda problem, alpha, budget, control: loaded(place)(problem)
 
 
 SEARCHES: Final[dict[str, Search]] = {
@@ -69,6 +69,8 @@ class Options:
     measured: bool = False
     """Operators are timed on this machine."""
     limit_s: float | None = None
+    report: Report | None = None
+    """Called on the way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +124,13 @@ def moves_of(flow: Flow, device: Device, options: Options) -> tuple[Pass, ...]:
     return tuple(row for row in MOVES if row in chosen and is_legal(row, flow, device, memory, everything=False))
 
 
-def searched(flow: Flow, device: Device, options: Options, report: Report | None = None) -> Searched:
+def searched(flow: Flow, device: Device, options: Options) -> Searched:
     """Search a cheaper graph.
 
     Args:
         flow: the graph.
         device: what it runs on.
         options: which search, and what is to be small.
-        report: called on the way.
 
     Time is a soft maximum of the device's and the host's, which is no sum over operators: it is searched under its
     tangent plane at the graph, then under the one at the graph that was found, until that gains no more. The plane is
@@ -140,7 +141,7 @@ def searched(flow: Flow, device: Device, options: Options, report: Report | None
     """
     check_options(options)
     prices = Prices(FusedTimer(device=device), CUDA_ROUNDING_BYTES if device.runs_cuda else 1)
-    control = Control(limit_s=options.limit_s, report=report)
+    control = Control(limit_s=options.limit_s, report=options.report)
     by_time = not options.weights and options.objective == "time" and not options.measured
     problem = Problem(
         flow=flow,
@@ -151,10 +152,12 @@ def searched(flow: Flow, device: Device, options: Options, report: Report | None
     with control.stops_at_interrupt():
         problem, found = _rounds(problem, device, options, control, by_time=by_time)
         bound = lower_bound(problem, control)
-    found = replace(found, bound=max(found.bound, min(bound.cost, found.cost)))
+    # A part may have a chain or siblings that are no match of the whole graph; then the bound is not of what was found.
+    below = bound.cost if bound.cost <= found.cost * (1 + EPSILON) else 0.0
+    found = replace(found, bound=max(found.bound, below))
     found, steps = decide(problem, found, everything=options.everything, by_time=by_time)
     steps = _template(flow, device, options).steps if options.search == TEMPLATE else merged(steps)
-    weights: dict[str, float] = dict(problem.cost.weights)
+    weights: dict[str, float] = {**problem.cost.weights}
     if problem.cost.peak_weight:
         weights[PEAK] = problem.cost.peak_weight
     return Searched(
@@ -170,7 +173,7 @@ def searched(flow: Flow, device: Device, options: Options, report: Report | None
 
 def _model(prices: Prices, flow: Flow, options: Options) -> CostModel:
     """Weights and limits of metrics."""
-    given: dict[str, float] = dict(options.weights) or _weights(prices, flow, options)
+    given: dict[str, float] = {**options.weights} or _weights(prices, flow, options)
     limits = dict(options.limits)
     peak_weight, peak_limit = given.pop(PEAK, 0.0), limits.pop(PEAK, None)
     timed = options.measured or "measured_s" in (*given, *limits)
@@ -211,7 +214,7 @@ def _rounds(
         now = moved.cost.guided(found.flow)
         settled = abs(now - found.cost) <= WORTH * now
         problem, found = moved, replace(found, cost=now, bound=0.0)
-        if settled or control.why() or options.search == TEMPLATE:
+        if settled or control.why() or options.search == TEMPLATE or found.stop.startswith(LIMIT):
             break
         other = _run(problem, device, options, control)
         graphs = found.graphs + other.graphs

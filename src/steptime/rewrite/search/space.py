@@ -1,4 +1,4 @@
-"""The graphs next to a graph: matches of the moves, priced by what they remove and add, and made when they are wanted."""
+"""The graphs next to a graph: matches of the moves, priced by what they remove and add, and made when wanted."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Space:
         return flow
 
     def descended(self, flow: Flow, rows: Iterable[Pass] | None = None) -> tuple[Flow, tuple[Move, ...]]:
-        """Follow moves that lower the cost, all matches of a row at once, until none does; a graph and the way to it."""
+        """Follow moves that lower the cost, all matches of a row at once, until none does: a graph and its way."""
         cost, path = self.cost(flow), list[Move]()
         chosen = self.rows if rows is None else tuple(rows)
         for _ in range(ROUNDS):
@@ -120,7 +120,7 @@ class Space:
 
     def _one(self, flow: Flow, cost: float, row: Pass) -> tuple[Flow, float, list[Move]]:
         """One row: its matches that pay and do not touch each other, together; else the best of them alone."""
-        paying = []
+        paying: list[tuple[float, int, Match]] = []
         for match in row.find(self.problem.scene(flow)):
             after = self.priced(flow, cost, match)
             if after is not None and after < cost * (1 - EPSILON):

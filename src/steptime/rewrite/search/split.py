@@ -60,7 +60,7 @@ def minimum_cut(nodes: Sequence[Node], weights: Mapping[Node, int]) -> set[Node]
     r"""The earlier of two parts, which the fewest matches span; each part has at least a third of the nodes.
 
     Each node $v$ is two, joined by an edge with capacity $1 + m_v$ ($m_v$ matches have it); edges between nodes have no
-    limit, and none leads back. The cut goes through nodes. Source: Jia et al., MetaFlow, SysML 2019, section 5.
+    limit, and none leads back. The cut goes through nodes; without SciPy it is in the middle. Source: Jia et al., MetaFlow, SysML 2019, section 4.
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> table, row = Nodes(), TensorType((4,), "fp32")
@@ -73,9 +73,15 @@ def minimum_cut(nodes: Sequence[Node], weights: Mapping[Node, int]) -> set[Node]
     ['exp', 'log', 'tanh']
     """
     import numpy as np
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+    try:
+        from scipy.sparse import csr_array  # type: ignore[import-untyped,unused-ignore]
+        from scipy.sparse.csgraph import (  # type: ignore[import-untyped,unused-ignore]
+            breadth_first_order,
+            maximum_flow,
+        )
+    except ImportError:
+        return set(nodes[: len(nodes) // 2])
     number = {node: n for n, node in enumerate(nodes)}
     size, unlimited = len(nodes), 10**6
     source, sink = 2 * size, 2 * size + 1
@@ -103,9 +109,7 @@ def minimum_cut(nodes: Sequence[Node], weights: Mapping[Node, int]) -> set[Node]
 def narrow(flow: Flow, nodes: Sequence[Node]) -> list[list[Node]]:
     """Nodes in segments, between places that fewer values pass than around them."""
     alive = _alive(flow, nodes)
-    ends = [
-        n for n in range(len(nodes) - 1) if alive[n] <= min(alive[max(n - WINDOW, 0) : n + WINDOW + 1], default=0)
-    ]
+    ends = [n for n in range(len(nodes) - 1) if alive[n] <= min(alive[max(n - WINDOW, 0) : n + WINDOW + 1], default=0)]
     starts = [0, *(n + 1 for n in ends)]
     return [list(nodes[a:b]) for a, b in zip(starts, [*starts[1:], len(nodes)], strict=True) if a < b]
 
