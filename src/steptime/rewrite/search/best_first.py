@@ -93,7 +93,7 @@ class _Search:
         cost = self.price(flow)
         if cost < self.best_cost * (1 - EPSILON):
             self.best, self.best_cost, self.way = flow, cost, way
-        if (way is not None and cost >= self.alpha * self.best_cost) or operators(flow) > self._most:
+        if cost > self.alpha * self.best_cost * (1 + EPSILON) or operators(flow) > self._most:
             return
         self.popped += 1
         for each in self.space.candidates(flow, cost):

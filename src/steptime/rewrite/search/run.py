@@ -81,7 +81,7 @@ class Searched:
     rewritten: Rewritten = field(repr=False)
     found: Found
     start: float
-    """Cost of the graph as it was, by the same weights."""
+    """Cost of the graph as it was."""
     weights: Mapping[str, float]
     bound: Bound
     broken: bool = False
@@ -151,7 +151,7 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
     )
     with control.stops_at_interrupt():
         problem, found = _rounds(problem, device, options, control, by_time=by_time)
-        bound = lower_bound(problem, control)
+        bound = _bound(problem, found, control, by_time=by_time)
     # A part may have a chain or siblings that are no match of the whole graph; then the bound is not of what was found.
     below = bound.cost if bound.cost <= found.cost * (1 + EPSILON) else 0.0
     found = replace(found, bound=max(found.bound, below))
@@ -164,7 +164,7 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
         options=options,
         rewritten=Rewritten(before=flow, after=found.flow, steps=steps, prices=prices),
         found=found,
-        start=problem.cost.guided(flow),
+        start=_time(prices, flow) if by_time else problem.cost.guided(flow),
         weights=weights,
         bound=bound,
         broken=problem.cost.excess(found.flow) > 0,
@@ -223,6 +223,18 @@ def _rounds(
         if not better:
             break
     return problem, found
+
+
+def _bound(problem: Problem, found: Found, control: Control, *, by_time: bool) -> Bound:
+    """The highest bound under several planes below the time, each of which is one of it."""
+    best = lower_bound(problem, control)
+    tangent = time_weights(problem.cost.prices, problem.flow)
+    planes: tuple[Mapping[Metric, float], ...] = (tangent, {"device_s": 1.0}, {"host_s": 1.0})
+    for weights in planes if by_time and best.cost < found.cost * (1 - WORTH) else ():
+        moved = replace(problem, cost=replace(problem.cost, weights=weights, _sums={}))
+        other = lower_bound(moved, control)
+        best = max(best, other, key=lambda each: each.cost)
+    return best
 
 
 def _time(prices: Prices, flow: Flow) -> float:
