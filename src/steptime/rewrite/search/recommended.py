@@ -22,6 +22,8 @@ PART_GRAPHS: Final = 256
 """Graphs that are made before the set of a small graph, or of a part, counts as too large to close."""
 PART_BUDGET: Final = 128
 """Graphs that are followed in a part by best-first."""
+WHOLE: Final = 4 * MOST
+"""Operators up to which the whole graph is searched best-first too, as TASO does."""
 ROUNDS: Final = 3
 """Times that parts and seams are searched again after a change."""
 
@@ -64,13 +66,13 @@ def recommended(
         ways += [_finished(space, _improved(parted, way, alpha)) for way in ways[:2]]
         graphs, kinds = graphs + parted.graphs, kinds + parted.kinds
     if not control.why():
-        other = metaflow(problem, alpha, PART_BUDGET, control)
+        other = metaflow(problem, alpha, budget, control)
         graphs += other.graphs
         ways.append(_finished(space, (other.flow, other.path)))
-    if operators(flow) <= MOST and not control.why():
+    if operators(flow) <= WHOLE and not control.why():
         other = best_first(problem, alpha=alpha, budget=budget, control=control, name="whole graph")
         graphs += other.graphs
-        ways.append((other.flow, other.path))
+        ways.append(_finished(space, (other.flow, other.path)))
     best, path = min(ways, key=lambda way: space.cost(way[0]))
     return Found(
         flow=best,

@@ -157,7 +157,7 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
     found = replace(found, bound=max(found.bound, below))
     found, steps = decide(problem, found, everything=options.everything, by_time=by_time)
     steps = _template(flow, device, options).steps if options.search == TEMPLATE else merged(steps)
-    weights: dict[str, float] = {**problem.cost.weights}
+    weights: dict[str, float] = {str(name): value for name, value in problem.cost.weights.items()}
     if problem.cost.peak_weight:
         weights[PEAK] = problem.cost.peak_weight
     return Searched(

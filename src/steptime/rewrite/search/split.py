@@ -60,7 +60,8 @@ def minimum_cut(nodes: Sequence[Node], weights: Mapping[Node, int]) -> set[Node]
     r"""The earlier of two parts, which the fewest matches span; each part has at least a third of the nodes.
 
     Each node $v$ is two, joined by an edge with capacity $1 + m_v$ ($m_v$ matches have it); edges between nodes have no
-    limit, and none leads back. The cut goes through nodes; without SciPy it is in the middle. Source: Jia et al., MetaFlow, SysML 2019, section 4.
+    limit, and none leads back. The cut goes through nodes; without SciPy it is in the middle.
+    Source: Jia et al., MetaFlow, SysML 2019, section 4.
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> table, row = Nodes(), TensorType((4,), "fp32")
