@@ -69,8 +69,15 @@ class Bound:
     islands: int
 
 
-def lower_bound(problem: Problem, control: Control | None = None) -> Bound:
-    """A cost below which the moves reach no graph; see the module for the proof. Limits are left out of it."""
+def lower_bound(problem: Problem, control: Control | None = None, unclosed: set[object] | None = None) -> Bound:
+    """A cost below which the moves reach no graph; see the module for the proof. Limits are left out of it.
+
+    Args:
+        problem: graph, moves, cost.
+        control: when to stop before, and whom to tell.
+        unclosed: islands that are known not to close, which are not tried; those that are found are put in.
+    """
+    unclosed = set() if unclosed is None else unclosed
     control = control or Control()
     if not all(row.touches for row in problem.moves) or not _folds(problem):
         return Bound(cost=0.0, closed=0, islands=1)
@@ -85,7 +92,9 @@ def lower_bound(problem: Problem, control: Control | None = None) -> Bound:
         if not all(value.node in needed for value in region.outputs):
             continue
         if region.key not in known:
-            known[region.key] = _least(additive, region, nodes, control)
+            known[region.key] = None if region.key in unclosed else _least(additive, region, nodes, control)
+            if known[region.key] is None:
+                unclosed.add(region.key)
         found = known[region.key]
         closed += found is not None
         total += _convolutions(additive, flow, nodes, needed) if found is None else found

@@ -227,12 +227,13 @@ def _rounds(
 
 def _bound(problem: Problem, found: Found, control: Control, *, by_time: bool) -> Bound:
     """The highest bound under several planes below the time, each of which is one of it."""
-    best = lower_bound(problem, control)
+    unclosed: set[object] = set()
+    best = lower_bound(problem, control, unclosed)
     tangent = time_weights(problem.cost.prices, problem.flow)
     planes: tuple[Mapping[Metric, float], ...] = (tangent, {"device_s": 1.0}, {"host_s": 1.0})
     for weights in planes if by_time and best.cost < found.cost * (1 - WORTH) else ():
         moved = replace(problem, cost=replace(problem.cost, weights=weights, _sums={}))
-        other = lower_bound(moved, control)
+        other = lower_bound(moved, control, unclosed)
         best = max(best, other, key=lambda each: each.cost)
     return best
 
