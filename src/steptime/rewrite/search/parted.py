@@ -63,7 +63,7 @@ class Parted:
             if self.control.why():
                 break
             found, own = self._found(key, regions[0], inner)
-            if not found.path:
+            if found.flow.outputs == regions[0].flow.outputs:
                 continue
             moves = [replace(move, count=move.count * len(regions)) for move in found.path]
             replacements, over = dict[Value, Value](), dict[Node, tuple[int | None, ...]]()
