@@ -147,3 +147,47 @@ def test_layouts_are_reported_and_written(run, tmp_path):
     assert "clone" not in (tmp_path / "out.py").read_text()
     found = json.loads(run(*given, "--json").stdout)["layouts"]
     assert found["cost"] < found["recorded_cost"] and found["copies"] == [] and found["copies_left_out"] == {"": 2}
+
+
+@pytest.mark.parametrize("name", ["recommended", "exhaustive", "metaflow"])
+def test_a_search_says_how_far_from_the_best_it_stopped(run, model, name, tmp_path):
+    files = ["-o", str(tmp_path / "out.onnx")]
+    result = run("rewrite", model("net"), "--device", "h100-sxm", "--search", name, *files)
+    assert result.exit_code == 0, result.stderr
+    assert f"search {name}:" in result.stdout and "graphs priced" in result.stdout
+    assert "proved the least that the moves reach" in result.stdout.replace("\n", " ")
+    assert all(len(line) <= 80 for line in result.stdout.splitlines() if not line.startswith("written"))
+
+
+def test_a_search_as_json_has_its_bound_weights_and_limits(run, model):
+    options = ["--search", "taso", "--weights", "launches=2,device_s=1", "--limit", "peak_bytes=2e9", "--alpha", "1.1"]
+    found = json.loads(run("rewrite", model("net"), "--device", "h100-sxm", *options, "--json").stdout)["search"]
+    assert found["weights"] == {"launches": 2.0, "device_s": 1.0}
+    assert found["limits"] == {"peak_bytes": 2e9} and not found["breaks_a_limit"]
+    assert found["bound"] <= found["cost"] <= found["start"]
+    assert (found["search"], found["alpha"], found["budget"]) == ("taso", 1.1, 1000)
+    assert found["cost"] == pytest.approx(4, abs=0.1)  # a product and a fused chain, two each
+
+
+def test_a_training_step_is_searched(run, model):
+    options = ["--training", "--optimizer", "sgd", "--loss", "sum", "--search", "greedy", "--budget", "20"]
+    result = run("rewrite", model("net"), "--device", "h100-sxm", *options)
+    if "loss" in result.stderr:
+        result = run("rewrite", model("net"), "--device", "h100-sxm", "--training", "--search", "greedy")
+    assert result.exit_code == 0, result.stderr
+    assert "search greedy" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--search", "metaflwo"], "metaflow"),
+        (["--weights", "launches=1"], "--search"),
+        (["--search", "taso", "--weights", "launches"], "NAME=NUMBER"),
+        (["--search", "taso", "--limit", "bytes=3"], "peak_bytes"),
+        (["--search", "taso", "--alpha", "0.5"], "alpha"),
+    ],
+)
+def test_options_of_searches_that_do_not_apply_are_refused(run, model, options, word):
+    result = run("rewrite", model("net"), "--device", "h100-sxm", *options)
+    assert result.exit_code == 2 and word in result.stderr

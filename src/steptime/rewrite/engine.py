@@ -63,15 +63,15 @@ def modes_of(flow: Flow) -> Mode:
     return "training" if flow.training else "inference"
 
 
-def pass_named(name: str) -> Pass:
+def pass_named(name: str, among: Sequence[Pass] = PASSES) -> Pass:
     """A pass by its name.
 
     Raises:
         UserError: no pass is called so.
     """
-    found = next((each for each in PASSES if each.name == name), None)
+    found = next((each for each in among if each.name == name), None)
     if found is None:
-        raise UserError(f"there is no pass {name!r}", hint=did_you_mean(name, [each.name for each in PASSES]))
+        raise UserError(f"there is no pass {name!r}", hint=did_you_mean(name, [each.name for each in among]))
     return found
 
 
@@ -115,7 +115,7 @@ def apply_passes(
     run = _Run(Prices(timer_for(flow, device), rounding), objective, everything, measure)
     before, steps = flow, list[Step]()
     for stage in STAGES:
-        rows = [row for row in stage if row in chosen and _is_legal(row, flow, device, objective, everything)]
+        rows = [row for row in stage if row in chosen and is_legal(row, flow, device, objective, everything)]
         for _ in range(ROUNDS):
             changed = False
             for row in rows:
@@ -127,7 +127,8 @@ def apply_passes(
     return Rewritten(before=before, after=flow, steps=merged(steps), prices=run.prices)
 
 
-def _is_legal(row: Pass, flow: Flow, device: Device, objective: Objective, everything: bool) -> bool:
+def is_legal(row: Pass, flow: Flow, device: Device, objective: Objective, everything: bool) -> bool:
+    """Whether a pass may be tried on a graph: its mode, its device, and memory as the objective where it trades it."""
     if modes_of(flow) not in row.modes or (row.only_cuda and not device.runs_cuda):
         return False
     return not row.trades_memory or objective == "memory" or everything
@@ -208,7 +209,7 @@ class _Run:
             if touched & nodes:
                 continue
             touched |= nodes
-            found[(_kinds(old), _kinds(new))].append(_Priced(match, old, new))
+            found[(kinds(old), kinds(new))].append(_Priced(match, old, new))
         return list(found.values())
 
     def _tried(self, flow: Flow, row: Pass, members: list[_Priced], whole: Sums) -> Step:
@@ -277,7 +278,7 @@ class _Priced:
     new: list[Node]
 
 
-def _kinds(nodes: Iterable[Node]) -> tuple[tuple[object, ...], ...]:
+def kinds(nodes: Iterable[Node]) -> tuple[tuple[object, ...], ...]:
     """What nodes cost depends on, whatever they read."""
     rows = [(node.op, node.outputs, tuple(v.type for v in node.inputs), _attributes(node)) for node in nodes]
     return tuple(sorted(rows, key=repr))

@@ -9,7 +9,7 @@ from steptime import __version__
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.errors import UserError, shorten
-from steptime.rewrite.flow import FUSED, Flow
+from steptime.rewrite.flow import COMPOSITE, Flow
 from steptime.rewrite.fused import opened, results_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _emit(e: Emitter, node: Node, contents: Mapping[str, Any]) -> None:
         if node.value() not in e.flow.inputs:
             e.put(node.value(), _stored(e, node, contents))
         return
-    if node.op == FUSED:
+    if node.op in COMPOSITE:
         steps = opened(e.flow.nodes, node)
         for step in steps:
             _emit(e, step, contents)

@@ -14,7 +14,7 @@ from steptime import __version__
 from steptime.captured.graph import Node, Value, topological
 from steptime.captured.graph.program import SOURCES
 from steptime.errors import UserError, shorten
-from steptime.rewrite.flow import FUSED, WEIGHTS, Flow
+from steptime.rewrite.flow import COMPOSITE, WEIGHTS, Flow
 from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.kernels import SKIPPED, evaluate, spec
 
@@ -54,7 +54,7 @@ class _Writer:
                     f"the graph reads {shorten(str(node.attribute('name')))!r}, which the module does not get"
                 )
             self._made[node.value()] = self.graph.get_attr(self._names[node])
-        elif node.op == FUSED:
+        elif node.op in COMPOSITE:
             steps = opened(self._flow.nodes, node)
             for step in steps:
                 self._node(step)

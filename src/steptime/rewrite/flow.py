@@ -38,6 +38,10 @@ from steptime.rewrite.retype import RefusedError, retyped
 
 FUSED: Final = "fused"
 """Operator that runs several element-wise operators as one kernel; see :mod:`steptime.rewrite.fused`."""
+CONV_RELU: Final = "cudnn_convolution_relu"
+"""Convolution and ReLU as one kernel of cuDNN."""
+COMPOSITE: Final = (FUSED, CONV_RELU)
+"""Operators that are run and written as several ones."""
 DATA_DEPENDENT: Final = frozenset(
     {
         "nonzero",
@@ -118,6 +122,24 @@ class Flow:
                 if not waiting[user]:
                     heapq.heappush(ready, (self._position(user), user.number, user))
         return tuple(out)
+
+    @cached_property
+    def operators(self) -> tuple[Node, ...]:
+        """Nodes that are no sources, in order."""
+        return tuple(node for node in self.order if node.op not in SOURCES)
+
+    @cached_property
+    def by_op(self) -> Mapping[str, tuple[Node, ...]]:
+        """Nodes of each operator, in order."""
+        found: dict[str, list[Node]] = {}
+        for node in self.operators:
+            found.setdefault(node.op, []).append(node)
+        return {op: tuple(nodes) for op, nodes in found.items()}
+
+    @cached_property
+    def number(self) -> Mapping[Node, int]:
+        """Number of each node in the order."""
+        return {node: n for n, node in enumerate(self.order)}
 
     def _position(self, node: Node) -> float:
         place = self.places.get(node)

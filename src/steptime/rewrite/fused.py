@@ -18,7 +18,7 @@ from steptime.captured.cost.elementwise import MAPS
 from steptime.captured.cost.work import STREAM, KernelCall, dtype_of, stored_bytes
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
 from steptime.estimate.measured import CPU_TWO
-from steptime.rewrite.flow import FUSED
+from steptime.rewrite.flow import CONV_RELU, FUSED
 
 NOT_FUSED: Final = frozenset(
     {
@@ -77,6 +77,8 @@ def fuse(nodes: Nodes, members: Sequence[Node], results: Sequence[Node]) -> Node
 
 def opened(nodes: Nodes, node: Node) -> list[Node]:
     """The operators of a fused node as nodes of their own, in order; all other nodes are themselves."""
+    if node.op == CONV_RELU:
+        return _convolved(nodes, node)
     if node.op != FUSED:
         return [node]
     made: list[Node] = []
@@ -87,8 +89,19 @@ def opened(nodes: Nodes, node: Node) -> list[Node]:
     return made
 
 
+def _convolved(nodes: Nodes, node: Node) -> list[Node]:
+    """A convolution and its ReLU."""
+    taken = dict(zip(node.names, node.inputs, strict=True))
+    inputs = {"input": taken["self"], "weight": taken["weight"], "bias": taken.get("bias")}
+    attributes = {**dict(node.attributes), "transposed": False, "output_padding": (0,)}
+    made = nodes.apply("convolution", inputs, attributes, outputs=node.outputs)
+    return [made, nodes.apply("relu", {"self": made.value()}, outputs=node.outputs)]
+
+
 def results_of(node: Node) -> tuple[int, ...]:
     """Numbers of the steps that a fused node writes."""
+    if node.op == CONV_RELU:
+        return (1,)
     found = node.attribute("results")
     return tuple(int(str(step)) for step in found) if isinstance(found, tuple) else ()
 

@@ -15,7 +15,7 @@ from steptime.captured.graph import Node, Nodes, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.captured.record.values import TORCH_DTYPES
 from steptime.errors import UserError, shorten
-from steptime.rewrite.flow import AGAIN, FUSED, Flow
+from steptime.rewrite.flow import AGAIN, COMPOSITE, Flow
 from steptime.rewrite.fused import opened, results_of
 
 aten = torch.ops.aten
@@ -210,7 +210,7 @@ def run(node: Node, known: Mapping[Node, tuple[Any, ...]], *, wide: bool, portab
         wide: compute in fp64 whatever the graph says.
         portable: as for :func:`spec`.
     """
-    if node.op == FUSED:
+    if node.op in COMPOSITE:
         return _run_fused(node, known, wide=wide)
     call = spec(node, portable=portable)
 

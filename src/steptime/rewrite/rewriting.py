@@ -27,6 +27,7 @@ from steptime.rewrite.layout.laid import Laid, with_layouts
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective
 from steptime.rewrite.search.problem import CostModel, time_weights
+from steptime.rewrite.search.run import Options, Searched, check_options, searched
 from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
 
 SUFFIXES: Final = (".py", ".onnx")
@@ -46,6 +47,8 @@ class Rewriting:
     checked: Check | None = None
     """None: it was not run, since nothing was written."""
     notes: tuple[str, ...] = ()
+    searched: Searched | None = None
+    """What a search says of itself, where one was asked for."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the whole graph before and after on this machine, where they were measured."""
     laid: Laid | None = None
@@ -133,6 +136,7 @@ class Rewriting:
             "check": None if self.checked is None else asdict(self.checked) | {"passed": self.checked.passed},
             "measured": dict(self.measured),
             "layouts": None if self.laid is None else self.laid.to_json(),
+            "search": None if self.searched is None else self.searched.to_json(),
             "notes": list(self.notes),
             "provenance": {"captured_by": self.traced.program.source, "device_source": self.device.title},
         }
@@ -184,6 +188,7 @@ def rewrite(
     optimizer: str | None = CAPTURED_DEFAULT,
     loss: str | None = None,
     dims: Mapping[str, int] | None = None,
+    search: Options | None = None,
 ) -> Rewriting:
     """Find a cheaper equivalent graph of a model, and write it where asked to.
 
@@ -204,11 +209,15 @@ def rewrite(
         optimizer: name of the optimiser, in training.
         loss: name of the loss, in training.
         dims: sizes of the named dims of an ONNX file.
+        search: a search and its options; its objective, passes and the rest are then those of this call.
 
     Raises:
         UserError: the model cannot be captured, an option does not apply, or the rewritten graph differs.
     """
     check_output(output)
+    if search is not None:
+        search = replace(search, objective=objective, everything=everything, passes=passes, measured=measure)
+        check_options(search)
     target = device_within(name_or_path("device", device))
     named = name_or_path("model", model, "name the factory that makes the module: 'file.py:factory'")
     own = {"batch": batch, "seq": seq, "input": inputs, "dtype": dtype}
@@ -232,6 +241,7 @@ def rewrite(
         measure=measure,
         layouts=layouts,
         output=output,
+        search=search,
     )
     return replace(done, notes=notes)
 
@@ -278,6 +288,7 @@ def rewritten_of(
     measure: bool = False,
     layouts: bool = False,
     output: Path | None = None,
+    search: Options | None = None,
 ) -> Rewriting:
     """:func:`rewrite` of a model that was traced before."""
     timing: Measure | None = None
@@ -285,7 +296,13 @@ def rewritten_of(
         from steptime.rewrite.measuring import gain_here
 
         timing = gain_here
-    found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
+    seen = None if search is None else searched(traced.flow, device, search)
+    if seen is None:
+        found = apply_passes(
+            traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing
+        )
+    else:
+        found = seen.rewritten
     laid = None
     if layouts:
         weights = time_weights(found.prices, found.after)
@@ -297,6 +314,7 @@ def rewritten_of(
         rewritten=found,
         device=device,
         objective=objective,
+        searched=seen,
         laid=laid,
     )
     if measure:

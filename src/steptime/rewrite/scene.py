@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, Literal
 
 from steptime.captured.aten import views
@@ -50,8 +51,12 @@ class Scene:
 
     def each(self, *ops: str) -> Iterator[Node]:
         """Nodes of some operators, in order; all without any."""
-        wanted = frozenset(ops)
-        return (node for node in self.flow.order if node.op not in SOURCES and (not wanted or node.op in wanted))
+        if not ops:
+            return iter(self.flow.operators)
+        found = [nodes for op in dict.fromkeys(ops) if (nodes := self.flow.by_op.get(op))]
+        if len(found) < 2:
+            return iter(found[0] if found else ())
+        return iter(sorted(chain.from_iterable(found), key=self.flow.number.__getitem__))
 
     def is_weight(self, value: Value | None) -> bool:
         """Whether a value is the same in every run."""
@@ -101,6 +106,10 @@ class Pass:
     """It costs time and saves memory: applied where memory is the objective."""
     only_cuda: bool = False
     """Its kernel is one on CUDA only."""
+    touches: frozenset[str] = frozenset()
+    """Operators that its matches, and their readers that it looks at, may have; empty: any. Bounds rest on it."""
+    keeps_convolutions: bool = False
+    """It never lowers the operations of convolutions, nor how many follow each other; bounds rest on it."""
 
 
 # -- reading patterns ---------------------------------------------------------------------------------------------

@@ -302,7 +302,8 @@ CONVOLUTIONS: Final[Mapping[str, OperatorRow]] = {
     **dict.fromkeys(
         (
             "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "mkldnn_convolution",
-            "_slow_conv2d_forward", "miopen_convolution", "conv2d", "mkldnn::_convolution_pointwise",
+            "_slow_conv2d_forward", "miopen_convolution", "cudnn_convolution_relu", "conv2d",
+            "mkldnn::_convolution_pointwise",
         ),
         _CONVOLUTION_FORWARD,
     ),

@@ -46,6 +46,22 @@ def command(
     buckets: Annotated[int, o.number("--buckets", "N", "Buckets of lengths.", high=64)] = 4,
     compile_s: Annotated[float, o.real("--compile-seconds", "S", "Time of one compilation.")] = 30.0,
     branch: Annotated[float | None, o.real("--branch", "P", "Probability that a branch on data is taken.")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option("--search", metavar="NAME", help="template, greedy, metaflow, taso, saturation, ...; see docs."),
+    ] = None,
+    alpha: Annotated[float, o.real("--alpha", "A", "Searches follow graphs below A times the best.")] = 1.05,
+    budget: Annotated[int, o.number("--budget", "N", "Graphs that a search follows.", high=10**9)] = 1000,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="METRIC=W,...", help="Lower this sum: device_s, host_s, launches, ..."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", metavar="METRIC=N", help="Keep below it: peak_bytes=2e9, ...")
+    ] = None,
+    search_seconds: Annotated[
+        float | None, o.real("--search-seconds", "S", "Stop the search then, with the best so far.")
+    ] = None,
     list_passes: Annotated[bool, typer.Option("--passes", help="List the passes and stop.")] = False,
     batch: Annotated[int | None, o.number("--batch", "N", "Samples, if the factory takes them.")] = None,
     seq: o.Seq = None,
@@ -85,12 +101,16 @@ def command(
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT
     from steptime.captured.cli.profile import parse_dims
+    from steptime.rewrite.cli.searching import options_of
     from steptime.rewrite.engine import objective_named
     from steptime.rewrite.rewriting import rewrite
+
+    options = options_of(search, alpha, budget, weights, limit or [], search_seconds)
 
     found = rewrite(
         model,
         device,
+        search=options,
         objective=objective_named(objective),
         training=training,
         everything=everything,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steptime.rewrite.passes import fusion, layers, products, tidy
+from steptime.rewrite.passes import convolutions, fusion, layers, products, tidy
 from steptime.rewrite.scene import Pass
 
 STAGES: Final[tuple[tuple[Pass, ...], ...]] = (
@@ -20,3 +20,6 @@ STAGES: Final[tuple[tuple[Pass, ...], ...]] = (
 
 PASSES: Final[tuple[Pass, ...]] = tuple(dict.fromkeys(each for stage in STAGES for each in stage))
 """Every pass once."""
+
+MOVES: Final[tuple[Pass, ...]] = (*PASSES, *convolutions.PASSES)
+"""What searches try: the template passes, and moves that may cost more before they gain."""

@@ -8,7 +8,7 @@ from typing import Final
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.rewrite.flow import AGAIN, Flow
-from steptime.rewrite.fused import fuse, is_map
+from steptime.rewrite.fused import OPERATIONS, fuse, is_map
 from steptime.rewrite.scene import Match, Pass, Scene, shape_text
 
 MOST_MEMBERS: Final = 64
@@ -16,8 +16,8 @@ MOST_RESULTS: Final = 8
 """Limits of one kernel: registers, and pointers of its arguments."""
 
 
-def _ancestors(flow: Flow) -> Mapping[Node, int]:
-    """Nodes that each node needs, itself included, as bits."""
+def needs(flow: Flow) -> tuple[Mapping[Node, int], Mapping[Node, int]]:
+    """The number of each node, and the nodes that each node needs, itself included, as bits."""
     number = {node: n for n, node in enumerate(flow.order)}
     out: dict[Node, int] = {}
     for node in flow.order:
@@ -26,7 +26,7 @@ def _ancestors(flow: Flow) -> Mapping[Node, int]:
             if value.node.op not in SOURCES:
                 bits |= out[value.node]
         out[node] = bits
-    return out
+    return number, out
 
 
 class Grower:
@@ -40,8 +40,7 @@ class Grower:
 
     def __init__(self, flow: Flow, domain: Callable[[Node], object], most: tuple[int, int]) -> None:
         self._flow, self._domain, self._most = flow, domain, most
-        self._number = {node: n for n, node in enumerate(flow.order)}
-        self._needs = _ancestors(flow)
+        self._number, self._needs = needs(flow)
         self._taken: set[Node] = set()
 
     def groups(self, *, least: int = 2) -> Iterator[list[Node]]:
@@ -144,6 +143,7 @@ FUSION: Final = Pass(
     source="seed document on fusion; PyTorch Inductor",
     find=_chains,
     fuses=True,
+    touches=frozenset(OPERATIONS),
 )
 
 RECOMPUTE: Final = Pass(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import is_contiguous
+from steptime.captured.aten.views import VIEWS, is_contiguous
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, operands, shape_text
 
@@ -259,6 +259,8 @@ def _scaled(scene: Scene) -> Iterator[Match]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, weight.type))
 
 
+_LINEAR: Final = VIEWS | {"mm", "addmm", "add", "mul", "div"}
+
 PASSES: Final = (
     Pass(
         name="conv + batch norm",
@@ -269,6 +271,8 @@ PASSES: Final = (
         find=_conv_norm,
         modes=("inference",),
         reorders=True,
+        touches=frozenset({"convolution", *_BATCH_NORMS}),
+        keeps_convolutions=True,
     ),
     Pass(
         name="scale into weight",
@@ -279,6 +283,7 @@ PASSES: Final = (
         find=_scaled,
         modes=("inference",),
         reorders=True,
+        touches=_LINEAR,
     ),
     Pass(
         name="common factor",
@@ -288,6 +293,7 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: distributivity",
         find=_common_factor,
         reorders=True,
+        touches=_LINEAR,
     ),
     Pass(
         name="reassociation",
@@ -297,6 +303,7 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: associativity",
         find=_chain,
         reorders=True,
+        touches=_LINEAR,
     ),
 )
 
@@ -309,6 +316,7 @@ LAST: Final = (
         source="seed document on graph optimisation; cuBLASLt epilogues",
         find=_bias,
         reorders=True,
+        touches=_LINEAR,
     ),
     Pass(
         name="merged siblings",
@@ -318,5 +326,6 @@ LAST: Final = (
         source="Jia et al., MetaFlow, SysML 2019; Jia et al., TASO, SOSP 2019",
         find=_siblings,
         modes=("inference",),
+        touches=_LINEAR,
     ),
 )

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from steptime.report import text as t
 from steptime.rewrite.engine import CERTAIN, Step
-from steptime.rewrite.passes import PASSES
+from steptime.rewrite.passes import MOVES, PASSES
 from steptime.rewrite.report.layouts import print_layouts
 from steptime.rewrite.rewriting import Rewriting
+from steptime.rewrite.search.run import Searched
 
 SHOWN: Final = 8
 WORDS: Final = {
@@ -42,7 +43,7 @@ def print_rewriting(found: Rewriting, files: Sequence[Path] = (), *, show_all: b
     _print_steps(out, "not applied", [step for step in found.steps if not step.applied], show_all)
     if found.laid is not None:
         print_layouts(out, found.laid)
-    for line in _lines(found):
+    for line in [*_search_lines(found.searched), *_lines(found)]:
         t.indented(out, t.printable(line), 0)
     for file in files:
         out.print(t.printable(f"written: {file}"), soft_wrap=True)
@@ -108,6 +109,21 @@ def signed_memory(value_bytes: float) -> str:
     return f"-{t.memory(-value_bytes)}" if value_bytes < 0 else t.memory(value_bytes)
 
 
+def _search_lines(found: Searched | None) -> list[str]:
+    """What a search says of itself."""
+    if found is None:
+        return []
+    best, bound = found.found, found.bound
+    proof = f"bound {best.bound:.4g}, gap {t.percent(best.gap)}"
+    if best.bound >= best.cost * (1 - 1e-9):
+        proof = "proved the least that the moves reach"
+    lines = [
+        f"search {found.options.search}: {best.graphs:,} graphs priced; {best.stop}",
+        f"cost {found.start:.4g} to {best.cost:.4g}; {proof} ({bound.closed} of {bound.islands} islands closed)",
+    ]
+    return lines + (["no graph was found that keeps the limits"] if found.broken else [])
+
+
 def _lines(found: Rewriting) -> list[str]:
     lines = []
     for row in found.repeats():
@@ -135,11 +151,11 @@ def _lines(found: Rewriting) -> list[str]:
 def print_passes() -> None:
     """List every pass with its condition and source."""
     out = t.console()
-    for row in PASSES:
+    for row in MOVES:
         out.print(t.printable(row.name), style="bold")
         for name, text in (
             ("matches", row.matches),
-            ("when", f"{row.condition} ({', '.join(row.modes)})"),
+            ("when", f"{row.condition} ({', '.join(row.modes)}{'' if row in PASSES else '; searches only'})"),
             ("makes", row.makes),
             ("source", row.source),
         ):
@@ -149,4 +165,4 @@ def print_passes() -> None:
 def passes_json() -> list[dict[str, Any]]:
     """Every pass as plain values."""
     fields = ("name", "matches", "condition", "makes", "source", "modes", "tidy", "reorders", "fuses", "only_cuda")
-    return [{name: getattr(row, name) for name in fields} for row in PASSES]
+    return [{name: getattr(row, name) for name in fields} | {"searches_only": row not in PASSES} for row in MOVES]

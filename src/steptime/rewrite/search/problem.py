@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
@@ -10,11 +10,13 @@ from typing import Final, Literal
 from steptime.captured.graph import Node
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.pricing import Prices
-from steptime.rewrite.scene import Folds, Pass, Scene
+from steptime.rewrite.scene import Folds, Match, Pass, Scene
 
-Metric = Literal["device_s", "host_s", "launches", "moved_bytes", "flops"]
-METRICS: Final[tuple[Metric, ...]] = ("device_s", "host_s", "launches", "moved_bytes", "flops")
-"""What a graph has the sum of over its operators."""
+Metric = Literal["device_s", "host_s", "launches", "moved_bytes", "flops", "measured_s"]
+METRICS: Final[tuple[Metric, ...]] = ("device_s", "host_s", "launches", "moved_bytes", "flops", "measured_s")
+"""What a graph has the sum of over its operators; ``measured_s``: on this machine, where there is a clock."""
+STRICT: Final = 10.0
+"""Cost of breaking a limit by its whole size, in costs of the graph: a search walks back to what keeps it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,11 @@ class CostModel:
     weights: Mapping[Metric, float]
     limits: Mapping[Metric, float] = field(default_factory=dict)
     peak_limit_bytes: float | None = None
+    clock: Callable[[Node], float] | None = field(default=None, repr=False)
+    """Seconds of an operator on this machine."""
+    peak_weight: float = 0.0
+    """Cost of a byte at the peak of memory."""
+    _sums: dict[tuple[Node, bool], float] = field(default_factory=dict, repr=False, compare=False)
     _known: dict[tuple[Node, bool], Mapping[Metric, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def metrics(self, flow: Flow, node: Node) -> Mapping[Metric, float]:
@@ -48,23 +55,47 @@ class CostModel:
                     "launches": float(cost.work.launches),
                     "moved_bytes": float(cost.work.moved_bytes),
                     "flops": float(cost.work.matrix_flops) + float(cost.work.vector_flops),
+                    "measured_s": 0.0 if self.clock is None else self.clock(node),
                 }
             )
         return found
 
     def of_node(self, flow: Flow, node: Node) -> float:
         """Weighted sum of the metrics of one operator."""
-        found = self.metrics(flow, node)
-        return sum(weight * found[metric] for metric, weight in self.weights.items())
+        key = (node, node in flow.over)
+        known = self._sums.get(key)
+        if known is None:
+            found = self.metrics(flow, node)
+            known = self._sums[key] = sum(weight * found[metric] for metric, weight in self.weights.items())
+        return known
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether the cost of a graph is the sum over its operators, and nothing else matters."""
+        return not self.limits and self.peak_limit_bytes is None and not self.peak_weight
+
+    def excess(self, flow: Flow) -> float:
+        """Sum over the limits of how far a graph is above them, as parts of the limits; zero where it keeps them."""
+        over = 0.0
+        for metric, limit in self.limits.items():
+            total = sum(self.metrics(flow, node)[metric] for node in flow.order)
+            over += max(total - limit, 0.0) / limit if limit > 0 else float(total > limit)
+        if self.peak_limit_bytes is not None:
+            over += max(self.prices.peak_bytes(flow) / self.peak_limit_bytes - 1, 0.0)
+        return over
+
+    def _total(self, flow: Flow) -> float:
+        peak = self.peak_weight * self.prices.peak_bytes(flow) if self.peak_weight else 0.0
+        return sum(self.of_node(flow, node) for node in flow.order) + peak
+
+    def guided(self, flow: Flow) -> float:
+        """Cost by which a search goes: where limits are broken it is finite, and larger by how far they are."""
+        total = self._total(flow)
+        return total if self.is_additive else total * (1 + STRICT * self.excess(flow))
 
     def of_graph(self, flow: Flow) -> float:
         """Weighted sum over a graph; infinite where it breaks a limit."""
-        for metric, limit in self.limits.items():
-            if sum(self.metrics(flow, node)[metric] for node in flow.order) > limit:
-                return float("inf")
-        if self.peak_limit_bytes is not None and self.prices.peak_bytes(flow) > self.peak_limit_bytes:
-            return float("inf")
-        return sum(self.of_node(flow, node) for node in flow.order)
+        return self._total(flow) if self.is_additive or not self.excess(flow) else float("inf")
 
 
 def time_weights(prices: Prices, flow: Flow) -> Mapping[Metric, float]:
@@ -104,6 +135,18 @@ class Problem:
         return self.cost.of_graph(self.flow)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One rewrite on the way to a graph."""
+
+    row: Pass
+    flow: Flow = field(repr=False)
+    """The graph, or the part of one, that it was found in."""
+    match: Match
+    count: int = 1
+    """Equal parts in which it is made."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The best graph that a search met, and what is known of how good it is."""
@@ -116,8 +159,10 @@ class Found:
     """Graphs that were priced."""
     stop: str
     """Why the search ended, in words."""
+    path: tuple[Move, ...] = field(default=(), repr=False)
+    """Rewrites from the graph that was given to this one."""
 
     @property
     def gap(self) -> float:
         """How far the cost is above the bound, as a part of the cost."""
-        return (self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
+        return max(self.cost - self.bound, 0.0) / self.cost if self.cost > 0 else 0.0

@@ -1,0 +1,149 @@
+"""Searches of cheaper graphs on real models: cost against the start, bound and gap, time.
+
+    python benchmarks/bench_rewrite_search.py [--write] [--only NAME] [--search NAME ...]
+
+Every search has the same moves and the same cost model: the predicted time of the step on the device. MetaFlow and TASO
+have their alpha of 1.05 and their budget of 1,000 graphs (MetaFlow in each part). ``--write`` writes
+``benchmarks/rewrite_search.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+warnings.filterwarnings("ignore")
+
+import torch  # noqa: E402
+
+from public_models.rows import load_torchvision  # noqa: E402
+from steptime.hardware import device_within  # noqa: E402
+from steptime.rewrite.flow import Flow  # noqa: E402
+from steptime.rewrite.search.run import Options, Searched, searched  # noqa: E402
+from steptime.rewrite.search.space import operators  # noqa: E402
+from steptime.rewrite.trace import trace  # noqa: E402
+
+DEVICES: Final = ("v100-sxm2-32gb", "h100-sxm")
+SEARCHES: Final = ("template", "greedy", "metaflow", "taso", "recommended")
+Built = tuple[Any, Any]
+
+
+def vision(name: str, size: int = 224) -> Callable[[], Built]:
+    """A model of torchvision on one picture."""
+
+    def build() -> Built:
+        load_torchvision()
+        import torchvision
+
+        return getattr(torchvision.models, name)(weights=None), (torch.randn(1, 3, size, size),)
+
+    return build
+
+
+def bert(layers: int) -> Callable[[], Built]:
+    """BERT base with a number of layers, 128 tokens."""
+
+    def build() -> Built:
+        from models.bert import Bert
+
+        tokens = torch.randint(0, 30522, (1, 128))
+        return Bert(layers, 768, 12, 30522, 512), (tokens, torch.zeros_like(tokens))
+
+    return build
+
+
+def llama() -> Built:
+    """A block of Llama 3 8B, 512 tokens."""
+    from models.llama import Block
+
+    return Block(4096, 32, 8, 14336), (torch.randn(1, 512, 4096), torch.randn(512, 128), torch.randn(512, 128))
+
+
+MODELS: Final[dict[str, Callable[[], Built]]] = {
+    "ResNet-50": vision("resnet50"),
+    "ResNeXt-50": vision("resnext50_32x4d"),
+    "Inception-v3": vision("inception_v3", 299),
+    "SqueezeNet": vision("squeezenet1_1"),
+    "BERT base": bert(12),
+    "BERT base, 24 layers": bert(24),
+    "Llama 3 8B block": llama,
+}
+"""Name -> how it is built."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One search of one model on one device."""
+
+    model: str
+    device: str
+    operators: int
+    search: str
+    found: Searched
+    cpu_s: float
+
+    def cells(self) -> str:
+        """A row of the table."""
+        best = self.found.found
+        proof = "proved" if best.gap < 1e-9 else f"{best.gap:.0%}"
+        costs = f"{best.cost * 1e6:,.1f} | {best.cost / self.found.start:.3f} | {best.bound * 1e6:,.1f} | {proof}"
+        head = f"{self.model} | {self.device} | {self.operators} | {self.search}"
+        return f"| {head} | {costs} | {best.graphs:,} | {self.cpu_s:.1f} |"
+
+
+def flow_of(build: Callable[[], Built]) -> Flow:
+    """The graph of a model's forward pass on CUDA."""
+    module, inputs = build()
+    with torch.no_grad():
+        return trace(module.eval(), inputs, target="cuda").flow
+
+
+def rows(models: list[str], searches: list[str]) -> Iterator[Row]:
+    """Every search of every model on every device."""
+    for model in models:
+        flow = flow_of(MODELS[model])
+        for device in DEVICES:
+            for search in searches:
+                began = time.process_time()
+                found = searched(flow, device_within(device), Options(search=search, everything=True, limit_s=120.0))
+                cpu_s = time.process_time() - began
+                row = Row(model, device, operators(flow), search, found, cpu_s)
+                print(row.cells(), flush=True)
+                yield row
+
+
+HEAD: Final = """# Searches of cheaper graphs
+
+Written by `python benchmarks/bench_rewrite_search.py --write`; one CPU thread. Cost: predicted time of the forward pass
+in microseconds, with every chosen move made (`--all`); ratio: to the graph as captured. The bound is of the graphs that
+the moves reach (`rewrite/search/bounds.py`); *proved*: cost and bound are equal. CPU s: search and bound, all rounds.
+MetaFlow and TASO: alpha 1.05, 1,000 graphs.
+
+| model | device | operators | search | cost | ratio | bound | gap | graphs | CPU s |
+|---|---|--:|---|--:|--:|--:|--:|--:|--:|
+"""
+
+
+def main() -> None:
+    """Print the rows, and write them where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--search", nargs="*", default=list(SEARCHES))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = list(rows(given.only, given.search))
+    if given.write:
+        (HERE / "rewrite_search.md").write_text(HEAD + "\n".join(row.cells() for row in found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""When a search is to stop before it is done, and to whom it reports on the way."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+INTERRUPTED: Final = "interrupted"
+TIME: Final = "time limit"
+
+Report = Callable[[str, int, float], None]
+"""Called with what runs, graphs priced and the best cost."""
+
+
+@dataclass(kw_only=True)
+class Control:
+    """Shared by all parts of one search."""
+
+    limit_s: float | None = None
+    report: Report | None = None
+    graphs: int = 0
+    """Graphs priced by all parts."""
+    interrupted: bool = False
+    _start: float = field(default_factory=time.monotonic)
+
+    def why(self) -> str | None:
+        """Why to stop now; None: go on."""
+        if self.interrupted:
+            return INTERRUPTED
+        over = self.limit_s is not None and time.monotonic() - self._start > self.limit_s
+        return TIME if over else None
+
+    def saw(self, what: str, graphs: int, cost: float) -> None:
+        """More graphs were priced."""
+        self.graphs += graphs
+        if self.report is not None:
+            self.report(what, self.graphs, cost)
+
+    @contextmanager
+    def stops_at_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C ends the search with the best graph so far, the second the program."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(_number: int, _frame: Any) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,171 @@
+"""Searches part by part: equal parts once, results put back at every place, then around the seams."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from steptime.captured.graph import Node, Value
+from steptime.rewrite.flow import Flow, substituted
+from steptime.rewrite.retype import RefusedError
+from steptime.rewrite.scene import Folds
+from steptime.rewrite.search.best_first import ALPHA, BUDGET, best_first
+from steptime.rewrite.search.control import Control
+from steptime.rewrite.search.problem import Found, Move, Problem
+from steptime.rewrite.search.region import Region, cut, put_back
+from steptime.rewrite.search.space import EPSILON, Space, operators
+from steptime.rewrite.search.split import MOST, movable, parts, spans
+
+SEAM: Final = MOST // 2
+"""Nodes on each side of a seam that are searched again."""
+
+Inner = Callable[[Problem], Found]
+"""Search of one part."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What becomes of all parts of a kind."""
+
+    replacements: dict[Value, Value]
+    over: dict[Node, tuple[int | None, ...]]
+    moves: list[Move]
+
+
+@dataclass(kw_only=True)
+class Parted:
+    """Parts of one problem, and what was found of each kind."""
+
+    problem: Problem
+    control: Control
+    graphs: int = 0
+    kinds: int = 0
+    """Parts that were searched; equal ones count once."""
+    _known: dict[object, tuple[Found, Folds]] = field(default_factory=dict)
+
+    def each(self, flow: Flow, members: Iterable[Sequence[Node]], inner: Inner) -> tuple[Flow, tuple[Move, ...]]:
+        """The graph with every part searched, and the moves that were made.
+
+        Args:
+            flow: the graph.
+            members: nodes of each part.
+            inner: search of one part.
+        """
+        groups: dict[object, list[Region]] = defaultdict(list)
+        for nodes in members:
+            if len(nodes) > 1:
+                region = cut(flow, nodes)
+                groups[region.key, id(inner)].append(region)
+        changes: list[_Change] = []
+        for key, regions in groups.items():
+            if self.control.why():
+                break
+            found, own = self._found(key, regions[0], inner)
+            if found.flow.outputs == regions[0].flow.outputs:
+                continue
+            moves = [replace(move, count=move.count * len(regions)) for move in found.path]
+            replacements, over = dict[Value, Value](), dict[Node, tuple[int | None, ...]]()
+            for region in regions:
+                values, places = put_back(region, found.flow, own, self.problem.folds)
+                replacements |= values
+                over |= places
+            changes.append(_Change(replacements, over, moves))
+        return self._joined(flow, changes)
+
+    def _found(self, key: object, region: Region, inner: Inner) -> tuple[Found, Folds]:
+        known = self._known.get(key)
+        if known is None:
+            own, cost = Folds(), self.problem.cost
+            additive = replace(cost, limits={}, peak_limit_bytes=None, peak_weight=0.0)
+            model = cost if cost.is_additive else additive
+            found = inner(replace(self.problem, flow=region.flow, folds=own, cost=model))
+            known = self._known[key] = found, own
+            self.graphs += found.graphs
+            self.kinds += 1
+        return known
+
+    def _joined(self, flow: Flow, changes: list[_Change]) -> tuple[Flow, tuple[Move, ...]]:
+        """All changes together; where they cannot be, or together cost more, one after the other."""
+        space, path = Space(problem=self.problem), list[Move]()
+        cost = space.cost(flow)
+        made = self._made(space, flow, changes)
+        if made is not None and space.cost(made) < cost * (1 - EPSILON):
+            return made, tuple(move for change in changes for move in change.moves)
+        taken: list[_Change] = []
+        best = flow
+        for change in changes:
+            made = self._made(space, flow, [*taken, change])
+            after = cost if made is None else space.cost(made)
+            if made is not None and after < cost * (1 - EPSILON):
+                best, cost = made, after
+                taken.append(change)
+                path += change.moves
+        return best, tuple(path)
+
+    def _made(self, space: Space, flow: Flow, changes: Sequence[_Change]) -> Flow | None:
+        replacements, over = dict[Value, Value](), dict(flow.over)
+        for change in changes:
+            replacements |= change.replacements
+            over |= change.over
+        if not replacements:
+            return None
+        try:
+            made = substituted(replace(flow, over=over), replacements, self.problem.folds.definitions)
+        except RefusedError:
+            return None
+        return space.tidied(made)
+
+
+def seams(flow: Flow, members: Sequence[Sequence[Node]]) -> list[list[Node]]:
+    """Nodes on both sides of each border between parts that follow each other; none is in two lists."""
+    order = movable(flow)
+    number = {node: n for n, node in enumerate(order)}
+    ends = [max((number[node] for node in nodes if node in number), default=-1) for nodes in members]
+    out, last = [], 0
+    for end in sorted(set(ends))[:-1]:
+        begin, stop = max(end + 1 - SEAM, last), min(end + 1 + SEAM, len(order))
+        if end + 1 - begin > 1:
+            out.append(order[begin:stop])
+            last = stop
+    return out
+
+
+def metaflow(
+    problem: Problem, alpha: float = ALPHA, budget: int = BUDGET, control: Control | None = None, most: int = MOST
+) -> Found:
+    """Relaxed backtracking over parts of a graph: split by minimum cuts, searched, joined, then around the seams.
+
+    Args:
+        problem: graph, moves, cost.
+        alpha: graphs below this many times the best are followed.
+        budget: graphs that are followed, in each part.
+        control: when to stop before, and whom to tell.
+        most: nodes of a part.
+
+    Source: Jia et al., MetaFlow, SysML 2019, sections 4 and 5.
+    """
+    control = control or Control()
+    space = Space(problem=problem)
+    flow = space.tidied(problem.flow)
+    if operators(flow) <= most:
+        return best_first(problem, alpha=alpha, budget=budget, control=control, name="MetaFlow")
+    parted = Parted(problem=problem, control=control)
+
+    def inner(part: Problem) -> Found:
+        return best_first(part, alpha=alpha, budget=budget, control=control, name="MetaFlow")
+
+    members = parts(flow, movable(flow), spans(problem, flow), most)
+    flow, path = parted.each(flow, members, inner)
+    joints = parts(flow, movable(flow), {}, most)
+    flow, more = parted.each(flow, seams(flow, joints), inner)
+    cost = space.cost(flow)
+    return Found(
+        flow=flow,
+        cost=cost,
+        bound=0.0,
+        graphs=parted.graphs,
+        stop=control.why() or f"{parted.kinds} kinds of parts searched, each up to {budget:,} graphs",
+        path=(*path, *more),
+    )

@@ -1,0 +1,257 @@
+"""A search by its name: weights and limits from what a user gives, rounds over the tangent of the time, a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from steptime.errors import UserError, did_you_mean
+from steptime.hardware.records import Device
+from steptime.registry import loaded
+from steptime.rewrite.engine import CUDA_ROUNDING_BYTES, Rewritten, apply_passes, is_legal, merged, pass_named
+from steptime.rewrite.flow import Flow
+from steptime.rewrite.fused import FusedTimer
+from steptime.rewrite.passes import MOVES
+from steptime.rewrite.pricing import Prices
+from steptime.rewrite.scene import Objective, Pass
+from steptime.rewrite.search.best_first import ALPHA, BUDGET, taso
+from steptime.rewrite.search.bounds import Bound, lower_bound
+from steptime.rewrite.search.control import Control, Report
+from steptime.rewrite.search.decided import decide
+from steptime.rewrite.search.exhaustive import LIMIT, exhaustive
+from steptime.rewrite.search.parted import metaflow
+from steptime.rewrite.search.problem import METRICS, CostModel, Found, Metric, Problem, time_weights
+from steptime.rewrite.search.recommended import recommended
+from steptime.rewrite.search.space import EPSILON
+
+Search = Callable[[Problem, float, int, Control], Found]
+
+PEAK: Final = "peak_bytes"
+TEMPLATE: Final = "template"
+WORTH: Final = 1e-3
+"""Part of the time that another round of the tangent must gain."""
+GUIDE: Final = 1e-3
+"""What a byte of traffic counts next to a byte of the peak, so that parts have something to lower."""
+ROUNDS: Final = 3
+
+
+def _later(place: str) -> Search:
+    """A search that is imported when it runs."""
+    return lambda problem, alpha, budget, control: loaded(place)(problem)
+
+
+SEARCHES: Final[dict[str, Search]] = {
+    "greedy": lambda problem, alpha, budget, control: taso(problem, 1.0, budget, control=control),
+    "metaflow": lambda problem, alpha, budget, control: metaflow(problem, alpha, budget, control),
+    "taso": lambda problem, alpha, budget, control: taso(problem, alpha, budget, control=control),
+    "saturation": _later("steptime.rewrite.saturation:saturate"),
+    "exhaustive": lambda problem, alpha, budget, control: exhaustive(problem, control=control),
+    "recommended": lambda problem, alpha, budget, control: recommended(problem, alpha, budget, control),
+}
+"""Name of a search -> what runs it."""
+NAMES: Final = (TEMPLATE, *SEARCHES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user asks of a search."""
+
+    search: str = "recommended"
+    objective: Objective = "time"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of metrics; empty: those of the objective."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    alpha: float = ALPHA
+    budget: int = BUDGET
+    everything: bool = False
+    passes: Sequence[str] = ()
+    measured: bool = False
+    """Operators are timed on this machine."""
+    limit_s: float | None = None
+    report: Report | None = None
+    """Called on the way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """What a search found, and how good that is known to be."""
+
+    options: Options
+    rewritten: Rewritten = field(repr=False)
+    found: Found
+    start: float
+    """Cost of the graph as it was."""
+    weights: Mapping[str, float]
+    bound: Bound
+    broken: bool = False
+    """The graph breaks a limit: the search found none that keeps it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        known = {"search": self.options.search, "alpha": self.options.alpha, "budget": self.options.budget}
+        best = {"start": self.start, "cost": self.found.cost, "bound": self.found.bound, "gap": self.found.gap}
+        islands = {f"bound_{name}": value for name, value in asdict(self.bound).items() if name != "cost"}
+        rest = {"graphs": self.found.graphs, "stop": self.found.stop, "breaks_a_limit": self.broken}
+        given = {"weights": dict(self.weights), "limits": dict(self.options.limits)}
+        return known | best | islands | rest | given
+
+
+def check_options(options: Options) -> None:
+    """Refuse what no search understands.
+
+    Raises:
+        UserError: the name, a metric, alpha or the budget is out of range.
+    """
+    if options.search not in NAMES:
+        raise UserError(f"there is no search {options.search!r}", hint=did_you_mean(options.search, list(NAMES)))
+    for name in (*options.weights, *options.limits):
+        if name not in (*METRICS, PEAK):
+            raise UserError(f"there is no metric {name!r}", hint=f"one of {', '.join((*METRICS, PEAK))}")
+    for name, value in (*options.weights.items(), *options.limits.items()):
+        if not 0 <= value < float("inf"):
+            raise UserError(f"{name}={value:g}: a weight or a limit is finite and not negative")
+    if not 1 <= options.alpha <= 10:
+        raise UserError(f"alpha is {options.alpha:g}: it is 1 to 10", hint="1 is greedy, 1.05 MetaFlow's")
+    if options.budget < 1:
+        raise UserError(f"the budget is {options.budget} graphs: it is 1 or more")
+
+
+def moves_of(flow: Flow, device: Device, options: Options) -> tuple[Pass, ...]:
+    """The moves that apply to a graph on a device."""
+    chosen = {pass_named(name, MOVES) for name in options.passes} or set(MOVES)
+    memory: Objective = "memory" if PEAK in (*options.weights, *options.limits) else options.objective
+    return tuple(row for row in MOVES if row in chosen and is_legal(row, flow, device, memory, everything=False))
+
+
+def searched(flow: Flow, device: Device, options: Options) -> Searched:
+    """Search a cheaper graph.
+
+    Args:
+        flow: the graph.
+        device: what it runs on.
+        options: which search, and what is to be small.
+
+    Time is a soft maximum of the device's and the host's, which is no sum over operators: it is searched under its
+    tangent plane at the graph, then under the one at the graph that was found, until that gains no more. The plane is
+    below the time, so that a bound under it is a bound of the time.
+
+    Raises:
+        UserError: an option is unknown or out of range, or an operator cannot be timed here.
+    """
+    check_options(options)
+    prices = Prices(FusedTimer(device=device), CUDA_ROUNDING_BYTES if device.runs_cuda else 1)
+    control = Control(limit_s=options.limit_s, report=options.report)
+    by_time = not options.weights and options.objective == "time" and not options.measured
+    problem = Problem(
+        flow=flow,
+        moves=moves_of(flow, device, options),
+        cost=_model(prices, flow, options),
+        on_cuda=device.runs_cuda,
+    )
+    with control.stops_at_interrupt():
+        problem, found = _rounds(problem, device, options, control, by_time=by_time)
+        bound = _bound(problem, found, control, by_time=by_time)
+    # A part may have a chain or siblings that are no match of the whole graph; then the bound is not of what was found.
+    below = bound.cost if bound.cost <= found.cost * (1 + EPSILON) else 0.0
+    found = replace(found, bound=max(found.bound, below))
+    found, steps = decide(problem, found, everything=options.everything, by_time=by_time)
+    steps = _template(flow, device, options).steps if options.search == TEMPLATE else merged(steps)
+    weights: dict[str, float] = {str(name): value for name, value in problem.cost.weights.items()}
+    if problem.cost.peak_weight:
+        weights[PEAK] = problem.cost.peak_weight
+    return Searched(
+        options=options,
+        rewritten=Rewritten(before=flow, after=found.flow, steps=steps, prices=prices),
+        found=found,
+        start=_time(prices, flow) if by_time else problem.cost.guided(flow),
+        weights=weights,
+        bound=bound,
+        broken=problem.cost.excess(found.flow) > 0,
+    )
+
+
+def _model(prices: Prices, flow: Flow, options: Options) -> CostModel:
+    """Weights and limits of metrics."""
+    given: dict[str, float] = {**options.weights} or _weights(prices, flow, options)
+    limits = dict(options.limits)
+    peak_weight, peak_limit = given.pop(PEAK, 0.0), limits.pop(PEAK, None)
+    timed = options.measured or "measured_s" in (*given, *limits)
+    clock = None
+    if timed:
+        from steptime.rewrite.search.measured import Clock
+
+        clock = Clock()
+    names: Mapping[str, Metric] = {name: name for name in METRICS}
+    return CostModel(
+        prices=prices,
+        weights={names[name]: value for name, value in given.items()},
+        limits={names[name]: value for name, value in limits.items()},
+        peak_limit_bytes=peak_limit,
+        peak_weight=peak_weight,
+        clock=clock,
+    )
+
+
+def _weights(prices: Prices, flow: Flow, options: Options) -> dict[str, float]:
+    if options.measured:
+        return {"measured_s": 1.0}
+    if options.objective == "launches":
+        return {"launches": 1.0}
+    if options.objective == "memory":
+        return {PEAK: 1.0, "moved_bytes": GUIDE}
+    return dict(time_weights(prices, flow))  # type: ignore[arg-type]
+
+
+def _rounds(
+    problem: Problem, device: Device, options: Options, control: Control, *, by_time: bool
+) -> tuple[Problem, Found]:
+    """Search under the tangent at the graph, then under that at what was found."""
+    found = _run(problem, device, options, control)
+    prices = problem.cost.prices
+    for _ in range(ROUNDS if by_time else 0):
+        moved = replace(problem, cost=replace(problem.cost, weights=time_weights(prices, found.flow), _sums={}))
+        now = moved.cost.guided(found.flow)
+        settled = abs(now - found.cost) <= WORTH * now
+        problem, found = moved, replace(found, cost=now, bound=0.0)
+        if settled or control.why() or options.search == TEMPLATE or found.stop.startswith(LIMIT):
+            break
+        other = _run(problem, device, options, control)
+        graphs = found.graphs + other.graphs
+        better = _time(prices, other.flow) < _time(prices, found.flow) * (1 - EPSILON)
+        found = replace(other if better else found, graphs=graphs)
+        if not better:
+            break
+    return problem, found
+
+
+def _bound(problem: Problem, found: Found, control: Control, *, by_time: bool) -> Bound:
+    """The highest bound under several planes below the time, each of which is one of it."""
+    unclosed: set[object] = set()
+    best = lower_bound(problem, control, unclosed)
+    tangent = time_weights(problem.cost.prices, problem.flow)
+    planes: tuple[Mapping[Metric, float], ...] = (tangent, {"device_s": 1.0}, {"host_s": 1.0})
+    for weights in planes if by_time and best.cost < found.cost * (1 - WORTH) else ():
+        moved = replace(problem, cost=replace(problem.cost, weights=weights, _sums={}))
+        other = lower_bound(moved, control, unclosed)
+        best = max(best, other, key=lambda each: each.cost)
+    return best
+
+
+def _time(prices: Prices, flow: Flow) -> float:
+    sums, p = prices.sums(flow, flow.operators), prices.timer.sharpness
+    return float((sums.device_s**p + sums.host_s**p) ** (1 / p))
+
+
+def _run(problem: Problem, device: Device, options: Options, control: Control) -> Found:
+    if options.search != TEMPLATE:
+        return SEARCHES[options.search](problem, options.alpha, options.budget, control)
+    done = _template(problem.flow, device, options)
+    stop = "every pass was tried"
+    return Found(flow=done.after, cost=problem.cost.guided(done.after), bound=0.0, graphs=len(done.steps), stop=stop)
+
+
+def _template(flow: Flow, device: Device, options: Options) -> Rewritten:
+    """The passes alone, with their own rule."""
+    everything, passes = options.everything, options.passes
+    return apply_passes(flow, device, objective=options.objective, everything=everything, passes=passes)
