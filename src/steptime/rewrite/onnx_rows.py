@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -180,6 +181,41 @@ def _cat(e: Emitter, node: Node) -> str:
     dtype = node.outputs[0].dtype
     dim = wrap(_int(node, "dim", 0), node.outputs[0].rank)
     return e.emit("Concat", [e.cast(e.name(value), value.type.dtype, dtype) for value in parts], axis=dim)
+
+
+def _stack(e: Emitter, node: Node) -> str:
+    dim = wrap(_int(node, "dim", 0), node.outputs[0].rank)
+    dtype, at = node.outputs[0].dtype, e.numbers([dim])
+    parts = [e.emit("Unsqueeze", [e.cast(e.name(x), x.type.dtype, dtype), at]) for x in node.inputs]
+    return e.emit("Concat", parts, axis=dim)
+
+
+def _variance(e: Emitter, node: Node) -> str:
+    """The mean of the squares of what differs from the mean, times n / (n - correction)."""
+    x = _first(node)
+    dims = sorted(wrap(dim, x.type.rank) for dim in _ints(node, "dim")) or list(range(x.type.rank))
+    count = math.prod(x.type.shape[dim] for dim in dims)
+    given = node.attribute("unbiased")
+    correction = _float(node, "correction", 1.0) if given is None else float(bool(given))
+    centred = e.emit("Sub", [e.name(x), e.emit("ReduceMean", [e.name(x), e.numbers(dims)], keepdims=1)])
+    keep = int(bool(node.attribute("keepdim", False)))
+    mean = e.emit("ReduceMean", [e.emit("Mul", [centred, centred]), e.numbers(dims)], keepdims=keep)
+    factor = count / max(count - correction, 0.0) if count > correction else math.nan
+    return mean if factor == 1.0 else e.emit("Mul", [mean, e.scalar(factor, x.type.dtype)])
+
+
+def _unequal(e: Emitter, node: Node) -> str:
+    return e.emit("Not", [str(_binary("Equal")(e, node))])
+
+
+def _repeat(e: Emitter, node: Node) -> str:
+    times, x = _ints(node, "repeats"), _first(node)
+    ones = e.emit("Reshape", [e.name(x), e.numbers((1,) * (len(times) - x.type.rank) + x.type.shape)])
+    return e.emit("Tile", [ones, e.numbers(times)])
+
+
+def _index_select(e: Emitter, node: Node) -> str:
+    return e.emit("Gather", [e.of(node, "self"), e.of(node, "index")], axis=_int(node, "dim", 0))
 
 
 def _softmax(e: Emitter, node: Node) -> str:
@@ -454,6 +490,11 @@ ROWS: Final[Mapping[str, Row]] = {
     "slice": _slice,
     "select": _select,
     "cat": _cat,
+    "stack": _stack,
+    "var": _variance,
+    "ne": _unequal,
+    "repeat": _repeat,
+    "index_select": _index_select,
     "native_layer_norm": _layer_norm,
     "_fused_rms_norm": _rms_norm,
     "native_group_norm": _group_norm,

@@ -13,7 +13,7 @@ from steptime.captured.cost.work import stored_elements  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.rewrite.buckets import best_buckets, cost_of, parse_lengths, powers_of_two  # noqa: E402
-from steptime.rewrite.compiling import branched, broken, compiled, generated  # noqa: E402
+from steptime.rewrite.compiling import GUARD_S, Piece, branched, broken, compiled, generated  # noqa: E402
 from steptime.rewrite.engine import apply_passes, metrics  # noqa: E402
 from steptime.rewrite.fused import FusedTimer, fused_work, loop_steps  # noqa: E402
 from steptime.rewrite.pricing import Prices  # noqa: E402
@@ -77,7 +77,19 @@ def test_pieces_between_breaks():
 
     pieces = broken(Of(f), (torch.randn(4),))
     assert [piece.operators for piece in pieces] == [1, 2]
+    assert all(piece.guards > 0 for piece in pieces)  # counted by PyTorch
     assert "test_compiling.py" in pieces[0].line and not pieces[1].reason
+
+
+def test_each_weight_of_a_piece_adds_guards_and_each_guard_costs():
+    def guards(count):
+        module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(count)))
+        return broken(module, (torch.randn(2, 4),))[0].guards
+
+    assert guards(1) < guards(2) < guards(6)
+    flow = traced(lambda m, x: x.exp() + 1, torch.randn(1024)).flow
+    few, many = (compiled(flow, H100, pieces=[Piece(operators=2, reason="", line="", guards=n)]) for n in (0, 1000))
+    assert many.fused["step_time_s"] - few.fused["step_time_s"] == pytest.approx(1000 * GUARD_S)
 
 
 def test_branches_on_data_are_weighed():

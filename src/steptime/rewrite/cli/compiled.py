@@ -146,4 +146,4 @@ def _print_compiled(out: Any, made: Compiled) -> None:
     t.heading(out, f"{len(made.pieces)} piece{'s' if len(made.pieces) != 1 else ''}")
     for number, piece in enumerate(made.pieces):
         why = f", ends at {piece.line}: {piece.reason}" if piece.reason else ""
-        t.indented(out, t.printable(f"{number + 1}: {piece.operators} operators{why}"), 2)
+        t.indented(out, t.printable(f"{number + 1}: {piece.operators} operators, {piece.guards:,} guards{why}"), 2)
