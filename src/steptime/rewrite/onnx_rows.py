@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from steptime.captured.aten.views import wrap
 from steptime.captured.graph import Attribute, Node, Value
 from steptime.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 from steptime.rewrite.onnx_emitter import CODES, Emitter
 
@@ -103,8 +100,30 @@ def _cast(e: Emitter, node: Node) -> str:
 
 
 def _product(e: Emitter, node: Node) -> str:
+    """A product; one by heads as ONNX has it, since its runtimes look for numbers and softmax right behind it."""
     a, b = node.inputs[-2:]
-    return e.emit("MatMul", [e.name(a), e.name(b)])
+    left, right = _by_head(a), _by_head(b)
+    if left is None or right is None or left.type.shape[:2] != right.type.shape[:2]:
+        return e.emit("MatMul", [e.name(a), e.name(b)])
+    shape, made = (*left.type.shape[:2], *node.outputs[0].shape[1:]), node.outputs[0].shape
+    name = e.shown[node.value(), shape] = e.emit("MatMul", [e.name(left), e.name(right)])
+    return e.emit("Reshape", [name, e.numbers(made)])
+
+
+_HEADS: Final = ("view", "_unsafe_view", "_reshape_alias", "expand", "clone")
+
+
+def _by_head(value: Value) -> Value | None:
+    """What a batch of matrices was as (batch, heads, rows, columns), None where it never was."""
+    type, seen = value.type, value
+    while seen.node.op in _HEADS and seen.node.inputs[0].type.elements == type.elements:
+        seen = seen.node.inputs[0]
+        shape = seen.type.shape
+        if len(shape) == 4 and shape[0] * shape[1] == type.shape[0] and shape[2:] == type.shape[1:]:
+            while seen.node.op in ("expand", "clone") and seen.node.inputs[0].type.shape == shape:
+                seen = seen.node.inputs[0]
+            return seen
+    return None
 
 
 def _gemm(e: Emitter, node: Node) -> str:
@@ -127,6 +146,9 @@ def _batched(e: Emitter, node: Node) -> str:
 
 
 def _reshape(e: Emitter, node: Node) -> str:
+    known = e.shown.get((_first(node), node.outputs[0].shape))
+    if known is not None:
+        return known
     return e.emit("Reshape", [e.name(_first(node)), e.numbers(node.outputs[0].shape)])
 
 

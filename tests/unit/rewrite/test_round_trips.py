@@ -4,8 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.bert import bert  # noqa: E402
-from models.llama import Block  # noqa: E402
+from models.suite import SMALL, SUITE  # noqa: E402
 from public_models.rows import load_torchvision  # noqa: E402
 from rewritten import H100, leaves, nn, run, traced  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
@@ -17,15 +16,6 @@ from steptime.rewrite.rewriting import rewritten_of  # noqa: E402
 from steptime.rewrite.trace import trace, trace_onnx  # noqa: E402
 
 load_torchvision()
-
-
-def of_torchvision(name, size=64, **options):
-    torchvision = pytest.importorskip("torchvision")
-    return getattr(torchvision.models, name)(weights=None, **options), (torch.randn(1, 3, size, size),)
-
-
-def llama_block():
-    return Block(64, 4, 2, 128), (torch.randn(2, 8, 64), torch.randn(8, 16), torch.randn(8, 16))
 
 
 def hugging_face_bert():
@@ -43,14 +33,7 @@ def swin():
     return made, (torch.randn(1, 3, 64, 64),)
 
 
-MODELS = {
-    "ResNet-50": lambda: of_torchvision("resnet50"),
-    "SqueezeNet": lambda: of_torchvision("squeezenet1_1"),
-    "Llama block": llama_block,
-    "BERT": bert,
-    "BERT of transformers": hugging_face_bert,
-    "Swin": swin,
-}
+MODELS = {**SMALL, "BERT of transformers": hugging_face_bert, "Swin": swin}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +45,26 @@ def models():
         found = trace(module, inputs)
         made[name] = (module, inputs, found, run(module, inputs))
     return made
+
+
+def test_the_suite_has_the_published_sizes():
+    """Parameters as the papers' implementations have them; the norms' and the block's by hand."""
+    published = {
+        "ResNet-50": 25_557_032,
+        "ResNeXt-50": 25_028_904,
+        "NasNet-A": 88_753_150,
+        "NasRNN": 16 * 512 * 512,
+        "BERT": 109_482_240,
+        "Inception-v3": 27_161_264,
+        "SqueezeNet": 1_235_496,
+        "CSRNet": 16_263_489,
+        "Llama block": 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096,
+    }
+    assert set(published) == set(SUITE) == set(SMALL)
+    for name, count in published.items():
+        with torch.device("meta"):
+            module, _ = SUITE[name]()
+        assert sum(weight.numel() for weight in module.parameters()) == count, name
 
 
 def largest_error(expected, got):

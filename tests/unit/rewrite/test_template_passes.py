@@ -50,6 +50,10 @@ CASES = {
     "scale into weight": (lambda m, x: (x @ m.a) * 3.0, [R(4, 8)], {"a": R(8, 5)}, ["mm"]),
     "reassociation": (lambda m, a, b, c: a @ b @ c, [R(64, 4), R(4, 64), R(64, 4)], {}, ["mm", "mm"]),
     "matmul + add": (lambda m, x, y: x @ m.a + y, [R(4, 8), R(4, 5)], {"a": R(8, 5)}, ["addmm"]),
+    "joined rows": (
+        lambda m, x: torch.stack([(row @ m.a).exp() for row in x.unbind(0)]), [R(3, 2, 8)], {"a": R(8, 5)},
+        ["mm", "exp", "exp", "exp", "stack"],
+    ),
     "merged siblings": (
         lambda m, x: (m.q(x) * m.k(x), m.v(x)), [R(4, 8)],
         {"q": nn.Linear(8, 8), "k": nn.Linear(8, 8), "v": nn.Linear(8, 2)}, ["addmm", "mul"],
@@ -95,6 +99,7 @@ LACKING = {
     "scale into weight": (lambda m, x, y: (x @ y) * 3.0, [R(4, 8), R(8, 5)], {}),  # no weight
     "reassociation": (lambda m, a, b, c: a @ b @ c, [R(4, 64), R(64, 4), R(4, 64)], {}),  # the order is the best
     "matmul + add": (lambda m, x, y: (x @ m.a).exp() + y, [R(4, 8), R(4, 5)], {"a": R(8, 5)}),
+    "joined rows": (lambda m, x: x[0] @ m.a + x[2] @ m.a, [R(4, 2, 8)], {"a": R(8, 5)}),  # not every step
     "merged siblings": (lambda m, x, y: x @ m.a + y @ m.b, [R(4, 8), R(4, 8)], {"a": R(8, 5), "b": R(8, 5)}),
     "softmax": (lambda m, x: x.exp() / x.exp().sum(0, keepdim=True), [R(4, 8)], {}),  # another dim
     "layer norm": (
