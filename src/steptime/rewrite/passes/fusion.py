@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.rewrite.flow import AGAIN, Flow
+from steptime.rewrite.flow import AGAIN, Flow, is_pure
 from steptime.rewrite.fused import fuse, is_map
 from steptime.rewrite.scene import Match, Pass, Scene, shape_text
 
@@ -105,35 +106,57 @@ def _chains(scene: Scene) -> Iterator[Match]:
         )
 
 
+RECOMPUTED: Final = frozenset({"native_layer_norm", "_fused_rms_norm", "_softmax"})
+"""Operators next to element-wise ones that cost little to run again."""
+
+
 def _recomputed(scene: Scene) -> Iterator[Match]:
-    """Element-wise results that only the backward pass still reads, and whose inputs live that long anyway."""
+    """Cheap results that only the backward pass still reads, and whose inputs live that long anyway."""
     flow, nodes = scene.flow, scene.nodes
     if not flow.training:
         return
     for number, node in enumerate(flow.order):
-        if not is_map(node) or flow.place(node).phase != "forward" or node.attribute(AGAIN) is not None:
+        cheap = (is_map(node) or node.op in RECOMPUTED) and is_pure(node) and node not in flow.over
+        if not cheap or flow.place(node).phase != "forward":
             continue
-        value = node.value()
-        late = [user for user in flow.users.get(value, ()) if flow.place(user).phase == "backward"]
-        if not late or value in flow.wanted or not all(_lives(flow, each) for each in node.inputs):
+        late = _late(flow, node.value())
+        if not late or node.value() in flow.wanted or not all(_lives(flow, each, node) for each in node.inputs):
             continue
-        first = min(late, key=lambda user: flow.place(user).position)
-        copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs)
+        copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs).value()
+        again = {node.value(): copy}
+        for user, seen in late:
+            for view in reversed(seen):
+                inputs = (again[view.inputs[0]], *view.inputs[1:])
+                again[view.value()] = nodes.node(view.op, inputs, view.names, view.attributes, view.outputs).value()
         replace: dict[Value, Value] = {}
-        for user in dict.fromkeys(late):
-            inputs = tuple(copy.value() if each == value else each for each in user.inputs)
+        for user in dict.fromkeys(user for user, _ in late):
+            inputs = tuple(again.get(each, each) for each in user.inputs)
             made = nodes.node(user.op, inputs, user.names, user.attributes, user.outputs)
             replace |= {user.value(index): made.value(index) for index in range(len(user.outputs))}
-        yield Match(root=first, replace=replace, what=f"{node.op} {shape_text(value.type)}")
+        yield Match(root=late[0][0], replace=replace, what=f"{node.op} {shape_text(copy.type)}")
 
 
-def _lives(flow: Flow, value: Value) -> bool:
-    """Whether a value is there in the backward pass in any case."""
+def _late(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
+    """Who reads a value in the backward pass, the first one first, and the views between, the last one first."""
+    found: list[tuple[Node, tuple[Node, ...]]] = []
+    waiting: list[tuple[Value, tuple[Node, ...]]] = [(value, ())]
+    while waiting:
+        seen, views = waiting.pop()
+        for user in dict.fromkeys(flow.users.get(seen, ())):
+            if user.op in VIEWS and len(user.outputs) == 1 and user.value() not in flow.wanted:
+                waiting.append((user.value(), (user, *views)))
+            elif flow.place(user).phase == "backward":
+                found.append((user, views))
+    return sorted(found, key=lambda pair: flow.place(pair[0]).position)
+
+
+def _lives(flow: Flow, value: Value, reader: Node) -> bool:
+    """Whether the memory of a value is there in the backward pass in any case: others read it there."""
+    while value.node.op in VIEWS and value.node.inputs:
+        value = value.node.inputs[0]
     if value.node.op in SOURCES or value in flow.wanted:
         return True
-    return any(
-        flow.place(user).phase == "backward" and user.attribute(AGAIN) is None for user in flow.users.get(value, ())
-    )
+    return any(user is not reader and user.attribute(AGAIN) is None for user, _ in _late(flow, value))
 
 
 FUSION: Final = Pass(
@@ -148,9 +171,9 @@ FUSION: Final = Pass(
 
 RECOMPUTE: Final = Pass(
     name="recompute when fused",
-    matches="an element-wise result that only the backward pass still reads",
+    matches="an element-wise result, a norm or a softmax that only the backward pass still reads, also through views",
     condition="training; its inputs are kept anyway; memory is the objective",
-    makes="the same operator again in the backward pass, where its readers' kernel takes it in",
+    makes="the same operator again in the backward pass, where the kernel of its readers takes it in if it can",
     source="Chen et al., arXiv 1604.06174; PyTorch's min-cut partitioner",
     find=_recomputed,
     modes=("training",),
