@@ -1,12 +1,13 @@
 """The models of the suite and the algebra of the passes: ONNX Runtime on the exported file and on the rewritten one.
 
     steptime calibrate machine --quick --out mine.toml
-    python benchmarks/bench_rewrite_suite.py mine.toml [--only NAME] [--seconds 6] [--inductor] [--write]
+    python benchmarks/bench_rewrite_suite.py mine.toml [--only NAME] [--seconds 6] [--write]
+    python benchmarks/bench_rewrite_suite.py --inductor [--only NAME] [--write]
 
 Both files run in one process, by turns, on one thread with all optimisations of ONNX Runtime, in CPU time of the
 thread; the 20th percentile counts, since a shared machine only adds time. The exported file is PyTorch's own
-(`torch.onnx.export`); the rewritten one is what `steptime rewrite --measure -o FILE.onnx` writes for the calibrated machine.
-`--inductor` compiles the narrow models of the suite and counts kernels and guards.
+(`torch.onnx.export`); the rewritten one is what `steptime rewrite --measure -o FILE.onnx` writes for this machine.
+`--inductor` compiles the narrow models of the suite instead and counts kernels and guards, as `--compile` does.
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ ALGEBRA: Mapping[str, Callable[[], tuple[Any, Any]]] = MappingProxyType(
         "layer norm, var": case(normed(lambda x, c: x.var(-1, unbiased=False, keepdim=True)), R(T, 1024), **ROW),
         "GELU, tanh": case(gelu, R(T, 128), a=R(128, 1024), b=R(1024, 128)),
         "softmax": case(
-            lambda m, x: (x - x.amax(-1, keepdim=True)).exp() / (x - x.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True),
-            R(T, 1024),
+            lambda m, x: (lambda e: e / e.sum(-1, keepdim=True))((x - x.amax(-1, keepdim=True)).exp()), R(T, 1024)
         ),
         "attention": case(attention, *HEADS),
     }
@@ -215,7 +215,7 @@ def kernels(name: str) -> Kernels:
     return Kernels(name, generated(flow), counts, real.nodes_before_fusion, guards, real.compile_s)
 
 
-def report(models: list[Row], algebra: list[Row], compiled: list[Kernels], device: Any) -> str:
+def report(models: list[Row], algebra: list[Row], device: Any) -> str:
     """The page."""
     import onnxruntime
 
@@ -225,59 +225,75 @@ def report(models: list[Row], algebra: list[Row], compiled: list[Kernels], devic
     text = f"""# The suite in ONNX Runtime
 
 `steptime calibrate machine --quick --out mine.toml`, then
-`python benchmarks/bench_rewrite_suite.py mine.toml --inductor --write`: ONNX Runtime
+`python benchmarks/bench_rewrite_suite.py mine.toml --write`: ONNX Runtime
 {onnxruntime.__version__} with all its optimisations on one thread of {device.title}; the file that
 `torch.onnx.export` (PyTorch {torch.__version__.split("+")[0]}) writes and the one that `steptime rewrite` writes, by
 turns in one process; 20th percentile of CPU time. Each kind of rewrite was timed in ONNX Runtime first and applied
 where it gained more than the noise (`--measure`). A ratio above 1 is a gain.
 
-{len(models) - len(slower)} of {len(models)} models are at most 2 % slower{": not " + ", ".join(slower) if slower else ""}.
+{len(models) - len(slower)} of {len(models)} models are at most 2 % slower ({", ".join(slower) or "none"} not).
 {len(won)} of {len(algebra)} cases of algebra gain at least 1.5x, {len(lost)} lose more than 2 %."""
     lines = text.splitlines()
     for title, rows in (("model", models), ("algebra", algebra)):
-        lines += ["", f"| {title} | exported | rewritten | ratio | runs | error | rewrites |", "|---|--:|--:|--:|--:|--:|---|"]
+        lines += [
+            "",
+            f"| {title} | exported | rewritten | ratio | runs | error | rewrites |",
+            "|---|--:|--:|--:|--:|--:|---|",
+        ]
         lines += [
             f"| {r.name} | {1e3 * r.exported_s:.3f} ms | {1e3 * r.rewritten_s:.3f} ms | {r.ratio:.2f} | {r.runs} "
             f"| {r.error:.0e} | {', '.join(f'{n} {count}' for n, count in r.applied.items()) or 'none'} |"
             for r in rows
         ]
-    if compiled:
-        lines += ["", *inductor_lines(compiled)]
     return "\n".join(lines) + "\n"
 
 
-def inductor_lines(rows: list[Kernels]) -> list[str]:
-    """The table of kernels."""
+def report_of_kernels(rows: list[Kernels]) -> str:
+    """The page of what Inductor fuses."""
     off = [abs(math.log(row.predicted[0] / row.real[0])) for row in rows]
     typical = math.expm1(sorted(off)[len(off) // 2])
-    return [
-        "## What Inductor fuses",
-        "",
-        "The narrow models of the suite, compiled for this CPU without freezing; generated kernels and calls of",
-        f"libraries. The median error of the predicted number of generated kernels is {100 * typical:.0f} %.",
-        "",
-        "| model | predicted | Inductor | libraries | Inductor | nodes before fusion | guards | compiled in |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-        *[
-            f"| {r.name} | {r.predicted[0]} | {r.real[0]} | {r.predicted[1]} | {r.real[1]} | {r.nodes} | {r.guards:,} "
-            f"| {r.compile_s:.0f} s |"
-            for r in rows
-        ],
+    text = f"""# What Inductor fuses, and what is predicted
+
+`python benchmarks/bench_rewrite_suite.py --inductor --write`: the narrow models of the suite, compiled for this CPU by
+PyTorch {torch.__version__.split("+")[0]} without freezing; generated kernels and calls of libraries in the code that it
+writes, and the guards of its tracer. The median error of the predicted number of generated kernels is
+{100 * typical:.0f} %.
+
+| model | predicted | Inductor | libraries | Inductor | nodes before fusion | guards | compiled in |
+|---|--:|--:|--:|--:|--:|--:|--:|
+"""
+    lines = [
+        f"| {r.name} | {r.predicted[0]} | {r.real[0]} | {r.predicted[1]} | {r.real[1]} | {r.nodes} | {r.guards:,} "
+        f"| {r.compile_s:.0f} s |"
+        for r in rows
     ]
+    return text + "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("device", help="cluster file of this machine, as `steptime calibrate machine` writes it")
+    parser.add_argument(
+        "device", nargs="?", help="cluster file of this machine, as `steptime calibrate machine` writes it"
+    )
     parser.add_argument("--seconds", type=float, default=6.0, help="CPU time of a model")
     parser.add_argument("--only", action="append", help="a model or a case; again for more")
-    parser.add_argument("--inductor", action="store_true", help="also count Inductor's kernels")
-    parser.add_argument("--write", action="store_true", help="to benchmarks/rewrite_suite.md")
+    parser.add_argument("--inductor", action="store_true", help="count Inductor's kernels")
+    parser.add_argument("--write", action="store_true", help="to the page")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    chosen = [name for name in SMALL if not given.only or name in given.only]
+    if given.inductor:
+        rows = []
+        for name in chosen:
+            rows.append(kernels(name))
+            print(rows[-1], file=sys.stderr, flush=True)
+        emit(report_of_kernels(rows), "rewrite_compiled.md", given.write)
+        return
+    if given.device is None:
+        parser.error("name the cluster file of this machine")
     device = device_within(given.device)
     parts: list[list[Row]] = []
     for table, seconds in ((SUITE, given.seconds), (ALGEBRA, given.seconds / 4)):
@@ -290,10 +306,13 @@ def main() -> None:
             print(f"{name:28} {row.exported_s:9.6f} {row.rewritten_s:9.6f} {row.ratio:6.3f} {row.error:.0e} "
                   f"{dict(row.applied)}", file=sys.stderr, flush=True)  # fmt: skip
         parts.append(rows)
-    compiled = [kernels(name) for name in SMALL if not given.only or name in given.only] if given.inductor else []
-    text = report(parts[0], parts[1], compiled, device)
-    if given.write:
-        (HERE / "rewrite_suite.md").write_text(text)
+    emit(report(parts[0], parts[1], device), "rewrite_suite.md", given.write)
+
+
+def emit(text: str, name: str, write: bool) -> None:
+    """To the page, or to standard output."""
+    if write:
+        (HERE / name).write_text(text)
     else:
         print(text)
 

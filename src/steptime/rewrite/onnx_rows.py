@@ -11,7 +11,6 @@ import numpy as np
 from steptime.captured.aten.views import wrap
 from steptime.captured.graph import Attribute, Node, Value
 from steptime.errors import UserError
-
 from steptime.rewrite.onnx_emitter import CODES, Emitter
 
 Row = Callable[[Emitter, Node], "str | Sequence[str | None]"]

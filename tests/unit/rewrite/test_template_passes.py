@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from rewritten import H100, nn, ops, rewritten, traced  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import device_names, device_within  # noqa: E402
-from steptime.rewrite.engine import apply_passes  # noqa: E402
+from steptime.rewrite.engine import apply_passes, metrics  # noqa: E402
 from steptime.rewrite.passes import PASSES  # noqa: E402
 
 R = torch.randn
@@ -70,6 +70,10 @@ CASES = {
         written_out_attention, [R(2, 3, 5, 16), R(2, 3, 5, 16), R(2, 3, 5, 16)], {},
         ["_scaled_dot_product_flash_attention_for_cpu"],
     ),
+    "convolution + activation": (
+        lambda m, x, y: (m.f(x) + y).relu(), [R(2, 4, 6, 6), R(2, 8, 6, 6)], {"f": nn.Conv2d(4, 8, 3, padding=1)},
+        ["fused"],
+    ),
     "element-wise chain": (lambda m, x, y, z: (x + y) * z, [R(4), R(4), R(4)], {}, ["fused"]),
 }  # fmt: skip
 
@@ -112,6 +116,9 @@ LACKING = {
         lambda m, q, k, v: torch.softmax((q @ k.transpose(-1, -2) + 1 * v @ v.transpose(-1, -2)) * 2, -1) @ v,
         [R(2, 3, 5, 16)] * 3, {},
     ),
+    "convolution + activation": (
+        lambda m, x: (lambda y: y.relu() + y)(m.f(x)), [R(2, 4, 6, 6)], {"f": nn.Conv2d(4, 4, 3, padding=1)}
+    ),  # the convolution is read twice
     "element-wise chain": (lambda m, x, y: (x.exp() @ y).sin(), [R(4, 4), R(4, 4)], {}),
 }  # fmt: skip
 
@@ -162,6 +169,28 @@ def test_a_fused_kernel_reads_inputs_once_and_writes_what_others_read():
     found, _ = rewritten(f, R(4, 4), R(4, 4), passes=["element-wise chain"], everything=True)
     node = next(node for node in found.after.order if node.op == "fused")
     assert len(node.inputs) == 2 and len(node.outputs) == 2
+
+
+def test_a_residual_sum_and_the_norm_behind_it_are_one_kernel():
+    def f(m, x, y):
+        s = x + y
+        return m.n(s), s
+
+    found, applied = rewritten(f, R(64, 512), R(64, 512), n=nn.LayerNorm(512))
+    assert "element-wise chain" in applied and ops(found.after) == ["fused"]
+    moved = metrics(found.prices, found.after)["moved_bytes"]
+    assert moved == 4 * (4 * 64 * 512 + 2 * 512)  # reads x, y and two rows, writes the sum and the norm
+
+
+def test_an_epilogue_costs_what_the_convolution_does():
+    found, _ = rewritten(
+        lambda m, x: m.f(x).relu(), R(8, 64, 56, 56), everything=True, f=nn.Conv2d(64, 64, 3, padding=1)
+    )
+    before, after = (metrics(found.prices, flow) for flow in (found.before, found.after))
+    assert (before["launches"] - after["launches"]) == 1
+    assert before["moved_bytes"] - after["moved_bytes"] == 2 * 4 * 8 * 64 * 56 * 56
+    conv = next(node for node in found.before.order if node.op == "convolution")
+    assert after["device_s"] == pytest.approx(found.prices.timer.cost(conv).seconds, rel=1e-9)
 
 
 def test_a_chain_that_leaves_and_comes_back_is_two_kernels():

@@ -9,8 +9,8 @@ from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.rewrite.flow import AGAIN, Flow, is_pure
-from steptime.rewrite.fused import fuse, is_map
-from steptime.rewrite.scene import Match, Pass, Scene, shape_text
+from steptime.rewrite.fused import fuse, is_map, is_member
+from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
 MOST_RESULTS: Final = 8
@@ -89,7 +89,7 @@ def _chains(scene: Scene) -> Iterator[Match]:
     flow = scene.flow
 
     def domain(node: Node) -> object:
-        if not is_map(node) or node in flow.constant or node in flow.over:
+        if not is_member(node, flow.uses) or node in flow.constant or node in flow.over:
             return None
         return node.outputs[0].shape, flow.place(node).phase
 
@@ -104,6 +104,33 @@ def _chains(scene: Scene) -> Iterator[Match]:
         yield Match(
             root=group[-1], replace=replace, what=f"{len(group)} operators ({names}) {shape_text(*group[-1].outputs)}"
         )
+
+
+ACTIVATIONS: Final = frozenset(
+    {"relu", "clamp", "hardtanh", "leaky_relu", "sigmoid", "silu", "hardswish", "hardsigmoid", "gelu", "tanh"}
+)
+"""Activations that libraries of convolutions have as epilogues."""
+
+
+def _epilogues(scene: Scene) -> Iterator[Match]:
+    """A convolution, a tensor of its shape added to it or none, and an activation."""
+    flow = scene.flow
+    for node in scene.each("convolution"):
+        members = [node]
+        while node not in flow.constant and scene.only_use(members[-1].value()) and len(members) < 3:
+            reader = flow.users[members[-1].value()][0]
+            pair = operands(reader) if reader.op == "add" and len(members) == 1 else None
+            added = pair is not None and pair[0] != pair[1] and pair[0].type.shape == pair[1].type.shape
+            if not added and reader.op not in ACTIVATIONS:
+                break
+            members.append(reader)
+            if not added:
+                break
+        end = members[-1]
+        if end.op in ACTIVATIONS and end.outputs[0].shape == node.outputs[0].shape:
+            made = fuse(scene.nodes, members, [end])
+            names = " ".join(each.op for each in members)
+            yield Match(root=end, replace={end.value(): made.value()}, what=f"{names} {shape_text(*end.outputs)}")
 
 
 RECOMPUTED: Final = frozenset({"native_layer_norm", "_fused_rms_norm", "_softmax"})
@@ -124,7 +151,7 @@ def _recomputed(scene: Scene) -> Iterator[Match]:
             continue
         copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs).value()
         again = {node.value(): copy}
-        for user, seen in late:
+        for _, seen in late:
             for view in reversed(seen):
                 inputs = (again[view.inputs[0]], *view.inputs[1:])
                 again[view.value()] = nodes.node(view.op, inputs, view.names, view.attributes, view.outputs).value()
@@ -159,9 +186,20 @@ def _lives(flow: Flow, value: Value, reader: Node) -> bool:
     return any(user is not reader and user.attribute(AGAIN) is None for user, _ in _late(flow, value))
 
 
+EPILOGUE: Final = Pass(
+    name="convolution + activation",
+    matches="a convolution, a residual added to it or none, and an activation",
+    condition="inference; nothing else reads what is between; same shape",
+    makes="one kernel whose epilogue adds and activates: neither is written and read again",
+    source="Jia et al., MetaFlow, SysML 2019; cuDNN's fused convolutions, ONNX Runtime's FusedConv",
+    find=_epilogues,
+    modes=("inference",),
+    fuses=True,
+)
+
 FUSION: Final = Pass(
     name="element-wise chain",
-    matches="element-wise operators of one shape and phase that read each other, with rows broadcast into them",
+    matches="element-wise operators and norms of one shape and phase that read each other, with rows broadcast in",
     condition="no value that leaves the group comes back into it; at most 64 operators and 8 results",
     makes="one kernel: inputs read once, results written once, one launch; what the backward pass reads is a result",
     source="seed document on fusion; PyTorch Inductor",
