@@ -50,7 +50,7 @@ class Emitter:
         self.domains: set[str] = set()
         self._names: dict[Value, str] = {}
         self.shown: dict[tuple[Value, tuple[int, ...]], str] = {}
-        """Value and a shape of its elements -> the name of that reshape, where it was made on the way."""
+        """Value and a shape of its elements -> the name of the reshape, where it was made on the way."""
         self._count = 0
         self._taken = {str(node.attribute("name")) for node in flow.order if node.op in SOURCES} | set(flow.names)
 

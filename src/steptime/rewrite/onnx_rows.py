@@ -310,19 +310,30 @@ def _spread(node: Node, name: str, rank: int, default: int) -> list[int]:
     return found * rank if len(found) == 1 else found
 
 
+def _padded(x: Value) -> tuple[Value, list[int], list[int]]:
+    """What a convolution may read in place of a tensor with zeros around it, and the zeros before and after."""
+    rank, node = x.type.rank - 2, x.node
+    pads = _ints(node, "pad") if node.op == "constant_pad_nd" and not _float(node, "value", 0.0) else []
+    if not pads or any(pads[2 * rank :]) or min(pads) < 0:
+        return x, [0] * rank, [0] * rank
+    filled = [*pads, *[0] * (2 * rank)][: 2 * rank]  # the last dim comes first
+    return node.inputs[0], filled[-2::-2], filled[-1::-2]
+
+
 def _convolution(e: Emitter, node: Node) -> str:
     weight = node.input("weight")
     assert weight is not None
-    rank = _first(node).type.rank - 2
+    x, rank = _first(node), _first(node).type.rank - 2
+    x, before, after = _padded(x) if not node.attribute("transposed") else (x, [0] * rank, [0] * rank)
     pads = _spread(node, "padding", rank, 0)
     attributes: dict[str, Any] = {
         "strides": _spread(node, "stride", rank, 1),
-        "pads": pads + pads,
+        "pads": [a + b for a, b in zip(pads + pads, before + after, strict=True)],
         "group": _int(node, "groups", 1),
         "dilations": _spread(node, "dilation", rank, 1),
         "kernel_shape": list(weight.type.shape[2:]),
     }
-    inputs = [e.name(_first(node)), e.name(weight), *([e.of(node, "bias")] if node.input("bias") else [])]
+    inputs = [e.name(x), e.name(weight), *([e.of(node, "bias")] if node.input("bias") else [])]
     if not node.attribute("transposed"):
         return e.emit("Conv", inputs, **attributes)
     return e.emit("ConvTranspose", inputs, output_padding=_spread(node, "output_padding", rank, 0), **attributes)

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from models.suite import SMALL, SUITE  # noqa: E402
 from public_models.rows import load_torchvision  # noqa: E402
-from rewritten import H100, leaves, nn, run, traced  # noqa: E402
+from rewritten import H100, F, leaves, nn, run, traced  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
 from steptime.rewrite.checking import Check, require_same  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
@@ -115,6 +115,29 @@ def test_onnx_to_graph_to_onnx_is_exact(name, models, tmp_path):
     assert largest_error(expected, before) < 1e-5
     rewritten = onnx_model(apply_passes(read.flow, H100).after, read.weights())
     assert largest_error(expected, outputs(rewritten)) < 1e-5
+
+
+def test_zeros_around_an_image_are_written_into_the_convolution(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = torch.randn(1, 3, 8, 9)
+    found = traced(lambda m, x: m.f(F.pad(x, (1, 2, 0, 3))), x, f=nn.Conv2d(3, 4, 3, padding=1))
+    model = onnx_model(found.flow, found.weights())
+    (conv,) = (node for node in model.graph.node if node.op_type != "Identity")
+    assert {a.name: list(a.ints) for a in conv.attribute}["pads"] == [1, 2, 4, 3]
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert largest_error([found.module(x).detach()], [got]) < 1e-5
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    read, _ = trace_onnx(tmp_path / "model.onnx")
+    again = onnx_model(read.flow, read.weights())
+    assert [node.op_type for node in again.graph.node] == [node.op_type for node in model.graph.node]
+
+
+def test_products_by_head_are_written_as_such():
+    """A runtime finds the number and the softmax behind them only where no reshape stands between."""
+    found = traced(lambda m, q, k, v: torch.softmax(q @ k.mT / 4, -1) @ v, *(torch.randn(2, 3, 5, 16) for _ in "qkv"))
+    kinds = [node.op_type for node in onnx_model(found.flow, found.weights()).graph.node]
+    assert kinds == ["Transpose", "MatMul", "Div", "Softmax", "MatMul", "Identity"]
 
 
 def test_a_file_is_checked_first_and_written_whole(tmp_path):
