@@ -10,7 +10,7 @@ from typing import Any, Final
 from steptime.captured.aten.views import VIEWS
 from steptime.captured.cost.movements import VIEWS as FREE
 from steptime.captured.cost.timing import ROWS
-from steptime.captured.graph import Node
+from steptime.captured.graph import Node, Value
 from steptime.errors import UserError, shorten
 from steptime.hardware.records import Device
 from steptime.rewrite.engine import apply_passes, metrics
@@ -48,6 +48,8 @@ class Inductor:
 
     generated_kernels: int
     library_kernels: int
+    layout_kernels: int
+    """Generated kernels that only bring an image or a weight into the layout of the CPU's convolutions."""
     nodes_before_fusion: int
     compile_s: float
 
@@ -80,18 +82,48 @@ def generated(flow: Flow) -> tuple[int, int]:
     kernel; products, convolutions and attention are calls of a library.
     """
 
+    wholes = _wholes(flow)
+
     def domain(node: Node) -> object:
-        if node in flow.constant or is_opaque(node) or node.op in FREE or node.op in VIEWS or node.op not in ROWS:
-            return None
-        if ROWS[node.op][0] in LIBRARY:
-            return None
-        sizes = [value.type.elements for value in node.inputs] + [type.elements for type in node.outputs]
-        whole = node.outputs[0].elements if is_map(node) or node.op == "embedding" else max(sizes, default=0)
-        return whole, flow.place(node).phase
+        whole = wholes.get(node)
+        return None if whole is None else (whole, flow.place(node).phase)
 
     groups = sum(1 for _ in Grower(flow, domain, (10**6, 10**6)).groups(least=1))
     library = sum(1 for node in flow.order if node.op in ROWS and ROWS[node.op][0] in LIBRARY)
     return groups, library
+
+
+def _wholes(flow: Flow) -> dict[Node, int]:
+    """Elements that the loop of each operator runs over that a compiler generates.
+
+    What a reduction gives is worked on in the loop of the reduction; what is only put into a concatenation, right
+    behind a library, is computed where it is put; numbers that are counted up are computed where they are read.
+    """
+    wholes: dict[Node, int] = {}
+    for node in flow.order:
+        if (node in flow.constant and node.inputs) or is_opaque(node) or node.op in FREE or node.op in VIEWS:
+            continue
+        if node.op not in ROWS or node.op == "arange" or ROWS[node.op][0] in LIBRARY:
+            continue
+        own = node.outputs[0].elements
+        sizes = [own, *(type.elements for type in node.outputs)]
+        if not is_map(node) and node.op != "embedding":
+            sizes += [value.type.elements for value in node.inputs]
+        sources = [_behind_views(value).node for value in node.inputs]
+        sizes += [wholes[each] for each in sources if is_map(node) and wholes.get(each, 0) > each.outputs[0].elements]
+        wholes[node] = max(sizes)
+    for node in reversed(flow.order):
+        readers = set(flow.users.get(node.value(), ())) if node in wholes and is_map(node) else set()
+        alone = not any(_behind_views(value).node in wholes for value in node.inputs)
+        if readers and alone and all(reader.op == "cat" for reader in readers):
+            wholes[node] = max(wholes.get(reader, 0) for reader in readers) or wholes[node]
+    return wholes
+
+
+def _behind_views(value: Value) -> Value:
+    while value.node.op in VIEWS and value.node.inputs:
+        value = value.node.inputs[0]
+    return value
 
 
 def compiled(flow: Flow, device: Device, *, pieces: Sequence[Piece] = (), inductor: Inductor | None = None) -> Compiled:
@@ -197,12 +229,14 @@ def inductor_here(module: Any, inputs: Any) -> Inductor:
     return Inductor(
         generated_kernels=sum(_GENERATED.match(line) is not None for line in calls),
         library_kernels=sum(_LIBRARY.search(line) is not None for line in calls),
+        layout_kernels=sum(_LAYOUT.match(line) is not None for line in calls),
         nodes_before_fusion=int(counted.ir_nodes_pre_fusion),
         compile_s=spent,
     )
 
 
 _GENERATED: Final = re.compile(r"\s+(kernels\.)?cpp_fused_\w*\(")
+_LAYOUT: Final = re.compile(r"\s+(kernels\.)?cpp_fused_convolution_\d+\(")
 _LIBRARY: Final = re.compile(r"(extern_kernels\.\w+|= torch\.ops\.(aten|mkldnn|onednn)\.\w+[.\w]*)\(")
 """Calls in the Python code that Inductor writes."""
 MOST_PATHS: Final = 64

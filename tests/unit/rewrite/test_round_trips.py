@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from models.bert import bert  # noqa: E402
+from models.llama import llama  # noqa: E402
 from models.suite import SMALL, SUITE  # noqa: E402
 from public_models.rows import load_torchvision  # noqa: E402
 from rewritten import H100, F, leaves, nn, run, traced  # noqa: E402
@@ -173,6 +175,29 @@ def test_training_steps_are_written_as_python_and_not_as_onnx(tmp_path):
     assert rewritten_of(found, H100, output=tmp_path / "step.py").checked.passed
     with pytest.raises(UserError, match="training step"):
         rewritten_of(found, H100, output=tmp_path / "step.onnx")
+
+
+def cubed(output):
+    """The output where it is a loss, else the sum of cubes: a plain sum has no gradient through a norm."""
+    return (
+        output if isinstance(output, torch.Tensor) and not output.dim() else sum(part.pow(3).sum() for part in output)
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(
+    "build", [lambda: bert(layers=1), lambda: llama(layers=1, targets=True)], ids=["BERT", "Llama"]
+)
+def test_training_steps_of_transformers_are_written_whole(build, optimizer, tmp_path):
+    """Loss, gradients and updated weights are those of the original, memory being the objective."""
+    module, inputs = build()
+    found = trace(module, inputs, training=True, optimizer=optimizer, loss=cubed)
+    done = rewritten_of(found, H100, objective="memory", output=tmp_path / "step.py")
+    assert done.checked.passed
+    space = {}
+    exec(compile((tmp_path / "step.py").read_text(), "step", "exec"), space)
+    updated = {f"{name}.new" for name, _ in module.named_parameters()}
+    assert "loss" in space["OUTPUTS"] and updated <= set(space["OUTPUTS"])
 
 
 def test_an_operator_without_a_row_is_refused_by_name(tmp_path):

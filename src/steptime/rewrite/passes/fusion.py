@@ -102,7 +102,7 @@ def _chains(scene: Scene) -> Iterator[Match]:
         replace = {node.value(): made.value(index) for index, node in enumerate(results)}
         names = " ".join(dict.fromkeys(node.op.lstrip("_") for node in group))
         yield Match(
-            root=group[-1], replace=replace, what=f"{len(group)} operators ({names}) {shape_text(*group[-1].outputs)}"
+            root=group[-1], replace=replace, what=f"{len(group)} operators ({names}) {shape_text(group[-1].outputs[0])}"
         )
 
 
