@@ -62,6 +62,17 @@ def test_generated_kernels_and_calls_of_libraries_by_hand():
     assert generated(traced(f, torch.randn(8, 64), w=torch.randn(64, 64)).flow) == (1, 2)
 
 
+def test_loops_of_a_norm_and_of_a_concatenation_are_one_kernel_each():
+    def rms(m, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * m.w  # what is between has one column
+
+    def fire(m, x):
+        return torch.cat([(x @ m.a).relu(), (x @ m.b).relu()], -1)  # each is computed where it is put
+
+    assert generated(traced(rms, torch.randn(8, 64), w=torch.randn(64)).flow) == (1, 0)
+    assert generated(traced(fire, torch.randn(8, 64), a=torch.randn(64, 8), b=torch.randn(64, 4)).flow) == (1, 2)
+
+
 def test_compiling_saves_launches_and_graphs_leave_one():
     flow = traced(lambda m, x: (x.exp() + 1).sin() * 2, torch.randn(1024)).flow
     found = compiled(flow, H100)

@@ -8,7 +8,9 @@ from rewritten import H100, nn, ops, rewritten, traced  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import device_names, device_within  # noqa: E402
 from steptime.rewrite.engine import apply_passes, metrics  # noqa: E402
+from steptime.rewrite.measuring import around, paired  # noqa: E402
 from steptime.rewrite.passes import PASSES  # noqa: E402
+from steptime.rewrite.scene import Folds, Scene  # noqa: E402
 
 R = torch.randn
 
@@ -209,6 +211,17 @@ def test_merged_siblings_keep_what_reads_them():
 
     _, applied = rewritten(f, R(2, 3, 8), everything=True, q=nn.Linear(8, 8), k=nn.Linear(8, 8))
     assert "merged siblings" in applied
+
+
+def test_what_is_measured_alone_has_inputs_of_the_module_and_of_the_boundary():
+    """An input that a runtime took for a constant would be folded before the clock starts."""
+    flow = traced(lambda m, x, y: x @ m.a + (y.exp() @ m.a), R(4, 8), R(4, 8), a=R(8, 5)).flow
+    row = next(row for row in PASSES if row.name == "common factor")
+    (match,) = row.find(Scene(flow=flow, folds=Folds(), on_cuda=False))
+    before, after = around(flow, match)
+    assert [value.node.attribute("name") for value in before.inputs] == ["input.0", "boundary.0"]
+    assert before.inputs == after.inputs and ops(before) == ["mm", "mm", "add"] and ops(after) == ["add", "mm"]
+    assert all(seconds > 0 for seconds in paired(before, after, 0.0))
 
 
 def test_a_gain_within_the_doubt_is_left_unless_asked_for():
