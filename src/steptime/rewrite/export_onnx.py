@@ -42,7 +42,7 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
     for name, value in zip(_unique(flow.names, flow.inputs), flow.outputs, strict=True):
         e.nodes.append(helper.make_node("Identity", [e.name(value)], [name], name=f"output.{name}"))
         outputs.append(_declared(name, value.type))
-    read = {name for node in e.nodes for name in node.input}
+    read = e.prune({output.name for output in outputs})
     stored = [tensor for name, tensor in e.constants.items() if name in read]
     size = sum(len(tensor.raw_data) for tensor in stored)
     if size > LARGEST_BYTES:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
+from steptime.captured.aten.views import VIEWS, is_contiguous
 from steptime.captured.cost.movements import VIEWS as FREE
 from steptime.captured.cost.timing import ROWS
 from steptime.captured.graph import (
@@ -57,6 +57,12 @@ DATA_DEPENDENT: Final = frozenset(
 )
 """Operators whose shapes, or whose result on the host, depend on data."""
 WEIGHTS: Final = ("parameter", "buffer", "constant")
+FILLS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("new_zeros", "zeros_like"), "zeros"),
+    **dict.fromkeys(("new_ones", "ones_like"), "ones"),
+    **dict.fromkeys(("new_full", "full_like"), "full"),
+}
+"""Operator that fills a tensor shaped as another one -> the one that does without the other."""
 AGAIN: Final = "again"
 """Attribute of a node that recomputation runs again, or that may not be shared: its number."""
 _CATEGORIES: Final[Mapping[str, Category]] = {
@@ -513,7 +519,8 @@ class _Walk:
 
     def run(self, number: int, call: Call) -> None:
         """One call."""
-        node, inputs = call.node, tuple(self.now(value) for value in call.node.inputs)
+        node = self._filled(call.node)
+        inputs = tuple(self.now(value) for value in node.inputs)
         alone = is_opaque(node) or call.recomputed
         attributes: tuple[tuple[str, Attribute], ...] = node.attributes
         if alone and node.attribute("draw") is None:
@@ -522,7 +529,7 @@ class _Walk:
         if inputs != node.inputs or attributes != node.attributes:
             made = self._nodes.node(node.op, inputs, node.names, attributes, node.outputs)
         for index in range(len(node.outputs)):
-            self._now[node.value(index)] = made.value(index)
+            self._now[call.node.value(index)] = made.value(index)
         self.places.setdefault(made, Place(position=float(number), phase=call.phase, module=call.module))
         self.times[made] += 1
         if is_opaque(node):
@@ -530,3 +537,12 @@ class _Walk:
         if call.inplace and call.writes:
             at = tuple(call.reads.index(w) if w in call.reads else None for w in call.writes)
             self.over.setdefault(made, at)
+
+    def _filled(self, node: Node) -> Node:
+        """A fill without the tensor that it takes its shape from: it is the same whatever that holds."""
+        op, type = FILLS.get(node.op), node.outputs[0] if node.outputs else None
+        if op is None or type is None or not is_contiguous(type):
+            return node
+        kept = {name: value for name, value in node.attributes if name not in ("size", "dtype", "memory_format")}
+        given: dict[str, Attribute] = {"size": type.shape, **kept, "dtype": type.dtype}
+        return self._nodes.node(op, (), (), tuple(given.items()), (type,))

@@ -15,6 +15,7 @@ from typing import Final
 from steptime.captured.cost import OperatorCost, Timer, Work
 from steptime.captured.cost.direct import direct_call
 from steptime.captured.cost.elementwise import MAPS
+from steptime.captured.cost.timing import work_of
 from steptime.captured.cost.work import STREAM, KernelCall, dtype_of, stored_bytes
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
 from steptime.estimate.measured import CPU_TWO
@@ -44,6 +45,16 @@ OPERATIONS: Final[Mapping[str, int]] = {
 def is_map(node: Node) -> bool:
     """Whether it is an element-wise operator with one result."""
     return node.op in OPERATIONS and len(node.outputs) == 1 and bool(node.inputs)
+
+
+ROWS_AT_ONCE: Final = frozenset({"native_layer_norm", "_fused_rms_norm"})
+"""Operators over the last dims that a kernel of whole rows takes in."""
+
+
+def is_member(node: Node, uses: Mapping[Value, int]) -> bool:
+    """Whether a kernel of element-wise operators can have it: a map, or a norm of which only the result is read."""
+    others = (uses.get(node.value(index), 0) for index in range(1, len(node.outputs)))
+    return is_map(node) or (node.op in ROWS_AT_ONCE and not any(others))
 
 
 def fuse(nodes: Nodes, members: Sequence[Node], results: Sequence[Node]) -> Node:
@@ -139,14 +150,13 @@ def fused_work(node: Node) -> Work:
     $$B = \sum_i b_i + \sum_o b_o, \qquad F = \sum_k f_k\,n_k$$
 
     where $b_i$ and $b_o$ = bytes of inputs and results, $f_k$ = operations per element of step $k$ and $n_k$ its
-    elements. Source: definition.
+    elements; those of a convolution are on the matrix units. Source: definition.
     """
     read = {value: stored_bytes(value.type) for value in node.inputs}
-    flops = 0.0
-    for step in _steps(node):
-        flops += OPERATIONS[step[0]] * TensorType(step[2], step[1]).elements
+    works = [work_of(step) for step in opened(Nodes(), node)]
     moved = sum(read.values()) + sum(stored_bytes(type) for type in node.outputs)
-    return _stream(node, float(moved), flops)
+    streamed = _stream(node, float(moved), sum(float(work.vector_flops) for work in works))
+    return replace(streamed, matrix_flops=sum(float(work.matrix_flops) for work in works))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +183,8 @@ class FusedTimer(Timer):
         return known
 
     def _time_fused(self, node: Node) -> OperatorCost:
-        whole = self.time(FUSED, fused_work(node))
+        work = fused_work(node)
+        whole = self.time(FUSED, replace(work, matrix_flops=0.0))
         arithmetic_s = 0.0
         for step in opened(self._scratch, node):
             alone = super().cost(step)
@@ -181,8 +192,8 @@ class FusedTimer(Timer):
             arithmetic_s += max(alone.seconds - moved.seconds, 0.0)
         host_s = 0.0 if self.graphed else whole.host_s
         if not self.recorded and self.measured_s(CPU_TWO) is not None:
-            return replace(whole, seconds=self._looped_s(node), host_s=0.0)
-        return replace(whole, seconds=whole.seconds + arithmetic_s, host_s=host_s)
+            return replace(whole, work=work, seconds=self._looped_s(node), host_s=0.0)
+        return replace(whole, work=work, seconds=whole.seconds + arithmetic_s, host_s=host_s)
 
     def _looped_s(self, node: Node) -> float:
         r"""Time of a fused kernel on a processor that was measured operator by operator.

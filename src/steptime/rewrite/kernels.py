@@ -73,6 +73,9 @@ def _fits(overload: Any, tensors: Mapping[str, Sequence[Value]], numbers: Mappin
     known = {argument.name: argument for argument in overload._schema.arguments}
     if not set(tensors) | set(numbers) <= set(known):
         return False
+    lists = {len(tensors[name]) for name in tensors if "List" in str(known[name].type)}
+    if len(lists) > 1 and overload._schema.name.startswith("aten::_foreach"):
+        return False  # one tensor for all of them is another overload
     for name, argument in known.items():
         kind = str(argument.type)
         if name in tensors:

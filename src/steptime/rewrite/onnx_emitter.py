@@ -49,6 +49,8 @@ class Emitter:
         self.constants: dict[str, TensorProto] = {}
         self.domains: set[str] = set()
         self._names: dict[Value, str] = {}
+        self.shown: dict[tuple[Value, tuple[int, ...]], str] = {}
+        """Value and a shape of its elements -> the name of the reshape, where it was made on the way."""
         self._count = 0
         self._taken = {str(node.attribute("name")) for node in flow.order if node.op in SOURCES} | set(flow.names)
 
@@ -59,6 +61,16 @@ class Emitter:
     def put(self, value: Value, name: str) -> None:
         """Say what a value is called."""
         self._names[value] = name
+
+    def prune(self, results: set[str]) -> set[str]:
+        """Leave out nodes whose outputs nobody reads; the names that the others read."""
+        read, kept = set(results), []
+        for node in reversed(self.nodes):
+            if not read.isdisjoint(node.output):
+                kept.append(node)
+                read.update(node.input)
+        self.nodes = kept[::-1]
+        return read
 
     def fresh(self, op: str) -> str:
         """A new name."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from steptime.captured.aten.views import wrap
 from steptime.captured.graph import Attribute, Node, Value
 from steptime.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 from steptime.rewrite.onnx_emitter import CODES, Emitter
 
 Row = Callable[[Emitter, Node], "str | Sequence[str | None]"]
@@ -102,8 +99,30 @@ def _cast(e: Emitter, node: Node) -> str:
 
 
 def _product(e: Emitter, node: Node) -> str:
+    """A product; one by heads as ONNX has it, since its runtimes look for numbers and softmax right behind it."""
     a, b = node.inputs[-2:]
-    return e.emit("MatMul", [e.name(a), e.name(b)])
+    left, right = _by_head(a), _by_head(b)
+    if left is None or right is None or left.type.shape[:2] != right.type.shape[:2]:
+        return e.emit("MatMul", [e.name(a), e.name(b)])
+    shape, made = (*left.type.shape[:2], *node.outputs[0].shape[1:]), node.outputs[0].shape
+    name = e.shown[node.value(), shape] = e.emit("MatMul", [e.name(left), e.name(right)])
+    return e.emit("Reshape", [name, e.numbers(made)])
+
+
+_HEADS: Final = ("view", "_unsafe_view", "_reshape_alias", "expand", "clone")
+
+
+def _by_head(value: Value) -> Value | None:
+    """What a batch of matrices was as (batch, heads, rows, columns), None where it never was."""
+    type, seen = value.type, value
+    while seen.node.op in _HEADS and seen.node.inputs[0].type.elements == type.elements:
+        seen = seen.node.inputs[0]
+        shape = seen.type.shape
+        if len(shape) == 4 and shape[0] * shape[1] == type.shape[0] and shape[2:] == type.shape[1:]:
+            while seen.node.op in ("expand", "clone") and seen.node.inputs[0].type.shape == shape:
+                seen = seen.node.inputs[0]
+            return seen
+    return None
 
 
 def _gemm(e: Emitter, node: Node) -> str:
@@ -126,6 +145,9 @@ def _batched(e: Emitter, node: Node) -> str:
 
 
 def _reshape(e: Emitter, node: Node) -> str:
+    known = e.shown.get((_first(node), node.outputs[0].shape))
+    if known is not None:
+        return known
     return e.emit("Reshape", [e.name(_first(node)), e.numbers(node.outputs[0].shape)])
 
 
@@ -180,6 +202,41 @@ def _cat(e: Emitter, node: Node) -> str:
     dtype = node.outputs[0].dtype
     dim = wrap(_int(node, "dim", 0), node.outputs[0].rank)
     return e.emit("Concat", [e.cast(e.name(value), value.type.dtype, dtype) for value in parts], axis=dim)
+
+
+def _stack(e: Emitter, node: Node) -> str:
+    dim = wrap(_int(node, "dim", 0), node.outputs[0].rank)
+    dtype, at = node.outputs[0].dtype, e.numbers([dim])
+    parts = [e.emit("Unsqueeze", [e.cast(e.name(x), x.type.dtype, dtype), at]) for x in node.inputs]
+    return e.emit("Concat", parts, axis=dim)
+
+
+def _variance(e: Emitter, node: Node) -> str:
+    """The mean of the squares of what differs from the mean, times n / (n - correction)."""
+    x = _first(node)
+    dims = sorted(wrap(dim, x.type.rank) for dim in _ints(node, "dim")) or list(range(x.type.rank))
+    count = math.prod(x.type.shape[dim] for dim in dims)
+    given = node.attribute("unbiased")
+    correction = _float(node, "correction", 1.0) if given is None else float(bool(given))
+    centred = e.emit("Sub", [e.name(x), e.emit("ReduceMean", [e.name(x), e.numbers(dims)], keepdims=1)])
+    keep = int(bool(node.attribute("keepdim", False)))
+    mean = e.emit("ReduceMean", [e.emit("Mul", [centred, centred]), e.numbers(dims)], keepdims=keep)
+    factor = count / max(count - correction, 0.0) if count > correction else math.nan
+    return mean if factor == 1.0 else e.emit("Mul", [mean, e.scalar(factor, x.type.dtype)])
+
+
+def _unequal(e: Emitter, node: Node) -> str:
+    return e.emit("Not", [str(_binary("Equal")(e, node))])
+
+
+def _repeat(e: Emitter, node: Node) -> str:
+    times, x = _ints(node, "repeats"), _first(node)
+    ones = e.emit("Reshape", [e.name(x), e.numbers((1,) * (len(times) - x.type.rank) + x.type.shape)])
+    return e.emit("Tile", [ones, e.numbers(times)])
+
+
+def _index_select(e: Emitter, node: Node) -> str:
+    return e.emit("Gather", [e.of(node, "self"), e.of(node, "index")], axis=_int(node, "dim", 0))
 
 
 def _softmax(e: Emitter, node: Node) -> str:
@@ -253,19 +310,30 @@ def _spread(node: Node, name: str, rank: int, default: int) -> list[int]:
     return found * rank if len(found) == 1 else found
 
 
+def _padded(x: Value) -> tuple[Value, list[int], list[int]]:
+    """What a convolution may read in place of a tensor with zeros around it, and the zeros before and after."""
+    rank, node = x.type.rank - 2, x.node
+    pads = _ints(node, "pad") if node.op == "constant_pad_nd" and not _float(node, "value", 0.0) else []
+    if not pads or any(pads[2 * rank :]) or min(pads) < 0:
+        return x, [0] * rank, [0] * rank
+    filled = [*pads, *[0] * (2 * rank)][: 2 * rank]  # the last dim comes first
+    return node.inputs[0], filled[-2::-2], filled[-1::-2]
+
+
 def _convolution(e: Emitter, node: Node) -> str:
     weight = node.input("weight")
     assert weight is not None
-    rank = _first(node).type.rank - 2
+    x, rank = _first(node), _first(node).type.rank - 2
+    x, before, after = _padded(x) if not node.attribute("transposed") else (x, [0] * rank, [0] * rank)
     pads = _spread(node, "padding", rank, 0)
     attributes: dict[str, Any] = {
         "strides": _spread(node, "stride", rank, 1),
-        "pads": pads + pads,
+        "pads": [a + b for a, b in zip(pads + pads, before + after, strict=True)],
         "group": _int(node, "groups", 1),
         "dilations": _spread(node, "dilation", rank, 1),
         "kernel_shape": list(weight.type.shape[2:]),
     }
-    inputs = [e.name(_first(node)), e.name(weight), *([e.of(node, "bias")] if node.input("bias") else [])]
+    inputs = [e.name(x), e.name(weight), *([e.of(node, "bias")] if node.input("bias") else [])]
     if not node.attribute("transposed"):
         return e.emit("Conv", inputs, **attributes)
     return e.emit("ConvTranspose", inputs, output_padding=_spread(node, "output_padding", rank, 0), **attributes)
@@ -454,6 +522,11 @@ ROWS: Final[Mapping[str, Row]] = {
     "slice": _slice,
     "select": _select,
     "cat": _cat,
+    "stack": _stack,
+    "var": _variance,
+    "ne": _unequal,
+    "repeat": _repeat,
+    "index_select": _index_select,
     "native_layer_norm": _layer_norm,
     "_fused_rms_norm": _rms_norm,
     "native_group_norm": _group_norm,

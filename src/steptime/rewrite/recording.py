@@ -47,9 +47,8 @@ class Watching:
 
     def _updated(self, recorder: _Watched, module: torch.nn.Module) -> None:
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            value = recorder.value(tensor)
-            if value.node.op not in ("parameter", "buffer"):
-                self.outputs[f"{name}.new"] = value
+            if recorder.is_written(tensor):
+                self.outputs[f"{name}.new"] = recorder.value(tensor)
             elif tensor.grad is not None:
                 self.outputs[f"{name}.grad"] = recorder.value(tensor.grad)
         for name, value in recorder.states():
@@ -65,6 +64,11 @@ class _Watched(Recorder):  # type: ignore[no-untyped-call]
     def value(self, tensor: torch.Tensor) -> Value:
         """The value that a tensor shows now."""
         return self._read(tensor)[0]
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether a weight or buffer holds something else than before the step; a view of it may show it as before."""
+        content = self._held[self._read(tensor)[1]].content
+        return content is not None and content.node.op not in ("parameter", "buffer")
 
     def states(self) -> list[tuple[str, Value]]:
         """States of the optimiser with what they hold now."""

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -199,7 +199,8 @@ def rewrite(
         training: the whole step with loss, backward pass and optimiser; otherwise the forward pass.
         everything: apply every rewrite, also those whose gain is within the doubt of the prediction.
         passes: names of the passes to try; empty: all.
-        measure: time each kind of rewrite on this machine's CPU, and let that decide.
+        measure: time each kind of rewrite on this machine's CPU, and let that decide: in PyTorch, or in ONNX Runtime
+            where an ONNX file is written.
         layouts: then choose the layouts of all values, where that gains.
         output: a ``.py`` or ``.onnx`` file; it is written whole, after the graph was checked against the original.
         batch: samples; handed to the factory if it takes it.
@@ -295,7 +296,8 @@ def rewritten_of(
     if measure:
         from steptime.rewrite.measuring import gain_here
 
-        timing = gain_here
+        backend = "onnxruntime" if output is not None and output.suffix.lower() == ".onnx" else "eager"
+        timing = partial(gain_here, backend=backend)
     seen = None if search is None else searched(traced.flow, device, search)
     if seen is None:
         found = apply_passes(
@@ -320,7 +322,7 @@ def rewritten_of(
     if measure:
         from steptime.rewrite.measuring import paired
 
-        before, after = paired(traced.flow, found.after)
+        before, after = paired(traced.flow, found.after, backend=backend)
         done = replace(done, measured={"before_s": before, "after_s": after})
     return done if output is None else write(done, output)
 

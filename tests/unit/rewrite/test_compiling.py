@@ -13,7 +13,7 @@ from steptime.captured.cost.work import stored_elements  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.rewrite.buckets import best_buckets, cost_of, parse_lengths, powers_of_two  # noqa: E402
-from steptime.rewrite.compiling import branched, broken, compiled, generated  # noqa: E402
+from steptime.rewrite.compiling import GUARD_S, Piece, branched, broken, compiled, generated  # noqa: E402
 from steptime.rewrite.engine import apply_passes, metrics  # noqa: E402
 from steptime.rewrite.fused import FusedTimer, fused_work, loop_steps  # noqa: E402
 from steptime.rewrite.pricing import Prices  # noqa: E402
@@ -62,6 +62,17 @@ def test_generated_kernels_and_calls_of_libraries_by_hand():
     assert generated(traced(f, torch.randn(8, 64), w=torch.randn(64, 64)).flow) == (1, 2)
 
 
+def test_loops_of_a_norm_and_of_a_concatenation_are_one_kernel_each():
+    def rms(m, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * m.w  # what is between has one column
+
+    def fire(m, x):
+        return torch.cat([(x @ m.a).relu(), (x @ m.b).relu()], -1)  # each is computed where it is put
+
+    assert generated(traced(rms, torch.randn(8, 64), w=torch.randn(64)).flow) == (1, 0)
+    assert generated(traced(fire, torch.randn(8, 64), a=torch.randn(64, 8), b=torch.randn(64, 4)).flow) == (1, 2)
+
+
 def test_compiling_saves_launches_and_graphs_leave_one():
     flow = traced(lambda m, x: (x.exp() + 1).sin() * 2, torch.randn(1024)).flow
     found = compiled(flow, H100)
@@ -77,7 +88,19 @@ def test_pieces_between_breaks():
 
     pieces = broken(Of(f), (torch.randn(4),))
     assert [piece.operators for piece in pieces] == [1, 2]
+    assert all(piece.guards > 0 for piece in pieces)  # counted by PyTorch
     assert "test_compiling.py" in pieces[0].line and not pieces[1].reason
+
+
+def test_each_weight_of_a_piece_adds_guards_and_each_guard_costs():
+    def guards(count):
+        module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(count)))
+        return broken(module, (torch.randn(2, 4),))[0].guards
+
+    assert guards(1) < guards(2) < guards(6)
+    flow = traced(lambda m, x: x.exp() + 1, torch.randn(1024)).flow
+    few, many = (compiled(flow, H100, pieces=[Piece(operators=2, reason="", line="", guards=n)]) for n in (0, 1000))
+    assert many.fused["step_time_s"] - few.fused["step_time_s"] == pytest.approx(1000 * GUARD_S)
 
 
 def test_branches_on_data_are_weighed():
@@ -148,7 +171,7 @@ def test_queries_keys_and_values_are_one_product():
 def test_a_batch_norm_goes_into_the_convolution_and_a_sum_into_the_product():
     block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     found, _ = rewritten(lambda m, x: m.f(x), torch.randn(2, 3, 8, 8), f=block)
-    assert ops(found.after) == ["convolution", "relu"]
+    assert ops(found.after) == ["fused"]  # with its activation as the epilogue
     found, _ = rewritten(lambda m, x, y: x @ m.w + y, torch.randn(8, 8), torch.randn(8, 8), w=torch.randn(8, 8))
     assert ops(found.after) == ["addmm"]
 

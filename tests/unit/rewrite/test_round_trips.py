@@ -5,9 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from models.bert import bert  # noqa: E402
-from models.llama import Block  # noqa: E402
+from models.llama import llama  # noqa: E402
+from models.suite import SMALL, SUITE  # noqa: E402
 from public_models.rows import load_torchvision  # noqa: E402
-from rewritten import H100, leaves, nn, run, traced  # noqa: E402
+from rewritten import H100, F, leaves, nn, run, traced  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
 from steptime.rewrite.checking import Check, require_same  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
@@ -17,15 +18,6 @@ from steptime.rewrite.rewriting import rewritten_of  # noqa: E402
 from steptime.rewrite.trace import trace, trace_onnx  # noqa: E402
 
 load_torchvision()
-
-
-def of_torchvision(name, size=64, **options):
-    torchvision = pytest.importorskip("torchvision")
-    return getattr(torchvision.models, name)(weights=None, **options), (torch.randn(1, 3, size, size),)
-
-
-def llama_block():
-    return Block(64, 4, 2, 128), (torch.randn(2, 8, 64), torch.randn(8, 16), torch.randn(8, 16))
 
 
 def hugging_face_bert():
@@ -43,14 +35,7 @@ def swin():
     return made, (torch.randn(1, 3, 64, 64),)
 
 
-MODELS = {
-    "ResNet-50": lambda: of_torchvision("resnet50"),
-    "SqueezeNet": lambda: of_torchvision("squeezenet1_1"),
-    "Llama block": llama_block,
-    "BERT": bert,
-    "BERT of transformers": hugging_face_bert,
-    "Swin": swin,
-}
+MODELS = {**SMALL, "BERT of transformers": hugging_face_bert, "Swin": swin}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +47,26 @@ def models():
         found = trace(module, inputs)
         made[name] = (module, inputs, found, run(module, inputs))
     return made
+
+
+def test_the_suite_has_the_published_sizes():
+    """Parameters as the papers' implementations have them; the norms' and the block's by hand."""
+    published = {
+        "ResNet-50": 25_557_032,
+        "ResNeXt-50": 25_028_904,
+        "NasNet-A": 88_753_150,
+        "NasRNN": 16 * 512 * 512,
+        "BERT": 109_482_240,
+        "Inception-v3": 27_161_264,
+        "SqueezeNet": 1_235_496,
+        "CSRNet": 16_263_489,
+        "Llama block": 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096,
+    }
+    assert set(published) == set(SUITE) == set(SMALL)
+    for name, count in published.items():
+        with torch.device("meta"):
+            module, _ = SUITE[name]()
+        assert sum(weight.numel() for weight in module.parameters()) == count, name
 
 
 def largest_error(expected, got):
@@ -114,6 +119,29 @@ def test_onnx_to_graph_to_onnx_is_exact(name, models, tmp_path):
     assert largest_error(expected, outputs(rewritten)) < 1e-5
 
 
+def test_zeros_around_an_image_are_written_into_the_convolution(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = torch.randn(1, 3, 8, 9)
+    found = traced(lambda m, x: m.f(F.pad(x, (1, 2, 0, 3))), x, f=nn.Conv2d(3, 4, 3, padding=1))
+    model = onnx_model(found.flow, found.weights())
+    (conv,) = (node for node in model.graph.node if node.op_type != "Identity")
+    assert {a.name: list(a.ints) for a in conv.attribute}["pads"] == [1, 2, 4, 3]
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert largest_error([found.module(x).detach()], [got]) < 1e-5
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    read, _ = trace_onnx(tmp_path / "model.onnx")
+    again = onnx_model(read.flow, read.weights())
+    assert [node.op_type for node in again.graph.node] == [node.op_type for node in model.graph.node]
+
+
+def test_products_by_head_are_written_as_such():
+    """A runtime finds the number and the softmax behind them only where no reshape stands between."""
+    found = traced(lambda m, q, k, v: torch.softmax(q @ k.mT / 4, -1) @ v, *(torch.randn(2, 3, 5, 16) for _ in "qkv"))
+    kinds = [node.op_type for node in onnx_model(found.flow, found.weights()).graph.node]
+    assert kinds == ["Transpose", "MatMul", "Div", "Softmax", "MatMul", "Identity"]
+
+
 def test_a_file_is_checked_first_and_written_whole(tmp_path):
     found = traced(lambda m, x: (m.f(x) * 2).exp() + x, torch.randn(2, 4), f=nn.Linear(4, 4))
     path = tmp_path / "out.py"
@@ -147,6 +175,29 @@ def test_training_steps_are_written_as_python_and_not_as_onnx(tmp_path):
     assert rewritten_of(found, H100, output=tmp_path / "step.py").checked.passed
     with pytest.raises(UserError, match="training step"):
         rewritten_of(found, H100, output=tmp_path / "step.onnx")
+
+
+def cubed(output):
+    """The output where it is a loss, else the sum of cubes: a plain sum has no gradient through a norm."""
+    return (
+        output if isinstance(output, torch.Tensor) and not output.dim() else sum(part.pow(3).sum() for part in output)
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(
+    "build", [lambda: bert(layers=1), lambda: llama(layers=1, targets=True)], ids=["BERT", "Llama"]
+)
+def test_training_steps_of_transformers_are_written_whole(build, optimizer, tmp_path):
+    """Loss, gradients and updated weights are those of the original, memory being the objective."""
+    module, inputs = build()
+    found = trace(module, inputs, training=True, optimizer=optimizer, loss=cubed)
+    done = rewritten_of(found, H100, objective="memory", output=tmp_path / "step.py")
+    assert done.checked.passed
+    space = {}
+    exec(compile((tmp_path / "step.py").read_text(), "step", "exec"), space)
+    updated = {f"{name}.new" for name, _ in module.named_parameters()}
+    assert "loss" in space["OUTPUTS"] and updated <= set(space["OUTPUTS"])
 
 
 def test_an_operator_without_a_row_is_refused_by_name(tmp_path):

@@ -7,8 +7,10 @@ torch = pytest.importorskip("torch")
 from rewritten import H100, nn, ops, rewritten, traced  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import device_names, device_within  # noqa: E402
-from steptime.rewrite.engine import apply_passes  # noqa: E402
+from steptime.rewrite.engine import apply_passes, metrics  # noqa: E402
+from steptime.rewrite.measuring import around, paired  # noqa: E402
 from steptime.rewrite.passes import PASSES  # noqa: E402
+from steptime.rewrite.scene import Folds, Scene  # noqa: E402
 
 R = torch.randn
 
@@ -50,6 +52,10 @@ CASES = {
     "scale into weight": (lambda m, x: (x @ m.a) * 3.0, [R(4, 8)], {"a": R(8, 5)}, ["mm"]),
     "reassociation": (lambda m, a, b, c: a @ b @ c, [R(64, 4), R(4, 64), R(64, 4)], {}, ["mm", "mm"]),
     "matmul + add": (lambda m, x, y: x @ m.a + y, [R(4, 8), R(4, 5)], {"a": R(8, 5)}, ["addmm"]),
+    "joined rows": (
+        lambda m, x: torch.stack([(row @ m.a).exp() for row in x.unbind(0)]), [R(3, 2, 8)], {"a": R(8, 5)},
+        ["mm", "exp", "exp", "exp", "stack"],
+    ),
     "merged siblings": (
         lambda m, x: (m.q(x) * m.k(x), m.v(x)), [R(4, 8)],
         {"q": nn.Linear(8, 8), "k": nn.Linear(8, 8), "v": nn.Linear(8, 2)}, ["addmm", "mul"],
@@ -65,6 +71,10 @@ CASES = {
     "attention": (
         written_out_attention, [R(2, 3, 5, 16), R(2, 3, 5, 16), R(2, 3, 5, 16)], {},
         ["_scaled_dot_product_flash_attention_for_cpu"],
+    ),
+    "convolution + activation": (
+        lambda m, x, y: (m.f(x) + y).relu(), [R(2, 4, 6, 6), R(2, 8, 6, 6)], {"f": nn.Conv2d(4, 8, 3, padding=1)},
+        ["fused"],
     ),
     "element-wise chain": (lambda m, x, y, z: (x + y) * z, [R(4), R(4), R(4)], {}, ["fused"]),
 }  # fmt: skip
@@ -95,6 +105,7 @@ LACKING = {
     "scale into weight": (lambda m, x, y: (x @ y) * 3.0, [R(4, 8), R(8, 5)], {}),  # no weight
     "reassociation": (lambda m, a, b, c: a @ b @ c, [R(4, 64), R(64, 4), R(4, 64)], {}),  # the order is the best
     "matmul + add": (lambda m, x, y: (x @ m.a).exp() + y, [R(4, 8), R(4, 5)], {"a": R(8, 5)}),
+    "joined rows": (lambda m, x: x[0] @ m.a + x[2] @ m.a, [R(4, 2, 8)], {"a": R(8, 5)}),  # not every step
     "merged siblings": (lambda m, x, y: x @ m.a + y @ m.b, [R(4, 8), R(4, 8)], {"a": R(8, 5), "b": R(8, 5)}),
     "softmax": (lambda m, x: x.exp() / x.exp().sum(0, keepdim=True), [R(4, 8)], {}),  # another dim
     "layer norm": (
@@ -107,6 +118,9 @@ LACKING = {
         lambda m, q, k, v: torch.softmax((q @ k.transpose(-1, -2) + 1 * v @ v.transpose(-1, -2)) * 2, -1) @ v,
         [R(2, 3, 5, 16)] * 3, {},
     ),
+    "convolution + activation": (
+        lambda m, x: (lambda y: y.relu() + y)(m.f(x)), [R(2, 4, 6, 6)], {"f": nn.Conv2d(4, 4, 3, padding=1)}
+    ),  # the convolution is read twice
     "element-wise chain": (lambda m, x, y: (x.exp() @ y).sin(), [R(4, 4), R(4, 4)], {}),
 }  # fmt: skip
 
@@ -159,6 +173,28 @@ def test_a_fused_kernel_reads_inputs_once_and_writes_what_others_read():
     assert len(node.inputs) == 2 and len(node.outputs) == 2
 
 
+def test_a_residual_sum_and_the_norm_behind_it_are_one_kernel():
+    def f(m, x, y):
+        s = x + y
+        return m.n(s), s
+
+    found, applied = rewritten(f, R(64, 512), R(64, 512), n=nn.LayerNorm(512))
+    assert "element-wise chain" in applied and ops(found.after) == ["fused"]
+    moved = metrics(found.prices, found.after)["moved_bytes"]
+    assert moved == 4 * (4 * 64 * 512 + 2 * 512)  # reads x, y and two rows, writes the sum and the norm
+
+
+def test_an_epilogue_costs_what_the_convolution_does():
+    found, _ = rewritten(
+        lambda m, x: m.f(x).relu(), R(8, 64, 56, 56), everything=True, f=nn.Conv2d(64, 64, 3, padding=1)
+    )
+    before, after = (metrics(found.prices, flow) for flow in (found.before, found.after))
+    assert (before["launches"] - after["launches"]) == 1
+    assert before["moved_bytes"] - after["moved_bytes"] == 2 * 4 * 8 * 64 * 56 * 56
+    conv = next(node for node in found.before.order if node.op == "convolution")
+    assert after["device_s"] == pytest.approx(found.prices.timer.cost(conv).seconds, rel=1e-9)
+
+
 def test_a_chain_that_leaves_and_comes_back_is_two_kernels():
     def f(m, x):
         y = x.exp()
@@ -175,6 +211,17 @@ def test_merged_siblings_keep_what_reads_them():
 
     _, applied = rewritten(f, R(2, 3, 8), everything=True, q=nn.Linear(8, 8), k=nn.Linear(8, 8))
     assert "merged siblings" in applied
+
+
+def test_what_is_measured_alone_has_inputs_of_the_module_and_of_the_boundary():
+    """An input that a runtime took for a constant would be folded before the clock starts."""
+    flow = traced(lambda m, x, y: x @ m.a + (y.exp() @ m.a), R(4, 8), R(4, 8), a=R(8, 5)).flow
+    row = next(row for row in PASSES if row.name == "common factor")
+    (match,) = row.find(Scene(flow=flow, folds=Folds(), on_cuda=False))
+    before, after = around(flow, match)
+    assert [value.node.attribute("name") for value in before.inputs] == ["input.0", "boundary.0"]
+    assert before.inputs == after.inputs and ops(before) == ["mm", "mm", "add"] and ops(after) == ["add", "mm"]
+    assert all(seconds > 0 for seconds in paired(before, after, 0.0))
 
 
 def test_a_gain_within_the_doubt_is_left_unless_asked_for():

@@ -142,8 +142,9 @@ def _print_compiled(out: Any, made: Compiled) -> None:
     if made.inductor is not None:
         real = made.inductor
         line = f"Inductor here: {real.generated_kernels} generated kernels of {real.nodes_before_fusion} nodes"
-        out.print(f"{line}, {real.library_kernels} calls of libraries, compiled in {t.seconds(real.compile_s)}")
+        out.print(f"{line}, {real.layout_kernels} of them only for layouts of convolutions here;")
+        out.print(f"{real.library_kernels} calls of libraries, compiled in {t.seconds(real.compile_s)}")
     t.heading(out, f"{len(made.pieces)} piece{'s' if len(made.pieces) != 1 else ''}")
     for number, piece in enumerate(made.pieces):
         why = f", ends at {piece.line}: {piece.reason}" if piece.reason else ""
-        t.indented(out, t.printable(f"{number + 1}: {piece.operators} operators{why}"), 2)
+        t.indented(out, t.printable(f"{number + 1}: {piece.operators} operators, {piece.guards:,} guards{why}"), 2)

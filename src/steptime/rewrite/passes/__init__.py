@@ -14,6 +14,7 @@ STAGES: Final[tuple[tuple[Pass, ...], ...]] = (
     products.LAST,
     tidy.PASSES,
     (fusion.RECOMPUTE,),
+    (fusion.EPILOGUE,),
     (fusion.FUSION,),
 )
 """Passes in the order in which they are tried, each stage until nothing changes."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.rewrite.flow import AGAIN, Flow
-from steptime.rewrite.fused import OPERATIONS, fuse, is_map
-from steptime.rewrite.scene import Match, Pass, Scene, shape_text
+from steptime.rewrite.flow import AGAIN, Flow, is_pure
+from steptime.rewrite.fused import OPERATIONS, ROWS_AT_ONCE, fuse, is_map, is_member
+from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
 MOST_RESULTS: Final = 8
@@ -87,7 +88,7 @@ def _chains(scene: Scene) -> Iterator[Match]:
     flow = scene.flow
 
     def domain(node: Node) -> object:
-        if not is_map(node) or node in flow.constant or node in flow.over:
+        if not is_member(node, flow.uses) or node in flow.constant or node in flow.over:
             return None
         return node.outputs[0].shape, flow.place(node).phase
 
@@ -100,57 +101,119 @@ def _chains(scene: Scene) -> Iterator[Match]:
         replace = {node.value(): made.value(index) for index, node in enumerate(results)}
         names = " ".join(dict.fromkeys(node.op.lstrip("_") for node in group))
         yield Match(
-            root=group[-1], replace=replace, what=f"{len(group)} operators ({names}) {shape_text(*group[-1].outputs)}"
+            root=group[-1], replace=replace, what=f"{len(group)} operators ({names}) {shape_text(group[-1].outputs[0])}"
         )
 
 
+ACTIVATIONS: Final = frozenset(
+    {"relu", "clamp", "hardtanh", "leaky_relu", "sigmoid", "silu", "hardswish", "hardsigmoid", "gelu", "tanh"}
+)
+"""Activations that libraries of convolutions have as epilogues."""
+
+
+def _epilogues(scene: Scene) -> Iterator[Match]:
+    """A convolution, a tensor of its shape added to it or none, and an activation."""
+    flow = scene.flow
+    for node in scene.each("convolution"):
+        members = [node]
+        while node not in flow.constant and scene.only_use(members[-1].value()) and len(members) < 3:
+            reader = flow.users[members[-1].value()][0]
+            pair = operands(reader) if reader.op == "add" and len(members) == 1 else None
+            added = pair is not None and pair[0] != pair[1] and pair[0].type.shape == pair[1].type.shape
+            if not added and reader.op not in ACTIVATIONS:
+                break
+            members.append(reader)
+            if not added:
+                break
+        end = members[-1]
+        if end.op in ACTIVATIONS and end.outputs[0].shape == node.outputs[0].shape:
+            made = fuse(scene.nodes, members, [end])
+            names = " ".join(each.op for each in members)
+            yield Match(root=end, replace={end.value(): made.value()}, what=f"{names} {shape_text(*end.outputs)}")
+
+
+RECOMPUTED: Final = frozenset({"native_layer_norm", "_fused_rms_norm", "_softmax"})
+"""Operators next to element-wise ones that cost little to run again."""
+
+
 def _recomputed(scene: Scene) -> Iterator[Match]:
-    """Element-wise results that only the backward pass still reads, and whose inputs live that long anyway."""
+    """Cheap results that only the backward pass still reads, and whose inputs live that long anyway."""
     flow, nodes = scene.flow, scene.nodes
     if not flow.training:
         return
     for number, node in enumerate(flow.order):
-        if not is_map(node) or flow.place(node).phase != "forward" or node.attribute(AGAIN) is not None:
+        cheap = (is_map(node) or node.op in RECOMPUTED) and is_pure(node) and node not in flow.over
+        if not cheap or flow.place(node).phase != "forward":
             continue
-        value = node.value()
-        late = [user for user in flow.users.get(value, ()) if flow.place(user).phase == "backward"]
-        if not late or value in flow.wanted or not all(_lives(flow, each) for each in node.inputs):
+        late = _late(flow, node.value())
+        if not late or node.value() in flow.wanted or not all(_lives(flow, each, node) for each in node.inputs):
             continue
-        first = min(late, key=lambda user: flow.place(user).position)
-        copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs)
+        copy = nodes.node(node.op, node.inputs, node.names, (*node.attributes, (AGAIN, number)), node.outputs).value()
+        again = {node.value(): copy}
+        for _, seen in late:
+            for view in reversed(seen):
+                inputs = (again[view.inputs[0]], *view.inputs[1:])
+                again[view.value()] = nodes.node(view.op, inputs, view.names, view.attributes, view.outputs).value()
         replace: dict[Value, Value] = {}
-        for user in dict.fromkeys(late):
-            inputs = tuple(copy.value() if each == value else each for each in user.inputs)
+        for user in dict.fromkeys(user for user, _ in late):
+            inputs = tuple(again.get(each, each) for each in user.inputs)
             made = nodes.node(user.op, inputs, user.names, user.attributes, user.outputs)
             replace |= {user.value(index): made.value(index) for index in range(len(user.outputs))}
-        yield Match(root=first, replace=replace, what=f"{node.op} {shape_text(value.type)}")
+        yield Match(root=late[0][0], replace=replace, what=f"{node.op} {shape_text(copy.type)}")
 
 
-def _lives(flow: Flow, value: Value) -> bool:
-    """Whether a value is there in the backward pass in any case."""
+def _late(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
+    """Who reads a value in the backward pass, the first one first, and the views between, the last one first."""
+    found: list[tuple[Node, tuple[Node, ...]]] = []
+    waiting: list[tuple[Value, tuple[Node, ...]]] = [(value, ())]
+    while waiting:
+        seen, views = waiting.pop()
+        for user in dict.fromkeys(flow.users.get(seen, ())):
+            if user.op in VIEWS and len(user.outputs) == 1 and user.value() not in flow.wanted:
+                waiting.append((user.value(), (user, *views)))
+            elif flow.place(user).phase == "backward":
+                found.append((user, views))
+    return sorted(found, key=lambda pair: flow.place(pair[0]).position)
+
+
+def _lives(flow: Flow, value: Value, reader: Node) -> bool:
+    """Whether the memory of a value is there in the backward pass in any case: others read it there."""
+    while value.node.op in VIEWS and value.node.inputs:
+        value = value.node.inputs[0]
     if value.node.op in SOURCES or value in flow.wanted:
         return True
-    return any(
-        flow.place(user).phase == "backward" and user.attribute(AGAIN) is None for user in flow.users.get(value, ())
-    )
+    return any(user is not reader and user.attribute(AGAIN) is None for user, _ in _late(flow, value))
 
+
+EPILOGUE: Final = Pass(
+    name="convolution + activation",
+    matches="a convolution, a residual added to it or none, and an activation",
+    condition="inference; nothing else reads what is between; same shape",
+    makes="one kernel whose epilogue adds and activates: neither is written and read again",
+    source="Jia et al., MetaFlow, SysML 2019; cuDNN's fused convolutions, ONNX Runtime's FusedConv",
+    find=_epilogues,
+    modes=("inference",),
+    fuses=True,
+    touches=ACTIVATIONS | {"convolution", "add"},
+    keeps_convolutions=True,
+)
 
 FUSION: Final = Pass(
     name="element-wise chain",
-    matches="element-wise operators of one shape and phase that read each other, with rows broadcast into them",
+    matches="element-wise operators and norms of one shape and phase that read each other, with rows broadcast in",
     condition="no value that leaves the group comes back into it; at most 64 operators and 8 results",
     makes="one kernel: inputs read once, results written once, one launch; what the backward pass reads is a result",
     source="seed document on fusion; PyTorch Inductor",
     find=_chains,
     fuses=True,
-    touches=frozenset(OPERATIONS),
+    touches=frozenset(OPERATIONS) | ROWS_AT_ONCE,
 )
 
 RECOMPUTE: Final = Pass(
     name="recompute when fused",
-    matches="an element-wise result that only the backward pass still reads",
+    matches="an element-wise result, a norm or a softmax that only the backward pass still reads, also through views",
     condition="training; its inputs are kept anyway; memory is the objective",
-    makes="the same operator again in the backward pass, where its readers' kernel takes it in",
+    makes="the same operator again in the backward pass, where the kernel of its readers takes it in if it can",
     source="Chen et al., arXiv 1604.06174; PyTorch's min-cut partitioner",
     find=_recomputed,
     modes=("training",),

@@ -261,6 +261,39 @@ def _scaled(scene: Scene) -> Iterator[Match]:
 
 _LINEAR: Final = VIEWS | {"mm", "addmm", "add", "mul", "div"}
 
+
+def _joined_rows(scene: Scene) -> Iterator[Match]:
+    """Products of the rows of one tensor with the same weight."""
+    nodes, found = scene.nodes, dict[tuple[Value, Value, Value | None], dict[int, Node]]()
+    for node in scene.each("mm", "addmm"):
+        x, weight = node.inputs[-2:]
+        bias = node.inputs[0] if node.op == "addmm" else None
+        at = _step_of(x)
+        plain = bias is None or (bias.type.rank == 1 and not {"alpha", "beta"} & {name for name, _ in node.attributes})
+        if at is not None and plain and scene.is_weight(weight):
+            found.setdefault((at[0], weight, bias), {})[at[1]] = node
+    for (whole, weight, bias), members in found.items():
+        steps, columns = whole.type.shape[0], weight.type.shape[1]
+        if len(members) < max(steps, 2) or not is_contiguous(whole.type):
+            continue
+        rows = views.reshape(nodes, whole, (steps * whole.type.shape[1], whole.type.shape[2]))
+        made = maths.mm(nodes, rows, weight) if bias is None else maths.addmm(nodes, bias, rows, weight)
+        parts = views.reshape(nodes, made, (steps, whole.type.shape[1], columns))
+        replace = {node.value(): views.select(nodes, parts, 0, at) for at, node in members.items()}
+        if all(old.type == new.type for old, new in replace.items()):
+            what = f"{steps} of {shape_text(members[0].inputs[-2].type, weight.type)}"
+            yield Match(root=members[0], replace=replace, what=what)
+
+
+def _step_of(x: Value) -> tuple[Value, int] | None:
+    """The tensor of three dims whose first one is time, and the step that a matrix is of it."""
+    node = x.node
+    if node.op not in ("select", "unbind") or node.inputs[0].type.rank != 3 or node.attribute("dim", 0) != 0:
+        return None
+    at = x.index if node.op == "unbind" else int(str(node.attribute("index", 0))) % node.inputs[0].type.shape[0]
+    return node.inputs[0], at
+
+
 PASSES: Final = (
     Pass(
         name="conv + batch norm",
@@ -316,6 +349,16 @@ LAST: Final = (
         source="seed document on graph optimisation; cuBLASLt epilogues",
         find=_bias,
         reorders=True,
+        touches=_LINEAR,
+    ),
+    Pass(
+        name="joined rows",
+        matches="products of every step of one tensor with the same weight, as a recurrent net has them",
+        condition="inference; weight constant; the tensor lies contiguous, its first dim is the step",
+        makes="one product of all rows, which reads the weight once, and slices of it",
+        source="Appleyard et al., arXiv 1604.01946: input products of all steps at once",
+        find=_joined_rows,
+        modes=("inference",),
         touches=_LINEAR,
     ),
     Pass(

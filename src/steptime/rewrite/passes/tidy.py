@@ -21,8 +21,9 @@ def _constants(scene: Scene) -> Iterator[Match]:
     """The last constant values before anything that is not constant."""
     flow = scene.flow
     works: dict[Node, bool] = {}
+    wide = {node for node in flow.constant if node.op == "expand" and _leaves(scene, node.value())}
     for node in flow.order:
-        if node not in flow.constant or node.op in SOURCES:
+        if node not in flow.constant or node.op in SOURCES or node in wide:
             continue
         free = node.op in FREE or node.op in VIEWS
         works[node] = (not free) or any(works.get(value.node, False) for value in node.inputs)
@@ -30,11 +31,17 @@ def _constants(scene: Scene) -> Iterator[Match]:
             continue
         for index in range(len(node.outputs)):
             value = node.value(index)
-            outside = value in flow.wanted or any(user not in flow.constant for user in flow.users.get(value, ()))
+            outside = _leaves(scene, value) or not wide.isdisjoint(flow.users.get(value, ()))
             if outside and flow.uses[value]:
                 yield Match(
                     root=node, replace={value: scene.constant(value)}, what=f"{node.op} {shape_text(value.type)}"
                 )
+
+
+def _leaves(scene: Scene, value: Value) -> bool:
+    """Whether the step gives a constant value back, or something reads it that is not constant."""
+    flow = scene.flow
+    return value in flow.wanted or any(user not in flow.constant for user in flow.users.get(value, ()))
 
 
 _COMMUTE: Final = ("add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or", "bitwise_and")
