@@ -15,14 +15,16 @@ from functools import lru_cache
 from typing import Final
 
 from steptime.errors import UserError
-from steptime.rewrite.mutants.generate import Mutant, mutants
-from steptime.rewrite.mutants.moves import blocks, convolved, cut, ordered, padded, rounded, shaped, spread
-from steptime.rewrite.mutants.programs import Convolution, Program, convolution, product, transposed
-from steptime.rewrite.mutants.regions import Interval, Regions, regions, spans_of
+from steptime.rewrite.mutants.generate import Mutant, Trial, mutants
+from steptime.rewrite.mutants.moves import JOINS, blocks, convolved, cut, ordered, padded, rounded, shaped, spread
+from steptime.rewrite.mutants.programs import Convolution, Program, convolution, product, sizes_for, transposed
+from steptime.rewrite.mutants.regions import Interval, Regions, larger, regions, spans_of
 from steptime.rewrite.rules.certify import Verdict, checked
-from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule
-from steptime.rewrite.rules.sizes import Condition, Size, at_least, size
+from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule, unified
+from steptime.rewrite.rules.sizes import Condition, at_least, size
 from steptime.rewrite.rules.terms import Term, replaced, term, variable
+from steptime.rewrite.rules.verify_exact import proved_exactly
+from steptime.rewrite.rules.verify_random import Counterexample, fuzzed
 
 EXACT, ZERO_ROWS, HALO_ROWS, BOXES = "none", "zero rows", "halo rows", "boxes"
 AXES: Final = {2: "h", 3: "v"}
@@ -45,25 +47,54 @@ class Corrected:
         return self.rule.certificate
 
 
-def verified(program: Program, name: str, target: Term, where: tuple[Condition, ...] = ()) -> Verdict:
-    """A target in the place of a program, checked as a rule is; with a counter-example where it is wrong."""
+def verified(
+    program: Program, name: str, target: Term, where: tuple[Condition, ...] = (), *, generic: bool = True
+) -> Verdict:
+    """A target in the place of a program, checked as a rule is; with a counter-example where it is wrong.
+
+    Args:
+        program: what is replaced.
+        name: of the rule.
+        target: what replaces it.
+        where: for which sizes.
+        generic: try the proof for all sizes too, which takes up to seconds.
+    """
     given = Rule(
         name=name, variables=program.variables, sources=(program.source,), targets=(target,), where=where,
         origin="Wang et al., PET, OSDI 2021",
     )  # fmt: skip
-    return checked(given)
+    if generic:
+        return checked(given)
+    fitted = unified(given)
+    if fitted is None:
+        raise UserError(f"{name}: no sizes fulfil what the operators of both sides need")
+    result = fuzzed(fitted)
+    if isinstance(result, Counterexample):
+        return Verdict(rule=fitted, counterexample=result)
+    return Verdict(rule=replace(fitted, certificate=Certificate(random=result, exact=proved_exactly(fitted) or 0)))
 
 
-def sound(verdict: Verdict) -> bool:
-    """Whether no assignment of sizes differs, there were enough of them, and polynomials are equal."""
-    made = verdict.rule.certificate
-    return verdict.counterexample is None and made.random >= LEAST_ASSIGNMENTS and made.exact > 0
+def sound(verdict: Verdict, program: Program) -> bool:
+    """Whether no assignment of sizes differs, there were enough of them, and polynomials are equal.
+
+    The assignments of a certificate are small; those with which mutants are found, and larger ones, have to agree too.
+    """
+    rule, made = verdict.rule, verdict.rule.certificate
+    sizes = tuple(at for at in (*sizes_for(program), larger(program)) if all(each.holds(at) for each in rule.needs()))
+    same = all(bool(mask.all()) for mask in Trial(program, sizes, seed=2).masks(rule.targets[0]))
+    return same and verdict.counterexample is None and made.random >= LEAST_ASSIGNMENTS and made.exact > 0
 
 
-def corrections(mutant: Mutant) -> Iterator[Corrected]:
-    """Every way to make a mutant exact that was verified; of an exact one the mutant itself."""
+def corrections(mutant: Mutant, *, boxes: bool = True, generic: bool = True) -> Iterator[Corrected]:
+    """Every way to make a mutant exact that was verified; of an exact one the mutant itself.
+
+    Args:
+        mutant: equal to its program on a part.
+        boxes: also find its regions, and compute what is wrong again.
+        generic: as for :func:`verified`.
+    """
     program = mutant.program
-    found = None if mutant.exact else regions(mutant)
+    found = None if mutant.exact or not boxes else regions(mutant)
     candidates: list[tuple[str, Term, tuple[Condition, ...]]] = []
     if mutant.exact:
         candidates.append((EXACT, mutant.term, ()))
@@ -75,8 +106,8 @@ def corrections(mutant: Mutant) -> Iterator[Corrected]:
         if boxed is not None:
             candidates.append((BOXES, *boxed))
     for correction, target, where in candidates:
-        verdict = verified(program, f"{program.kind}: {mutant} ({correction})", target, where)
-        if sound(verdict):
+        verdict = verified(program, f"{program.kind}: {mutant} ({correction})", target, where, generic=generic)
+        if sound(verdict, program):
             yield Corrected(
                 program=program, path=str(mutant), correction=correction, rule=verdict.rule, regions=found
             )
@@ -141,8 +172,6 @@ def with_boxes(found: Regions) -> tuple[Term, tuple[Condition, ...]] | None:
 
 
 def _wrong(spans: list[tuple[Interval, bool]], found: Regions) -> int:
-    from steptime.rewrite.mutants.regions import larger
-
     at = larger(found.mutant.program)
     return sum((end - start).value(at) for (start, end), equal in spans if not equal)
 
@@ -167,52 +196,44 @@ def recomputed(program: Program, axis: int, span: Interval) -> tuple[Term, list[
 
 # -- all that is known of a program --------------------------------------------------------------------------------
 
-PLAIN: Final = ("convolution", "dense convolution", "merged groups", "product", "product of rows", "product of patches",
-                "turned product", "larger kernel")  # fmt: skip
+PLAIN: Final = frozenset({"convolution", "dense convolution", "product", "product of rows", "product of patches",
+                          "turned product", "larger kernel", *(f"groups merged by {by}" for by in JOINS)})  # fmt: skip
 """Ways to compute the operator whose mutants are corrected and offered; the others only add copies to one of them."""
 FILLERS: Final = {"fill", "border", "transpose", "even rows"}
 """Moves that alone change nothing that a kernel depends on."""
 
 
 def offered(mutant: Mutant) -> bool:
-    """Whether a mutant may gain: another operator, or another shape of it."""
+    """Whether a mutant may gain: another operator on the same images, or the same operator on images of another shape."""
     moved = set(mutant.before) - FILLERS
-    if mutant.core not in PLAIN or "transpose" in mutant.before:
+    if mutant.core not in PLAIN or "transpose" in mutant.before or (mutant.before and not moved):
         return False
-    if mutant.core in ("convolution", "product") and not moved:
-        return mutant.core == "product" and mutant.program.convolution is not None and not mutant.before
-    other = mutant.core not in ("convolution", "product")
-    return bool(moved) != other or mutant.core in ("dense convolution", "turned product", "product")
+    other = mutant.core != "convolution"
+    return bool(moved) != other or mutant.core == "dense convolution"
 
 
 @lru_cache(maxsize=256)
-def corrected(given: Convolution) -> tuple[Corrected, ...]:
+def corrected(given: Convolution, *, boxes: bool = True, generic: bool = False) -> tuple[Corrected, ...]:
     """Every verified program in the place of a convolution; each geometry is generated and proved once."""
-    return _all(convolution(given))
+    return _all(convolution(given), boxes, generic)
 
 
-@lru_cache(maxsize=2)
-def corrected_product(batched: bool) -> tuple[Corrected, ...]:
+@lru_cache(maxsize=4)
+def corrected_product(*, batched: bool, generic: bool = False) -> tuple[Corrected, ...]:
     """Every verified program in the place of a matrix product."""
-    return _all(product(batched=batched))
+    return _all(product(batched=batched), False, generic)
 
 
-def _all(program: Program) -> tuple[Corrected, ...]:
-    found = [each for mutant in mutants(program) if offered(mutant) for each in corrections(mutant)]
-    return tuple(found)
+def _all(program: Program, boxes: bool, generic: bool) -> tuple[Corrected, ...]:
+    every = (mutant for mutant in mutants(program) if offered(mutant))
+    return tuple(each for mutant in every for each in corrections(mutant, boxes=boxes, generic=generic))
 
 
 @lru_cache(maxsize=16)
-def corrected_spread(kernel: int, bias: bool) -> tuple[Corrected, ...]:
+def corrected_spread(kernel: int, *, bias: bool, generic: bool = False) -> tuple[Corrected, ...]:
     """A transposed convolution as a product at every pixel and channels to space."""
     program = transposed(kernel, bias=bias)
-    verdict = verified(program, f"transposed convolution {kernel}", spread(kernel, bias=bias))
+    verdict = verified(program, f"transposed convolution {kernel}", spread(kernel, bias=bias), generic=generic)
     path = "product at every pixel, channels to space"
     made = Corrected(program=program, path=path, correction=EXACT, rule=verdict.rule)
-    return (made,) if sound(verdict) else ()
-
-
-def resized(given: Corrected, **sizes: Size) -> Corrected:
-    """The same with names replaced in its rule."""
-    rule = replace(given.rule, targets=tuple(replaced(each, {}, sizes) for each in given.rule.targets))
-    return replace(given, rule=rule)
+    return (made,) if sound(verdict, program) else ()

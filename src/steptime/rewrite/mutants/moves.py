@@ -132,13 +132,17 @@ def _batch_to_space(program: Program, x: Term, s: Shape) -> Term | None:
 def _rows_to_batch(program: Program, x: Term, s: Shape) -> Term | None:
     m = blocks(program)
     high = over(s[2], m) if len(s) == 4 else None
-    return None if high is None else shaped(ordered(shaped(x, s[0], s[1], m, high, s[3]), 0, 2, 1, 3, 4), s[0] * m, s[1], high, s[3])
+    if high is None:
+        return None
+    return shaped(ordered(shaped(x, s[0], s[1], m, high, s[3]), 0, 2, 1, 3, 4), s[0] * m, s[1], high, s[3])
 
 
 def _batch_to_rows(program: Program, x: Term, s: Shape) -> Term | None:
     m = blocks(program)
     images = over(s[0], m) if len(s) == 4 else None
-    return None if images is None else shaped(ordered(shaped(x, images, m, s[1], s[2], s[3]), 0, 2, 1, 3, 4), images, s[1], s[2] * m, s[3])
+    if images is None:
+        return None
+    return shaped(ordered(shaped(x, images, m, s[1], s[2], s[3]), 0, 2, 1, 3, 4), images, s[1], s[2] * m, s[3])
 
 
 def _channels_to_rows(_: Program, x: Term, s: Shape) -> Term | None:
@@ -217,6 +221,10 @@ def cores_of(program: Program, x: Term, s: Shape) -> Iterator[Core]:
     yield from (Core(name=name, term=made) for name, made in rows.items())
 
 
+JOINS: Final = (2, 4, 8, 16, 32)
+"""Groups of a grouped convolution that are joined to one."""
+
+
 def _products(program: Program, x: Term, s: Shape) -> Mapping[str, Term]:
     w, k, shared = variable("w"), program.table["x"].dims[2], len(program.table["w"].dims) == 2
     if not shared and (len(s) != 3 or s[0] != program.table["x"].dims[0]):
@@ -246,7 +254,10 @@ def _convolutions(conv: Convolution, x: Term, s: Shape) -> Mapping[str, Term]:
         if conv.pad % conv.dilation == 0:
             out["dense convolution"] = convolved(conv, x, w, pad=conv.pad // conv.dilation, dilation=1)
     if conv.groups > 1:
-        return out | {"merged groups": convolved(conv, x, merged(conv.groups, 2, conv), groups=conv.groups // 2)} if conv.groups % 2 == 0 else out
+        joins = [by for by in JOINS if conv.groups % by == 0]
+        return out | {
+            f"groups merged by {by}": convolved(conv, x, merged(conv, by), groups=conv.groups // by) for by in joins
+        }
     if conv.kernel == (1, 1) and not conv.pad:
         out |= {"product": pointwise(conv, x, s), "product of rows": pointwise_rows(conv, x, s)}
     elif max(conv.kernel) > 1:
@@ -282,13 +293,11 @@ def patches(conv: Convolution, x: Term, s: Shape) -> Term:
     return biased(conv, shaped(term("matmul", (flat, joined)), s[0], size("o"), rows, columns))
 
 
-def merged(groups: int, by: int, conv: Convolution) -> Term:
+def merged(conv: Convolution, by: int) -> Term:
     """The filters of a grouped convolution for fewer groups: zeros for the channels of the groups that are joined."""
-    c, o, taps = size("c"), size("o"), conv.kernel[0] * conv.kernel[1]
+    c, o, taps, groups = size("c"), size("o"), conv.kernel[0] * conv.kernel[1], conv.groups
     split = shaped(variable("w"), groups // by, by, o, c, taps)
-    parts = tuple(
-        padded(cut(split, -4, each, each + 1), -2, c * each, c * (by - 1 - each)) for each in range(by)
-    )
+    parts = tuple(padded(cut(split, -4, each, each + 1), -2, c * each, c * (by - 1 - each)) for each in range(by))
     return shaped(term("concat", parts, (-4,)), groups * o, by * c, *conv.kernel)
 
 
