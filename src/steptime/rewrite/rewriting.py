@@ -170,6 +170,7 @@ def rewrite(
     everything: bool = False,
     passes: Sequence[str] = (),
     measure: bool = False,
+    mutants: bool = False,
     output: Path | None = None,
     batch: int | None = None,
     seq: int | None = None,
@@ -189,6 +190,7 @@ def rewrite(
         everything: apply every rewrite, also those whose gain is within the doubt of the prediction.
         passes: names of the passes to try; empty: all.
         measure: time each kind of rewrite on this machine's CPU, and let that decide.
+        mutants: try the mutants of partial equality too, with what makes each exact.
         output: a ``.py`` or ``.onnx`` file; it is written whole, after the graph was checked against the original.
         batch: samples; handed to the factory if it takes it.
         seq: tokens of a sequence; handed to the factory if it takes it.
@@ -223,6 +225,7 @@ def rewrite(
         everything=everything,
         passes=passes,
         measure=measure,
+        mutants=mutants,
         output=output,
         notes=notes,
     )
@@ -268,6 +271,7 @@ def rewritten_of(
     everything: bool = False,
     passes: Sequence[str] = (),
     measure: bool = False,
+    mutants: bool = False,
     output: Path | None = None,
     notes: tuple[str, ...] = (),
 ) -> Rewriting:
@@ -277,7 +281,15 @@ def rewritten_of(
         from steptime.rewrite.measuring import gain_here
 
         timing = gain_here
-    found = apply_passes(traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing)
+    found = apply_passes(
+        traced.flow,
+        device,
+        objective=objective,
+        everything=everything,
+        passes=passes,
+        measure=timing,
+        mutants=mutants,
+    )
     done = Rewriting(
         name=traced.flow.name, traced=traced, rewritten=found, device=device, objective=objective, notes=notes
     )

@@ -33,6 +33,7 @@ def command(
         list[str] | None, typer.Option("--only", metavar="PASS", help="Try this pass; again for more.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Time each rewrite on this CPU, which decides.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Try partially equal programs, corrected.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.py|.onnx", help="Write it.")] = None,
     picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE.svg", help="Draw before and after.")] = None,
     compiled: Annotated[
@@ -69,7 +70,7 @@ def command(
     use it on code that you trust. What is written was checked against the original on random inputs.
     """
     if list_passes:
-        _list(json)
+        _list(json, mutants)
         return
     if model is None or device is None:
         raise UserError("rewrite needs a model and --device", hint="--passes lists what it knows")
@@ -95,6 +96,7 @@ def command(
         everything=everything,
         passes=only or (),
         measure=measure,
+        mutants=mutants,
         output=output,
         optimizer=optimizer or CAPTURED_DEFAULT,
         loss=loss,
@@ -121,15 +123,15 @@ def _show(found: Rewriting, output: Path | None, picture: Path | None, *, show_a
     print_rewriting(found, [path for path in (output, picture) if path is not None], show_all=show_all)
 
 
-def _list(json: bool) -> None:
+def _list(json: bool, mutants: bool) -> None:
     from steptime.rewrite.report.rewriting import passes_json, print_passes
 
     if json:
         from steptime.cli.output import document, print_json
 
-        print_json(document(passes=passes_json()))
+        print_json(document(passes=passes_json(mutants=mutants)))
         return
-    print_passes()
+    print_passes(mutants=mutants)
 
 
 def _check_picture(path: Path | None) -> None:
