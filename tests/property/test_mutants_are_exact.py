@@ -24,7 +24,7 @@ GEOMETRIES = [
 
 def sizes(rng, count):
     names = {"n": 5, "c": 4, "h": 19, "v": 17, "o": 4}
-    return [{name: int(rng.integers(1, top)) for name, top in names.items()} for _ in range(count)]
+    return [{name: int(rng.integers(1 + (name == "n"), top)) for name, top in names.items()} for _ in range(count)]
 
 
 @pytest.mark.parametrize("given", GEOMETRIES, ids=str)
@@ -36,10 +36,12 @@ def test_corrected_mutants_differ_nowhere_modulo_a_prime(given):
         tried += len(fitting)
         trial = Trial(each.program, tuple(fitting), seed=7)
         assert all(bool(mask.all()) for mask in trial.masks(each.rule.targets[0])), each.path
-    assert tried > 100
+    assert tried > 40
 
 
-@pytest.mark.parametrize("given", GEOMETRIES[:3], ids=str)
+@pytest.mark.parametrize(
+    "given", [Convolution(pad=1), Convolution(pad=2, dilation=2), Convolution(kernel=(5, 3), pad=2)], ids=str
+)
 def test_boxes_say_what_comparing_every_element_says(given):
     rng = np.random.default_rng(1)
     found = [regions(mutant) for mutant in mutants(convolution(given)) if not mutant.exact][:6]

@@ -81,7 +81,7 @@ def test_boxes_of_images_below_each_other_are_symbolic_and_right():
     here = [box for box in found.boxes if all(start.value(at) < end.value(at) for start, end in box.intervals)]
     assert len(here) == 6
     assert found.share({**at, "n": 10**6}) == pytest.approx(4 / 6, rel=1e-5)
-    assert check_masks(found, tuple({**at, "n": n, "h": h} for n in (1, 2, 4) for h in (3, 5, 8)))
+    assert check_masks(found, tuple({**at, "n": n, "h": h} for n in (2, 3, 7) for h in (3, 5, 8)))
     wrong = tuple(type(box)(intervals=box.intervals, equal=not box.equal) for box in found.boxes)
     assert not check_masks(type(found)(mutant=found.mutant, borders=found.borders, boxes=wrong, places=0), (at,))
 
@@ -151,7 +151,7 @@ CASES = {
     "dilated conv: space to batch": (conv(3, 4, 3, padding=3, dilation=3), R(1, 3, 7, 8), None),
     "batch to rows": (conv(3, 4, 3, padding=1), R(3, 3, 5, 6), R(1, 3, 5, 6)),
     "batch to columns": (conv(3, 4, 5, padding=2, bias=False), R(2, 3, 7, 6), R(1, 3, 7, 6)),
-    "rows to batch": (conv(3, 4, 3), R(2, 3, 9, 6), None),
+    "rows to batch": (conv(3, 4, 3, padding=1), R(2, 3, 9, 6), None),
     "batch to rows, boxes again": (conv(3, 4, 3, padding=1), R(3, 3, 6, 6), R(1, 3, 6, 6)),
     "1x1 conv: product": (conv(3, 4, 1), R(2, 3, 5, 6), None),
     "1x1 conv: product of rows": (conv(3, 4, 1), R(2, 3, 5, 6), None),
@@ -175,7 +175,8 @@ def test_each_pass_keeps_the_result_and_needs_its_condition(name):
 
     weights = {"f": module} if module is not None else {"w": R(1, 5, 6)}
     found, done = rewritten(function, x, passes=[name], everything=True, **weights)
-    assert done == {name} and ops(found.after) != ops(found.before) or name.startswith("groups")
+    assert done == {name} and found.after.outputs != found.before.outputs
+    assert ops(found.after) != ops(found.before) or name == "larger kernel" or name.startswith("groups")
     other = STRIDED.get(name) or nn.Sequential(conv(x.shape[1], 4, 3, stride=2))
     cases = [(x[..., :4] if name == "batched product of one matrix" else x, other)]
     cases += [(lacking, module)] if lacking is not None else []

@@ -208,7 +208,7 @@ def offered(mutant: Mutant) -> bool:
     moved = set(mutant.before) - FILLERS
     if mutant.core not in PLAIN or "transpose" in mutant.before or (mutant.before and not moved):
         return False
-    other = mutant.core != "convolution"
+    other = mutant.core != ("product" if mutant.program.convolution is None else "convolution")
     return bool(moved) != other or mutant.core == "dense convolution"
 
 

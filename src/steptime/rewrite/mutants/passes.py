@@ -185,7 +185,7 @@ MUTANT_PASSES: Final = (
     _row(
         "rows to batch",
         "a convolution",
-        "",
+        "padding that keeps the size of the image",
         "blocks of rows with the rows of their neighbours as images, one convolution, the way back",
         _of_convolutions(lambda each: each.correction == HALO_ROWS),
     ),

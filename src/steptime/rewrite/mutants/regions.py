@@ -42,7 +42,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """The output of a program cut into boxes."""
+    """The output of a program cut into boxes, for sizes for which the borders have their order."""
 
     mutant: Mutant
     borders: tuple[tuple[Size, ...], ...]
@@ -172,10 +172,10 @@ def split_points(
             for name, point in thresholds(expression, frozenset(axes)):
                 if point.names() <= sizes[0].keys():
                     found[axes[name]][point] = None
-    return tuple(_ordered(program.shape[axis], points, sizes) for axis, points in enumerate(found))
+    return tuple(ordered_points(program.shape[axis], points, sizes) for axis, points in enumerate(found))
 
 
-def _ordered(extent: Size, points: Iterable[Size], sizes: tuple[dict[str, int], ...]) -> tuple[Size, ...]:
+def ordered_points(extent: Size, points: Iterable[Size], sizes: tuple[dict[str, int], ...]) -> tuple[Size, ...]:
     """Points inside an axis in the order that they have for all sizes; one that has another order for some is left out.
 
     What is lost by that shows as a box in which places differ.
