@@ -16,7 +16,7 @@ from itertools import product
 from typing import Final
 
 from steptime.errors import UserError
-from steptime.rewrite.mutants.regions import ordered_points, thresholds
+from steptime.rewrite.mutants.regions import long_division, ordered_points, thresholds
 from steptime.rewrite.rules.forms import (
     Element,
     Elements,
@@ -74,6 +74,33 @@ class InRange(Elements):
         form = super().at(given, tuple(named))
         return tuple(substituted(piece, by) for piece in form) if by else form
 
+    def quotient(self, numerator: Size, by: Size) -> Size:
+        """A floor quotient by a polynomial, taken apart where the rest is in its range."""
+        whole, rest = long_division(numerator, by) if by.number is None else (size(0), numerator)
+        if self.within(rest, by):
+            return whole
+        for atom in _common(by) if len(by.terms) > 1 else ():
+            one = Size((((atom,), 1),))
+            exact = Size(tuple((m, v) for m, v in rest.terms if atom in m))
+            if self.within(rest - exact, one):
+                return whole + self.quotient(_over(exact, atom), _over(by, atom))
+        return whole + super().quotient(rest, by) if len(by.terms) == 1 else whole + rest // by
+
+
+def _common(of: Size) -> list[str | Quotient]:
+    """Atoms of all terms."""
+    first, *others = (monomial for monomial, _ in of.terms)
+    return [atom for atom in dict.fromkeys(first) if all(atom in monomial for monomial in others)]
+
+
+def _over(given: Size, atom: str | Quotient) -> Size:
+    """A polynomial divided by an atom of all its terms."""
+    out = size(0)
+    for monomial, value in given.terms:
+        at = monomial.index(atom)
+        out = out + Size(((monomial[:at] + monomial[at + 1 :], value),))
+    return out
+
 
 def multiple(extent: Size) -> tuple[int | None, Size | None]:
     """The whole number and the product of names that an extent is, None where it is none.
@@ -115,8 +142,10 @@ def _quotient(atom: Quotient) -> Size:
             left = int(value) % number
             rest = rest + Size(((monomial, left),)) if left else rest
         else:
-            part = each // by
-            whole, rest = (whole + part, rest) if part * by == each else (whole, rest + each)
+            rest = rest + each
+    if by.number is None:
+        more, rest = long_division(rest, by)
+        whole = whole + more
     return whole + (rest // by if rest.terms else 0)
 
 

@@ -249,30 +249,55 @@ def thresholds(guard: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size
     if len(plain) == 1 and len(names) == 1:
         yield from _single(guard, *plain[0], indices)
         return
-    for monomial, value in plain:
-        own = [atom for atom in monomial if isinstance(atom, str) and atom in indices]
-        others = tuple(atom for atom in monomial if atom not in own)
-        if len(own) != 1 or not others or any(_has(atom, indices) for atom in others):
-            continue
-        by = Size(((others, abs(value)),))
-        yield from _joined(guard, own[0], by, 1 if value > 0 else -1, indices)
+    for name in sorted(names):
+        by = _coefficient(guard, name)
+        if by is not None and by.number is None and not by.names() & indices:
+            yield from _joined(guard, name, by, indices)
     for atom in dict.fromkeys(atom for monomial, _ in plain for atom in monomial if isinstance(atom, Quotient)):
         if _has(atom, indices) and atom.denominator.number is None:
             for m in MULTIPLES:
                 yield from thresholds(_with(guard, atom, m), indices)
 
 
-def _joined(guard: Size, name: str, by: Size, sign: int, indices: frozenset[str]) -> Iterator[tuple[str, Size]]:
+def _coefficient(guard: Size, name: str) -> Size | None:
+    """What an index is multiplied with, None where it is not linear."""
+    out = size(0)
+    for monomial, value in guard.terms:
+        rest = tuple(atom for atom in monomial if atom != name)
+        if len(monomial) - len(rest) > 1 or any(isinstance(atom, Quotient) and _has(atom, frozenset({name})) for atom in rest):
+            return None
+        out = out + (Size(((rest, value),)) if len(rest) < len(monomial) else 0)
+    return out
+
+
+def _joined(guard: Size, name: str, by: Size, indices: frozenset[str]) -> Iterator[tuple[str, Size]]:
     """Thresholds of sign x index x by + rest: where the rest crosses multiples, and the index next to them."""
-    whole, rest = size(0), size(0)
-    for term in (guard - size(name) * by * sign).terms:
-        each = Size((term,))
-        part = each // by
-        whole, rest = (whole + part, rest) if part * by == each else (whole, rest + each)
+    sign = 1 if by.terms[0][1] > 0 else -1
+    by = by * sign
+    whole, rest = long_division(guard - size(name) * by * sign, by)
     for m in MULTIPLES:
         yield from thresholds(rest - by * m, indices)
         at = -whole - m if sign > 0 else whole + m + 1
         yield name, at
+
+
+def long_division(given: Size, by: Size) -> tuple[Size, Size]:
+    """A whole quotient of polynomials and the rest, whose terms the divisor's first does not divide.
+
+    >>> [str(each) for each in long_division(size("n*h + n + i - 1"), size("h + 1"))]
+    ['n', 'i-1']
+    """
+    first, whole, rest = Size(by.terms[:1]), size(0), given
+    progress = True
+    while progress:
+        progress = False
+        for term in rest.terms:
+            each = Size((term,))
+            part = each // first
+            if part * first == each:
+                whole, rest, progress = whole + part, rest - part * by, True
+                break
+    return whole, rest
 
 
 def _with(given: Size, quotient: Quotient, number: int) -> Size:
