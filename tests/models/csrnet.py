@@ -39,3 +39,9 @@ class CsrNet(nn.Module):
 def csrnet(batch=1, pixels=224, divisor=1):
     """CSRNet B: dilation 2 throughout the back end, 16,263,489 parameters; ``divisor`` narrows it."""
     return CsrNet(divisor), (torch.randn(batch, 3, pixels, pixels),)
+
+
+def csrnet_back(batch=1, pixels=64):
+    """The six dilated convolutions and the head, on what the front end makes of images of eight times the side."""
+    back = nn.Sequential(stack(512, BACK, 2), nn.Conv2d(BACK[-1], 1, 1))
+    return back.eval(), (torch.zeros(batch, 512, pixels, pixels),)

@@ -12,6 +12,7 @@ from steptime.captured.graph import Node, Value
 from steptime.errors import UserError, did_you_mean
 from steptime.hardware.records import Device
 from steptime.rewrite.flow import Flow, removed_and_added, substituted
+from steptime.rewrite.mutants.passes import MUTANT_PASSES
 from steptime.rewrite.passes import PASSES, STAGES
 from steptime.rewrite.passes.fusion import FUSION
 from steptime.rewrite.pricing import Change, Prices, Sums, timer_for
@@ -21,6 +22,9 @@ from steptime.rewrite.scene import OBJECTIVES, Folds, Match, Mode, Objective, Pa
 ROUNDS: Final = 8
 """Times that a stage is tried again after a change."""
 CUDA_ROUNDING_BYTES: Final = 512
+EVERY: Final = (*PASSES, *MUTANT_PASSES)
+UNFUSED: Final = 4
+"""Stages before the mutants: they see folded convolutions and products, and nothing that is fused."""
 
 CERTAIN: Final = "the gain exceeds the doubt"
 UNMADE: Final = "its readers need the memory layout that it changes"
@@ -95,6 +99,7 @@ def apply_passes(
     everything: bool = False,
     passes: Sequence[str] = (),
     measure: Measure | None = None,
+    mutants: bool = False,
 ) -> Rewritten:
     """Rewrite a graph where the predicted gain exceeds the doubt of the prediction.
 
@@ -105,18 +110,19 @@ def apply_passes(
         everything: apply every match, also where it does not pay or nobody knows.
         passes: names of the passes to try; empty: all.
         measure: times matches here; its sign then decides.
+        mutants: try the mutants of partial equality too.
 
     Raises:
         UserError: an unknown objective or pass.
     """
     objective = objective_named(objective)
-    chosen = {pass_named(name) for name in passes} or set(PASSES)
+    chosen = ({pass_named(name, EVERY) for name in passes} or set(PASSES)) | set(MUTANT_PASSES if mutants else ())
     rounding = CUDA_ROUNDING_BYTES if device.runs_cuda else 1
     run = _Run(Prices(timer_for(flow, device), rounding), objective, everything, measure)
     before, steps = flow, list[Step]()
-    for stage in STAGES:
+    for stage in (*STAGES[:UNFUSED], MUTANT_PASSES, *STAGES[UNFUSED:]):
         rows = [row for row in stage if row in chosen and is_legal(row, flow, device, objective, everything)]
-        for _ in range(ROUNDS):
+        for _ in range(1 if stage is MUTANT_PASSES else ROUNDS):  # What a mutant made can be mutated without end.
             changed = False
             for row in rows:
                 flow, found = run.one(flow, row, device.runs_cuda)

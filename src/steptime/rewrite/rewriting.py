@@ -180,6 +180,7 @@ def rewrite(
     passes: Sequence[str] = (),
     measure: bool = False,
     layouts: bool = False,
+    mutants: bool = False,
     output: Path | None = None,
     batch: int | None = None,
     seq: int | None = None,
@@ -202,6 +203,7 @@ def rewrite(
         measure: time each kind of rewrite on this machine's CPU, and let that decide: in PyTorch, or in ONNX Runtime
             where an ONNX file is written.
         layouts: then choose the layouts of all values, where that gains.
+        mutants: try the mutants of partial equality too, with what makes each exact.
         output: a ``.py`` or ``.onnx`` file; it is written whole, after the graph was checked against the original.
         batch: samples; handed to the factory if it takes it.
         seq: tokens of a sequence; handed to the factory if it takes it.
@@ -241,6 +243,7 @@ def rewrite(
         passes=passes,
         measure=measure,
         layouts=layouts,
+        mutants=mutants,
         output=output,
         search=search,
     )
@@ -288,6 +291,7 @@ def rewritten_of(
     passes: Sequence[str] = (),
     measure: bool = False,
     layouts: bool = False,
+    mutants: bool = False,
     output: Path | None = None,
     search: Options | None = None,
 ) -> Rewriting:
@@ -301,7 +305,13 @@ def rewritten_of(
     seen = None if search is None else searched(traced.flow, device, search)
     if seen is None:
         found = apply_passes(
-            traced.flow, device, objective=objective, everything=everything, passes=passes, measure=timing
+            traced.flow,
+            device,
+            objective=objective,
+            everything=everything,
+            passes=passes,
+            measure=timing,
+            mutants=mutants,
         )
     else:
         found = seen.rewritten

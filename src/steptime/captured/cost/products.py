@@ -229,6 +229,8 @@ ATTENTION: Final[Mapping[str, OperatorRow]] = {
 
 
 WINOGRAD_TAPS: Final = (3, 3)
+"""Kernel that Winograd's algorithm takes, with stride and dilation one: cuDNN runs a dilated one by implicit products
+(API reference of cudnnConvolutionForward, its table of algorithms)."""
 FLOPS: Final = Formula(convolution_flops)
 
 
@@ -242,11 +244,12 @@ def _convolution_sizes(node: Node) -> dict[str, Num]:
     x, w, y = (type.shape for type in tensors)
     groups, transposed = integer(node, "groups", 1), bool(integer(node, "transposed", 0))
     walked = x if transposed else y
-    stride = integers(node, "stride")
+    stride, dilation = integers(node, "stride"), integers(node, "dilation")
+    dense = max(stride, default=1) == max(dilation, default=1) == groups == 1
     return {
         "batch": x[0], "pixels": math.prod(walked[2:]), "taps": math.prod(w[2:]), "groups": groups,
         "channels_in": w[1], "channels_out": w[0], "tensor_bytes": sum(type.size_bytes for type in tensors),
-        "winograd_taps": float(w[2:] == WINOGRAD_TAPS and max(stride, default=1) == 1 and groups == 1),
+        "winograd_taps": float(w[2:] == WINOGRAD_TAPS and dense),
     }  # fmt: skip
 
 

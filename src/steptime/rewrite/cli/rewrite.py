@@ -34,6 +34,7 @@ def command(
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Time each rewrite on this CPU, which decides.")] = False,
     layouts: Annotated[bool, typer.Option("--layouts", help="Then choose the layout of every value.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Try partially equal programs, corrected.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.py|.onnx", help="Write it.")] = None,
     picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE.svg", help="Draw before and after.")] = None,
     compiled: Annotated[
@@ -86,7 +87,7 @@ def command(
     use it on code that you trust. What is written was checked against the original on random inputs.
     """
     if list_passes:
-        _list(json)
+        _list(json, mutants)
         return
     if model is None or device is None:
         raise UserError("rewrite needs a model and --device", hint="--passes lists what it knows")
@@ -117,6 +118,7 @@ def command(
         passes=only or (),
         measure=measure,
         layouts=layouts,
+        mutants=mutants,
         output=output,
         optimizer=optimizer or CAPTURED_DEFAULT,
         loss=loss,
@@ -143,15 +145,15 @@ def _show(found: Rewriting, output: Path | None, picture: Path | None, *, show_a
     print_rewriting(found, [path for path in (output, picture) if path is not None], show_all=show_all)
 
 
-def _list(json: bool) -> None:
+def _list(json: bool, mutants: bool) -> None:
     from steptime.rewrite.report.rewriting import passes_json, print_passes
 
     if json:
         from steptime.cli.output import document, print_json
 
-        print_json(document(passes=passes_json()))
+        print_json(document(passes=passes_json(mutants=mutants)))
         return
-    print_passes()
+    print_passes(mutants=mutants)
 
 
 def _check_picture(path: Path | None) -> None:

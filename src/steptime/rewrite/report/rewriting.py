@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from steptime.report import text as t
 from steptime.rewrite.engine import CERTAIN, Step
+from steptime.rewrite.mutants.passes import MUTANT_PASSES
 from steptime.rewrite.passes import MOVES, PASSES
 from steptime.rewrite.report.layouts import print_layouts
 from steptime.rewrite.rewriting import Rewriting
@@ -148,10 +149,10 @@ def _lines(found: Rewriting) -> list[str]:
     return lines + [f"note: {note}" for note in found.notes]
 
 
-def print_passes() -> None:
-    """List every pass with its condition and source."""
+def print_passes(*, mutants: bool = False) -> None:
+    """List every pass with its condition and source, with those of partial equality alone where asked."""
     out = t.console()
-    for row in MOVES:
+    for row in MUTANT_PASSES if mutants else MOVES:
         out.print(t.printable(row.name), style="bold")
         for name, text in (
             ("matches", row.matches),
@@ -162,7 +163,8 @@ def print_passes() -> None:
             t.indented(out, t.printable(f"{name}: {text}"), 2)
 
 
-def passes_json() -> list[dict[str, Any]]:
-    """Every pass as plain values."""
+def passes_json(*, mutants: bool = False) -> list[dict[str, Any]]:
+    """Every pass as plain values, or every mutant."""
     fields = ("name", "matches", "condition", "makes", "source", "modes", "tidy", "reorders", "fuses", "only_cuda")
-    return [{name: getattr(row, name) for name in fields} | {"searches_only": row not in PASSES} for row in MOVES]
+    rows = MUTANT_PASSES if mutants else MOVES
+    return [{name: getattr(row, name) for name in fields} | {"searches_only": row not in PASSES} for row in rows]

@@ -211,7 +211,7 @@ def _same(rule: Rule, a: Term, b: Term) -> bool:
     ]
     sides = elements.at(a, index), elements.at(b, index)
     arithmetic = Arithmetic(facts, frozenset(rule.names), names)
-    left, right = (_grouped(form, arithmetic) for form in sides)
+    left, right = (grouped(form, arithmetic) for form in sides)
     for key in sorted({*left, *right}):
         x, y = left.get(key, []), right.get(key, [])
         if sorted(map(str, x)) != sorted(map(str, y)) and not arithmetic.equal_sums(x, y):
@@ -219,7 +219,7 @@ def _same(rule: Rule, a: Term, b: Term) -> bool:
     return True
 
 
-def _grouped(form: Form, arithmetic: Arithmetic) -> dict[str, list[Piece]]:
+def grouped(form: Form, arithmetic: Arithmetic) -> dict[str, list[Piece]]:
     """Canonical pieces by what they multiply."""
     named = (canonical(piece, arithmetic.simplified) for piece in form)
     pieces = joined(unit(each) for each in named if each is not None)
