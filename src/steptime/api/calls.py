@@ -47,6 +47,7 @@ from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
 from steptime.plan.space import Constraint, panels_worth_trying
 from steptime.plan.strategies import Strategy
+from steptime.registry import loaded
 from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
@@ -293,6 +294,8 @@ def estimate(
     lora: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
+    failures: str | None = None,
+    prices: str | None = None,
 ) -> Estimate:
     """Explains one plan.
 
@@ -304,6 +307,10 @@ def estimate(
             left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without
             a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
             published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+
+        failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
+            :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.
+        prices: ``default`` or a TOML file; then :attr:`Estimate.run` has energy and money.
 
     The other arguments are those of :func:`plan`. The command asks for ``gpus`` and ``global_batch``; here both may be
     left out. Without ``gpus`` the product of the degrees is taken. Without ``global_batch`` it is one micro-batch per
@@ -331,6 +338,9 @@ def estimate(
     job = asked.setting.job
     _refuse_length(length, job)
     found = trained(estimate_plan(asked.setting, asked.strategy, asked.plans, explain=True), length, job)
+    if failures is not None or prices is not None:
+        billed: Callable[..., Estimate] = loaded("steptime.goodput.bill:billed")
+        found = billed(found, asked.setting, asked.strategy, asked.plans, failures, prices)
     return replace(found, notes=(*asked.notes, *_taken(found, job, asked.given), *found.notes))
 
 

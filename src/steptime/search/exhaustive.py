@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.estimate.energy import activity, flops_of
 from steptime.estimate.evaluate import composed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits
-from steptime.estimate.result import planned_job
+from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.single import Setting
+from steptime.estimate.step import Passes, Step
 from steptime.num import Array, places_in_runs
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, rows_of
@@ -33,6 +35,7 @@ from steptime.search.layers import (
     shapes_of,
     take_sizes,
 )
+from steptime.search.objective import Objective
 
 
 class Best:
@@ -113,6 +116,15 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyFront:
+    """Plans of which no other beats time and energy of a step together; fastest first."""
+
+    time_s: Array
+    energy_J: Array
+    plans: Plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One search: a setting, a strategy and its space."""
 
@@ -120,6 +132,8 @@ class Task:
     strategy: Strategy
     space: Space
     constraints: tuple[Constraint, ...] = ()
+    objective: Objective | None = None
+    """What is least; None: the time of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +145,10 @@ class Found:
     feasible: int
     reasons: dict[str, int]
     best_s: Array
+    """What is least of the best, ascending: times of a step, or values of the objective."""
     best: Plans
+    energy: EnergyFront | None
+    """Front of time and energy, where there is an objective."""
     front_s: Array
     front_bytes: Array
     front: Plans
@@ -268,6 +285,7 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
     configurations = as_float(listing.configurations.take(fitting))
     sizes, placements = take_sizes(shapes.sizes, each.shape[fitting]), as_float(listing.placements)
     best, fastest, likely, risky = Best(top), _Fastest(len(fitting)), _Likely(), 0
+    priced = None if each.task.objective is None else _Priced(each.task.objective, setting, configurations)
     done = listing.candidates - int(multiplicity[fitting].sum())
     for position, place in _blocks(listing, fitting):
         done += len(position)
@@ -282,16 +300,21 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         planned = planned_job(setting.method, each.task.strategy, setting.job, plans, take_sizes(sizes, position))
         _, step = composed(planned, machine, passes)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
-        best.add(times, fitting[position], place)
+        if priced is None:
+            best.add(times, fitting[position], place)
+        else:
+            priced.add(best, (planned, passes, step), times, (position, fitting[position], place))
         if setting.method.calibrated:
             likely.add(setting, plans, times, each.peak[fitting[position]], (fitting[position], place))
         fastest.add(position, place, times)
         progress(done)
     front = fastest.front(each.peak[fitting])
-    feasible = int(multiplicity[fitting].sum()) - risky
+    refused = {} if priced is None else priced.refused
+    feasible = int(multiplicity[fitting].sum()) - risky - (0 if priced is None else priced.lost)
     return Found(
         task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values,
-        reasons=_reasons(each, multiplicity, risky), best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
+        energy=None if priced is None else priced.front(listing),
+        reasons=_reasons(each, multiplicity, risky) | refused, best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
         front_s=fastest.time_s[front], front_bytes=each.peak[fitting[front]],
         front=_plans(listing, fitting[front], fastest.place[front]),
         nearest=None if feasible else _nearest(each, multiplicity), distinct_layers=table.count,
@@ -322,6 +345,50 @@ class _Likely:
         if len(near):
             first = near[np.argmin(times[near])]
             self.time_s, self.at = float(times[first]), (at[0][[first]], at[1][[first]])
+
+
+class _Priced:
+    """Time and energy of every candidate: those within the bounds are ranked, and the front of all is kept."""
+
+    def __init__(self, objective: Objective, setting: Setting, configurations: Plans) -> None:
+        self.objective, self.setting = objective, setting
+        columns = (configurations.recompute, configurations.recompute_every)
+        rows = (rows_of(configurations),)
+        self.flops = flops_of(setting.job, *(np.broadcast_to(np.asarray(each), rows) for each in columns))
+        self.refused: dict[str, int] = {}
+        self.lost = 0
+        self.time_s = self.energy_J = np.zeros(0)
+        self.ids: Array = np.zeros((0, 2), dtype=np.int64)
+
+    def add(self, best: Best, made: tuple[PlannedJob, Passes, Step], times: Array, at: tuple[Array, ...]) -> None:
+        """Offers a block: its job, passes and step, times, and places of its configurations and placements."""
+        position, configuration, place = at
+        planned, passes, step = made
+        does = activity(planned, self.setting.machine, passes, step, self.flops[position])
+        wanted, devices = self.objective, self.setting.job.gpus
+        power = np.broadcast_to(np.asarray(does.power_W(wanted.idle_W, wanted.peak_W)), times.shape)
+        energy = wanted.energy_J(times, power, devices)
+        over = np.zeros(times.shape, dtype=bool)
+        for name, out in wanted.refused(times, energy).items():
+            if count := int(out.sum()):
+                self.refused[name] = self.refused.get(name, 0) + count
+            over |= out
+        self.lost += int(over.sum())
+        kept = np.flatnonzero(~over)
+        best.add(wanted.mix.of(times[kept], energy[kept]), configuration[kept], place[kept])
+        self._to_front(times, energy, np.stack([configuration, place], axis=1))
+
+    def _to_front(self, times: Array, energy: Array, ids: Array) -> None:
+        near = pareto_front(times, energy)
+        merged = np.concatenate([self.time_s, times[near]]), np.concatenate([self.energy_J, energy[near]])
+        kept = pareto_front(*merged)
+        self.time_s, self.energy_J = merged[0][kept], merged[1][kept]
+        self.ids = np.concatenate([self.ids, ids[near]])[kept]
+
+    def front(self, listing: Listing) -> EnergyFront:
+        """The front of time and energy of all candidates that fit in memory."""
+        plans = _plans(listing, self.ids[:, 0], self.ids[:, 1])
+        return EnergyFront(time_s=self.time_s, energy_J=self.energy_J, plans=plans)
 
 
 class _Fastest:
