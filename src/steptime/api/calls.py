@@ -52,6 +52,7 @@ from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
 from steptime.search.modes import MODES, Mode
+from steptime.search.objective import Objective
 from steptime.search.planner import PlanResult, rank_plans
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
@@ -195,6 +196,11 @@ def plan(
     limit: Sequence[str] = (),
     top: int = 10,
     training: Mapping[str, Any] | None = None,
+    objective: str = "time",
+    deadline: str | None = None,
+    budget: str | None = None,
+    failures: str | None = None,
+    prices: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Ranks every parallel plan of a model on a number of devices.
@@ -223,6 +229,11 @@ def plan(
         top: number of plans to return.
         training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
             ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
+        objective: what is least: ``time`` of a step, ``goodput`` (expected time of the run), ``energy`` or ``cost``.
+        deadline: longest time of the whole run, as ``"30 days"``, failures included where they are given.
+        budget: most that it may cost, as ``"2M USD"``.
+        failures: as in :func:`estimate`.
+        prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
         progress: called with candidates done and candidates known so far.
 
     Raises:
@@ -252,11 +263,59 @@ def plan(
     setting, scope = search.prepared()
     _refuse_length(length, setting.job)
     whole("top", top, 1, 10**5)
-    result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
+    asked = Asked(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices)
+    goal = asked.goal(setting, length)
+    result = rank_plans(
+        setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
+    )
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
-    result = all_trained(result, length, setting.job)
-    return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
+    result = asked.billed(all_trained(result, length, setting.job), setting)
+    advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
+    return replace(result, advice=advice, notes=notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a search is to look for beyond the time of a step, as the user gave it."""
+
+    objective: str
+    deadline: str | None
+    budget: str | None
+    failures: str | None
+    prices: str | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the time of a step alone."""
+        return self == Asked(objective="time", deadline=None, budget=None, failures=None, prices=None)
+
+    def goal(self, setting: Setting, length: Mapping[str, float]) -> Objective | None:
+        """What is least and what bounds it; None: the time of a step."""
+        if self.plain:
+            return None
+        given = {name: getattr(self, name) for name in self.__slots__}
+        steps = samples_of(length, setting.job) / setting.job.global_batch if length else None
+        wanted = loaded("steptime.goodput.objective:Wanted")(**given)
+        found: Objective | None = loaded("steptime.goodput.objective:objective_of")(setting, wanted, steps)
+        return found
+
+    def billed(self, result: PlanResult, setting: Setting) -> PlanResult:
+        """The result with goodput, energy and money of its plans, where failures or prices are known."""
+        if self.plain or not result.plans or not result.plans[0].training:
+            return result
+        prices = self.prices or ("default" if self.objective == "cost" or self.budget else None)
+        failures = self.failures or ("default" if self.objective == "goodput" else None)
+        bill = loaded("steptime.goodput.bill:billed_again")
+        return replace(result, plans=tuple(bill(e, setting, failures, prices) for e in result.plans))
+
+    def advice(self, goal: Objective | None, result: PlanResult) -> tuple[str, ...]:
+        """What deadline and budget would have to be, where no plan keeps them."""
+        if goal is None or not goal.bounds:
+            return ()
+        currency = loaded("steptime.goodput.prices:prices_of")(self.prices or "default").currency
+        found: tuple[str, ...] = loaded("steptime.goodput.objective:bound_advice")(goal, result, currency)
+        return found
 
 
 def _refuse_length(length: Mapping[str, float], job: Job) -> None:

@@ -241,6 +241,10 @@ Prices = Annotated[
         "--prices", metavar="FILE", help="Prices, PUE, carbon: default, or FILE.toml. Shows money and energy."
     ),
 ]
+Deadline = Annotated[
+    str | None, typer.Option("--deadline", metavar="TIME", help="Longest time of the whole run, as '30 days'.")
+]
+Budget = Annotated[str | None, typer.Option("--budget", metavar="MONEY", help="Most that it may cost, as '2M USD'.")]
 
 #: What describes a job, by parameter: where it runs, how it is parallelised, with which software.
 JOB: dict[str, Any] = {

@@ -22,6 +22,7 @@ from steptime.goodput.run import Goodput, Load, goodput_of
 from steptime.num import Num
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
+from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED, Strategy
 
 POWER_BAND: Final = 0.2
@@ -120,6 +121,16 @@ def billed(
         out |= priced(found, setting.job.gpus + spares, runs, power_of(setting, strategy, plans, given), given,
                       given.of(setting.cluster.device))  # fmt: skip
     return replace(found, run=out)
+
+
+def billed_again(found: Estimate, setting: Setting, failures: Any, prices: Any) -> Estimate:
+    """The bill of a plan that a search found, by its record."""
+    columns = ("dp", "tp", "tp2", "cp", "pp", "vpp", "ep", "etp", "shard", "micro_batch", "panels", "zero")
+    plan = found.plan
+    inside = {f"in_{axis}": ranks for axis, ranks in plan["placement"].items()}
+    recompute = {"recompute": recompute_code(plan["recompute"]), "recompute_every": plan["recompute_every"]}
+    plans = Plans(**{name: plan[name] for name in columns}, sp=plan["sp"], **recompute, **inside)
+    return billed(found, setting, setting.method.strategy(plan["strategy"]), plans, failures, prices)
 
 
 def goodput_record(runs: Goodput) -> dict[str, Any]:

@@ -317,7 +317,7 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         reasons=_reasons(each, multiplicity, risky) | refused, best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
         front_s=fastest.time_s[front], front_bytes=each.peak[fitting[front]],
         front=_plans(listing, fitting[front], fastest.place[front]),
-        nearest=None if feasible else _nearest(each, multiplicity), distinct_layers=table.count,
+        nearest=None if feasible or refused else _nearest(each, multiplicity), distinct_layers=table.count,
         likely_s=likely.time_s, likely=None if likely.at is None else _plans(listing, *likely.at),
     )  # fmt: skip
 
