@@ -19,6 +19,7 @@ from steptime.api.frameworks import (
     shards_within_node,
     stage_unless_given,
 )
+from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
 from steptime.api.models import CONVERTED, check_strategy, dtype_taken, import_notes, mode_of, model_given
 from steptime.api.request import (
@@ -52,11 +53,14 @@ from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
 from steptime.search.modes import MODES, Mode
-from steptime.search.objective import Objective
 from steptime.search.planner import PlanResult, rank_plans
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
 """What may be kept in the memory of the host, the cheaper first."""
+
+
+SHORTEST: Final = 128
+"""Shortest sequence that is proposed where nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Search:
 
 
 def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
-    """Sentences on what else to ask for where nothing is feasible: each with the best step that it finds.
+    """Sentences on what else to ask for where nothing is feasible: the best step of each, fewest device seconds first.
 
     Args:
         search: the search that found nothing feasible.
@@ -112,17 +116,26 @@ def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult
         result: what it found.
     """
     empty = () if result.candidates else why_empty(setting.job, scope.constraints)
-    others = []
+    others: list[tuple[float, str]] = []
     kept_on_host = False
     for words, other in _alternatives(search, setting, scope, result):
         if kept_on_host and "offload" in words:
             continue
         time_s = _best_s(other)
         if time_s is not None:
-            others.append(f"{words}: best step {time_s:.4g} s")
+            others.append(
+                (search.gpus * time_s * _work_over(search, other, setting), f"{words}: best step {time_s:.4g} s")
+            )
             kept_on_host |= "offload" in words
-    counts = nearest_counts(setting, scope.space, scope.strategies, scope.constraints)
-    return (*empty, *others, *_one_device(search, setting), *counts)
+    others += nearest_counts(setting, scope.space, scope.strategies, scope.constraints)
+    ranked = [words for _, words in sorted(others, key=lambda one: one[0])]
+    return (*empty, *ranked, *_one_device(search, setting))
+
+
+def _work_over(search: Search, other: Search, setting: Setting) -> float:
+    """Tokens of a step of one search over those of another: what a step with less of them has to be counted."""
+    length = other.request.seq or setting.job.seq_len
+    return search.global_batch * setting.job.seq_len / (other.global_batch * length)
 
 
 def _one_device(search: Search, setting: Setting) -> tuple[str, ...]:
@@ -147,16 +160,26 @@ def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanRe
         per_device = f"a {setting.job.sample} per device"
         yield f"--global-batch {search.gpus} fits, {per_device}", replace(search, global_batch=search.gpus)
     if (result.reasons.get(MEMORY) or result.reasons.get(RISK)) and search.request.mode.method.calibrated:
-        yield from _more_room(search, scope)
+        yield from _more_room(search, setting, scope)
 
 
-def _more_room(search: Search, scope: Scope) -> Iterator[tuple[str, Search]]:
+def _more_room(search: Search, setting: Setting, scope: Scope) -> Iterator[tuple[str, Search]]:
     held = search.choices.get("offload", frozenset())
     for wanted in OFFLOADS:
         if not wanted <= held:
             both = {**search.choices, "offload": wanted | held}
             words = f"--fix offload={','.join(sorted(wanted | held, reverse=True))} fits, with {_kept(wanted | held)}"
             yield f"{words} in the host's memory", replace(search, choices=both)
+    if setting.job.optimizer.name in ("adam", "adamw"):
+        quantised = replace(search.request, optimizer="adam8bit")
+        yield "--optimizer adam8bit fits, with states of 8 bits", replace(search, request=quantised)
+    half = setting.job.seq_len // 2
+    while half >= SHORTEST and setting.job.sample != "sample" and setting.job.captured is None:
+        shorter = replace(search, request=replace(search.request, seq=half))
+        if _best_s(shorter) is not None:
+            yield f"--seq {half} fits, shorter sequences", shorter
+            break
+        half //= 2
     if scope.notes:
         generic = replace(search.request, framework=None)
         yield "--framework generic, which has every kind of plan, fits", replace(search, request=generic)
@@ -273,49 +296,6 @@ def plan(
     result = asked.billed(all_trained(result, length, setting.job), setting)
     advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
     return replace(result, advice=advice, notes=notes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a search is to look for beyond the time of a step, as the user gave it."""
-
-    objective: str
-    deadline: str | None
-    budget: str | None
-    failures: str | None
-    prices: str | None
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is the time of a step alone."""
-        return self == Asked(objective="time", deadline=None, budget=None, failures=None, prices=None)
-
-    def goal(self, setting: Setting, length: Mapping[str, float]) -> Objective | None:
-        """What is least and what bounds it; None: the time of a step."""
-        if self.plain:
-            return None
-        given = {name: getattr(self, name) for name in self.__slots__}
-        steps = samples_of(length, setting.job) / setting.job.global_batch if length else None
-        wanted = loaded("steptime.goodput.objective:Wanted")(**given)
-        found: Objective | None = loaded("steptime.goodput.objective:objective_of")(setting, wanted, steps)
-        return found
-
-    def billed(self, result: PlanResult, setting: Setting) -> PlanResult:
-        """The result with goodput, energy and money of its plans, where failures or prices are known."""
-        if self.plain or not result.plans or not result.plans[0].training:
-            return result
-        prices = self.prices or ("default" if self.objective == "cost" or self.budget else None)
-        failures = self.failures or ("default" if self.objective == "goodput" else None)
-        bill = loaded("steptime.goodput.bill:billed_again")
-        return replace(result, plans=tuple(bill(e, setting, failures, prices) for e in result.plans))
-
-    def advice(self, goal: Objective | None, result: PlanResult) -> tuple[str, ...]:
-        """What deadline and budget would have to be, where no plan keeps them."""
-        if goal is None or not goal.bounds:
-            return ()
-        currency = loaded("steptime.goodput.prices:prices_of")(self.prices or "default").currency
-        found: tuple[str, ...] = loaded("steptime.goodput.objective:bound_advice")(goal, result, currency)
-        return found
 
 
 def _refuse_length(length: Mapping[str, float], job: Job) -> None:

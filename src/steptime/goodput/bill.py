@@ -82,10 +82,13 @@ def power_of(setting: Setting, strategy: Strategy, plans: Plans, prices: Prices)
     shares: dict[str, Num] = {name: getattr(does, name) for name in ("running", "matrix", "memory", "links")}
     host_W, host = prices.host_power_W(tdp_W), f"host power {prices.host_share:.0%} of the TDP"
     return Power(
-        device_W=float(does.power_W(idle_W, tdp_W)), idle_W=idle_W, tdp_W=tdp_W, host_W=host_W,
+        device_W=float(does.power_W(idle_W, tdp_W)),
+        idle_W=idle_W,
+        tdp_W=tdp_W,
+        host_W=host_W,
         shares={name: float(value) for name, value in shares.items()},
         assumed=("power over utilisation", *assumed.values(), *(() if prices.host_W is not None else (host,))),
-    )  # fmt: skip
+    )
 
 
 def billed(
@@ -118,8 +121,14 @@ def billed(
         out["goodput"] = goodput_record(runs)
     if prices is not None:
         given = prices_of(prices)
-        out |= priced(found, setting.job.gpus + spares, runs, power_of(setting, strategy, plans, given), given,
-                      given.of(setting.cluster.device))  # fmt: skip
+        out |= priced(
+            found,
+            setting.job.gpus + spares,
+            runs,
+            power_of(setting, strategy, plans, given),
+            given,
+            given.of(setting.cluster.device),
+        )
     return replace(found, run=out)
 
 
@@ -163,16 +172,30 @@ def priced(
     edges_J = [joules(t, waits_s * t / wall_s, W) for t, W in zip(band_s or (), (low_W, high_W), strict=False)]
     cost, tokens = money(wall_s, energy_J), training.get("tokens")
     energy = {
-        "device_W": power.device_W, "device_band_W": [low_W, high_W], "tdp_W": power.tdp_W, "idle_W": power.idle_W,
-        "host_W": power.host_W, "shares": dict(power.shares), "site_W": energy_J / wall_s, "step_kWh": step_J / KWH_J,
-        "kWh": energy_J / KWH_J, "kWh_band": [edge / KWH_J for edge in edges_J] or None, "pue": prices.pue,
-        "carbon_kg": float(carbon_kg(energy_J, prices.carbon_kg_per_kWh)), "assumed": list(power.assumed),
-    }  # fmt: skip
+        "device_W": power.device_W,
+        "device_band_W": [low_W, high_W],
+        "tdp_W": power.tdp_W,
+        "idle_W": power.idle_W,
+        "host_W": power.host_W,
+        "shares": dict(power.shares),
+        "site_W": energy_J / wall_s,
+        "step_kWh": step_J / KWH_J,
+        "kWh": energy_J / KWH_J,
+        "kWh_band": [edge / KWH_J for edge in edges_J] or None,
+        "pue": prices.pue,
+        "carbon_kg": float(carbon_kg(energy_J, prices.carbon_kg_per_kWh)),
+        "assumed": list(power.assumed),
+    }
     bill = {
-        "currency": prices.currency, "cost": cost, "step_cost": money(found.step_time_s, step_J),
+        "currency": prices.currency,
+        "cost": cost,
+        "step_cost": money(found.step_time_s, step_J),
         "band": [money(t, J) for t, J in zip(band_s or (), edges_J, strict=False)] or None,
         **({"cost_per_million_tokens": cost / tokens * 1e6} if tokens else {}),
-        "device_hours": paid * wall_s / HOUR_S, "device_hour": price.value, "assumed": prices.assumed,
-        "source": price.source, "date": price.date,
-    }  # fmt: skip
+        "device_hours": paid * wall_s / HOUR_S,
+        "device_hour": price.value,
+        "assumed": prices.assumed,
+        "source": price.source,
+        "date": price.date,
+    }
     return {"energy": energy, "money": bill}

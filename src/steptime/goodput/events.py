@@ -77,7 +77,8 @@ def mean_wall_s(costs: Costs, work_s: float, interval_s: float, runs: int, seed:
 def play_spares(outage_s: float, repair_s: float, spares: int, outages: int, seed: int) -> float:
     """Mean wait for a node over a number of outages: exponential failures while the job works, exponential repairs."""
     random = np.random.default_rng(seed)
-    now, waited, repairs, free = 0.0, 0.0, [], spares
+    repairs: list[float] = []
+    now, waited, free = 0.0, 0.0, spares
     for _ in range(outages):
         now += random.exponential(outage_s)
         heapq.heappush(repairs, now + random.exponential(repair_s))

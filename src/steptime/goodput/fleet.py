@@ -56,14 +56,24 @@ class Fleets:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         rows = [
-            {"cluster": one.cluster, "gpus": one.gpus, **_named(one), "exceeds": list(one.exceeds),
-             "on_front": n in self.front, "estimate": one.estimate.to_json()}
+            {
+                "cluster": one.cluster,
+                "gpus": one.gpus,
+                **_named(one),
+                "exceeds": list(one.exceeds),
+                "on_front": n in self.front,
+                "estimate": one.estimate.to_json(),
+            }
             for n, one in enumerate(self.fleets)
-        ]  # fmt: skip
+        ]
         return {
-            "schema_version": SCHEMA_VERSION, "objective": self.objective, "currency": self.currency, "fleets": rows,
-            "left_out": dict(self.left_out), "advice": list(self.advice),
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "objective": self.objective,
+            "currency": self.currency,
+            "fleets": rows,
+            "left_out": dict(self.left_out),
+            "advice": list(self.advice),
+        }
 
 
 def _named(one: Fleet) -> dict[str, float]:
@@ -125,9 +135,13 @@ def fleet(
     ranked = sorted(found, key=lambda one: (len(one.exceeds), one.values[objective]))
     points = np.array([list(one.values.values()) for one in ranked]).reshape(-1, len(MEASURES))
     return Fleets(
-        objective=objective, fleets=tuple(ranked), front=tuple(pareto(points)), left_out=left_out, currency=currency,
+        objective=objective,
+        fleets=tuple(ranked),
+        front=tuple(pareto(points)),
+        left_out=left_out,
+        currency=currency,
         advice=tuple(_advice(ranked, most, currency)),
-    )  # fmt: skip
+    )
 
 
 _BOUNDS: Final = {"time": "deadline", "cost": "budget"}

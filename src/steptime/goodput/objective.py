@@ -122,9 +122,14 @@ def objective_of(setting: Setting, wanted: Wanted, steps: float | None) -> Objec
     mixes = {"time": Mix(per_s=1.0), "goodput": rates.run_s, "energy": Mix(per_J=1.0), "cost": rates.money}
     idle_W, tdp_W, host_W = _powers(setting, prices, needed=wanted.objective == "energy" or prices.kWh > 0)
     return Objective(
-        name=wanted.objective, mix=mixes[wanted.objective], idle_W=idle_W, peak_W=tdp_W, host_W=host_W,
-        pue=prices.pue, bounds=bounds,
-    )  # fmt: skip
+        name=wanted.objective,
+        mix=mixes[wanted.objective],
+        idle_W=idle_W,
+        peak_W=tdp_W,
+        host_W=host_W,
+        pue=prices.pue,
+        bounds=bounds,
+    )
 
 
 def _positive(field: str, value: float) -> float:

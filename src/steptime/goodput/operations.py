@@ -54,7 +54,7 @@ TABLES: Final[Mapping[str, Mapping[str, Field]]] = {
         "jitter": Field(record="jitter", low=0.0, high=1.0, required=False, example="0.02"),
     },
 }
-#: Keys that are no numbers, and those beside the tables.
+#: Keys of the tables that are words, or numbers without a unit; and all keys of a file.
 _WORDS: Final = {"checkpoint": ("kind",), "mtbf": ("devices_per_switch", "devices_per_host", "spread")}
 _TOP: Final = ("source", "date", "base", *TABLES)
 
@@ -102,7 +102,7 @@ class Operations:
 
     def units(self, devices: int, node: int) -> dict[str, float]:
         """Units of each kind of a job."""
-        counts = {"device": devices, "software": devices, "any": devices}
+        counts: dict[str, float] = {"device": devices, "software": devices, "any": devices}
         counts |= {"host": devices / (self.devices_per_host or node), "switch": devices / self.devices_per_switch}
         return {kind: float(counts[kind]) for kind in self.mtbf_s}
 
@@ -134,9 +134,13 @@ def published(name: str) -> Operations:
     per = {"device": 1, "host": NODE, "switch": per_switch, "software": 1, "any": 1}
     mtbf = {kind: time_s * devices / per[kind] / row[kind] for kind in per if kind in row}
     return Operations(
-        name=name, source=row["source"], date=row["date"], mtbf_s=mtbf, devices_per_switch=float(per_switch),
+        name=name,
+        source=row["source"],
+        date=row["date"],
+        mtbf_s=mtbf,
+        devices_per_switch=float(per_switch),
         assumed=tuple(sorted(_DEFAULTED)),
-    )  # fmt: skip
+    )
 
 
 _DEFAULTED: Final = frozenset(
@@ -181,8 +185,7 @@ def _read(where: str, document: Mapping[str, Any]) -> Operations:
             stated = origin(where, document)
             out = replace(out, mtbf_s=values, name=where, source=stated["source"], date=stated["date"], spread=0.0)
         elif values:
-            whole = {"spares": int(values.pop("spares"))} if "spares" in values else {}
-            out = replace(out, **values, **whole, assumed=tuple(a for a in out.assumed if a not in {**values, **whole}))
+            out = _with(out, {name: int(value) if name == "spares" else value for name, value in values.items()})
     return _worded(where, out, found)
 
 
@@ -193,8 +196,13 @@ def _worded(where: str, out: Operations, found: Mapping[str, Any]) -> Operations
         if name == "kind":
             if value not in KINDS:
                 raise UnknownNameError("kind of checkpoint", str(value), KINDS)
-            out = replace(out, kind=value, assumed=tuple(a for a in out.assumed if a != "kind"))
+            out = _with(out, {"kind": value})
         else:
             rule = Field(record=name, low=0.0 if name == "spread" else 1.0, high=1e6, example="16")
-            out = replace(out, **numbers(where, {name: value}, {name: rule}, f"{table}."))
+            out = _with(out, numbers(where, {name: value}, {name: rule}, f"{table}."))
     return out
+
+
+def _with(out: Operations, given: Mapping[str, Any]) -> Operations:
+    """The operations with fields of a file, which are assumed no more."""
+    return replace(out, **given, assumed=tuple(name for name in out.assumed if name not in given))

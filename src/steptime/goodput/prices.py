@@ -55,7 +55,7 @@ class Prices:
             UserError: there is none.
         """
         for name in (device.name, device.like):
-            if name in self.devices:
+            if name is not None and name in self.devices:
                 return self.devices[name]
         hint = f'write a file with source, date and [device_hour] {device.name} = "2.50 USD/h"; it has '
         raise UserError(f"no price for {device.name} in {self.source}", hint=hint + (", ".join(self.devices) or "none"))
@@ -100,10 +100,16 @@ def _read(where: str, document: Mapping[str, Any], *, assumed: bool) -> Prices:
         raise FieldError(where, "device_hour", f"prices in {' and '.join(coins)}", hint="give all in one currency")
     values = numbers(where, site, _SITE, "site.")
     return Prices(
-        **stated, assumed=assumed, devices=devices, currency=(coins or ["USD"])[0], kWh=kWh, carbon_kg_per_kWh=carbon,
-        pue=values.get("pue", base["pue"]), host_W=values.get("host_W"),
+        **stated,
+        assumed=assumed,
+        devices=devices,
+        currency=(coins or ["USD"])[0],
+        kWh=kWh,
+        carbon_kg_per_kWh=carbon,
+        pue=values.get("pue", base["pue"]),
+        host_W=values.get("host_W"),
         host_share=values.get("host_share", base["host_power_share"]),
-    )  # fmt: skip
+    )
 
 
 def _price(where: str, field: str, given: Any, around: Mapping[str, Any]) -> Price:

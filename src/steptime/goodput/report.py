@@ -22,10 +22,16 @@ SHOWN = 4
 LEAST = 1e-4
 #: Field -> what it is in words.
 _WORDS = {
-    "kind": "kind of checkpoint", "node_Bps": "bandwidth of a node to the store", "store_Bps": "bandwidth of the store",
-    "restart_s": "time of a restart", "spares": "number of spares", "repair_s": "time of a repair",
-    "replaced": "share of nodes replaced", "stall_s": "stall of a checkpoint", "lost_copies": "copies lost",
-}  # fmt: skip
+    "kind": "kind of checkpoint",
+    "node_Bps": "bandwidth of a node to the store",
+    "store_Bps": "bandwidth of the store",
+    "restart_s": "time of a restart",
+    "spares": "number of spares",
+    "repair_s": "time of a repair",
+    "replaced": "share of nodes replaced",
+    "stall_s": "stall of a checkpoint",
+    "lost_copies": "copies lost",
+}
 
 
 def print_run(out: Console, e: Estimate) -> None:
@@ -119,10 +125,15 @@ def print_fleets(found: Fleets) -> None:
     for n, one in enumerate(found.fleets):
         run, values = one.estimate.run, one.values
         table.add_row(
-            f"{n + 1}{'*' if n in found.front else ' '}", f"{one.gpus} {one.cluster}", t.plan_label(one.estimate.plan),
-            f"{days(run['goodput']['wall_days'])} d", t.percent(run["goodput"]["effective_ratio"]),
-            t.count(values["energy"] / 1e3), t.big(values["cost"]), ", ".join(one.exceeds),
-        )  # fmt: skip
+            f"{n + 1}{'*' if n in found.front else ' '}",
+            f"{one.gpus} {one.cluster}",
+            t.plan_label(one.estimate.plan),
+            f"{days(run['goodput']['wall_days'])} d",
+            t.percent(run["goodput"]["effective_ratio"]),
+            t.count(values["energy"] / 1e3),
+            t.big(values["cost"]),
+            ", ".join(one.exceeds),
+        )
     out.print(table)
     for name, why in found.left_out.items():
         out.print(t.printable(f"left out: {name}: {why}"))
@@ -144,10 +155,14 @@ def print_shadows(found: Shadows) -> None:
     table = t.grid(["one more", "of", "saves a step", "a run", coin, "holds to", "next at"], left=(0,))
     for one in found.prices:
         table.add_row(
-            f"{one.unit} of {one.name}", f"{one.now:.5g}", _signed(one.worth_s), _signed(one.worth_run_s),
-            f"{'-' if one.worth_money < 0 else ''}{t.big(abs(one.worth_money))}", f"{one.holds_to:.5g}",
+            f"{one.unit} of {one.name}",
+            f"{one.now:.5g}",
+            _signed(one.worth_s),
+            _signed(one.worth_run_s),
+            f"{'-' if one.worth_money < 0 else ''}{t.big(abs(one.worth_money))}",
+            f"{one.holds_to:.5g}",
             "" if one.next_at is None else f"{one.next_at:.5g}",
-        )  # fmt: skip
+        )
     out.print(table)
     for one in found.prices:
         if one.note:

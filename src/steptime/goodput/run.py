@@ -111,7 +111,7 @@ def costs_of(load: Load, ops: Operations) -> Costs:
     """What one checkpoint, one restart and one failure cost the run.
 
     Raises:
-        UserError: parts fail so often that a restart seldom comes through.
+        UserError: parts fail faster than the run restarts.
     """
     mtbf_s = ops.job_mtbf_s(load.devices, load.node)
     write_s = float(f.checkpoint_write_s(load.saved_bytes, load.nodes, ops.node_Bps, ops.store_Bps))
@@ -129,10 +129,15 @@ def costs_of(load: Load, ops: Operations) -> Costs:
     lost = ops.lost_copies if ops.kind == "memory" else 0.0
     store_mtbf_s = mtbf_s / lost if lost else math.inf
     costs = Costs(
-        mtbf_s=mtbf_s, write_s=write_s, stall_s=stall_s, lag_s=lag_s, restart_s=ops.restart_s + read_s + waiting_s,
-        waiting_s=waiting_s, store_mtbf_s=store_mtbf_s,
+        mtbf_s=mtbf_s,
+        write_s=write_s,
+        stall_s=stall_s,
+        lag_s=lag_s,
+        restart_s=ops.restart_s + read_s + waiting_s,
+        waiting_s=waiting_s,
+        store_mtbf_s=store_mtbf_s,
         store_interval_s=max(float(f.best_interval_s(copy_s, store_mtbf_s)), write_s) if lost else math.inf,
-    )  # fmt: skip
+    )
     if costs.restart_s + costs.lag_s + costs.stall_s > WORST * mtbf_s:
         took = f"a restart takes {format_seconds(costs.restart_s)} and the job fails every {format_seconds(mtbf_s)}"
         raise UserError(f"the run does not end: {took}", hint="more spares, a faster restart, or fewer devices")
@@ -188,17 +193,30 @@ def goodput_of(load: Load, ops: Operations) -> Goodput:
     walls, ratios, counts = sampled(load, ops, costs, interval_s, wall_s - trained_s)
     exact = float(f.best_interval_s(costs.stall_s, costs.mtbf_s))
     return Goodput(
-        wall_s=wall_s, wall_band_s=walls, ideal_s=ideal_s, effective_ratio=ideal_s / wall_s, effective_band=ratios,
-        failures=trained_s / costs.mtbf_s, failures_band=counts, mtbf_s=costs.mtbf_s, kind=ops.kind,
-        saved_bytes=load.saved_bytes, interval_s=interval_s,
+        wall_s=wall_s,
+        wall_band_s=walls,
+        ideal_s=ideal_s,
+        effective_ratio=ideal_s / wall_s,
+        effective_band=ratios,
+        failures=trained_s / costs.mtbf_s,
+        failures_band=counts,
+        mtbf_s=costs.mtbf_s,
+        kind=ops.kind,
+        saved_bytes=load.saved_bytes,
+        interval_s=interval_s,
         intervals_s={
             "young": float(f.young_interval_s(costs.stall_s, costs.mtbf_s)),
-            "daly": float(f.daly_interval_s(costs.stall_s, costs.mtbf_s)), "exact": exact,
+            "daly": float(f.daly_interval_s(costs.stall_s, costs.mtbf_s)),
+            "exact": exact,
         },
-        write_s=costs.write_s, stall_s=costs.stall_s, restart_s=costs.restart_s, spares=spares_of(ops, load.nodes),
+        write_s=costs.write_s,
+        stall_s=costs.stall_s,
+        restart_s=costs.restart_s,
+        spares=spares_of(ops, load.nodes),
         losses_s={name: value for name, value in sorted(losses.items(), key=lambda item: -item[1]) if value > 0},
-        assumed=ops.assumed, source=ops.source,
-    )  # fmt: skip
+        assumed=ops.assumed,
+        source=ops.source,
+    )
 
 
 def sampled(

@@ -24,7 +24,7 @@ SAME: Final = 0.1
 """A price holds where the saving is within this share of the price times the change."""
 DOUBLINGS: Final = 8
 """A range is looked for up to a number 2^8 times the smallest change."""
-GB, TFLOPS: Final = 1e9, 1e12
+GB, TFLOPS = 1e9, 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,13 @@ class Shadows:
         """Plain data for ``json.dumps``."""
         rows = [{name: getattr(one, name) for name in one.__slots__} for one in self.prices]
         return {
-            "schema_version": SCHEMA_VERSION, "step_s": self.step_s, "run_s": self.run_s, "cost": self.cost,
-            "currency": self.currency, "prices": rows,
-        }  # fmt: skip
+            "schema_version": SCHEMA_VERSION,
+            "step_s": self.step_s,
+            "run_s": self.run_s,
+            "cost": self.cost,
+            "currency": self.currency,
+            "prices": rows,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +119,20 @@ def resources_of(cluster: Cluster, dtype: str) -> Iterator[Resource]:
 
     yield Resource(name="matrix units", unit="TFLOP/s", size=TFLOPS, now=rate, tables=faster)
     yield Resource(
-        name="memory bandwidth", unit="GB/s", size=GB, now=device.memory_Bps,
+        name="memory bandwidth",
+        unit="GB/s",
+        size=GB,
+        now=device.memory_Bps,
         tables=lambda value: {"device": {"memory_bandwidth": f"{value!r} B/s"}},
-    )  # fmt: skip
+    )
     for level in cluster.levels:
         yield Resource(
-            name=f"link {level.name}", unit="GB/s", size=GB, now=level.link_Bps,
+            name=f"link {level.name}",
+            unit="GB/s",
+            size=GB,
+            now=level.link_Bps,
             tables=lambda value, name=level.name: {"levels": {name: {"bandwidth": f"{value!r} B/s"}}},  # type: ignore[misc]
-        )  # fmt: skip
+        )
 
 
 def slope_s(case: Case, resource: Resource) -> tuple[float, float]:
@@ -176,7 +186,7 @@ def shadow(
     steps = samples_of(length, setting.job) / setting.job.global_batch
     rates = rates_of(setting, steps, failures, given)
     step_s = case.step_s()
-    found = []
+    found: list[Shadow | None] = []
     for resource in resources_of(setting.cluster, setting.job.precision.matrix_dtype):
         worth, holds = slope_s(case, resource)
         found.append(_shadow(rates, resource.name, resource.unit, resource.now / resource.size, worth, holds))
@@ -184,11 +194,14 @@ def shadow(
     if plans:
         options = {name: value for name, value in job.items() if name != "plan"}
         found += [_memory(model, setting, rates, cluster, options), _devices(model, setting, rates, cluster, options)]
-    found = [one for one in found if one is not None]
+    known = [one for one in found if one is not None]
     return Shadows(
-        step_s=step_s, run_s=float(rates.run_s.of(step_s, 0.0)), cost=float(rates.money.of(step_s, 0.0)),
-        currency=given.currency, prices=tuple(sorted(found, key=lambda one: -one.worth_run_s * max(one.now, 1.0))),
-    )  # fmt: skip
+        step_s=step_s,
+        run_s=float(rates.run_s.of(step_s, 0.0)),
+        cost=float(rates.money.of(step_s, 0.0)),
+        currency=given.currency,
+        prices=tuple(sorted(known, key=lambda one: -one.worth_run_s * max(one.now, 1.0))),
+    )
 
 
 def _shadow(rates: Any, name: str, unit: str, now: float, worth_s: float, holds: float, **more: Any) -> Shadow:
@@ -232,9 +245,15 @@ def _memory(model: Any, setting: Setting, rates: Any, cluster: str, job: Mapping
     worth_s = best_s - min(within, default=best_s)
     following = next((size for size, _ in steps if size > now + (GB if within else 0.0)), None)
     return _shadow(
-        rates, "device memory", "GB", now / GB, worth_s, (now if following is None else following) / GB,
-        next_at=None if following is None else following / GB, note="of the best plan; faster plans that need more",
-    )  # fmt: skip
+        rates,
+        "device memory",
+        "GB",
+        now / GB,
+        worth_s,
+        (now if following is None else following) / GB,
+        next_at=None if following is None else following / GB,
+        note="of the best plan; faster plans that need more",
+    )
 
 
 def _devices(model: Any, setting: Setting, rates: Any, cluster: str, job: Mapping[str, Any]) -> Shadow | None:
@@ -247,8 +266,15 @@ def _devices(model: Any, setting: Setting, rates: Any, cluster: str, job: Mappin
         then_s = _best_s(model, cluster, gpus + more, rest)
         if now_s is not None and then_s is not None and then_s < now_s:
             worth_s = (now_s - then_s) / more
-            return _shadow(rates, "devices", "device", float(gpus), worth_s, float(gpus + more),
-                           note=f"of the best plan; the next number that is faster is {gpus + more}")  # fmt: skip
+            return _shadow(
+                rates,
+                "devices",
+                "device",
+                float(gpus),
+                worth_s,
+                float(gpus + more),
+                note=f"of the best plan; the next number that is faster is {gpus + more}",
+            )
     return None
 
 

@@ -309,8 +309,8 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         fastest.add(position, place, times)
         progress(done)
     front = fastest.front(each.peak[fitting])
-    refused = {} if priced is None else priced.refused
-    feasible = int(multiplicity[fitting].sum()) - risky - (0 if priced is None else priced.lost)
+    refused, lost = ({}, 0) if priced is None else (priced.refused, priced.lost)
+    feasible = int(multiplicity[fitting].sum()) - risky - lost
     return Found(
         task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values,
         energy=None if priced is None else priced.front(listing),
@@ -375,7 +375,7 @@ class _Priced:
             over |= out
         self.lost += int(over.sum())
         kept = np.flatnonzero(~over)
-        best.add(wanted.mix.of(times[kept], energy[kept]), configuration[kept], place[kept])
+        best.add(np.asarray(wanted.mix.of(times[kept], energy[kept])), configuration[kept], place[kept])
         self._to_front(times, energy, np.stack([configuration, place], axis=1))
 
     def _to_front(self, times: Array, energy: Array, ids: Array) -> None:

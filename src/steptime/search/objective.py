@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from steptime.num import Array, Num
 
 
@@ -12,14 +14,14 @@ from steptime.num import Array, Num
 class Mix:
     r"""A price of time and energy: $a t + b E$ of a step of $t$ seconds and $E$ joules at the meter.
 
-    Days, money and carbon of a run are all such mixes at a given number of devices, as is their sum.
+    Days, money and carbon of a run are such mixes at a given number of devices, as is their sum.
     """
 
     per_s: float = 0.0
     per_J: float = 0.0
 
     def of(self, time_s: Num, energy_J: Num) -> Num:
-        """Its value for steps of that time and energy.
+        """Its value for steps with a time and an energy.
 
         >>> Mix(per_s=2.0, per_J=0.5).of(3.0, 4.0)
         8.0
@@ -40,7 +42,7 @@ class Objective:
     """Power of hosts, switches and fans per device."""
     pue: float
     bounds: Mapping[str, tuple[Mix, float]]
-    """Name of a reason -> a mix and the largest value that a plan may have."""
+    """Name of a reason -> a mix and its largest value."""
 
     def energy_J(self, time_s: Array, device_W: Array, devices: int) -> Array:
         """Energy of a step at the meter, from the average power of a device in it."""
@@ -48,4 +50,4 @@ class Objective:
 
     def refused(self, time_s: Array, energy_J: Array) -> dict[str, Array]:
         """Reason -> which plans exceed its bound."""
-        return {name: mix.of(time_s, energy_J) > most for name, (mix, most) in self.bounds.items()}
+        return {name: np.asarray(mix.of(time_s, energy_J) > most) for name, (mix, most) in self.bounds.items()}

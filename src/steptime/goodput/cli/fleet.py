@@ -50,9 +50,17 @@ def command(
         global_batch=global_batch, seq=seq, dtype=dtype, optimizer=optimizer, framework=framework
     )
     found = fleet(
-        model, [name for name in (cluster or "").split(",") if name], counts(gpus or ""), objective=objective,
-        deadline=deadline, budget=budget, failures=failures or "default", prices=prices or "default", **length, **job,
-    )  # fmt: skip
+        model,
+        [name for name in (cluster or "").split(",") if name],
+        counts(gpus or ""),
+        objective=objective,
+        deadline=deadline,
+        budget=budget,
+        failures=failures or "default",
+        prices=prices or "default",
+        **length,
+        **job,
+    )
     if json:
         from steptime.cli.output import print_json
 

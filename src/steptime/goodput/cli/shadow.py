@@ -34,9 +34,14 @@ def command(
         raise FieldError("", "tokens", "missing; a shadow price is of a whole run", hint="give --tokens 1T")
     asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
     found = shadow(
-        asked.model, needed(asked, "a shadow price"), plan=asked.plan, failures=failures, prices=prices or "default",
-        **asked.settings, **length,
-    )  # fmt: skip
+        asked.model,
+        needed(asked, "a shadow price"),
+        plan=asked.plan,
+        failures=failures,
+        prices=prices or "default",
+        **asked.settings,
+        **length,
+    )
     if json:
         from steptime.cli.output import print_json
 
