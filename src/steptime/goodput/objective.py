@@ -26,6 +26,8 @@ from steptime.units import parse
 NAMES: Final = ("time", "goodput", "energy", "cost")
 SHORT_S: Final = 1e-3
 """Time of a step for which a run may save whenever it is best."""
+ENOUGH: Final = 1.00001
+"""What the least is multiplied by, so that what is printed of it is enough."""
 _BUDGET: Final = re.compile(r"\s*([\d._]+(?:[eE]\d+)?\s*[kKmMbBtT]?)\s*([A-Z]{3})\s*")
 
 
@@ -167,9 +169,8 @@ def _least(bounds: Mapping[str, tuple[Mix, float]], front: Sequence[Mapping[str,
         if not kept.any():
             kept, others = np.ones(len(front), dtype=bool), []
         least = float(values[kept].min())
-        given, needed = (
-            f"{v / DAY_S:.4g} days" if name == "deadline" else f"{v:.6g} {currency}" for v in (most, least)
-        )
+        unit, scale = ("days", DAY_S) if name == "deadline" else (currency, 1.0)
+        given, needed = (f"{value / scale:.6g} {unit}" for value in (most, least * ENOUGH))
         within = f" within the {others[0]}" if others else ""
         if least > most:
             yield f"a {name} of {given} buys nothing: the least that would{within} is {needed}"
