@@ -44,7 +44,7 @@ def test_fleet_and_shadow() -> None:
     code, text = run("fleet", *args, "--json")
     assert code == 0 and len(json.loads(text)["fleets"]) == 4
     code, text = run("shadow", *JOB, *LENGTH)
-    assert code == 0 and "matrix units" in text and "device memory" in text
+    assert code == 0 and "TFLOP/s of" in text and "note: device memory" in text
     code, text = run("shadow", *JOB, *LENGTH, "--json")
     assert code == 0 and {"matrix units", "link nvlink"} <= {one["name"] for one in json.loads(text)["prices"]}
 
