@@ -17,7 +17,7 @@ from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting
 from steptime.estimate.sizes import sizes_of
 from steptime.goodput.operations import Operations, operations_of
-from steptime.goodput.prices import Prices, prices_of
+from steptime.goodput.prices import Price, Prices, prices_of
 from steptime.goodput.run import Goodput, Load, goodput_of
 from steptime.num import Num
 from steptime.plan.job import Job
@@ -27,6 +27,8 @@ from steptime.plan.strategies import CORRECTED, Strategy
 
 POWER_BAND: Final = 0.2
 """By what share the power of a device may be off; assumed."""
+WAITING: Final = ("restarts", "waits for a node", "checkpoint stalls", "data")
+"""Losses in which devices are idle."""
 
 
 def saved_bytes(job: Job) -> float:
@@ -121,14 +123,9 @@ def billed(
         out["goodput"] = goodput_record(runs)
     if prices is not None:
         given = prices_of(prices)
-        out |= priced(
-            found,
-            setting.job.gpus + spares,
-            runs,
-            power_of(setting, strategy, plans, given),
-            given,
-            given.of(setting.cluster.device),
-        )
+        power, price = power_of(setting, strategy, plans, given), given.of(setting.cluster.device)
+        meter = Meter(gpus=setting.job.gpus, paid=setting.job.gpus + spares, power=power, prices=given, price=price)
+        out |= priced(found, runs, meter)
     return replace(found, run=out)
 
 
@@ -150,30 +147,60 @@ def goodput_record(runs: Goodput) -> dict[str, Any]:
     return {"wall_days": days[0], "wall_band_days": days[1], **out}
 
 
-def priced(
-    found: Estimate, paid: int, runs: Goodput | None, power: Power, prices: Prices, price: Any
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter:
+    """What time costs a job, in energy and money."""
+
+    gpus: int
+    paid: int
+    """Devices that are paid for: spares too."""
+    power: Power
+    prices: Prices
+    price: Price
+
+    def joules(self, time_s: float, waiting_s: float, factor: float = 1.0) -> float:
+        """Energy at the meter over a time, of which devices wait a part; with the power of a step times a factor."""
+        device_W = min(self.power.device_W * factor, self.power.tdp_W)
+        working_J, host_W = device_W * (time_s - waiting_s), self.power.host_W
+        idle_W, pue = self.power.idle_W, self.prices.pue
+        return float(site_energy_J(self.gpus, working_J, waiting_s, idle_W, host_W, time_s, pue))
+
+    def money(self, time_s: float, energy_J: float) -> float:
+        """What a time costs that takes some energy."""
+        return float(run_cost(self.paid, self.price.value, time_s, energy_J, self.prices.kWh))
+
+
+def priced(found: Estimate, runs: Goodput | None, meter: Meter) -> dict[str, Any]:
     """Energy and money of a run, its steps and its tokens."""
-    training, gpus = found.training, int(found.workload["gpus"])
+    training = found.training
     wall_s = training["training_s"] if runs is None else runs.wall_s
-    band_s = training["training_band_s"] if runs is None else runs.wall_band_s
-    waiting = ("restarts", "waits for a node", "checkpoint stalls", "data")
-    waits_s = 0.0 if runs is None else sum(runs.losses_s.get(name, 0.0) for name in waiting)
+    band_s = (training["training_band_s"] if runs is None else runs.wall_band_s) or ()
+    waits_s = 0.0 if runs is None else sum(runs.losses_s.get(name, 0.0) for name in WAITING)
+    energy_J, step_J = meter.joules(wall_s, waits_s), meter.joules(found.step_time_s, 0.0)
+    factors = (1 - POWER_BAND, 1 + POWER_BAND)
+    edges_J = [meter.joules(t, waits_s * t / wall_s, by) for t, by in zip(band_s, factors, strict=False)]
+    cost, tokens, price = meter.money(wall_s, energy_J), training.get("tokens"), meter.price
+    bill = {
+        "currency": meter.prices.currency,
+        "cost": cost,
+        "step_cost": meter.money(found.step_time_s, step_J),
+        "band": [meter.money(t, J) for t, J in zip(band_s, edges_J, strict=False)] or None,
+        **({"cost_per_million_tokens": cost / tokens * 1e6} if tokens else {}),
+        "device_hours": meter.paid * wall_s / HOUR_S,
+        "device_hour": price.value,
+        "assumed": meter.prices.assumed,
+        "source": price.source,
+        "date": price.date,
+    }
+    return {"energy": energy_record(meter, wall_s, energy_J, step_J, edges_J), "money": bill}
 
-    def joules(time_s: float, waiting_s: float, device_W: float = power.device_W) -> float:
-        working_J = device_W * (time_s - waiting_s)
-        return float(site_energy_J(gpus, working_J, waiting_s, power.idle_W, power.host_W, time_s, prices.pue))
 
-    def money(time_s: float, energy_J: float) -> float:
-        return float(run_cost(paid, price.value, time_s, energy_J, prices.kWh))
-
-    low_W, high_W = (min(power.device_W * (1 + sign * POWER_BAND), power.tdp_W) for sign in (-1, 1))
-    energy_J, step_J = joules(wall_s, waits_s), joules(found.step_time_s, 0.0)
-    edges_J = [joules(t, waits_s * t / wall_s, W) for t, W in zip(band_s or (), (low_W, high_W), strict=False)]
-    cost, tokens = money(wall_s, energy_J), training.get("tokens")
-    energy = {
+def energy_record(meter: Meter, wall_s: float, energy_J: float, step_J: float, edges_J: list[float]) -> dict[str, Any]:
+    """Power and energy as plain data."""
+    power, prices = meter.power, meter.prices
+    return {
         "device_W": power.device_W,
-        "device_band_W": [low_W, high_W],
+        "device_band_W": [min(power.device_W * (1 + sign * POWER_BAND), power.tdp_W) for sign in (-1, 1)],
         "tdp_W": power.tdp_W,
         "idle_W": power.idle_W,
         "host_W": power.host_W,
@@ -186,16 +213,3 @@ def priced(
         "carbon_kg": float(carbon_kg(energy_J, prices.carbon_kg_per_kWh)),
         "assumed": list(power.assumed),
     }
-    bill = {
-        "currency": prices.currency,
-        "cost": cost,
-        "step_cost": money(found.step_time_s, step_J),
-        "band": [money(t, J) for t, J in zip(band_s or (), edges_J, strict=False)] or None,
-        **({"cost_per_million_tokens": cost / tokens * 1e6} if tokens else {}),
-        "device_hours": paid * wall_s / HOUR_S,
-        "device_hour": price.value,
-        "assumed": prices.assumed,
-        "source": price.source,
-        "date": price.date,
-    }
-    return {"energy": energy, "money": bill}

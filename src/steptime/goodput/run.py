@@ -23,6 +23,9 @@ WORST: Final = 20.0
 Z95: Final = 1.6448536269514722
 """95th percentile of the normal distribution."""
 
+INTERVALS: Final = {"young": f.young_interval_s, "daly": f.daly_interval_s, "exact": f.best_interval_s}
+"""Best work between checkpoints, by who found it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -172,26 +175,12 @@ def goodput_of(load: Load, ops: Operations) -> Goodput:
     costs = costs_of(load, ops)
     interval_s = interval_of(load, ops, costs)
     ideal_s = load.steps * load.step_s
-    slower = float(f.slowest_of(load.nodes, ops.jitter))
-    work_s = ideal_s * slower
+    work_s = ideal_s * float(f.slowest_of(load.nodes, ops.jitter))
     trained_s = work_s * float(stretched(costs, interval_s, costs.mtbf_s))
     pauses = {"evaluation": work_s * ops.evaluation_s / ops.evaluation_every_s, "data": work_s * ops.data}
-    stalls_s = work_s / interval_s * costs.stall_s
-    if math.isfinite(costs.store_interval_s):
-        stalls_s += work_s / costs.store_interval_s * costs.stall_s
-    restarts_s = trained_s * float(f.restarting_share(costs.restart_s, costs.mtbf_s))
-    waits_s = restarts_s * costs.waiting_s / costs.restart_s if costs.restart_s else 0.0
-    losses = {
-        "lost work": float(f.lost_work_s(trained_s, work_s, stalls_s, restarts_s)),
-        "restarts": restarts_s - waits_s,
-        "waits for a node": waits_s,
-        "checkpoint stalls": stalls_s,
-        "stragglers": work_s - ideal_s,
-        **pauses,
-    }
     wall_s = trained_s + sum(pauses.values())
     walls, ratios, counts = sampled(load, ops, costs, interval_s, wall_s - trained_s)
-    exact = float(f.best_interval_s(costs.stall_s, costs.mtbf_s))
+    losses = {"stragglers": work_s - ideal_s, **pauses, **losses_of(costs, interval_s, work_s, trained_s)}
     return Goodput(
         wall_s=wall_s,
         wall_band_s=walls,
@@ -204,11 +193,7 @@ def goodput_of(load: Load, ops: Operations) -> Goodput:
         kind=ops.kind,
         saved_bytes=load.saved_bytes,
         interval_s=interval_s,
-        intervals_s={
-            "young": float(f.young_interval_s(costs.stall_s, costs.mtbf_s)),
-            "daly": float(f.daly_interval_s(costs.stall_s, costs.mtbf_s)),
-            "exact": exact,
-        },
+        intervals_s={name: float(best(costs.stall_s, costs.mtbf_s)) for name, best in INTERVALS.items()},
         write_s=costs.write_s,
         stall_s=costs.stall_s,
         restart_s=costs.restart_s,
@@ -217,6 +202,21 @@ def goodput_of(load: Load, ops: Operations) -> Goodput:
         assumed=ops.assumed,
         source=ops.source,
     )
+
+
+def losses_of(costs: Costs, interval_s: float, work_s: float, trained_s: float) -> dict[str, float]:
+    """What checkpoints and failures add to the work of a run, by cause (s)."""
+    stalls_s = work_s / interval_s * costs.stall_s
+    if math.isfinite(costs.store_interval_s):
+        stalls_s += work_s / costs.store_interval_s * costs.stall_s
+    restarts_s = trained_s * float(f.restarting_share(costs.restart_s, costs.mtbf_s))
+    waits_s = restarts_s * costs.waiting_s / costs.restart_s if costs.restart_s else 0.0
+    return {
+        "lost work": float(f.lost_work_s(trained_s, work_s, stalls_s, restarts_s)),
+        "restarts": restarts_s - waits_s,
+        "waits for a node": waits_s,
+        "checkpoint stalls": stalls_s,
+    }
 
 
 def sampled(

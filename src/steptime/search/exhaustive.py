@@ -309,11 +309,10 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         fastest.add(position, place, times)
         progress(done)
     front = fastest.front(each.peak[fitting])
-    refused, lost = ({}, 0) if priced is None else (priced.refused, priced.lost)
+    refused, lost, energy = ({}, 0, None) if priced is None else priced.outcome(listing)
     feasible = int(multiplicity[fitting].sum()) - risky - lost
     return Found(
-        task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values,
-        energy=None if priced is None else priced.front(listing),
+        task=each.task, candidates=listing.candidates, feasible=feasible, best_s=best.values, energy=energy,
         reasons=_reasons(each, multiplicity, risky) | refused, best=_plans(listing, best.ids[:, 0], best.ids[:, 1]),
         front_s=fastest.time_s[front], front_bytes=each.peak[fitting[front]],
         front=_plans(listing, fitting[front], fastest.place[front]),
@@ -385,10 +384,10 @@ class _Priced:
         self.time_s, self.energy_J = merged[0][kept], merged[1][kept]
         self.ids = np.concatenate([self.ids, ids[near]])[kept]
 
-    def front(self, listing: Listing) -> EnergyFront:
-        """The front of time and energy of all candidates that fit in memory."""
+    def outcome(self, listing: Listing) -> tuple[dict[str, int], int, EnergyFront | None]:
+        """Reasons with their counts, candidates that are refused, and the front of all that fit in memory."""
         plans = _plans(listing, self.ids[:, 0], self.ids[:, 1])
-        return EnergyFront(time_s=self.time_s, energy_J=self.energy_J, plans=plans)
+        return self.refused, self.lost, EnergyFront(time_s=self.time_s, energy_J=self.energy_J, plans=plans)
 
 
 class _Fastest:
