@@ -117,10 +117,10 @@ ANSWERS = (
 )  # fmt: skip
 
 COMMANDS = (
-    "plan", "estimate", "simulate", "profile", "fit", "diff", "collective", "consistency", "schedules", "reproduce",
-    "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve", "report",
-    "cache", "tile", "compress",
-    "doctor", "limits", "calibrate", "score", "devices", "clusters", "models", "frameworks",
+    "plan", "estimate", "fleet", "shadow", "simulate", "profile", "fit", "diff", "collective", "consistency",
+    "schedules", "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
+    "report", "cache", "tile", "compress", "doctor", "limits", "calibrate", "score", "devices", "clusters", "models",
+    "frameworks",
 )  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"
 REPORTS = (
@@ -141,6 +141,10 @@ REPORTS = (
     f"plan llama3.1-70b --cluster dgx-h100 {JOB}",
     f"plan mixtral-8x7b --cluster dgx-h100 {JOB} --framework megatron-core --top 5",
     f"plan gpt3_1T {PUBLISHED} --gpus 512 --global-batch 512",
+    f"estimate llama3.1-70b --cluster dgx-h100 {JOB} --tp 4 --tokens 1T --failures default --prices default",
+    f"plan llama3-8b --cluster dgx-h100 {JOB} --tokens 100B --objective cost --deadline '30 days' --budget '10 USD'",
+    "fleet llama3-8b --cluster dgx-h100,dgx-b200 --gpus 64..256 --global-batch 256 --tokens 1T --deadline '30 days'",
+    f"shadow llama3-8b --cluster dgx-h100 {JOB} --tokens 1T",
     "plan gpt3_1T --cluster dgx-a100 --gpus 8 --global-batch 8",
     "profile models:gpt --device h100-sxm --loss cross-entropy",
     "profile models:moe --device mi300x --loss sum --autocast bf16 --depth 1",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from steptime.api.simulation import SimulatedStep as SimulatedStep
     from steptime.api.simulation import simulate as simulate
     from steptime.captured.fitting import fit as fit
+    from steptime.goodput.fleet import fleet as fleet
+    from steptime.goodput.shadow import shadow as shadow
     from steptime.lab.limits import Limits as Limits
     from steptime.lab.limits import limits as limits
 
@@ -43,10 +45,12 @@ PLACES: Final = {
     "diff": "steptime.api.comparison:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
+    "fleet": "steptime.goodput.fleet:fleet",
     "guide": "steptime.api.decisions:guide",
     "ledger": "steptime.api.ledgers:ledger",
     "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.calls:plan",
+    "shadow": "steptime.goodput.shadow:shadow",
     "simulate": "steptime.api.simulation:simulate",
 }
 

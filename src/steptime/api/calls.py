@@ -19,6 +19,7 @@ from steptime.api.frameworks import (
     shards_within_node,
     stage_unless_given,
 )
+from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
 from steptime.api.models import CONVERTED, check_strategy, dtype_taken, import_notes, mode_of, model_given
 from steptime.api.request import (
@@ -47,6 +48,7 @@ from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
 from steptime.plan.space import Constraint, panels_worth_trying
 from steptime.plan.strategies import Strategy
+from steptime.registry import loaded
 from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.layers import as_float
@@ -55,6 +57,10 @@ from steptime.search.planner import PlanResult, rank_plans
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
 """What may be kept in the memory of the host, the cheaper first."""
+
+
+SHORTEST: Final = 128
+"""Shortest sequence that is proposed where nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class Search:
 
 
 def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
-    """Sentences on what else to ask for where nothing is feasible: each with the best step that it finds.
+    """Sentences on what else to ask for where nothing is feasible: the best step of each, fewest device seconds first.
 
     Args:
         search: the search that found nothing feasible.
@@ -110,17 +116,26 @@ def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult
         result: what it found.
     """
     empty = () if result.candidates else why_empty(setting.job, scope.constraints)
-    others = []
+    others: list[tuple[float, str]] = []
     kept_on_host = False
     for words, other in _alternatives(search, setting, scope, result):
         if kept_on_host and "offload" in words:
             continue
         time_s = _best_s(other)
         if time_s is not None:
-            others.append(f"{words}: best step {time_s:.4g} s")
+            others.append(
+                (search.gpus * time_s * _work_over(search, other, setting), f"{words}: best step {time_s:.4g} s")
+            )
             kept_on_host |= "offload" in words
-    counts = nearest_counts(setting, scope.space, scope.strategies, scope.constraints)
-    return (*empty, *others, *_one_device(search, setting), *counts)
+    others += nearest_counts(setting, scope.space, scope.strategies, scope.constraints)
+    ranked = [words for _, words in sorted(others, key=lambda one: one[0])]
+    return (*empty, *ranked, *_one_device(search, setting))
+
+
+def _work_over(search: Search, other: Search, setting: Setting) -> float:
+    """Tokens of a step of one search over those of another: what a step with less of them has to be counted."""
+    length = other.request.seq or setting.job.seq_len
+    return search.global_batch * setting.job.seq_len / (other.global_batch * length)
 
 
 def _one_device(search: Search, setting: Setting) -> tuple[str, ...]:
@@ -145,16 +160,26 @@ def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanRe
         per_device = f"a {setting.job.sample} per device"
         yield f"--global-batch {search.gpus} fits, {per_device}", replace(search, global_batch=search.gpus)
     if (result.reasons.get(MEMORY) or result.reasons.get(RISK)) and search.request.mode.method.calibrated:
-        yield from _more_room(search, scope)
+        yield from _more_room(search, setting, scope)
 
 
-def _more_room(search: Search, scope: Scope) -> Iterator[tuple[str, Search]]:
+def _more_room(search: Search, setting: Setting, scope: Scope) -> Iterator[tuple[str, Search]]:
     held = search.choices.get("offload", frozenset())
     for wanted in OFFLOADS:
         if not wanted <= held:
             both = {**search.choices, "offload": wanted | held}
             words = f"--fix offload={','.join(sorted(wanted | held, reverse=True))} fits, with {_kept(wanted | held)}"
             yield f"{words} in the host's memory", replace(search, choices=both)
+    if setting.job.optimizer.name in ("adam", "adamw"):
+        quantised = replace(search.request, optimizer="adam8bit")
+        yield "--optimizer adam8bit fits, with states of 8 bits", replace(search, request=quantised)
+    half = setting.job.seq_len // 2
+    while half >= SHORTEST and setting.job.sample != "sample" and setting.job.captured is None:
+        shorter = replace(search, request=replace(search.request, seq=half))
+        if _best_s(shorter) is not None:
+            yield f"--seq {half} fits, shorter sequences", shorter
+            break
+        half //= 2
     if scope.notes:
         generic = replace(search.request, framework=None)
         yield "--framework generic, which has every kind of plan, fits", replace(search, request=generic)
@@ -194,6 +219,11 @@ def plan(
     limit: Sequence[str] = (),
     top: int = 10,
     training: Mapping[str, Any] | None = None,
+    objective: str = "time",
+    deadline: str | None = None,
+    budget: str | None = None,
+    failures: str | None = None,
+    prices: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Ranks every parallel plan of a model on a number of devices.
@@ -222,6 +252,11 @@ def plan(
         top: number of plans to return.
         training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
             ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
+        objective: what is least: ``time`` of a step, ``goodput`` (expected time of the run), ``energy`` or ``cost``.
+        deadline: longest time of the whole run, as ``"30 days"``, failures included where they are given.
+        budget: most that it may cost, as ``"2M USD"``.
+        failures: as in :func:`estimate`.
+        prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
         progress: called with candidates done and candidates known so far.
 
     Raises:
@@ -251,11 +286,16 @@ def plan(
     setting, scope = search.prepared()
     _refuse_length(length, setting.job)
     whole("top", top, 1, 10**5)
-    result = rank_plans(setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress)
+    asked = Asked(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices)
+    goal = asked.goal(setting, length)
+    result = rank_plans(
+        setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
+    )
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
-    result = all_trained(result, length, setting.job)
-    return replace(result, advice=_advice(search, setting, scope, result), notes=notes)
+    result = asked.billed(all_trained(result, length, setting.job), setting)
+    advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
+    return replace(result, advice=advice, notes=notes)
 
 
 def _refuse_length(length: Mapping[str, float], job: Job) -> None:
@@ -293,6 +333,8 @@ def estimate(
     lora: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
+    failures: str | None = None,
+    prices: str | None = None,
 ) -> Estimate:
     """Explains one plan.
 
@@ -304,6 +346,10 @@ def estimate(
             left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without
             a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
             published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+
+        failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
+            :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.
+        prices: ``default`` or a TOML file; then :attr:`Estimate.run` has energy and money.
 
     The other arguments are those of :func:`plan`. The command asks for ``gpus`` and ``global_batch``; here both may be
     left out. Without ``gpus`` the product of the degrees is taken. Without ``global_batch`` it is one micro-batch per
@@ -331,6 +377,9 @@ def estimate(
     job = asked.setting.job
     _refuse_length(length, job)
     found = trained(estimate_plan(asked.setting, asked.strategy, asked.plans, explain=True), length, job)
+    if failures is not None or prices is not None:
+        billed: Callable[..., Estimate] = loaded("steptime.goodput.bill:billed")
+        found = billed(found, asked.setting, asked.strategy, asked.plans, failures, prices)
     return replace(found, notes=(*asked.notes, *_taken(found, job, asked.given), *found.notes))
 
 

@@ -104,6 +104,8 @@ def command(
     epochs: o.Epochs = None,
     dataset_tokens: o.DatasetTokens = None,
     dataset_samples: o.DatasetSamples = None,
+    failures: o.Failures = None,
+    prices: o.Prices = None,
     plot: o.Plot = None,
     show_all: o.All = False,
     json: o.Json = False,
@@ -116,7 +118,7 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
-    length = o.training_given(locals())
+    length = {**o.training_given(locals()), **o.given(failures=failures, prices=prices)}
     draw = o.drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))

@@ -33,6 +33,8 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBA
 COMMANDS: Final = {
     "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on a number of devices."),
     "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
+    "fleet": ("steptime.goodput.cli.fleet", "Which kind and number of devices to buy for a run."),
+    "shadow": ("steptime.goodput.cli.shadow", "What one more GB, GB/s, TFLOP/s, device or sequence is worth."),
     "profile": (
         "steptime.captured.cli.profile",
         "Capture a real PyTorch or ONNX model: cost of each operator, peak memory.",

@@ -227,6 +227,24 @@ Samples = Annotated[str | None, _length("--samples", "The length of the training
 Epochs = Annotated[str | None, _length("--epochs", "The length in passes over the data set instead.")]
 DatasetTokens = Annotated[str | None, _length("--dataset-tokens", "Tokens of the data set, for --epochs.")]
 DatasetSamples = Annotated[str | None, _length("--dataset-samples", "Sequences or images of it, for --epochs.")]
+Failures = Annotated[
+    str | None,
+    typer.Option(
+        "--failures",
+        metavar="NAME|FILE",
+        help="How often parts fail, how the run saves and restarts: default, or FILE.toml. Shows the goodput.",
+    ),
+]
+Prices = Annotated[
+    str | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="Prices, PUE, carbon: default, or FILE.toml. Shows money and energy."
+    ),
+]
+Deadline = Annotated[
+    str | None, typer.Option("--deadline", metavar="TIME", help="Longest time of the whole run, as '30 days'.")
+]
+Budget = Annotated[str | None, typer.Option("--budget", metavar="MONEY", help="Most that it may cost, as '2M USD'.")]
 
 #: What describes a job, by parameter: where it runs, how it is parallelised, with which software.
 JOB: dict[str, Any] = {

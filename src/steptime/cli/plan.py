@@ -22,6 +22,8 @@ FOR_ALL: Final = (
     "expert_imbalance",
     "expert_capacity",
 )
+#: Options that say what a search is to look for.
+GOALS: Final = ("objective", "deadline", "budget", "failures", "prices")
 
 
 def command(
@@ -63,6 +65,14 @@ def command(
     epochs: o.Epochs = None,
     dataset_tokens: o.DatasetTokens = None,
     dataset_samples: o.DatasetSamples = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help="What is least: time of a step (default), goodput, energy, cost of the run."),
+    ] = None,
+    deadline: o.Deadline = None,
+    budget: o.Budget = None,
+    failures: o.Failures = None,
+    prices: o.Prices = None,
     top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
     plot: o.Plot = None,
     json: o.Json = False,
@@ -89,6 +99,7 @@ def _run(given: Mapping[str, Any]) -> None:
         "limit": parse_limits(limit),
         "top": given["top"],
         **o.training_given(given),
+        **o.given(**{name: given[name] for name in GOALS}),
     }
     draw = o.drawing("scatter", given["plot"])
     with Progress("plans") as progress:

@@ -138,6 +138,9 @@ class Estimate:
     training: Mapping[str, Any] = field(default_factory=dict)
     """What the whole run takes: its ``samples``, ``tokens`` and ``steps``; ``training_s``, ``training_days``,
     ``gpu_hours`` and ``gpu_days``, each with its band. Empty where its length is not given."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """What the whole run takes with failures, energy and money: ``goodput``, ``energy``, ``money``. Empty where neither
+    failures nor prices are given."""
     notes: tuple[str, ...] = ()
     """What to know before using the numbers: what was taken for granted or rounded up."""
     details: tuple[Detail, ...] = ()
@@ -158,7 +161,7 @@ class Estimate:
             if name == "details":
                 if explain:
                     out[name] = [_plain(detail) for detail in value]
-            elif (name == "published" and value is None) or (name == "training" and not value):
+            elif (name == "published" and value is None) or (name in ("training", "run") and not value):
                 continue
             else:
                 out[name] = _plain(value)

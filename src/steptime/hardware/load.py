@@ -50,6 +50,7 @@ DEVICE: Final[Mapping[str, Field]] = {
     "sm_count": Field(record="sm_count", low=1, high=1e6, whole=True, required=False, example="132"),
     "clock": Field(record="clock_Hz", dimension="Hz", low=1e6, high=1e12, required=False, example="1830 MHz"),
     "power": Field(record="power_W", dimension="W", low=0.01, high=1e6, required=False, example="700 W"),
+    "idle_power": Field(record="idle_W", dimension="W", low=0.0, high=1e6, required=False, example="80 W"),
     "host_bandwidth": Field(record="host_link_Bps", dimension="Bps", low=1e6, high=1e15, example="64 GB/s"),
     "host_efficiency": _share("host_efficiency"),
     "devices_per_cpu": Field(record="devices_per_cpu", low=1, high=64, whole=True, required=False, example="2"),

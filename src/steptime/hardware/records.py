@@ -130,6 +130,9 @@ class Device:
     clock_Hz: float | None = None
     """Boost clock."""
     power_W: float | None = None
+    """Power that it is held to (TDP)."""
+    idle_W: float | None = None
+    """Power when it has nothing to do; None: unknown."""
     host_link_Bps: float
     """Datasheet bandwidth of its link to the host (PCI Express, or a link between chips), one direction."""
     host_efficiency: float

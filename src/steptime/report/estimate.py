@@ -17,6 +17,7 @@ from steptime.estimate.result import Estimate
 from steptime.plan.framework import habits_of
 from steptime.plan.job import sample_noun
 from steptime.plan.plans import MEANING, MEMORY
+from steptime.registry import loaded
 from steptime.report import text as t
 from steptime.report.text import term_table
 from steptime.units import format_si
@@ -236,6 +237,8 @@ def print_headline(out: Console, e: Estimate) -> None:
     for line in (*failings(e), warning(e)):
         if line:
             out.print(t.printable(line))
+    if e.run:
+        loaded("steptime.goodput.report:print_run")(out, e)
 
 
 def print_notes(out: Console, e: Estimate) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from steptime.report import estimate
 from steptime.report import text as t
 from steptime.report.estimate import change_table, days, memory_line, print_notes, training_line
 from steptime.report.text import term_table
+from steptime.search.accumulators import telling_points
 from steptime.search.planner import PlanResult
-from steptime.search.ranking import telling_points
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,6 +74,20 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
         out.print(t.printable(f"note: {note}"))
 
 
+#: What a bill adds to the table of plans -> its text.
+_BILL: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "done in": lambda run: days(run["goodput"]["wall_days"]),
+    "MWh": lambda run: t.count(run["energy"]["kWh"] / 1e3),
+    "cost": lambda run: f"{t.big(run['money']['cost'])} {run['money']['currency']}",
+}
+
+
+def _billed(result: PlanResult) -> list[str]:
+    """Columns of the bill that the plans have."""
+    run = result.plans[0].run
+    return [name for name, part in (("done in", "goodput"), ("MWh", "energy"), ("cost", "money")) if part in run]
+
+
 def _print_plans(out: Console, result: PlanResult) -> None:
     banded = any(e.step_time_band_s is not None for e in result.plans)
     loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
@@ -85,6 +99,7 @@ def _print_plans(out: Console, result: PlanResult) -> None:
         "plan",
         "step",
         *(["days"] if timed else []),
+        *_billed(result),
         *(["band 90 %"] if band else []),
         "MFU",
         unit,
@@ -95,6 +110,7 @@ def _print_plans(out: Console, result: PlanResult) -> None:
         low, high = e.step_time_band_s or (math.nan, math.nan)
         row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
         row += [days(e.training["training_days"])] if timed else []
+        row += [_BILL[name](e.run) for name in _billed(result)]
         row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
         row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([estimate.chance(e) or ""] if risky else [])]
         table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))

@@ -61,8 +61,8 @@ def best_step_s(
 
 def nearest_counts(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]], constraints: Sequence[Constraint]
-) -> tuple[str, ...]:
-    """Sentences that name numbers of devices with a plan, and the price of the idle ones.
+) -> tuple[tuple[float, str], ...]:
+    """Sentences that name numbers of devices with a plan and the price of the idle ones, each with its device seconds.
 
     Below: the fastest of the counts that leave at most two in a hundred idle, else the nearest that works. Above: the
     nearest power of two or number of whole fast domains.
@@ -88,15 +88,13 @@ def nearest_counts(
     return (*_below(gpus, below), *_above(gpus, above))
 
 
-def _below(gpus: int, times: Mapping[int, float]) -> Iterator[str]:
+def _below(gpus: int, times: Mapping[int, float]) -> Iterator[tuple[float, str]]:
     for count in sorted(times, key=lambda c: times[c])[:1]:
         idle, share = gpus - count, 100 * (gpus - count) / gpus
-        yield (
-            f"{count} of the {gpus} devices {'works' if count == 1 else 'work'}: best step {times[count]:.4g} s, "
-            f"{idle} idle ({share:.1f} % of what is paid for)"
-        )
+        words = f"{count} of the {gpus} devices {'works' if count == 1 else 'work'}: best step {times[count]:.4g} s"
+        yield gpus * times[count], f"{words}, {idle} idle ({share:.1f} % of what is paid for)"
 
 
-def _above(gpus: int, times: Mapping[int, float]) -> Iterator[str]:
+def _above(gpus: int, times: Mapping[int, float]) -> Iterator[tuple[float, str]]:
     for count, best_s in times.items():
-        yield f"{count} devices work: best step {best_s:.4g} s, {count - gpus} more than there are"
+        yield count * best_s, f"{count} devices work: best step {best_s:.4g} s, {count - gpus} more than there are"

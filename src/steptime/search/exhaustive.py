@@ -28,6 +28,8 @@ from steptime.search.layers import (
     shapes_of,
     take_sizes,
 )
+from steptime.search.objective import Objective
+from steptime.search.priced import EnergyFront, Priced
 from steptime.search.ranking import Fitting, Ranking, placed
 
 Progress = Callable[[int, int], None]
@@ -41,6 +43,8 @@ class Task:
     strategy: Strategy
     space: Space
     constraints: tuple[Constraint, ...] = ()
+    objective: Objective | None = None
+    """What is least; None: the time of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,10 @@ class Found:
     """Candidates whose time was computed; the others that fit have a lower bound above what they would have to beat."""
     reasons: dict[str, int]
     best_s: Array
+    """What is least of the best, ascending: times of a step, or values of the objective."""
     best: Plans
+    energy: EnergyFront | None
+    """Front of time and energy, where there is an objective."""
     front_s: Array
     front_bytes: Array
     front: Plans
@@ -178,17 +185,21 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         peak=each.peak[at], shape=each.shape[at], inner=each.inner, placements=as_float(listing.placements),
         table=table,
     )  # fmt: skip
-    ranking, within = Ranking(fitting, top), int(multiplicity[at].sum())
+    wanted = each.task.objective
+    priced = None if wanted is None else Priced(wanted, setting, fitting.configurations)
+    ranking, within = Ranking(fitting, top, priced), int(multiplicity[at].sum())
     ranking.run(lambda settled: progress(listing.candidates - within + settled))
-    front, feasible, first = ranking.front(), within - ranking.risky, ranking.likely
+    refused, lost = ({}, 0) if priced is None else (priced.refused, priced.lost)
+    front, feasible, first = ranking.front(), within - ranking.risky - lost, ranking.likely
     likely = None if first is None else _plans(listing, at[first[:1]], first[1:])
     return Found(
         task=each.task, candidates=listing.candidates, feasible=feasible, costed=ranking.costed,
-        reasons=_reasons(each, multiplicity, ranking.risky), best_s=ranking.best.values,
+        energy=None if priced is None else priced.front(_plans(listing, priced.ids[:, 0], priced.ids[:, 1])),
+        reasons=_reasons(each, multiplicity, ranking.risky) | refused, best_s=ranking.best.values,
         best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]),
         front_s=ranking.time_s[front], front_bytes=fitting.peak[front],
         front=_plans(listing, at[front], ranking.place[front]),
-        nearest=None if feasible else _nearest(each, multiplicity), distinct_layers=table.count,
+        nearest=None if feasible or refused else _nearest(each, multiplicity), distinct_layers=table.count,
         likely_s=ranking.likely_s, likely=likely,
     )  # fmt: skip
 

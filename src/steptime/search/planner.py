@@ -20,8 +20,9 @@ from steptime.num import Array
 from steptime.plan.plans import Plans
 from steptime.plan.space import Constraint, Space
 from steptime.plan.strategies import Strategy
+from steptime.search.accumulators import pareto_front
 from steptime.search.exhaustive import Found, Progress, Task, search
-from steptime.search.ranking import pareto_front
+from steptime.search.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,9 @@ class PlanResult:
 
     workload: Mapping[str, Any] = field(default_factory=dict)
     """The job in the words of the command line, as in an estimate."""
+    energy_front: tuple[Mapping[str, Any], ...] = ()
+    """Front of time and energy of a step, where there is an objective: step_time_s, step_energy_J and plan. At one
+    number of devices money is a mix of both, so that this is the front of money too."""
     notes: tuple[str, ...] = ()
     """What to know about the search: another name for the framework, and plans that it has not."""
 
@@ -82,6 +86,7 @@ class PlanResult:
             "likely_to_fit": self.likely_to_fit.to_json() if self.likely_to_fit else None,
             "advice": list(self.advice),
             "workload": dict(self.workload),
+            **({"energy_front": [dict(point) for point in self.energy_front]} if self.energy_front else {}),
             "notes": list(self.notes),
         }
 
@@ -89,6 +94,7 @@ class PlanResult:
 def rank_plans(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint] = (), *, top: int = 10, progress: Progress | None = None, brief: bool = False,
+    objective: Objective | None = None,
 ) -> PlanResult:  # fmt: skip
     """The best plans of a job among all strategies given.
 
@@ -100,9 +106,10 @@ def rank_plans(
         top: number of plans to return.
         progress: called with candidates done and candidates known so far.
         brief: without the front, the details of the first plan, and what would change its time.
+        objective: what is least, within which bounds; None: the time of a step.
     """
     started = time.process_time()
-    found = find(setting, space, strategies, constraints, top=top, progress=progress)
+    found = find(setting, space, strategies, constraints, top=top, progress=progress, objective=objective)
     ranked = sorted(
         ((float(f.best_s[i]), n, i) for n, f in enumerate(found) for i in range(len(f.best_s))),
     )[:top]  # fmt: skip
@@ -113,24 +120,27 @@ def rank_plans(
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
-        stop=_stop(found, tuple(strategies), time.process_time() - started),
+        stop=_stop(found, tuple(strategies), time.process_time() - started,
+                   "faster" if objective is None else "better"),
         plans=plans, pareto=() if brief else _front(setting, found),
         nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
         workload=workload_record(setting.job),
+        energy_front=() if objective is None else _energy_front(setting, found),
     )  # fmt: skip
 
 
 def find(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint] = (), *, top: int = 1, progress: Progress | None = None,
+    objective: Objective | None = None,
 ) -> list[Found]:  # fmt: skip
     """Searches of each strategy, before the winners are explained."""
     out: list[Found] = []
     done = 0
     for name, own in strategies.items():
         task = Task(setting=setting, strategy=setting.method.strategy(name), space=space,
-                    constraints=(*constraints, *own))  # fmt: skip
+                    constraints=(*constraints, *own), objective=objective)  # fmt: skip
         out += search([task], top, _shifted(progress, done))
         done += out[-1].candidates
     return out
@@ -146,7 +156,7 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
     return estimate_plan(setting, strategy, plans, explain=first, what_ifs=first)
 
 
-def _stop(found: Sequence[Found], strategies: tuple[str, ...], elapsed_cpu_s: float) -> Stop:
+def _stop(found: Sequence[Found], strategies: tuple[str, ...], elapsed_cpu_s: float, better: str) -> Stop:
     candidates, feasible, costed = (sum(getattr(f, n) for f in found) for n in ("candidates", "feasible", "costed"))
     if not candidates:
         return Stop(reason="infeasible", proof="the space has no candidate", elapsed_cpu_s=elapsed_cpu_s)
@@ -159,7 +169,7 @@ def _stop(found: Sequence[Found], strategies: tuple[str, ...], elapsed_cpu_s: fl
         space = f"all {candidates:,} candidates ({', '.join(strategies)}) were bounded, {costed:,} costed"
     return Stop(
         reason="pruned" if costed < feasible else "exhausted",
-        proof=f"{space}: no other is faster than the first",
+        proof=f"{space}: no other is {better} than the first",
         elapsed_cpu_s=elapsed_cpu_s,
     )
 
@@ -182,6 +192,20 @@ def _front(setting: Setting, found: Sequence[Found]) -> tuple[Mapping[str, Any],
         f = found[int(owner[i])]
         record = plan_record(setting, f.task.strategy, f.front.row(int(place[i])))
         points.append({"step_time_s": float(time_s[i]), "peak_memory_bytes": float(memory[i]), "plan": record})
+    return tuple(points)
+
+
+def _energy_front(setting: Setting, found: Sequence[Found]) -> tuple[Mapping[str, Any], ...]:
+    fronts = [f.energy for f in found if f.energy is not None]
+    time_s: Array = np.concatenate([front.time_s for front in fronts])
+    energy: Array = np.concatenate([front.energy_J for front in fronts])
+    place = [(n, i) for n, front in enumerate(fronts) for i in range(len(front.time_s))]
+    points = []
+    for k in pareto_front(time_s, energy):
+        n, i = place[k]
+        record = plan_record(setting, found[n].task.strategy, fronts[n].plans.row(i))
+        point = {"step_time_s": float(time_s[k]), "step_energy_J": float(energy[k]), "plan": record}
+        points.append(point)
     return tuple(points)
 
 

@@ -1,7 +1,4 @@
-"""Ranks the candidates of one search: bounds first, then only what a bound does not rule out.
-
-Accumulators over blocks of candidates: the best, the front of time and memory, the fastest that likely fits.
-"""
+"""Ranks the candidates of one search: bounds first, then only what a bound does not rule out."""
 
 from __future__ import annotations
 
@@ -19,80 +16,10 @@ from steptime.num import Array, places_in_runs
 from steptime.plan.plans import Plans
 from steptime.plan.space import Listing
 from steptime.plan.strategies import Strategy
+from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
 from steptime.search.layers import LayerTable, take_sizes
-
-
-class Best:
-    """The ``count`` smallest values seen, with their identities; earlier candidates win ties."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.values: Array = np.zeros(0)
-        self.ids: Array = np.zeros((0, 2), dtype=np.int64)
-
-    @property
-    def threshold(self) -> float:
-        """Values above it can't enter any more."""
-        return float(self.values[-1]) if len(self.values) == self.count else np.inf
-
-    def add(self, values: Array, configuration: Array, placement: Array) -> None:
-        """Offers a block, in any order."""
-        near = np.flatnonzero(values <= self.threshold)
-        if len(near) > 4 * self.count:
-            bound = np.partition(values[near], self.count - 1)[self.count - 1]
-            near = near[values[near] <= bound]
-        if not len(near):
-            return
-        merged = np.concatenate([self.values, values[near]])
-        ids = np.concatenate([self.ids, np.stack([configuration[near], placement[near]], axis=1)])
-        order = np.lexsort((ids[:, 1], ids[:, 0], merged))[: self.count]
-        self.values, self.ids = merged[order], ids[order]
-
-
-def pareto_front(time_s: Array, memory_bytes: Array) -> Array:
-    """Indices of the points that no other point beats in both; fastest first.
-
-    >>> pareto_front(np.array([3.0, 1.0, 2.0]), np.array([1.0, 3.0, 3.0])).tolist()
-    [1, 0]
-    """
-    order = np.lexsort((memory_bytes, time_s))
-    memory = memory_bytes[order]
-    least_before = np.concatenate([[np.inf], np.minimum.accumulate(memory)[:-1]])
-    front: Array = order[memory < least_before]
-    return front
-
-
-def telling_points(time_s: Array, memory_bytes: Array, most: int) -> list[int]:
-    r"""Indices of at most so many points of a front, two or more, that tell most of it; the first and the last stay.
-
-    Of the points chosen the fastest that saves as much is taken for each that is left out; they are those for which
-
-    $$\sum_i (\log m_{c(i)} - \log m_i)(\log t_{i+1} - \log t_i)$$
-
-    is least, with $t$ = `time_s` (s) ascending, $m$ = `memory_bytes` (B) descending, and $c(i)$ the last point chosen
-    up to $i$: the area between the stairs of the chosen points and those of all.
-
-    >>> telling_points(np.array([4.50, 4.51, 4.8, 5.4, 8.9]), np.array([176.0, 52.0, 50.0, 46.0, 28.0]), 3)
-    [0, 1, 4]
-    """
-    count = len(time_s)
-    if count <= most:
-        return list(range(count))
-    width, height = np.diff(np.log(time_s)), np.log(memory_bytes)
-    untold = np.full((count, count), np.inf)  # between one chosen point and the next
-    for i in range(count - 1):
-        untold[i, i + 1 :] = np.cumsum((height[i] - height[i:-1]) * width[i:])
-    area, before = untold[0], []
-    for _ in range(most - 2):
-        through = area[:, None] + untold
-        before.append(np.argmin(through, axis=0))
-        area = np.min(through, axis=0)
-    chosen = [count - 1]
-    for step in reversed(before):
-        chosen.append(int(step[chosen[-1]]))
-    return [0, *reversed(chosen)]
-
+from steptime.search.priced import Made, Priced
 
 ROUND, BLOCK = 1 << 11, 1 << 14
 """Candidates that are costed before bounds are compared again, at first and at most: few enough for the cache."""
@@ -138,13 +65,13 @@ class Fitting:
         planned = planned_job(self.setting.method, self.strategy, self.setting.job, self.configurations, self.sizes)
         return least_step_s(planned, self.setting.machine, self.table, self.shape)
 
-    def times(self, plans: Plans, position: Array, place: Array) -> Array:
-        """Step time of each candidate."""
+    def made(self, plans: Plans, position: Array, place: Array) -> Made:
+        """Job, passes and step of each candidate."""
         passes = self.table.take(self.shape[position], self.inner[place])
         sizes = take_sizes(self.sizes, position)
         planned = planned_job(self.setting.method, self.strategy, self.setting.job, plans, sizes)
         _, step = composed(planned, self.setting.machine, passes)
-        return np.broadcast_to(np.asarray(step.total_s), position.shape)
+        return planned, passes, step
 
     def fits(self, plans: Plans, position: Array, chance: float) -> Array:
         """Whether each candidate runs out of memory with that chance at most."""
@@ -163,11 +90,12 @@ class Fitting:
 class Ranking:
     """The best candidates of a search, its front, and the fastest that likely fits, as far as they are costed.
 
-    Exact: a configuration is left out only where even its lower bound is above what it would have to beat.
+    Exact: a configuration is left out only where even its lower bound is above what it would have to beat; with an
+    objective none is.
     """
 
-    def __init__(self, fitting: Fitting, top: int) -> None:
-        self._of = fitting
+    def __init__(self, fitting: Fitting, top: int, priced: Priced | None = None) -> None:
+        self._of, self._priced = fitting, priced
         rows = len(fitting.at)
         self.best = Best(top)
         self.likely_s: float = np.inf
@@ -185,7 +113,8 @@ class Ranking:
         limit = of.setting.oom_limit
         if limit is not None:
             self._count_risky(limit)
-        least_s, counts = of.least_s(), of.counts
+        counts = of.counts
+        least_s = of.least_s() if self._priced is None else np.zeros(len(of.at))
         likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.at), dtype=bool)
         unknown, most = np.ones(len(of.at), dtype=bool), ROUND
         chosen = np.union1d(_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
@@ -230,8 +159,12 @@ class Ranking:
             if not len(safe):
                 return
             position, place, plans = position[safe], place[safe], plans.take(safe)
-        times = of.times(plans, position, place)
-        self.best.add(times, of.at[position], place)
+        made = of.made(plans, position, place)
+        times = np.broadcast_to(np.asarray(made[2].total_s), position.shape)
+        if self._priced is None:
+            self.best.add(times, of.at[position], place)
+        else:
+            self._priced.add(self.best, made, times, (position, of.at[position], place))
         if of.setting.method.calibrated:
             self._offer_likely(plans, times, position, place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))

@@ -34,7 +34,7 @@ def known(monkeypatch: pytest.MonkeyPatch, times: Mapping[int, float]) -> list[i
 
 
 def nearest(gpus: int) -> tuple[str, ...]:
-    return advice.nearest_counts(setting(gpus), CorrectedSpace(), {}, ())
+    return tuple(words for _, words in advice.nearest_counts(setting(gpus), CorrectedSpace(), {}, ()))
 
 
 def faster(gpus: int, best_s: float) -> tuple[str, ...]:

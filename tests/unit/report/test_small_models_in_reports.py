@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steptime import api
 from steptime.report.estimate import print_difference, print_estimate
 from steptime.report.plan import print_plan_result
-from steptime.search.ranking import pareto_front, telling_points
+from steptime.search.accumulators import pareto_front, telling_points
 
 JOB: dict[str, Any] = {"gpus": 2, "global_batch": 16}
 

@@ -13,7 +13,7 @@ from steptime.captured.fit.techniques import TECHNIQUES, Change
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.report import text as t
-from steptime.search.ranking import telling_points
+from steptime.search.accumulators import telling_points
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,0 +1,71 @@
+"""Time and energy of candidates together, where a search has an objective or bounds on a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from steptime.estimate.energy import activity, flops_of
+from steptime.estimate.result import PlannedJob
+from steptime.estimate.single import Setting
+from steptime.estimate.step import Passes, Step
+from steptime.num import Array
+from steptime.plan.plans import Plans, rows_of
+from steptime.search.accumulators import Best, pareto_front
+from steptime.search.objective import Objective
+
+Made: TypeAlias = tuple[PlannedJob, Passes, Step]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyFront:
+    """Plans of which no other beats time and energy of a step together; fastest first."""
+
+    time_s: Array
+    energy_J: Array
+    plans: Plans
+
+
+class Priced:
+    """Time and energy of every candidate: those within the bounds are ranked, and the front of all is kept."""
+
+    def __init__(self, objective: Objective, setting: Setting, configurations: Plans) -> None:
+        self.objective, self.setting = objective, setting
+        columns = (configurations.recompute, configurations.recompute_every)
+        rows = (rows_of(configurations),)
+        self.flops = flops_of(setting.job, *(np.broadcast_to(np.asarray(each), rows) for each in columns))
+        self.refused: dict[str, int] = {}
+        self.lost = 0
+        self.time_s = self.energy_J = np.zeros(0)
+        self.ids: Array = np.zeros((0, 2), dtype=np.int64)
+
+    def add(self, best: Best, made: Made, times: Array, at: tuple[Array, ...]) -> None:
+        """Offers a block: its job, passes and step, times, and places of its configurations and placements."""
+        position, configuration, place = at
+        planned, passes, step = made
+        does = activity(planned, self.setting.machine, passes, step, self.flops[position])
+        wanted, devices = self.objective, self.setting.job.gpus
+        power = np.broadcast_to(np.asarray(does.power_W(wanted.idle_W, wanted.peak_W)), times.shape)
+        energy = wanted.energy_J(times, power, devices)
+        over = np.zeros(times.shape, dtype=bool)
+        for name, out in wanted.refused(times, energy).items():
+            if count := int(out.sum()):
+                self.refused[name] = self.refused.get(name, 0) + count
+            over |= out
+        self.lost += int(over.sum())
+        kept = np.flatnonzero(~over)
+        best.add(np.asarray(wanted.mix.of(times[kept], energy[kept])), configuration[kept], place[kept])
+        self._to_front(times, energy, np.stack([configuration, place], axis=1))
+
+    def _to_front(self, times: Array, energy: Array, ids: Array) -> None:
+        near = pareto_front(times, energy)
+        merged = np.concatenate([self.time_s, times[near]]), np.concatenate([self.energy_J, energy[near]])
+        kept = pareto_front(*merged)
+        self.time_s, self.energy_J = merged[0][kept], merged[1][kept]
+        self.ids = np.concatenate([self.ids, ids[near]])[kept]
+
+    def front(self, plans: Plans) -> EnergyFront:
+        """The front of all that fit in memory; ``plans``: those of :attr:`ids`."""
+        return EnergyFront(time_s=self.time_s, energy_J=self.energy_J, plans=plans)
