@@ -1,7 +1,7 @@
 """The simulator against pycachesim, exactly, on three traces; skipped where it is not installed.
 
-pycachesim does not count a store that hits, nor a line that the level above writes back, as a use of the line. Traces of
-loads alone are compared over several levels, one with stores over one level, each store followed by a load.
+pycachesim counts neither a store that hits, nor a line that the level above writes back, as a use of the line. So
+traces of loads alone are compared over several levels, one with stores over one level, each store followed by a load.
 """
 
 from __future__ import annotations

@@ -68,9 +68,13 @@ def verified(
         generic: try the proof for all sizes too, which takes up to seconds.
     """
     given = Rule(
-        name=name, variables=program.variables, sources=(program.source,), targets=(target,), where=where,
+        name=name,
+        variables=program.variables,
+        sources=(program.source,),
+        targets=(target,),
+        where=where,
         origin="Wang et al., PET, OSDI 2021",
-    )  # fmt: skip
+    )
     if generic:
         return checked(given)
     fitted = unified(given)
@@ -202,8 +206,18 @@ def recomputed(program: Program, axis: int, span: Interval) -> tuple[Term, list[
 
 # -- all that is known of a program --------------------------------------------------------------------------------
 
-PLAIN: Final = frozenset({"convolution", "dense convolution", "product", "product of rows", "product of patches",
-                          "turned product", "larger kernel", *(f"groups merged by {by}" for by in JOINS)})  # fmt: skip
+PLAIN: Final = frozenset(
+    {
+        "convolution",
+        "dense convolution",
+        "product",
+        "product of rows",
+        "product of patches",
+        "turned product",
+        "larger kernel",
+        *(f"groups merged by {by}" for by in JOINS),
+    }
+)
 """Ways to compute the operator whose mutants are corrected and offered; the others only add copies to one of them."""
 FILLERS: Final = {"fill", "border", "transpose", "even rows"}
 """Moves that alone change nothing that a kernel depends on."""

@@ -142,9 +142,15 @@ def _joined_products(scene: Scene) -> Iterator[Match]:
 
 def _row(name: str, matches: str, condition: str, makes: str, find: Callable[[Scene], Iterator[Match]]) -> Pass:
     return Pass(
-        name=name, matches=matches, condition=f"{condition}; stride one, both dims alike", makes=makes, source=SOURCE,
-        find=find, modes=("inference",), reorders=True,
-    )  # fmt: skip
+        name=name,
+        matches=matches,
+        condition=f"{condition}; stride one, both dims alike",
+        makes=makes,
+        source=SOURCE,
+        find=find,
+        modes=("inference",),
+        reorders=True,
+    )
 
 
 def _path(*paths: str) -> Wanted:

@@ -41,7 +41,7 @@ STEPS: Final = (0, -1, 1, 2, 3)
 class InRange(Elements):
     """Elements at indices that are in range, since what is out of range stands behind a guard that does not hold.
 
-    An operator that looks at an element of a subterm names each coordinate anew, with the range of its dim; what it
+    An operator that looks at an element of a subterm names each coordinate again, with the range of its dim; what it
     stands for is put in afterwards. An index whose range is a whole multiple of a size is the sum of two.
     """
 
@@ -60,7 +60,7 @@ class InRange(Elements):
         return made
 
     def at(self, given: Term, index: Shape) -> Form:
-        """The element of a term at an index, coordinates named anew where they are not plain."""
+        """The element of a term at an index, coordinates named again where they are not plain."""
         if not given.operators:
             return super().at(given, index)
         by: dict[str, Size] = {}
