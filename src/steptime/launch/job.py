@@ -15,7 +15,7 @@ from steptime.errors import PlanError
 from steptime.formats.run_toml import RunSpec
 from steptime.hardware import load_cluster
 from steptime.launch.values import NEUTRAL, OFFLOADS, OVERLAPS, Values, relevant
-from steptime.model.spec import ModelSpec
+from steptime.model.spec import LatentAttention, ModelSpec
 from steptime.plan.framework import habits_of
 from steptime.plan.plans import MEANING, broken_rules, names_of
 from steptime.plan.recompute import recompute_text
@@ -135,6 +135,7 @@ DIMENSIONS: Final = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp", "activation", "norm"),
     *("position", "tied_embeddings", "qkv_bias", "mlp_bias", "qk_norm", "parallel_block", "window", "mtp_depth"),
 )
+LATENT: Final = tuple(field.name for field in fields(LatentAttention))
 EXPERTS: Final = ("experts", "experts_per_token", "expert_ffn_hidden", "shared_ffn_hidden", "moe_layers")
 
 
@@ -145,7 +146,7 @@ def dimensions(model: ModelSpec) -> Values:
     if experts is not None:
         out |= {f"model.experts.{name}": getattr(experts, name) for name in EXPERTS}
     if latent is not None:
-        out |= {f"model.latent.{field.name}": getattr(latent, field.name) for field in fields(latent)}
+        out |= {f"model.latent.{name}": getattr(latent, name) for name in LATENT}
     return {name: value for name, value in out.items() if value is not None}
 
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from steptime.errors import InputFileError, PlanError, UserError, first_few, shown
 from steptime.formats.run_toml import RunSpec, read_description
-from steptime.launch.job import Launch, defaults_of, dimensions, node_size, run_text, spec_of
+from steptime.launch.job import (
+    DIMENSIONS,
+    EXPERTS,
+    LATENT,
+    Launch,
+    defaults_of,
+    dimensions,
+    node_size,
+    run_text,
+    spec_of,
+)
 from steptime.launch.rules import check_rules
 from steptime.launch.shell import options_of, read_shell
-from steptime.launch.syntax import READERS, Text
+from steptime.launch.syntax import READERS, Text, nested, tables_text
 from steptime.launch.table import SOFTWARE, Options, Software, plain, real_options, same, software_called
 from steptime.launch.values import (
     NEUTRAL,
@@ -46,6 +55,13 @@ _SYNTAX: Final = {".json": ("json",), ".toml": ("toml",), ".yaml": ("yaml",), ".
 _LAUNCHER_WORDS: Final = frozenset(
     {"--master_addr", "--master_port", "--node_rank", "--rdzv_backend", "--rdzv_endpoint"}
 )
+MODEL_FIELDS: Final = (
+    *(f"model.{name}" for name in DIMENSIONS),
+    *(f"model.experts.{name}" for name in EXPERTS),
+    *(f"model.latent.{name}" for name in LATENT),
+)
+#: Dimension -> its value in a model that does not have it.
+_NOTHING: Final = {"model.experts.shared_ffn_hidden": 0, "model.mtp_depth": 0}
 MIN_DIMENSIONS: Final = frozenset({"model.layers", "model.hidden", "model.heads"})
 
 
@@ -60,6 +76,13 @@ class Imported:
     unknown: tuple[str, ...]
     """Those of them that the software itself does not have, in the version that steptime knows."""
     notes: tuple[str, ...]
+    model_table: Mapping[str, Any] = field(default_factory=dict)
+    """Dimensions of the model as its TOML file has them, where the catalogue has no such model."""
+
+    @property
+    def model_text(self) -> str:
+        """The file of the model; empty: the run names one, or the launch file says too little of it."""
+        return tables_text(self.model_table) if self.model_table else ""
 
     @property
     def run(self) -> RunSpec:
@@ -116,6 +139,7 @@ def read_launch(
         kept=reader.kept,
         unknown=unknown,
         notes=tuple(reader.notes),
+        model_table=reader.model_table,
     )
 
 
@@ -170,6 +194,7 @@ class _Reader:
 
     def __init__(self, software: Software, options: Options, launcher: str, extra: Mapping[str, Any]) -> None:
         self.notes: list[str] = []
+        self.model_table: dict[str, Any] = {}
         self._software = software
         self._options = {name: value for name, value in options.items() if value is not None}
         self._used = {name for name, value in software.constant.items() if self._options.get(name) == value}
@@ -310,18 +335,21 @@ class _Reader:
         )
 
     def _model(self, given: str | None) -> str:
-        """Name of the model: that which is given, or of the catalogue the one with the dimensions of the file."""
+        """Name of the model: that which is given, or of the catalogue the one with the dimensions of the file; empty:
+        there is none."""
         if given is not None:
             return given
-        said = {name: value for name, value in self._values.items() if name.startswith("model.")}
-        if named := said.pop("model.name", self._values.get("model")):
+        if named := self._values.get("model.name", self._values.get("model")):
             return str(named)
+        said = {name: self._values[name] for name in MODEL_FIELDS if name in self._values}
         if not said.keys() >= MIN_DIMENSIONS:
             return ""
         for name in catalogue_names():
             own = dimensions(load_catalogue_model(name))
-            if all(own.get(concept) == value for concept, value in said.items()):
+            if all(own.get(concept, _NOTHING.get(concept)) == value for concept, value in said.items()):
+                self.notes.append(f"model {name}: the dimensions of the file fit it")
                 return name
+        self.model_table = nested({name.removeprefix("model."): value for name, value in said.items()})
         return ""
 
     def _hold_model(self, model: str, spec: Values) -> None:
@@ -346,27 +374,26 @@ _KEYS: Final = frozenset(
 )
 
 
-def needed_model(imported: Imported) -> Imported:
+def with_model(imported: Imported, model_file: str | None) -> Imported:
     """The same, once it names a model.
+
+    Args:
+        imported: a launch file.
+        model_file: where :attr:`Imported.model_text` can be written; None: nowhere.
 
     Raises:
         UserError: the file does not say which, and the catalogue has none of its dimensions.
     """
-    if not imported.launch.model:
+    if imported.launch.model:
+        return imported
+    if imported.model_table and model_file is not None:
+        return replace(imported, launch=replace(imported.launch, model=model_file))
+    if imported.model_table:
         raise UserError(
-            "the file does not say which model it trains, or the catalogue has none of its dimensions",
-            hint="give --model NAME|FILE; steptime models lists those of the catalogue",
+            "no model of the catalogue has the dimensions of the file",
+            hint="give -o RUN.toml, next to which the model is written, or --model NAME|FILE",
         )
-    return replace(imported, launch=imported.launch)
-
-
-def looks_like_launch(path: str) -> bool:
-    """Whether a file is a launch file rather than a document of steptime's own.
-
-    >>> looks_like_launch("run.sh"), looks_like_launch("ds_config.yaml")
-    (True, True)
-    """
-    return Path(path).suffix in (".sh", ".yaml", ".yml", ".py", ".bash", ".slurm")
-
-
-__all__ = ["Imported", "launch_read", "looks_like_launch", "needed_model", "read_launch", "read_shell"]
+    raise UserError(
+        "the file does not say which model it trains",
+        hint="give --model NAME|FILE; steptime models lists those of the catalogue",
+    )

@@ -163,6 +163,19 @@ def _write_toml(page: Page) -> str:
     return "\n".join([*lines, ""])
 
 
+def tables_text(tables: Mapping[str, Any]) -> str:
+    """A TOML file of tables.
+
+    >>> tables_text({"layers": 2, "experts": {"experts": 8}})
+    'layers = 2\\n\\n[experts]\\nexperts = 8\\n'
+    """
+    lines = [f"{name} = {value_text(value)}" for name, value in tables.items() if not isinstance(value, Mapping)]
+    for group, table in tables.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{group}]", *(f"{name} = {value_text(value)}" for name, value in table.items())]
+    return "\n".join([*lines, ""])
+
+
 def _read_toml(text: str, where: str) -> Text:
     try:
         return _text(_table(tomllib.loads(text), where), text, where)

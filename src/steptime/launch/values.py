@@ -62,7 +62,7 @@ NEEDS: Final[Mapping[str, str]] = {
     "recompute_every": "recomputed",
 }
 _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
-    "shared": lambda v: v.get("dp", 1) * v.get("cp", 1) > 1,
+    "shared": lambda v: v.get("dp") is None or v["dp"] * v.get("cp", 1) > 1,
     "experts": lambda v: bool(v.get("model.experts.experts")),
     "lora": lambda v: v.get("lora.rank") is not None,
     "recomputed": lambda v: v.get("recompute") == "full",
@@ -72,13 +72,15 @@ _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
 def matters(concept: str, values: Values) -> bool:
     """Whether a concept means anything in a job with these values.
 
-    >>> matters("sp", {"tp": 1}), matters("sp", {"tp": 2}), matters("zero", {"dp": 1, "cp": 2}), matters("tp", {})
+    Data ranks that nobody says may be several, other ranks are one.
+
+    >>> matters("sp", {"tp": 1}), matters("sp", {"tp": 2}), matters("zero", {"dp": 1, "cp": 2}), matters("zero", {})
     (False, True, True, True)
     """
     need = NEEDS.get(concept)
     if need is None:
         return not concept.startswith("model.experts.") or _GROUPS["experts"](values)
-    return _GROUPS[need](values) if need in _GROUPS else (values.get(need) or 1) > 1
+    return _GROUPS[need](values) if need in _GROUPS else values.get(need, 2 if need == "dp" else 1) > 1
 
 
 #: What software asks for in place of keys of a run -> those keys.

@@ -28,9 +28,12 @@ def command(
 
     Options that a run has no key for are kept and named; options that contradict each other are refused.
     """
-    from steptime.launch.read import needed_model, read_launch
+    from steptime.launch.read import read_launch, with_model
 
-    found = needed_model(read_launch(file, software, model=model, cluster=cluster))
+    own = None if out is None else out.with_suffix(".model.toml")
+    found = with_model(
+        read_launch(file, software, model=model, cluster=cluster), None if own is None or json else own.name
+    )
     if json:
         from steptime.cli.output import document, print_json
 
@@ -42,5 +45,7 @@ def command(
     from steptime.launch.report import print_imported
     from steptime.store.files import write_whole
 
+    if found.model_text and own is not None:
+        write_whole(own, found.model_text)
     write_whole(out, found.text)
     print_imported(found, str(out))
