@@ -92,15 +92,20 @@ _WITHOUT = {
 
 
 def _nearer(run: RunSpec, name: str, random: Random) -> RunSpec:
+    """The run with what the software has in place of what it has not; now and then as it is."""
     if random.random() < 0.1:
         return run
-    left_out = _WITHOUT.get(name, ())
-    plan = {key: value for key, value in run.plan.items() if key not in left_out}
-    if "pp" in left_out:
-        plan.pop("schedule", None)
-    if "ep" in left_out:
-        plan.pop("dispatcher", None)
+    left_out = {*_WITHOUT.get(name, ()), *({"schedule"} if "pp" in _WITHOUT.get(name, ()) else ())}
+    left_out |= {"dispatcher"} if "ep" in left_out else set()
+    plan, settings = {key: value for key, value in run.plan.items() if key not in left_out}, dict(run.settings)
+    has = {row.concept: [c.value for c in row.cases if c.written] for row in software_called(name).choices}
+    for table in (plan, settings):
+        for key in set(table) & has.keys():
+            if table[key] not in has[key]:
+                table[key] = random.choice(has[key])
     if plan.get("pp", 1) > 1 and plan["zero"] > 1:
         plan["zero"] = random.randint(0, 1)
-    devices = plan.get("tp", 1) * plan.get("cp", 1) * plan.get("pp", 1) * plan["dp"]
-    return RunSpec(model=run.model, cluster=run.cluster, settings={**run.settings, "gpus": devices}, plan=plan)
+    if plan["recompute"] != "full":
+        plan.pop("recompute_every", None)
+    settings["gpus"] = plan.get("tp", 1) * plan.get("cp", 1) * plan.get("pp", 1) * plan["dp"]
+    return RunSpec(model=run.model, cluster=run.cluster, settings=settings, plan=plan)

@@ -178,7 +178,8 @@ def run_text(launch: Launch, *, kept: Mapping[str, Any] | None = None, notes: tu
     lines += ["", "[plan]"]
     for name in (*COUNTS, *CHOICES):
         value = values.get(name)
-        if value is not None and (name not in NEUTRAL or value != NEUTRAL[name]):
+        told = name == "vpp" or name not in NEUTRAL or value != NEUTRAL[name]  # a schedule has a vpp of its own
+        if value is not None and told:
             lines.append(f"{name} = {_toml(value)}")
     overlap = [name for name in OVERLAPS if values.get(f"overlap.{name}")]
     if any(f"overlap.{name}" in values for name in OVERLAPS):

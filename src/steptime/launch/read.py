@@ -22,7 +22,7 @@ from steptime.launch.job import (
     spec_of,
 )
 from steptime.launch.rules import check_rules
-from steptime.launch.shell import options_of, read_shell
+from steptime.launch.shell import options_of
 from steptime.launch.syntax import READERS, Text, nested, tables_text
 from steptime.launch.table import SOFTWARE, Options, Software, plain, real_options, same, software_called
 from steptime.launch.values import (
@@ -262,9 +262,19 @@ class _Reader:
         for concept, value in self._software.defaults.items():
             self._values.setdefault(concept, value)
         values = unfolded(self._values)
-        for concept in ("tp", "cp", "pp"):
+        for concept in ("tp", "cp", "pp", *(() if "virtual_layers" in values else ("vpp",))):
             values.setdefault(concept, 1)
-        self._values = multiplied(meshed(values))
+        layers = self._layers(extra.get("model"), values)
+        self._values = multiplied(meshed({**({} if layers is None else {"model.layers": layers}), **values}))
+
+    def _layers(self, given: str | None, values: Values) -> int | None:
+        """Layers of a model that the file, or who reads it, names: the stages of a pipeline follow from them."""
+        named = given or values.get("model.name")
+        for choice in self._software.choices:
+            if choice.concept == "model" and named is None:
+                best, _ = choice.value_in(self._options, values)
+                named = None if best is None else best.value
+        return None if named is None else spec_of(str(named)).layers
 
     def _choices(self, written: set[str]) -> None:
         for choice in self._software.choices:

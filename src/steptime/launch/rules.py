@@ -163,6 +163,11 @@ RULES: Final = (
     ),
     Rule(
         software=frozenset({"llm-foundry"}),
+        text="MPT has neither experts (without MegaBlocks) nor latent attention",
+        broken=lambda v: bool(v.get("model.experts.experts") or v.get("model.latent.kv_lora_rank")),
+    ),
+    Rule(
+        software=frozenset({"llm-foundry"}),
         text="its tensor ranks (tp_config) cut the MLP alone, not attention: no plan with tp",
         broken=lambda v: v["tp"] > 1,
     ),

@@ -141,35 +141,38 @@ class Software:
         """The framework of steptime's that runs a plan of a ZeRO stage."""
         return self.frameworks[min(zero or 0, len(self.frameworks) - 1)]
 
-    def options_with(self, values: Values) -> tuple[Options, list[str]]:
-        """Options for the values, and concepts that they do not express.
+    def without_option(self, values: Values) -> list[str]:
+        """Concepts with a value of their own for which the software has no option."""
+        return [
+            concept
+            for concept, value in values.items()
+            if concept not in self.concepts and matters(concept, values) and value != NEUTRAL.get(concept, value)
+        ]
+
+    def options_with(self, values: Values) -> Options:
+        """Options for the values, as far as the software has any.
 
         Raises:
             PlanError: the software cannot run a value.
         """
         out: Options = dict(self.constant)
-        lost = []
-        for concept, value in values.items():
-            if concept not in self.concepts and matters(concept, values) and value != NEUTRAL.get(concept, value):
-                lost.append(concept)
         for concept, option in self.numbers.items():
             value = values.get(concept)
             if value is not None and matters(concept, values) and not self._left_out(concept, value):
                 out[option] = value
         for choice in self.choices:
-            if not matters(choice.concept, values):
+            alone = not matters(choice.concept, values)
+            if alone and choice.concept != "zero":
                 continue
-            found = choice.options_of(values)
+            found = choice.options_of({**values, "zero": 0} if alone else values)
             if found is not None:
                 out |= found
-            elif choice.concept in values:
-                if choice.refused:
-                    raise self._refusal(choice, values)
-                lost.append(choice.concept)
+            elif choice.concept in values and choice.refused and not alone:
+                raise self._refusal(choice, values)
         for words in self.words:
             if (given := values.get(words.concept)) is not None:
                 out[words.option] = self._joined(words, given, values)
-        return out, lost
+        return out
 
     @property
     def concepts(self) -> frozenset[str]:

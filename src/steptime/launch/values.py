@@ -52,7 +52,7 @@ NEEDS: Final[Mapping[str, str]] = {
     "overlap.ep": "ep",
     "overlap.dp": "shared",
     "zero": "shared",
-    "shard": "dp",
+    "shard": "sharing",
     "ep": "experts",
     "etp": "experts",
     "expert_capacity": "experts",
@@ -63,6 +63,7 @@ NEEDS: Final[Mapping[str, str]] = {
 }
 _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
     "shared": lambda v: v.get("dp") is None or v["dp"] * v.get("cp", 1) > 1,
+    "sharing": lambda v: (v.get("dp") is None or v["dp"] > 1) and v.get("zero") != 0,
     "experts": lambda v: bool(v.get("model.experts.experts")),
     "lora": lambda v: v.get("lora.rank") is not None,
     "recomputed": lambda v: v.get("recompute") == "full",
@@ -80,7 +81,7 @@ def matters(concept: str, values: Values) -> bool:
     need = NEEDS.get(concept)
     if need is None:
         return not concept.startswith("model.experts.") or _GROUPS["experts"](values)
-    return _GROUPS[need](values) if need in _GROUPS else values.get(need, 2 if need == "dp" else 1) > 1
+    return _GROUPS[need](values) if need in _GROUPS else (values.get(need) or 1) > 1
 
 
 #: What software asks for in place of keys of a run -> those keys.
@@ -257,10 +258,21 @@ def _of_model(values: Values) -> Values:
     return {
         "positions": values.get("seq"),
         "model.expansion": values["model.ffn_hidden"] / values["model.hidden"],
-        "model.grouped": values["model.kv_heads"] != values["model.heads"],
+        "model.grouped": (grouped := values["model.kv_heads"] != values["model.heads"]),
+        "model.grouped_kv": values["model.kv_heads"] if grouped else None,
+        "model.block": _block(values),
         "model.is_latent": values.get("model.latent.kv_lora_rank") is not None,
         "model.experts.pattern": f"([0]*{layers - moe}+[1]*{moe})" if moe and moe < layers else None,
     }
+
+
+def _block(values: Values) -> str:
+    """Kind of decoder, for software that has one class for each kind."""
+    if values.get("model.latent.kv_lora_rank"):
+        return "latent"
+    if values.get("model.experts.experts"):
+        return "experts"
+    return "plain" if values.get("model.norm") == "layernorm" else "gated"
 
 
 def _mesh(values: Values) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -298,6 +310,8 @@ def unfolded(values: Values) -> Values:
 def _batches(out: Values) -> Values:
     for concept in ("positions", "model.experts.pattern"):
         out.pop(concept, None)
+    if (grouped := out.pop("model.grouped_kv", None)) is not None:
+        out["model.kv_heads"] = grouped
     piped = (out.get("pp") or 1) > 1
     if (local := out.pop("local_batch", None)) is not None and not piped:
         out["micro_batch"] = local

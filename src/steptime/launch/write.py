@@ -13,11 +13,11 @@ from steptime.launch.read import launch_read
 from steptime.launch.rules import check_degrees, check_rules
 from steptime.launch.syntax import WRITERS, Page
 from steptime.launch.table import Options, Software, software_called
-from steptime.launch.values import NEUTRAL, Values, matters, with_parts
+from steptime.launch.values import NEUTRAL, matters, with_parts
 from steptime.version import __version__
 
 #: Concepts of a launch file that say where it came from, not what is run.
-ORIGIN: Final = ("for", "model", "cluster", "framework")
+ORIGIN: Final = ("for", "model", "cluster", "framework", "node_devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ def export_launch(launch: Launch, software: Software) -> Exported:
     """
     values = with_parts({**launch.values, "node_devices": launch.node_devices})
     check_rules(software, values)
-    options, lost = software.options_with({**values, "model": launch.model})
-    check_degrees(software, lost, values)
+    check_degrees(software, software.without_option(values), values)
+    options = software.options_with({**values, "model": launch.model})
     launcher = software.launcher.format_map(values)
     extra = _unsaid(launch, software, options, launcher)
-    lost = [name for name in lost if name in extra]
+    lost = [name for name in extra if name not in ORIGIN and matters(name, values)]
     page = Page(
         options=options,
-        head=_head(software, extra, values),
+        head=_head(software, extra, lost),
         extra=extra,
         launcher=launcher,
         python=software.python,
@@ -99,12 +99,11 @@ def _unsaid(launch: Launch, software: Software, options: Options, launcher: str)
     return out | wrong | {f"placement.{axis}": n for axis, n in launch.placement.items()}
 
 
-def _head(software: Software, extra: Mapping[str, Any], values: Values) -> tuple[str, ...]:
+def _head(software: Software, extra: Mapping[str, Any], lost: list[str]) -> tuple[str, ...]:
     """The first comment: what wrote the file, and what it does not say."""
     lines = [f"Written by steptime {__version__} for {software.title}, options of {software.version}."]
-    unsaid = [name for name in extra if name not in ORIGIN and matters(name, values)]
-    if unsaid:
-        said = ", ".join(f"{name} {extra[name]}" for name in unsaid)
+    if lost:
+        said = ", ".join(f"{name} {extra[name]}" for name in lost)
         lines.append(f"{software.title} has no option for: {said}.")
     return (*lines, "The lines below are for steptime import and steptime doctor; the software skips them.")
 
