@@ -77,7 +77,7 @@ class Imported:
     """Those of them that the software itself does not have, in the version that steptime knows."""
     notes: tuple[str, ...]
     model_table: Mapping[str, Any] = field(default_factory=dict)
-    """Dimensions of the model as its TOML file has them, where the catalogue has no such model."""
+    """Dimensions of the model as its TOML file has them, where none of the catalogue has them."""
 
     @property
     def model_text(self) -> str:

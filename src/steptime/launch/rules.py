@@ -225,5 +225,6 @@ def check_degrees(software: Software, lost: list[str], values: Values) -> None:
 
 def _plan(values: Values) -> str:
     names = ("dp", "tp", "cp", "pp", "vpp", "ep", "etp", "zero", "shard", "micro_batch")
-    given = (f"{name} {values[name]}" for name in names if values.get(name) not in (None, 1) or name == "dp")
+    unsaid = {"zero": None, "dp": None, "shard": 0}
+    given = (f"{name} {values[name]}" for name in names if values.get(name) not in (None, unsaid.get(name, 1)))
     return f"the plan has {', '.join(given)}"
