@@ -21,6 +21,7 @@ UNSAID = {
     "megatron-bridge": {"gradient_dtype"},
     "nemo": {"gradient_dtype"},
     "torchtitan": {"gradient_dtype", "model", "expert_capacity"},
+    "torchtitan-python": {"gradient_dtype", "expert_capacity", "recompute_every", "optimizer"},
     "deepspeed": {"recompute", "recompute_every", "seq", "expert_capacity"},
     "accelerate": {"optimizer", "micro_batch", "global_batch", "seq", "gradient_dtype"},
     "fsdp2": {"zero"},

@@ -196,7 +196,9 @@ class _Reader:
         self.notes: list[str] = []
         self.model_table: dict[str, Any] = {}
         self._software = software
-        self._options = {name: value for name, value in options.items() if value is not None}
+        chosen = {name for choice in software.choices for case in choice.cases for name in case.options}
+        named = {self._of_section(name): value for name, value in options.items()}
+        self._options = {name: value for name, value in named.items() if value != "None" or name in chosen}
         self._used = {name for name, value in software.constant.items() if self._options.get(name) == value}
         self._said: dict[str, str] = {}
         self._values: Values = {}
@@ -207,6 +209,11 @@ class _Reader:
         self._complete()
         self.launch = self._launch(extra)
         self.kept = {name: value for name, value in self._options.items() if name not in self._used}
+
+    def _of_section(self, name: str) -> str:
+        """The name of an option that was given to a class, as the software calls it."""
+        first, dot, rest = name.partition(".")
+        return f"{self._software.sections.get(first, first)}{dot}{rest}"
 
     def _refuse_exclusive(self) -> None:
         for group in self._software.exclusive:

@@ -203,8 +203,10 @@ def _read_json(text: str, where: str) -> Text:
 
 def _python_text(value: Any) -> str:
     """A value as Python has it; a text that names something of ``torch`` is that thing."""
-    if isinstance(value, str) and value.startswith("torch."):
+    if isinstance(value, str) and (value == "None" or value.startswith("torch.")):
         return value
+    if isinstance(value, str) and value.endswith(".Config"):
+        return f"{value}()"
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
@@ -222,7 +224,8 @@ def _write_python(page: Page) -> str:
             constants.append(f"{path} = {_python_text(value)}")
     passed = [how.calls[group].format(arguments=", ".join(given)) for group, given in calls.items()]
     inside = [line for line in passed if f"{how.variable}." in line]
-    lines = [*comments(page), *_launch_line(page), "", "import torch", *how.setup]
+    needs_torch = any(_python_text(value).startswith("torch.") for value in page.options.values())
+    lines = [*comments(page), *_launch_line(page), "", *(["import torch"] if needs_torch else []), *how.setup]
     before = [*constants, *(line for line in passed if f"{how.variable}." not in line)]
     lines += ["", *before] if before else []
     lines += ["", "", f"def configure({how.variable}):", f'    """Set the plan on {how.variable}."""']
@@ -255,9 +258,13 @@ class _Assignments(ast.NodeVisitor):
             path = _path(target)
             if path is not None and isinstance(node.value, ast.Call):
                 is_name = isinstance(target, ast.Name)
+                if (what := _path(node.value.func) or "").endswith(".Config") and not node.value.args:
+                    self.options[path.partition(".")[2]] = what
                 if not is_name or _is_configured(node.value):
                     self._keywords(node.value, path if is_name else path.partition(".")[2])
                     return
+            if path is not None and isinstance(node.value, ast.Constant) and node.value.value is None:
+                value = "None"
             if path is None or value is None:
                 continue
             if isinstance(target, ast.Name):
@@ -276,6 +283,8 @@ class _Assignments(ast.NodeVisitor):
             self.visit(argument)
         for keyword in node.keywords:
             if isinstance(keyword.value, ast.Call):
+                if (what := _path(keyword.value.func) or "").endswith(".Config") and not keyword.value.args:
+                    self.options[str(keyword.arg)] = what
                 nested_in = f"{prefix}.{keyword.arg}" if _is_configured(keyword.value) else _called(keyword.value)
                 self._keywords(keyword.value, nested_in)
             elif keyword.arg is not None and (value := self._value(keyword.value)) is not None:
@@ -297,12 +306,12 @@ _CONFIGURED: Final = ("Config", "Partial")
 
 
 def _is_configured(node: ast.Call) -> bool:
-    return (_path(node.func) or "").rpartition(".")[2] in _CONFIGURED
+    return bool(node.args) and (_path(node.func) or "").rpartition(".")[2] in _CONFIGURED
 
 
 def _called(node: ast.Call) -> str:
-    what = node.args[0] if _is_configured(node) and node.args else node.func
-    return (_path(what) or "").rpartition(".")[2]
+    what = node.args[0] if _is_configured(node) else node.func
+    return (_path(what) or "").removesuffix(".Config").rpartition(".")[2]
 
 
 def _path(node: ast.expr) -> str | None:

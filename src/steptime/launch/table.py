@@ -23,6 +23,7 @@ SOFTWARE: Final = (
     "megatron-bridge",
     "nemo",
     "torchtitan",
+    "torchtitan-python",
     "deepspeed",
     "accelerate",
     "fsdp2",
@@ -134,6 +135,8 @@ class Software:
     """Options of which at most one can hold."""
     python: Python
     """How a Python file of it is written."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Class of a configuration -> what its fields are called by."""
     whole: tuple[str, ...] = ()
     """Beginnings of options that belong to the user's own classes."""
 
@@ -272,6 +275,7 @@ def _loaded(name: str) -> Software:
             setup=tuple(own.get("setup", ())),
             calls=table.get("calls", {}),
         ),
+        sections=table.get("sections", {}),
         whole=tuple(own.get("whole", ())),
     )
 

@@ -80,6 +80,19 @@ BY_HAND: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
         },
         "torchrun --nproc_per_node 8 --nnodes 8 -m torchtitan.train --job.config_file train.toml",
     ),
+    "torchtitan-python": (
+        {"tp": 2, "dp": 32, "zero": 3, "shard": 8, "micro_batch": 2, "recompute": "full"},
+        {"framework": "torchtitan"},
+        {
+            "parallelism.tensor_parallel_degree": 2, "parallelism.pipeline_parallel_degree": 1,
+            "parallelism.context_parallel_degree": 1, "parallelism.data_parallel_replicate_degree": 4,
+            "parallelism.data_parallel_shard_degree": 8, "parallelism.fsdp_reshard_after_forward": "always",
+            "parallelism.enable_sequence_parallel": True, "training.local_batch_size": 2,
+            "training.global_batch_size": 256, "training.seq_len": 4096, "training.mixed_precision_param": "bfloat16",
+            "training.mixed_precision_reduce": "float32", "activation_checkpoint": "FullAC.Config",
+        },
+        "torchrun --nproc_per_node 8 --nnodes 8 -m torchtitan.train",
+    ),
     "deepspeed": (
         {"dp": 64, "zero": 3, "micro_batch": 2, "offload": "optimizer"},
         {"framework": "deepspeed"},

@@ -104,6 +104,27 @@ def test_a_recipe(tmp_path: Path) -> None:
     assert values["overlap.dp"] is False and read.kept["trainer.max_steps"] == 100
 
 
+TITAN = """
+from torchtitan.trainer import Trainer
+def llama3_mine() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=2, seq_len=8192, steps=10),
+        parallelism=ParallelismConfig(tensor_parallel_degree=4, data_parallel_shard_degree=-1),
+        activation_checkpoint=FullAC.Config(),
+    )
+"""
+
+
+def test_a_configuration_of_torchtitan_in_python(tmp_path: Path) -> None:
+    path = tmp_path / "config_registry.py"
+    path.write_text(TITAN)
+    read = read_launch(str(path), model="llama3-8b")
+    told = {"tp": 4, "seq": 8192, "micro_batch": 2, "recompute": "full", "zero": 3}
+    assert read.software == "torchtitan-python"
+    assert {name: read.launch.values[name] for name in told} == told and read.kept == {"training.steps": 10}
+
+
 FSDP2 = """
 from torch.distributed.fsdp import fully_shard, MixedPrecisionPolicy, CPUOffloadPolicy
 mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("dp_replicate", "dp_shard"))

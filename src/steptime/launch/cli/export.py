@@ -20,7 +20,7 @@ def command(
         typer.Option(
             "--for",
             metavar="NAME",
-            help="megatron-lm, megatron-bridge, nemo, torchtitan, deepspeed, accelerate, fsdp2, hf-trainer, lightning, "
+            help="megatron-lm, megatron-bridge, nemo, torchtitan, torchtitan-python, deepspeed, accelerate, fsdp2, hf-trainer, lightning, "
             "maxtext or llm-foundry.",
         ),
     ],
