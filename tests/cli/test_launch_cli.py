@@ -139,3 +139,7 @@ def test_doctor_takes_the_launch_file(file: str, tmp_path: Path) -> None:
     other.write_text(json.dumps(estimate))
     found = json.loads(CliRunner().invoke(app, ["doctor", str(log), "--plan", str(other), "--json"]).stdout)
     assert found["predicted"]["model"] == "llama2-7b"
+    job = ["llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128", "--tp", "2", "--pp", "2"]
+    other.write_text(CliRunner().invoke(app, ["estimate", *job, "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app, ["doctor", str(log), "--plan", str(other), "--json"]).stdout)
+    assert found["predicted"]["workload"]["framework"] == "megatron-core"  # the log's, where the plan names none

@@ -6,7 +6,8 @@ import json
 from typing import Any, Final
 
 from steptime.errors import InputFileError
-from steptime.formats.run_toml import RunSpec, read_plan
+from steptime.formats.run_toml import RunSpec, read_description, read_plan
+from steptime.plan.framework_file import GENERIC
 
 #: What a written estimate records of its job -> setting of a run.
 _SETTINGS: Final = {
@@ -38,6 +39,8 @@ def run_of_plan(path: str) -> RunSpec | None:
     settings = {
         own: written.workload[name] for name, own in _SETTINGS.items() if written.workload.get(name) is not None
     }
+    if settings.get("framework") == GENERIC:  # none was named
+        del settings["framework"]
     return RunSpec(model=model, cluster=cluster, settings=settings, plan=written.plan)
 
 
@@ -55,8 +58,6 @@ def _provenance(path: str) -> dict[str, Any]:
 
 
 def _load(path: str) -> Any:
-    from steptime.formats.run_toml import read_description
-
     try:
         return json.loads(read_description(path))
     except (ValueError, RecursionError):

@@ -16,6 +16,7 @@ from typing import Any, Final
 from steptime.errors import InputFileError
 
 _ASSIGNED: Final = re.compile(r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_SHORT: Final = re.compile(r"-[A-Za-z]\w*")
 _QUOTED_ARRAY: Final = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
 _ARITHMETIC: Final = re.compile(r"\$\(\(([\w\s*/%+()-]{1,200})\)\)")
@@ -64,9 +65,9 @@ def read_shell(text: str, where: str) -> dict[str, Any]:
 
 
 def options_of(words: list[str]) -> dict[str, Any]:
-    """Options among the words of a command; one without a value is True, one with several a list.
+    """Options among the words of a command, short ones left out; one without a value is True, one with several a list.
 
-    >>> options_of(["torchrun", "--nnodes=2", "train.py", "--bf16", "--modules", "a", "b", "--tp", "8"])
+    >>> options_of(["torchrun", "--nnodes=2", "-m", "titan", "train.py", "--bf16", "--modules", "a", "b", "--tp", "8"])
     {'--nnodes': '2', '--bf16': True, '--modules': ['a', 'b'], '--tp': '8'}
     """
     out: dict[str, Any] = {}
@@ -77,7 +78,11 @@ def options_of(words: list[str]) -> dict[str, Any]:
         elif word.startswith("--") and len(word) > 2:
             name, _, value = word.partition("=")
             out[name] = value if value else True
-        elif word.endswith((".py", ".sh")) or word in ("|", ">", "2>&1", "&", "&&", "||", "&>", ";"):
+        elif (
+            _SHORT.fullmatch(word)
+            or word.endswith((".py", ".sh"))
+            or word in ("|", ">", "2>&1", "&", "&&", "||", "&>", ";")
+        ):
             name = ""
         elif name:
             held = out[name]

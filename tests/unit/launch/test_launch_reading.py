@@ -255,6 +255,14 @@ def test_batches_that_do_not_multiply(tmp_path: Path) -> None:
         read_launch(str(path), model="llama3-8b")
 
 
+def test_ranks_that_do_not_multiply(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    head = "# launch: torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train\n[parallelism]\n"
+    path.write_text(f"{head}data_parallel_replicate_degree = 3\ndata_parallel_shard_degree = 4\n")
+    with pytest.raises(UserError, match="dp 16 is not replicas of the shards 3 x shards 4 = 12"):
+        read_launch(str(path), model="llama3-8b")
+
+
 def test_shell() -> None:
     lines = (
         "A=(--x 1 --y)",

@@ -20,8 +20,8 @@ def command(
         typer.Option(
             "--for",
             metavar="NAME",
-            help="megatron-lm, megatron-bridge, nemo, torchtitan, torchtitan-python, deepspeed, accelerate, fsdp2, hf-trainer, lightning, "
-            "maxtext or llm-foundry.",
+            help="megatron-lm, megatron-bridge, nemo, torchtitan, torchtitan-python, deepspeed, accelerate, fsdp2, "
+            "hf-trainer, lightning, maxtext or llm-foundry.",
         ),
     ],
     out: Annotated[
