@@ -69,12 +69,17 @@ class Choice:
         return None
 
     def value_in(self, options: Mapping[str, Any], values: Values) -> tuple[Case | None, set[str]]:
-        """The case that most of the options mean, and the names of options that were looked at."""
+        """The case that most of the options mean, and the names of options that were looked at.
+
+        A case that needs options means nothing where none of them is given: what is not said is not off.
+        """
         names = {name for case in self.cases for name in case.options}
         fits = [
             case
             for case in self.cases
-            if case.applies(values) and all(same(options.get(name), value) for name, value in case.options.items())
+            if case.applies(values)
+            and (not case.options or any(name in options for name in case.options))
+            and all(same(options.get(name), value) for name, value in case.options.items())
         ]
         best = max(fits, key=lambda case: (len(case.options), len(case.when)), default=None)
         return best, names & set(options)

@@ -125,6 +125,40 @@ def test_a_configuration_of_torchtitan_in_python(tmp_path: Path) -> None:
     assert {name: read.launch.values[name] for name in told} == told and read.kept == {"training.steps": 10}
 
 
+BRIDGE = """
+from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+cfg = llama3_8b_pretrain_config()
+cfg.model.tensor_model_parallel_size = 2
+cfg.model.virtual_pipeline_model_parallel_size = None
+cfg.model.sequence_parallel = True
+cfg.train.global_batch_size = 128
+cfg.train.micro_batch_size = 1
+cfg.mixed_precision = "bf16_with_fp8_current_scaling_mixed"
+cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)
+cfg.model.recompute_granularity = "selective"
+cfg.model.recompute_modules = ["core_attn", "weird"]
+cfg.scheduler.lr_warmup_iters = 5
+"""
+
+
+def test_what_is_not_said_is_not_off(tmp_path: Path) -> None:
+    """A recipe that changes a few fields leaves the others as they are: the distributed optimiser, fp32 gradients."""
+    path = tmp_path / "recipe.py"
+    path.write_text(BRIDGE)
+    read = read_launch(str(path), model="llama3-8b", cluster="dgx-h100")
+    told = {
+        "tp": 2,
+        "zero": 1,
+        "gradient_dtype": "fp32",
+        "overlap.dp": True,
+        "overlap.tp": True,
+        "recompute": "attention",
+    }
+    assert {name: read.launch.values[name] for name in told} == told
+    assert read.launch.values["dtype"] == "fp8-tensorwise" and read.kept == {"scheduler.lr_warmup_iters": 5}
+    assert read.notes == ("model.recompute_modules weird: not modelled, left out",)
+
+
 FSDP2 = """
 from torch.distributed.fsdp import fully_shard, MixedPrecisionPolicy, CPUOffloadPolicy
 mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("dp_replicate", "dp_shard"))
