@@ -28,6 +28,7 @@ from steptime.launch.table import SOFTWARE, Options, Software, plain, real_optio
 from steptime.launch.values import (
     NEUTRAL,
     OVERLAPS,
+    PRODUCTS,
     Values,
     meshed,
     multiplied,
@@ -49,6 +50,8 @@ LAUNCHERS: Final = {
 ARGUMENTS: Final = "arguments"
 _LINE: Final = re.compile(r"(?:^|\s)--[a-z]")
 #: Concepts that mean nothing without another degree, so that giving them is a contradiction.
+TEXTS: Final = ("model.name", "model.experts.pattern")
+WHOLE: Final = frozenset(name for product in PRODUCTS for name in (product.whole, *product.parts)) - {"shard"}
 LISTS: Final = ("mesh_shape", "mesh_names", "fsdp_mesh")
 ALONE: Final = {"sp": "tp", "vpp": "pp"}
 _SYNTAX: Final = {".json": ("json",), ".toml": ("toml",), ".yaml": ("yaml",), ".yml": ("yaml",)}
@@ -222,6 +225,8 @@ class _Reader:
                 raise PlanError(f"{' and '.join(given)} contradict each other", hint="give one of them")
 
     def _set(self, concept: str, value: Any, by: str) -> None:
+        if concept in WHOLE and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise PlanError(f"{by} says {concept.replace('_', ' ')} {shown(value)}; it must be a whole number from 1")
         held = self._values.get(concept)
         if held is not None and held != value:
             raise PlanError(
@@ -239,12 +244,12 @@ class _Reader:
                 continue
             self._used.add(option)
             value = plain(given)
-            if concept.partition(".")[0] == "model" and isinstance(value, str):
+            if concept in TEXTS and isinstance(value, str):
                 value = given
             elif isinstance(value, str):
                 self._open(option, given)
                 continue
-            elif isinstance(value, bool) or (isinstance(value, tuple) and concept not in LISTS):
+            elif isinstance(value, (bool, dict)) or (concept in LISTS) is not isinstance(value, tuple):
                 raise PlanError(f"{option} is {shown(given)}; it must be a number")
             if value != -1:
                 self._set(concept, value, option)
@@ -305,7 +310,8 @@ class _Reader:
             self._refuse_alone("vpp", self._said.get("vpp", "vpp"))
 
     def _words(self, concept: str, option: str, given: Any, words: Mapping[str, str], separator: str) -> None:
-        listed = str(given).split(separator) if separator else [given] if isinstance(given, str) else list(given)
+        listed = [str(word) for word in given] if isinstance(given, (list, tuple)) else [str(given)]
+        listed = separator.join(listed).split(separator) if separator else listed
         ours = {word: name for name, word in words.items()}
         known = [ours[word] for word in listed if word in ours]
         self._used.add(option)
