@@ -17,6 +17,8 @@ from steptime.errors import InputFileError
 
 _ASSIGNED: Final = re.compile(r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SHORT: Final = re.compile(r"-[A-Za-z]\w*")
+_SEVERAL: Final = re.compile(r"--[\w-]+ ")
+"""An option and its value in one pair of quotes, which the shell splits where an array is not quoted."""
 _QUOTED_ARRAY: Final = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
 _ARITHMETIC: Final = re.compile(r"\$\(\(([\w\s*/%+()-]{1,200})\)\)")
@@ -72,7 +74,7 @@ def options_of(words: list[str]) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     name = ""
-    for word in words:
+    for word in (part for each in words for part in (each.split() if _SEVERAL.match(each) else [each])):
         if word in ("$@", "$*"):
             name = ""
         elif word.startswith("--") and len(word) > 2:

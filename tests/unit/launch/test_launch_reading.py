@@ -52,6 +52,18 @@ def test_a_launch_script(tmp_path: Path) -> None:
     assert read.run.plan["tp"] == 4
 
 
+def test_entries_in_quotes_and_branches(tmp_path: Path) -> None:
+    """Of an array that is not quoted the shell splits the entries; of both branches of a condition all is taken."""
+    path = tmp_path / "train.sh"
+    path.write_text(
+        'ARGS=()\nif [[ "$DTYPE" == "fp8" ]]; then\n    ARGS+=(\n        "--fp8-format hybrid"\n        "--made-up 2"\n    )\nfi\n'
+        'MORE=(--bf16)\nARGS+=("${MORE[@]}")\n'
+        "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --tensor-model-parallel-size 2\n\nset +x\n"
+    )
+    read = read_launch(str(path), model="llama3-8b")
+    assert (read.launch.values["dtype"], read.launch.values["dp"], read.kept) == ("fp8-te", 4, {"--made-up": "2"})
+
+
 def test_a_line_of_arguments() -> None:
     line = "torchrun --nnodes=2 --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 4"
     read = read_launch(line, model="llama3-8b")
