@@ -55,11 +55,13 @@ def test_a_launch_script(tmp_path: Path) -> None:
 def test_entries_in_quotes_and_branches(tmp_path: Path) -> None:
     """Of an array that is not quoted the shell splits the entries; of both branches of a condition all is taken."""
     path = tmp_path / "train.sh"
-    path.write_text(
-        'ARGS=()\nif [[ "$DTYPE" == "fp8" ]]; then\n    ARGS+=(\n        "--fp8-format hybrid"\n        "--made-up 2"\n    )\nfi\n'
-        'MORE=(--bf16)\nARGS+=("${MORE[@]}")\n'
-        "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --tensor-model-parallel-size 2\n\nset +x\n"
-    )
+    lines = ["ARGS=()", 'if [[ "$DTYPE" == "fp8" ]]; then', "    ARGS+=(", '        "--fp8-format hybrid"']
+    lines += ['        "--made-up 2"', "    )", "fi", "MORE=(--bf16)", 'ARGS+=("${MORE[@]}")']
+    lines += [
+        "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --tensor-model-parallel-size 2",
+        "set +x",
+    ]
+    path.write_text("\n".join(lines))
     read = read_launch(str(path), model="llama3-8b")
     assert (read.launch.values["dtype"], read.launch.values["dp"], read.kept) == ("fp8-te", 4, {"--made-up": "2"})
 
