@@ -51,6 +51,8 @@ COMMANDS: Final = {
     "plot": ("steptime.plots.cli", "Draw saved results: scaling, breakdowns, rooflines, sweeps, timelines."),
     "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
+    "export": ("steptime.launch.cli.export", "Write a run as the launch file of a training software."),
+    "import": ("steptime.launch.cli.importing", "Read a launch file or script of a training software into a run."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
     "collective": ("steptime.cli.collective", "Time and bandwidth of one collective: NCCL's choice, rings, trees."),
     "shard": ("steptime.sharding.cli.shard", "The best shardings of a real module over a mesh, with a bound."),
