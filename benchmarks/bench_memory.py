@@ -10,11 +10,12 @@ import datetime
 import math
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
+from memory_fit import RELEASED, MemoryPoint, as_toml, errors_of, fitted_constants, reliability, unseen_deviation
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
 from steptime.lab.data_root import require_data
 from steptime.lab.measured.canonical import catalogue_device
@@ -22,6 +23,7 @@ from steptime.lab.measured.reading import read_runs
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import definition_of, is_stated, settings_of
 from steptime.plan.framework import NORMAL_95
+from steptime.plan.memory_profile import PLAIN
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")
 CONTEXT_BYTES = 1.5e9
@@ -100,7 +102,10 @@ def main() -> None:
     if parser.parse_args().write:
         # The spread is that of runs whose settings the row states; what is guessed has another.
         known = [p for run in runs if settled(run) and (p := point_of(run)) is not None]
-        constants = fitted_constants(known, pairs_of(runs), CONTEXT_BYTES, SOURCE)
+        constants = replace(
+            fitted_constants(known, pairs_of(runs), CONTEXT_BYTES, SOURCE), released=RELEASED,
+            unseen=unseen_deviation(known, left_out(runs)), seen=frozenset(p.framework for p in known) - {PLAIN.name},
+        )  # fmt: skip
         text = as_toml(constants, datetime.date.today().isoformat(), len(known))
         (Path(__file__).parents[1] / "src" / "steptime" / "estimate" / FILE).write_text(text)
         memory_constants.cache_clear()

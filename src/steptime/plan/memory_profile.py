@@ -126,8 +126,8 @@ _DEEPSPEED = MemoryProfile(
 SCALING = MemoryProfile(
     name="scaling",
     gathered_logits=True,
-    logit_kept_bytes=6.0,
-    logit_peak_bytes=18.0,
+    logit_kept_bytes=8.0,
+    logit_peak_bytes=16.0,
     gathered_inputs=True,
     norm_bytes=6.0,
     gate_bytes=2.0,
@@ -210,10 +210,12 @@ base.yml); XLA turns logits to fp32 as it reads them, which holds them and their
 
 Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the logits of all tensor ranks
 (`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the sequence
-before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
-the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
-ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
-normalised 2).
+before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32, whose gradients are so too. The
+buffers of the pipeline have two slots at least, whose outputs stay until they are written again (`required_buffer_count`
+of pipeline_schedule/train.py, `pipe_buffer.get` in parallel_module.py): logits 2 and those of the micro-batch before 2;
+of the loss log-probabilities 4, gradients of both 8. Assumed: that where ranks gather, nothing of their parts 2, joined
+2, and its gradient 2 is free before the backward pass is done, and that a norm of 2023 that no kernel fuses computes in
+fp32 (copy 4, normalised 2).
 
 Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
 once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),

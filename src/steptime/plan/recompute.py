@@ -340,7 +340,7 @@ def recompute_text(code: int) -> str:
 LOGIT_BYTES = 4.0
 """Logits are turned into probabilities in fp32."""
 MOST_LEADING = 3
-NORMS = ("layer_norm", "one_pass_layer_norm", "rms_norm")
+NORMS = ("layer_norm", "one_pass_layer_norm", "rms_norm", "plain_rms_norm")
 
 
 def layer_elements(s: Shape) -> Num:
@@ -359,7 +359,8 @@ def layer_elements(s: Shape) -> Num:
     if experts is not None:
         most = maximum(most, stream + s.expert_rows * (s.hidden + s.expert_in))
     if s.job.attention == "unfused":
-        most = maximum(most, stream + 2 * Heads(s).rows * s.seq_len - _freed_elements(s))
+        wide = 2.0 if s.job.memory.score_bytes else 1.0  # a softmax of fp32 has both gradients in fp32
+        most = maximum(most, stream + 2 * wide * Heads(s).rows * s.seq_len - _freed_elements(s))
     return most
 
 
@@ -412,8 +413,8 @@ def loss_bytes(s: Shape) -> Num:
     if profile.fused_head:
         return weight + 6.0 * s.tokens * s.model.hidden
     peak: Num = kept if profile.logit_peak_bytes is None else profile.logit_peak_bytes
-    if profile.gathered_logits:  # the parts of all ranks, and them joined
-        peak = peak + where(s.plans.tp > 1, 2 * element, 0.0)
+    if profile.gathered_logits:  # the parts of all ranks, them joined, and the gradient of the part
+        peak = peak + where(s.plans.tp > 1, 3 * element, 0.0)
     head = weight + stream + gathered + (element - kept) * logits
     evaluated = profile.evaluated_logit_bytes * s.job.evaluated_share
     return maximum((peak + evaluated - kept) * logits, head)
