@@ -35,6 +35,7 @@ def _jobs() -> st.SearchStrategy[dict[str, object]]:
             "framework": st.sampled_from(FRAMEWORKS),
             "fix": st.fixed_dictionaries({}, optional=fixed),
             "limit": st.sampled_from(((), ("oom_probability<=0.1",), ("pp<=4",))),
+            "oom_limit": st.sampled_from((None, 1e-4, 0.3, 1.0)),
             "top": st.sampled_from((1, 3, 10)),
         }
     )

@@ -30,6 +30,7 @@ from steptime.api.request import (
     constraints_of,
     job_choices,
     oom_limit_of,
+    share,
     strategy_of,
     text,
     whole,
@@ -38,6 +39,7 @@ from steptime.api.training import all_trained, check_training, samples_of, train
 from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
@@ -76,6 +78,7 @@ class Search:
     """Degrees that may have one value only."""
     limit: Sequence[str]
     strategy: str
+    oom_limit: float | None = None
 
     def prepared(self) -> tuple[Setting, Scope]:
         """The job for the engine, and the plans that are tried.
@@ -90,7 +93,10 @@ class Search:
         given = {**self.choices, **fixed_values(constraints)}
         check_mode(given, chosen)
         check_model(setting.job.model, text("strategy", self.strategy), given)
-        setting = replace(setting, oom_limit=oom_limit_of(self.limit, chosen))
+        most = oom_limit_of(self.limit, chosen)
+        first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
+        limited = chosen.method.calibrated and first < 1
+        setting = replace(setting, oom_limit=most, first_limit=first if limited else None)
         return setting, self._scope(setting, chosen, constraints)
 
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
@@ -217,6 +223,7 @@ def plan(
     lora: Mapping[str, Any] | None = None,
     fix: Mapping[str, Any] | None = None,
     limit: Sequence[str] = (),
+    oom_limit: float | None = None,
     top: int = 10,
     training: Mapping[str, Any] | None = None,
     objective: str = "time",
@@ -249,6 +256,9 @@ def plan(
             ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity``.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
+        oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
+            0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make
+            them fit.
         top: number of plans to return.
         training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
             ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
@@ -282,6 +292,7 @@ def plan(
         columns=columns,
         limit=[limit] if isinstance(limit, str) else limit,
         strategy=strategy,
+        oom_limit=oom_limit,
     )
     setting, scope = search.prepared()
     _refuse_length(length, setting.job)

@@ -122,6 +122,22 @@ def _print_plans(out: Console, result: PlanResult) -> None:
     advice = estimate.advice(result.plans, result.likely_to_fit)
     if advice:
         out.print(t.printable(advice))
+    _print_risky(out, result)
+
+
+def _print_risky(out: Console, result: PlanResult) -> None:
+    """Plans that would be before the first, and what would make them fit."""
+    if not result.risky or result.oom_limit is None:
+        return
+    out.print()
+    out.print(f"faster, but not first: P(oom) above {t.percent(result.oom_limit)} (--oom-limit)")
+    for each in result.risky:
+        e = each.estimate
+        fits = [f"{one.change} ({t.seconds(one.step_time_s)}, {t.percent(one.oom_probability)})"
+                for one in each.remedies]  # fmt: skip
+        what = f"fits with {' or '.join(fits)}" if fits else "no single change of it fits"
+        line = f"{t.plan_label(e.plan)}: {t.seconds(e.step_time_s)}, P(oom) {estimate.chance(e)}; {what}"
+        out.print(t.printable(f"  {line}"))
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
