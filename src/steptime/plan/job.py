@@ -370,6 +370,7 @@ def with_habits(job: Job, framework: str) -> Job:
         unfused_copies=habits.unfused_copies,
         triangular_softmax=habits.triangular_softmax,
         one_pass_norms=habits.one_pass_norms,
+        plain_norms=habits.plain_norms,
         asynchronous_tp=habits.asynchronous_tp,
         dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
         memory=memory_profile_of(framework),

@@ -353,7 +353,8 @@ def layer_elements(s: Shape) -> Num:
     """
     stream = s.sharded_tokens * s.model.hidden
     most: Num = 2 * s.gathered_kv
-    for local in _mlp_widths(s):
+    widths = _mlp_widths(s)
+    for local in widths:
         most = maximum(most, stream + _mlp_elements(s, local))
     experts = s.model.experts
     if experts is not None:
@@ -361,6 +362,9 @@ def layer_elements(s: Shape) -> Num:
     if s.job.attention == "unfused":
         wide = 2.0 if s.job.memory.score_bytes else 1.0  # a softmax of fp32 has both gradients in fp32
         most = maximum(most, stream + 2 * wide * Heads(s).rows * s.seq_len - _freed_elements(s))
+    adapter, copied = s.job.adapter, s.job.memory.dequantised_bytes
+    if copied and adapter is not None and adapter.weight_bytes is not None and widths:
+        most = most + copied / s.element_bytes * s.model.hidden * widths[0]
     return most
 
 
@@ -420,15 +424,23 @@ def loss_bytes(s: Shape) -> Num:
     return maximum((peak + evaluated - kept) * logits, head)
 
 
-def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans) -> list[Row]:
-    """The rows of a layer with what software keeps beyond the fused kernels of the rows (:class:`MemoryProfile`)."""
+def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans, *, trained: bool = True) -> list[Row]:
+    """The rows of a layer with what software keeps beyond the fused kernels of the rows (:class:`MemoryProfile`).
+
+    Args:
+        rows: of a layer.
+        profile: of the software.
+        plans: how the job is parallelised.
+        trained: the weights of norms are trained.
+    """
     extra = profile.norm_bytes or profile.gate_bytes or profile.score_bytes or profile.gathered_inputs
-    return [_with_copies(row, profile, plans) for row in rows] if extra else list(rows)
+    return [_with_copies(row, profile, plans, trained) for row in rows] if extra else list(rows)
 
 
-def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
+def _with_copies(row: Row, profile: MemoryProfile, plans: Plans, trained: bool) -> Row:
     if row.operator in NORMS:
-        return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.norm_bytes)
+        own = profile.norm_bytes - (0.0 if trained else profile.trained_norm_bytes)
+        return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * own)
     if row.operator == "gated_activation":
         return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.gate_bytes)
     if row.operator == "softmax":
