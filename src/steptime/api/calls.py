@@ -40,14 +40,16 @@ from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.memory_definitions import LIKELY_FITS
-from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
+from steptime.estimate.notes import global_batch_taken, micro_batch_taken, recompute_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
+from steptime.plan.framework import habits_of
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
+from steptime.plan.recompute import recompute_code
 from steptime.plan.space import Constraint, panels_worth_trying
 from steptime.plan.strategies import Strategy
 from steptime.registry import loaded
@@ -354,7 +356,7 @@ def estimate(
             recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity`` and ``placement`` (axis -> ranks inside a fast
             domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that are
-            left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without
+            left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's. Without
             a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
             published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
 
@@ -458,6 +460,8 @@ def asked_plan(
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
     if not {"zero", "shard"} & set(columns):
         columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
+    usual = habits_of(setting.job.framework.name).recompute
+    columns.setdefault("recompute", 0 if usual == "none" else recompute_code(usual))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     _check_served(setting, plans, checked)
@@ -486,7 +490,9 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
     if "micro_batch" in given:
         return stage
     share = int(replica_sequences(job.global_batch, found.plan["dp"]))
-    return (*micro_batch_taken(found.time, share, job.sample), *stage)
+    usual = habits_of(job.framework.name).recompute
+    again = () if usual == "none" or "recompute" in given else (recompute_taken(job.framework.name, usual),)
+    return (*micro_batch_taken(found.time, share, job.sample), *stage, *again)
 
 
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
