@@ -10,6 +10,7 @@ import datetime
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from steptime.lab.data_root import require_data
 from steptime.lab.measured.canonical import catalogue_device
 from steptime.lab.measured.reading import read_runs
 from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.measured.samples import definition_of, is_stated, settings_of
+from steptime.lab.measured.samples import Setting, definition_of, is_stated, settings_of
 from steptime.plan.framework import NORMAL_95
 from steptime.plan.memory_profile import PLAIN
 
@@ -36,11 +37,16 @@ def settled(run: MeasuredRun) -> bool:
     return len(settings_of(run)) <= 2
 
 
-def point_of(run: MeasuredRun) -> MemoryPoint | None:
-    """The run with the geometric mean of what its settings allocate; None where its schedule is not modelled."""
+def point_of(run: MeasuredRun, changed: Callable[[Setting], Setting] = lambda s: s) -> MemoryPoint | None:
+    """The run with the geometric mean of what its settings allocate; None where its schedule is not modelled.
+
+    Args:
+        run: with a measured peak.
+        changed: what to make of each setting before it is evaluated.
+    """
     if run.memory is None or run.schedule in NOT_MODELLED:
         return None
-    found = [(s.weight, s, s.evaluate()) for s in settings_of(run)]
+    found = [(s.weight, s, changed(s).evaluate()) for s in settings_of(run)]
     most = catalogue_device(run.device).memory_bytes
     allocated = math.exp(sum(w * math.log(min(float(e.peak_bytes), most)) for w, _, e in found))
     first = found[0][1]
