@@ -2,8 +2,8 @@
 
 Captures whole steps (forward, own loss, backward, AdamW) of Llama as Hugging Face's transformers has it, with adapters
 of PEFT where that package is there, on CUDA's operators and without a GPU, and holds the largest sum of live tensors
-against the formulas. 4-bit weights are those of a module that packs two weights in a byte and turns them to bf16 in both
-passes, as bitsandbytes does. ``--write`` also writes benchmarks/finetuning.md.
+against the formulas. 4-bit weights are those of a module that packs two weights in a byte and turns them to bf16 in
+both passes, as bitsandbytes does. ``--write`` also writes benchmarks/finetuning.md.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Case:
     """``full``, ``lora`` or ``qlora``."""
     checkpoints: bool = False
     dropout: float = 0.0
+    dora: bool = False
     wide: bool = False
     """Weights in fp32 under autocast."""
 
@@ -60,6 +61,7 @@ def cases() -> Iterator[Case]:
                 words = f"{tuned}{', checkpoints' if checkpoints else ''}; {label}"
                 yield Case(name=words, dims=dims, tuned=tuned, checkpoints=checkpoints)
     yield Case(name="lora, dropout; layers bind", dims=DEEP, tuned="lora", dropout=0.05)
+    yield Case(name="dora; layers bind", dims=DEEP, tuned="lora", dora=True)
     yield Case(name="full, fp32 weights under autocast; layers bind", dims=DEEP, wide=True)
 
 
@@ -90,7 +92,7 @@ def captured_bytes(case: Case) -> int:
         import peft
 
         with torch.device("meta"):
-            lora = peft.LoraConfig(r=RANK, target_modules="all-linear", lora_dropout=case.dropout)
+            lora = peft.LoraConfig(r=RANK, target_modules="all-linear", lora_dropout=case.dropout, use_dora=case.dora)
             module = peft.get_peft_model(module, lora)
     if case.checkpoints:
         module.gradient_checkpointing_enable()
@@ -152,7 +154,7 @@ def predicted_bytes(case: Case) -> float:
         head_dim=width // heads, vocab=vocab, seq_len=tokens,
     )  # fmt: skip
     stored = QLORA_BYTES if case.tuned == "qlora" else None
-    adapter = None if case.tuned == "full" else Adapter(rank=RANK, weight_bytes=stored)
+    adapter = None if case.tuned == "full" else Adapter(rank=RANK, weight_bytes=stored, dora=case.dora)
     job = Job(model=spec, gpus=1, global_batch=batch, seq_len=tokens, precision=PRECISIONS["bf16"],
               optimizer=OPTIMIZERS["adamw"], adapter=adapter)  # fmt: skip
     job = with_habits(job, "llama-factory" if case.wide else "ms-swift" if case.dropout else "transformers")
@@ -178,8 +180,9 @@ def main() -> None:
         print(lines[-1], flush=True)
     text = "\n".join([
         "# Memory of fine-tuning: formulas against captures of real modules", "",
-        "Whole steps of Llama as transformers has it, with PEFT's adapters of rank 16 on all products; live tensors at the",
-        "peak. Nothing is fitted: what is kept follows from the code of the modules (`src/steptime/plan/memory_profile.py`).",
+        "Whole steps of Llama as transformers has it, with PEFT's adapters of rank 16 on all products; live tensors at",
+        "the peak. Nothing is fitted: what is kept follows from the code of the modules",
+        "(`src/steptime/plan/memory_profile.py`).",
         "", *lines, "",
         f"Mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}.", "",
         "Command: `python benchmarks/bench_finetuning.py --write`", "",

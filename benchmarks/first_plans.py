@@ -1,7 +1,7 @@
 """What a stranger's software and fine-tuning show: memory by code alone, chances of running out, first plans.
 
-Everything here is predicted with the source left out: nothing was fitted to the runs that it is held against. The tables
-are part of ``docs/scoreboard.md``; ``python benchmarks/first_plans.py`` prints them.
+Everything here is predicted with the source left out: nothing was fitted to the runs that it is held against. The
+tables are part of ``docs/scoreboard.md``; ``python benchmarks/first_plans.py`` prints them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from steptime.api.frameworks import (
     fixed_values,
     framework_taken,
     read_as,
+    recompute_unless_given,
     renamed,
     scope_of,
     shard_unless_given,
@@ -49,7 +50,6 @@ from steptime.plan.framework import habits_of
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
-from steptime.plan.recompute import recompute_code
 from steptime.plan.space import Constraint, panels_worth_trying
 from steptime.plan.strategies import Strategy
 from steptime.registry import loaded
@@ -455,13 +455,12 @@ def asked_plan(
     check_strategy(setting, name)
     check_model(setting.job.model, name, checked)
     _check_share(setting.job, degrees["dp"], micro_batch, chosen)
-    hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])
-    panels = panels_worth_trying(hidden, longer)[0] if name == "2d" else 1
+    both = max(degrees["tp"], degrees["tp2"])
+    panels = panels_worth_trying(setting.job.model.hidden, both)[0] if name == "2d" else 1
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
     if not {"zero", "shard"} & set(columns):
         columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
-    usual = habits_of(setting.job.framework.name).recompute
-    columns.setdefault("recompute", 0 if usual == "none" else recompute_code(usual))
+    columns.setdefault("recompute", recompute_unless_given(setting.job.framework.name))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     _check_served(setting, plans, checked)
@@ -469,8 +468,7 @@ def asked_plan(
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
-    method = chosen.method.strategy(name)
-    return AskedPlan(setting=setting, strategy=method, plans=placed, given=checked, notes=said)
+    return AskedPlan(setting=setting, strategy=chosen.method.strategy(name), plans=placed, given=checked, notes=said)
 
 
 def _read(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ def command(
     lora_rank: o.LoraRank = None,
     lora_targets: o.LoraTargets = None,
     qlora: o.Qlora = None,
+    dora: o.Dora = None,
     context: o.Context = None,
     gradient_dtype: o.GradientDtype = None,
     graphs: o.Graphs = None,

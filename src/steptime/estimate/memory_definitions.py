@@ -64,7 +64,8 @@ class MemoryConstants:
 
         $M_d$ is the memory used on the device, $M_a$ the allocated one (B), $\epsilon$ the slack of the allocator and
         $\rho$ = :attr:`released`: where memory is short PyTorch's allocator gives cached blocks back and tries again
-        (`release_cached_blocks` of c10/cuda/CUDACachingAllocator.cpp), so that only what is in use within a block stays.
+        (`release_cached_blocks` of c10/cuda/CUDACachingAllocator.cpp), so that only what is in use within a block
+        stays.
         """
         slack = self.slacks.get(framework, self.slack)
         return self.defined(allocated, communicators, framework)["device"] - self.released * slack * allocated
@@ -97,10 +98,15 @@ def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
     wider = {name: float(value) for name, value in table["deviation"].get("framework", {}).items()}
     unseen = table["deviation"].get("unseen", {})
     return MemoryConstants(
-        **values, slacks=slacks, deviation=deviation, deviations=wider, source=str(table["provenance"]["source"]),
-        unseen=float(unseen.get("value", 0.0)), seen=frozenset(map(str, unseen.get("seen", ()))),
+        **values,
+        slacks=slacks,
+        deviation=deviation,
+        deviations=wider,
+        source=str(table["provenance"]["source"]),
+        unseen=float(unseen.get("value", 0.0)),
+        seen=frozenset(map(str, unseen.get("seen", ()))),
         released=float(table["slack"].get("released", 0.0)),
-    )  # fmt: skip
+    )
 
 
 def communicators(plans: Plans) -> Num:
@@ -138,7 +144,8 @@ def likely_fits(
 ) -> Any:
     r"""Whether plans of that allocated peak run out of memory with that chance at most, plan by plan.
 
-    They do where what they need :math:`M \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of :func:`oom_probability`, with the chance :math:`p` between 0 and 1.
+    They do where what they need :math:`M \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of :func:`oom_probability`,
+    with the chance :math:`p` between 0 and 1.
     """
     return _likely_fits(allocated, communicators(plans), framework, capacity_bytes, chance, is_host=is_host)
 

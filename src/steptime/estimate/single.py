@@ -286,7 +286,7 @@ def workload_record(job: Job) -> dict[str, Any]:
     if job.adapter is not None:
         adapter = job.adapter
         lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}
-        out["lora"] = lora
+        out["lora"] = lora | ({"dora": True} if adapter.dora else {})
     return out
 
 

@@ -493,7 +493,10 @@ def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
     down = matmul(f"{row.name}_adapter_down", row.block, narrow, kept_elements=kept / element, weights=first)
     # The second product adds to the frozen one's result, which is read and written again.
     wide = Product(m=m, n=n, k=rank, element_bytes=element, output_passes=2)
-    up = matmul(f"{row.name}_adapter_up", row.block, wide, kept_elements=m * projections * rank, weights=second)
+    inner = m * projections * rank
+    if adapter.dora:  # its scale is trained, so that both results that it multiplies are kept
+        inner, second = inner + 2 * m * n, second + n
+    up = matmul(f"{row.name}_adapter_up", row.block, wide, kept_elements=inner, weights=second)
     return [
         replace(down, share=row.share, replicated=0.0 if cut else first),
         replace(up, share=row.share, replicated=second if cut else 0.0),

@@ -333,7 +333,13 @@ _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_par
 _TORCHAO = replace(_PER_PARAMETER, kernel="sdpa", fp8="fp8-tensorwise", **_OPERATORS)
 _DATA_ONLY: frozenset[str] = frozenset()
 _TRAINER = Habits(
-    kernel="flash2", zero=0, axes=_DATA_ONLY, unfused_copies=_ALL, separate_kernels=True, plain_norms=True, stops_early=True
+    kernel="flash2",
+    zero=0,
+    axes=_DATA_ONLY,
+    unfused_copies=_ALL,
+    separate_kernels=True,
+    plain_norms=True,
+    stops_early=True,
 )
 """Modules of Hugging Face's transformers under its Trainer: DDP, or FSDP and DeepSpeed where asked for."""
 _CHECKPOINTED = replace(_TRAINER, recompute="full")

@@ -185,6 +185,8 @@ class Adapter:
     rank: int
     targets: str = "linear"
     """``linear``: every product of the layers; ``attention``: those of the attention block."""
+    dora: bool = False
+    """The length of each column of the sum is a parameter of its own (DoRA, arXiv 2402.09353)."""
     weight_bytes: float | None = None
     """Bytes of a frozen weight of the adapted products with its scales; None: those of the dtype."""
 

@@ -23,6 +23,7 @@ from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
 from steptime.plan.framework import habits_of
+from steptime.plan.job import Job
 from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row, Shape, over, tensor_shares
@@ -362,10 +363,19 @@ def layer_elements(s: Shape) -> Num:
     if s.job.attention == "unfused":
         wide = 2.0 if s.job.memory.score_bytes else 1.0  # a softmax of fp32 has both gradients in fp32
         most = maximum(most, stream + 2 * wide * Heads(s).rows * s.seq_len - _freed_elements(s))
-    adapter, copied = s.job.adapter, s.job.memory.dequantised_bytes
-    if copied and adapter is not None and adapter.weight_bytes is not None and widths:
-        most = most + copied / s.element_bytes * s.model.hidden * widths[0]
-    return most
+    return most + widened_bytes(s.job) / s.element_bytes * s.model.hidden * (widths[0] if widths else 0.0)
+
+
+def widened_bytes(job: Job) -> float:
+    """Per parameter of the largest weight of a layer: copies that adapters make of it while a product runs.
+
+    Of a quantised one that in the dtype of the run; for DoRA's lengths the weight, what the adapter adds and their sum.
+    """
+    adapter, copied = job.adapter, job.memory.dequantised_bytes
+    if adapter is None or not copied:
+        return 0.0
+    sums = 3 * (job.memory.adapter_bytes or copied) if adapter.dora else 0.0
+    return sums + (copied if adapter.weight_bytes is not None else 0.0)
 
 
 def _mlp_widths(s: Shape) -> list[Num]:

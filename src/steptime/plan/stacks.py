@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Defaults of one fine-tuning stack."""
+    """Defaults of one fine-tuning stack; the source says which of them are assumed."""
 
     title: str
     micro_batch: int
@@ -39,57 +39,90 @@ class Stack:
 
 STACKS: Mapping[str, Stack] = {
     "transformers": Stack(
-        title="Trainer of Hugging Face's transformers", micro_batch=8, lora_rank=None,
+        title="Trainer of Hugging Face's transformers",
+        micro_batch=8,
+        lora_rank=None,
         source="transformers 5.23.0: TrainingArguments (per_device_train_batch_size 8, optim adamw_torch_fused, "
         "activation_checkpointing off), from_pretrained dtype auto, ForCausalLMLoss, LlamaRMSNorm",
     ),
     "peft": Stack(
-        title="PEFT's adapters under that Trainer", micro_batch=8, lora_targets="attention",
+        title="PEFT's adapters under that Trainer",
+        micro_batch=8,
+        lora_targets="attention",
         source="peft 0.21.2: LoraConfig (r 8, lora_dropout 0.0, target_modules of the architecture: q_proj, v_proj), "
         "autocast_adapter_dtype True; use_dora False",
     ),
     "trl": Stack(
-        title="SFTTrainer of TRL", micro_batch=8, seq_len=1024, weights="fp32", lora_rank=16, checkpointing="layers",
+        title="SFTTrainer of TRL",
+        micro_batch=8,
+        seq_len=1024,
+        weights="fp32",
+        lora_rank=16,
+        checkpointing="layers",
         source="trl at 016013e, trainer/sft_config.py: max_length 1024, packing False, gradient_checkpointing True, "
-        "bf16 True, loss_type chunked_nll; ModelConfig lora_r 16; weights in fp32 are assumed (dtype of model_init_kwargs)",
+        "bf16 True, loss_type chunked_nll; ModelConfig lora_r 16; weights in fp32 are assumed (dtype of "
+        "model_init_kwargs)",
     ),
     "ms-swift": Stack(
-        title="ModelScope SWIFT", micro_batch=1, lora_dropout=0.05, checkpointing="layers",
-        source="ms-swift at dfa9f16, swift/llm/argument/train_args.py and tuner arguments: lora_rank 8, lora_dropout "
-        "0.05, target_modules all-linear, gradient_checkpointing True, torch_dtype of the checkpoint",
+        title="ModelScope SWIFT",
+        micro_batch=1,
+        lora_dropout=0.05,
+        checkpointing="layers",
+        source="ms-swift, swift/llm/argument/tuner_args.py at 08bd05b: lora_rank 8, lora_dropout 0.05; assumed: "
+        "target_modules all-linear, gradient_checkpointing True, torch_dtype of the checkpoint",
     ),
     "llama-factory": Stack(
-        title="LLaMA-Factory", micro_batch=8, seq_len=2048, weights="fp32", checkpointing="layers (reentrant)",
-        source="LLaMA-Factory, hparams/model_args.py and finetuning_args.py: disable_gradient_checkpointing False, "
-        "use_reentrant_gc True, pure_bf16 False, upcast_layernorm False, lora_rank 8, lora_dropout 0.0, lora_target all, "
-        "cutoff_len 2048",
+        title="LLaMA-Factory",
+        micro_batch=8,
+        seq_len=2048,
+        weights="fp32",
+        checkpointing="layers (reentrant)",
+        source="LLaMA-Factory, hparams/model_args.py: disable_gradient_checkpointing False, "
+        "use_reentrant_gc True, pure_bf16 False, upcast_layernorm False, lora_rank 8, lora_dropout 0.0, "
+        "lora_target all, cutoff_len 2048 (the last five assumed)",
     ),
     "axolotl": Stack(
-        title="Axolotl", micro_batch=1, packing=False,
-        source="axolotl at 70be546, utils/schemas/config.py: bf16 auto, optimizer adamw_torch_fused, sample_packing and "
-        "gradient_checkpointing as the file of the run says; adapters have no defaults",
+        title="Axolotl",
+        micro_batch=1,
+        packing=False,
+        source="assumed of axolotl, utils/schemas/config.py: bf16 auto, optimizer adamw_torch_fused, "
+        "sample_packing and gradient_checkpointing as the file of the run says; adapters have no defaults",
     ),
     "unsloth": Stack(
-        title="Unsloth", micro_batch=2, seq_len=2048, optimizer="adam8bit", lora_rank=16,
+        title="Unsloth",
+        micro_batch=2,
+        seq_len=2048,
+        optimizer="adam8bit",
+        lora_rank=16,
         checkpointing="layers, their inputs on the host (use_gradient_checkpointing unsloth)",
-        source="unsloth at 2a0358f, models/loader.py and its notebooks: max_seq_length 2048, load_in_4bit True, r 16, "
-        "lora_dropout 0, use_gradient_checkpointing unsloth, optim adamw_8bit",
+        source="unsloth, its notebooks: r 16, lora_dropout 0, use_gradient_checkpointing unsloth; assumed: "
+        "max_seq_length 2048, load_in_4bit True, optim adamw_8bit",
     ),
     "litgpt": Stack(
-        title="LitGPT", micro_batch=4, lora_targets="attention", lora_dropout=0.05,
-        source="litgpt at 01fe959, finetune/lora.py: bf16-true, micro_batch_size 4, lora_r 8, lora_dropout 0.05, query and "
-        "value, lm_head_chunk_size 128, PagedAdamW of quantised weights, checkpoints of blocks with FSDP alone",
+        title="LitGPT",
+        micro_batch=4,
+        lora_targets="attention",
+        lora_dropout=0.05,
+        source="litgpt at 01fe959, finetune/lora.py: bf16-true, micro_batch_size 4, lora_r 8, lora_dropout 0.05, query "
+        "and value, lm_head_chunk_size 128, PagedAdamW of quantised weights, checkpoints of blocks with FSDP alone",
         paged=True,
     ),
     "torchtune": Stack(
-        title="torchtune", micro_batch=2, checkpointing="layers", lora_targets="linear",
-        source="torchtune at 0e906b8, recipes/configs/llama3_1/8B_lora_single_device.yaml: lora_rank 8, lora_dropout 0.0, "
-        "q_proj, v_proj, output_proj and the MLP, batch_size 2, enable_activation_checkpointing, packed False, dtype bf16",
+        title="torchtune",
+        micro_batch=2,
+        checkpointing="layers",
+        lora_targets="linear",
+        source="assumed of torchtune, recipes/configs/llama3_1/8B_lora_single_device.yaml: lora_rank 8, lora_dropout "
+        "0.0, q_proj, v_proj, output_proj and the MLP, batch_size 2, enable_activation_checkpointing, packed "
+        "False, dtype bf16",
     ),
     "paddlenlp": Stack(
-        title="PaddleNLP", micro_batch=8,
-        source="PaddleNLP at 536f3c3, trainer/training_args.py: per_device_train_batch_size 8, recompute False, fp16_opt_level "
-        "O1 by default and O2 in the configurations of llm/config, which keep the master copy; lora_rank 8",
+        title="PaddleNLP",
+        micro_batch=1,
+        seq_len=2048,
+        source="PaddleNLP, llm/config/llama/sft_argument.json at 98187ec and lora_argument.json at 1e3fba3: "
+        "per_device_train_batch_size 1, max_length 2048, bf16 with fp16_opt_level O2, recompute False (lora: True), "
+        "sharding stage2 (lora: stage1); lora_rank 8 is assumed",
     ),
-}  # fmt: skip
+}
 """Rows by the name that ``--framework`` takes."""

@@ -352,7 +352,9 @@ class Corrected(Strategy):
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
-    rows = with_overlapped_transfers(kept_by_operators(rows, job.memory, plans, trained=job.adapter is None), job, plans)
+    rows = with_overlapped_transfers(
+        kept_by_operators(rows, job.memory, plans, trained=job.adapter is None), job, plans
+    )
     rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     if job.stops_early:
         rows = stopped_early(rows)

@@ -133,8 +133,9 @@ def _print_risky(out: Console, result: PlanResult) -> None:
     out.print(f"faster, but not first: P(oom) above {t.percent(result.oom_limit)} (--oom-limit)")
     for each in result.risky:
         e = each.estimate
-        fits = [f"{one.change} ({t.seconds(one.step_time_s)}, {t.percent(one.oom_probability)})"
-                for one in each.remedies]  # fmt: skip
+        fits = [
+            f"{one.change} ({t.seconds(one.step_time_s)}, {t.percent(one.oom_probability)})" for one in each.remedies
+        ]
         what = f"fits with {' or '.join(fits)}" if fits else "no single change of it fits"
         line = f"{t.plan_label(e.plan)}: {t.seconds(e.step_time_s)}, P(oom) {estimate.chance(e)}; {what}"
         out.print(t.printable(f"  {line}"))

@@ -61,7 +61,7 @@ class Found:
     """What is least of the best, ascending: times of a step, or values of the objective."""
     best: Plans
     risky_s: Array
-    """The same of those that run out of memory with a larger chance than a first plan may have; empty without a limit."""
+    """The same of those more likely to run out of memory than a first plan may be; empty without a limit."""
     risky: Plans
     energy: EnergyFront | None
     """Front of time and energy, where there is an objective."""

@@ -172,7 +172,7 @@ def _merged(found: Sequence[Found], top: int) -> tuple[list[Ranked], list[Ranked
             ((float(value), n, i) for n, f in enumerate(found) for i, value in enumerate(getattr(f, f"{name}_s"))),
         )
         for name in ("best", "risky")
-    )  # fmt: skip
+    )
     ranked = [(value, found[n].task.strategy, found[n].best.row(i)) for value, n, i in best[:top]]
     if not ranked and risky:
         ranked = [_safest(found)] if found[0].task.objective is None else []

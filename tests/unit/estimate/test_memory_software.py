@@ -12,8 +12,8 @@ from steptime.api.models import load_model
 from steptime.estimate.memory import GRADIENTS, UPDATE, memory_of, peak_bytes, stage_memory, stage_terms, state_bytes
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.framework_file import framework_names, load_framework
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.memory_profile import PLAIN, memory_profile_of
 from steptime.plan.plans import Plans, concatenate
 from steptime.plan.rows import Row
