@@ -349,7 +349,7 @@ HABITS: Mapping[str, Habits] = {
     "llama-factory": replace(_CHECKPOINTED, stops_early=False),
     "unsloth": replace(_CHECKPOINTED, stops_early=False, separate_kernels=False, plain_norms=False),
     "litgpt": replace(_TRAINER, zero_stages=frozenset({0, 3})),
-    "paddlenlp": Habits(kernel="flash2", zero=0, plain_norms=True, separate_kernels=True),
+    "paddlenlp": Habits(kernel="flash2", zero=2, plain_norms=True, separate_kernels=True),
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
         _MEGATRON,

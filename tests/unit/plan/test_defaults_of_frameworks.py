@@ -241,7 +241,7 @@ def test_the_fastest_plan_that_likely_fits_is_named() -> None:
         (None, "attention", "was read as attention, as in Megatron-LM"),
         ("megatron-core", "attention", "was read as attention, as megatron-core means it"),
         ("torchtitan", "norm+activation+outputs", "was read as norm+activation+outputs, as torchtitan means it"),
-        ("axolotl", "norm+activation+outputs", "as torchtune means it"),
+        ("torchtune", "norm+activation+outputs", "as torchtune means it"),
     ],
 )
 def test_selective_recomputation_is_what_the_framework_calls_so(framework: str | None, read: str, words: str) -> None:
