@@ -95,7 +95,7 @@ def captured_bytes(case: Case) -> int:
             lora = peft.LoraConfig(r=RANK, target_modules="all-linear", lora_dropout=case.dropout, use_dora=case.dora)
             module = peft.get_peft_model(module, lora)
     if case.checkpoints:
-        module.gradient_checkpointing_enable()
+        getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()
         if case.tuned != "full":
             module.enable_input_require_grads()
     module.train()
