@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SHOWN_FRONT = 5
 #: They take at most this many times the fastest step.
 SLOWEST_OF_FRONT = 2.0
+#: Changes of a plan that make it fit to show, and what to say without one.
+SHOWN_REMEDIES, NO_REMEDY = 2, "no single change of it fits"
 #: Columns of the terminal from which the main loss and the band have room next to a plan on one line.
 WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
 
@@ -126,19 +128,19 @@ def _print_plans(out: Console, result: PlanResult) -> None:
 
 
 def _print_risky(out: Console, result: PlanResult) -> None:
-    """Plans that would be before the first, and what would make them fit."""
+    """The fastest plan that would be before the first, and the changes that make it fit, as far as there is room."""
     if not result.risky or result.oom_limit is None:
         return
+    each, more = result.risky[0], len(result.risky) - 1
+    e, shown = each.estimate, each.remedies[:SHOWN_REMEDIES]
+    fits = [f"{one.change} ({t.seconds(one.step_time_s)})" for one in shown]
+    words = [
+        f"faster, but not first: {t.plan_label(e.plan)}, {t.seconds(e.step_time_s)}, P(oom) {estimate.chance(e)} above"
+    ]
+    words += [f"{t.percent(result.oom_limit)} (--oom-limit); {'fits with ' + ' or '.join(fits) if fits else NO_REMEDY}"]
+    words += [f"({more} more in --json)"] if more else []
     out.print()
-    out.print(f"faster, but not first: P(oom) above {t.percent(result.oom_limit)} (--oom-limit)")
-    for each in result.risky:
-        e = each.estimate
-        fits = [
-            f"{one.change} ({t.seconds(one.step_time_s)}, {t.percent(one.oom_probability)})" for one in each.remedies
-        ]
-        what = f"fits with {' or '.join(fits)}" if fits else "no single change of it fits"
-        line = f"{t.plan_label(e.plan)}: {t.seconds(e.step_time_s)}, P(oom) {estimate.chance(e)}; {what}"
-        out.print(t.printable(f"  {line}"))
+    out.print(t.printable(" ".join(words)))
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
