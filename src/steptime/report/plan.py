@@ -131,16 +131,11 @@ def _print_risky(out: Console, result: PlanResult) -> None:
     """The fastest plan that would be before the first, and the changes that make it fit, as far as there is room."""
     if not result.risky or result.oom_limit is None:
         return
-    each, more = result.risky[0], len(result.risky) - 1
-    e, shown = each.estimate, each.remedies[:SHOWN_REMEDIES]
-    fits = [f"{one.change} ({t.seconds(one.step_time_s)})" for one in shown]
-    words = [
-        f"faster, but not first: {t.plan_label(e.plan)}, {t.seconds(e.step_time_s)}, P(oom) {estimate.chance(e)} above"
-    ]
-    words += [f"{t.percent(result.oom_limit)} (--oom-limit); {'fits with ' + ' or '.join(fits) if fits else NO_REMEDY}"]
-    words += [f"({more} more in --json)"] if more else []
-    out.print()
-    out.print(t.printable(" ".join(words)))
+    each = result.risky[0]
+    fits = [f"{one.change} ({t.seconds(one.step_time_s)})" for one in each.remedies[:SHOWN_REMEDIES]]
+    risk = f"{t.seconds(each.estimate.step_time_s)}, P(oom) {estimate.chance(each.estimate)}"
+    what = f"fits with {' or '.join(fits)}" if fits else NO_REMEDY
+    out.print(t.printable(f"faster, above --oom-limit: {t.plan_label(each.estimate.plan)}, {risk}; {what}"))
 
 
 def _print_front(out: Console, result: PlanResult) -> None:
