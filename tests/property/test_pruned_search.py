@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def _jobs() -> st.SearchStrategy[dict[str, object]]:
             "framework": st.sampled_from(FRAMEWORKS),
             "fix": st.fixed_dictionaries({}, optional=fixed),
             "limit": st.sampled_from(((), ("oom_probability<=0.1",), ("pp<=4",))),
+            "oom_limit": st.sampled_from((None, 1e-4, 0.3, 1.0)),
             "top": st.sampled_from((1, 3, 10)),
         }
     )
@@ -74,3 +76,16 @@ def test_exchanges_that_may_hide_are_left_out_of_a_bound():
     each = Pass(forward_s=near, backward_s=near, forward_exchange_s=far, backward_exchange_s=far)
     assert bounds._least(each, over, pairs=True).forward_s == 5.0
     assert bounds._least(each, over, pairs=False).forward_s == 9.0
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama3.1-70b", 128)])
+def test_with_bounds_that_are_exact_what_is_shown_next_to_the_best_is_still_found(model, gpus, monkeypatch):
+    job = {"model": model, "cluster": "dgx-h100", "gpus": gpus, "global_batch": gpus, "strategy": "1d", "top": 1}
+    seen, front = [], ranking.Ranking.front
+    monkeypatch.setattr(ranking, "ROUND", 1)
+    monkeypatch.setattr(ranking, "BLOCK", 1)
+    monkeypatch.setattr(ranking.Ranking, "front", lambda self: seen.append(self.time_s.copy()) or front(self))
+    monkeypatch.setattr(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape))
+    every = _found(job)
+    monkeypatch.setattr(ranking, "least_step_s", lambda planned, machine, table, shape: seen[0])
+    assert _found(job) == every and len(every["risky"]) == ranking.RISKY_SHOWN

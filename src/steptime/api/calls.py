@@ -13,6 +13,7 @@ from steptime.api.frameworks import (
     fixed_values,
     framework_taken,
     read_as,
+    recompute_unless_given,
     renamed,
     scope_of,
     shard_unless_given,
@@ -30,6 +31,7 @@ from steptime.api.request import (
     constraints_of,
     job_choices,
     oom_limit_of,
+    share,
     strategy_of,
     text,
     whole,
@@ -38,11 +40,13 @@ from steptime.api.training import all_trained, check_training, samples_of, train
 from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
-from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
+from steptime.estimate.memory_definitions import LIKELY_FITS
+from steptime.estimate.notes import global_batch_taken, micro_batch_taken, recompute_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
+from steptime.plan.framework import habits_of
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
@@ -76,6 +80,7 @@ class Search:
     """Degrees that may have one value only."""
     limit: Sequence[str]
     strategy: str
+    oom_limit: float | None = None
 
     def prepared(self) -> tuple[Setting, Scope]:
         """The job for the engine, and the plans that are tried.
@@ -90,7 +95,10 @@ class Search:
         given = {**self.choices, **fixed_values(constraints)}
         check_mode(given, chosen)
         check_model(setting.job.model, text("strategy", self.strategy), given)
-        setting = replace(setting, oom_limit=oom_limit_of(self.limit, chosen))
+        most = oom_limit_of(self.limit, chosen)
+        first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
+        limited = chosen.method.calibrated and first < 1
+        setting = replace(setting, oom_limit=most, first_limit=first if limited else None)
         return setting, self._scope(setting, chosen, constraints)
 
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
@@ -217,6 +225,7 @@ def plan(
     lora: Mapping[str, Any] | None = None,
     fix: Mapping[str, Any] | None = None,
     limit: Sequence[str] = (),
+    oom_limit: float | None = None,
     top: int = 10,
     training: Mapping[str, Any] | None = None,
     objective: str = "time",
@@ -249,6 +258,9 @@ def plan(
             ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity``.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
+        oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
+            0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make
+            them fit.
         top: number of plans to return.
         training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
             ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
@@ -282,6 +294,7 @@ def plan(
         columns=columns,
         limit=[limit] if isinstance(limit, str) else limit,
         strategy=strategy,
+        oom_limit=oom_limit,
     )
     setting, scope = search.prepared()
     _refuse_length(length, setting.job)
@@ -343,7 +356,7 @@ def estimate(
             recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity`` and ``placement`` (axis -> ranks inside a fast
             domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that are
-            left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without
+            left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's. Without
             a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
             published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
 
@@ -442,11 +455,12 @@ def asked_plan(
     check_strategy(setting, name)
     check_model(setting.job.model, name, checked)
     _check_share(setting.job, degrees["dp"], micro_batch, chosen)
-    hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])
-    panels = panels_worth_trying(hidden, longer)[0] if name == "2d" else 1
+    both = max(degrees["tp"], degrees["tp2"])
+    panels = panels_worth_trying(setting.job.model.hidden, both)[0] if name == "2d" else 1
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
     if not {"zero", "shard"} & set(columns):
         columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
+    columns.setdefault("recompute", recompute_unless_given(setting.job.framework.name))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     _check_served(setting, plans, checked)
@@ -454,8 +468,7 @@ def asked_plan(
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
-    method = chosen.method.strategy(name)
-    return AskedPlan(setting=setting, strategy=method, plans=placed, given=checked, notes=said)
+    return AskedPlan(setting=setting, strategy=chosen.method.strategy(name), plans=placed, given=checked, notes=said)
 
 
 def _read(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
@@ -475,7 +488,9 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
     if "micro_batch" in given:
         return stage
     share = int(replica_sequences(job.global_batch, found.plan["dp"]))
-    return (*micro_batch_taken(found.time, share, job.sample), *stage)
+    usual = habits_of(job.framework.name).recompute
+    again = () if usual == "none" or "recompute" in given else (recompute_taken(job.framework.name, usual),)
+    return (*micro_batch_taken(found.time, share, job.sample), *stage, *again)
 
 
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:

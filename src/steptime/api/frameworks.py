@@ -20,8 +20,9 @@ from steptime.plan.framework_file import (
     unknown_framework,
 )
 from steptime.plan.overlap import RULES, OverlapRule
-from steptime.plan.recompute import SELECTIVE, says_selective, spelled_out
+from steptime.plan.recompute import SELECTIVE, recompute_code, says_selective, spelled_out
 from steptime.plan.space import Constraint, CorrectedSpace, Space
+from steptime.plan.stacks import STACKS
 
 Strategies = Mapping[str, tuple[Constraint, ...]]
 #: Axes that a strategy is asked for by its name.
@@ -106,6 +107,16 @@ def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
     shared = degrees.get("dp", 1) * degrees.get("cp", 1) > 1
     zero = habits.zero_with(degrees.get("pp", 1))
     return zero if shared else min(zero, Habits().zero)
+
+
+def recompute_unless_given(framework: str) -> int:
+    """Code of what a framework recomputes where a plan does not say it.
+
+    >>> recompute_unless_given("trl"), recompute_unless_given("torchtitan")
+    (2, 0)
+    """
+    usual = habits_of(framework).recompute
+    return 0 if usual == "none" else recompute_code(usual)
 
 
 def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:
@@ -270,9 +281,12 @@ def framework_record(name: str) -> FrameworkRecord:
         values = {p: float((own or table["common"])[p]) for p in PARAMETERS}
         doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
+    stack = STACKS.get(name)
+    if stack is not None and not own:
+        source = f"{stack.source}; times: the common values, of {source}"
     return FrameworkRecord(
         name=name,
-        title=TITLES.get(name, ""),
+        title=TITLES.get(name, "" if stack is None else stack.title),
         runs=runs,
         parameters=values,
         doubts=doubts,

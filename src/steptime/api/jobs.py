@@ -113,7 +113,7 @@ def estimated_optimizer(name: str) -> Optimizer:
     raise UnknownNameError("optimizer", str(name), (*OPTIMIZERS, *_ESTIMATED))
 
 
-LORA_KEYS = ("rank", "targets", "qlora")
+LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
 EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity", "dispatcher")
@@ -286,6 +286,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
     return Adapter(
         rank=whole("lora.rank", lora["rank"], 1, 10**5),
         weight_bytes=weight_bytes,
+        dora=switch("lora.dora", lora.get("dora", False)),
         targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS),
     )
 

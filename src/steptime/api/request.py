@@ -480,6 +480,17 @@ def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
     return min(chances, default=None)
 
 
+def share(field: str, value: Any) -> float:
+    """A share above 0, at most 1.
+
+    Raises:
+        FieldError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise FieldError("", field, f"{shown(value)} is no share above 0 and at most 1", hint="for example 0.05")
+    return float(value)
+
+
 def _chance(bound: str) -> float:
     found = re.fullmatch(rf"\s*{CHANCE}\s*<=?\s*(\d*\.?\d+(?:e-\d+)?)\s*", bound)
     chance = float(found[1]) if found and len(found[1]) < MAX_DIGITS else 0.0

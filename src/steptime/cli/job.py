@@ -226,6 +226,21 @@ def _share(text: str) -> float | str:
         return text
 
 
+def parse_share(option: str, text: str) -> float:
+    """A share above 0 and at most 1, in percent or as a number.
+
+    Raises:
+        FieldError: anything else.
+
+    >>> parse_share("--oom-limit", "5 %"), parse_share("--oom-limit", "0.1")
+    (0.05, 0.1)
+    """
+    value = _share(text)
+    if isinstance(value, str) or not 0 < value <= 1:
+        raise FieldError("", option, f"{shorten(text)!r} is no share above 0 and at most 1", hint="for example 5%")
+    return value
+
+
 def _whole(option: str, key: str, text: str) -> int:
     low, high = COUNTS[key]
     value = digits(text)

@@ -225,6 +225,15 @@ def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:
     return () if stage == usual else (f"zero was not given: {stage} was taken, as {framework} does",)
 
 
+def recompute_taken(framework: str, usual: str) -> str:
+    """A note where it was not given what is recomputed and the framework recomputes something by default.
+
+    >>> recompute_taken("trl", "full")
+    'recompute was not given: full was taken, as trl does'
+    """
+    return f"recompute was not given: {usual} was taken, as {framework} does"
+
+
 def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: float) -> str:
     """Why full recomputation is faster than none where activations are offloaded.
 

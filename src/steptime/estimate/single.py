@@ -86,6 +86,8 @@ class Setting:
     """Words of ``overlap`` that the user gave where they are not the framework's."""
     oom_limit: float | None = None
     """Largest chance of running out of memory that a plan of a search may have; None: its live tensors fit."""
+    first_limit: float | None = None
+    """Largest chance of running out of memory with which a plan of a search is put before others; None: any."""
 
     @cached_property
     def machine(self) -> Machine:
@@ -284,7 +286,7 @@ def workload_record(job: Job) -> dict[str, Any]:
     if job.adapter is not None:
         adapter = job.adapter
         lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}
-        out["lora"] = lora
+        out["lora"] = lora | ({"dora": True} if adapter.dora else {})
     return out
 
 

@@ -123,6 +123,7 @@ class _Lora(_Table):
     rank: Annotated[int, Field(ge=1, le=10**5)] | None = None
     targets: Word | None = None
     qlora: bool | None = None
+    dora: bool | None = None
 
 
 class _Run(_Table):

@@ -208,6 +208,8 @@ HABITS: Final = {
     "selective": "what is recomputed where it is asked to do so selectively",
     "parts": "what a search recomputes other than whole layers",
     "expert_parts": "the same of models with experts",
+    "plain_norms": "norms are operators on fp32 copies",
+    "recompute": "what is recomputed unless told otherwise",
     "within_node": "nodes hold copies unless told otherwise (HSDP)",
     "zero": "ZeRO stage unless told otherwise",
     "zero_stages": "ZeRO stages that it has, without a pipeline",

@@ -60,6 +60,9 @@ class Found:
     best_s: Array
     """What is least of the best, ascending: times of a step, or values of the objective."""
     best: Plans
+    risky_s: Array
+    """The same of those more likely to run out of memory than a first plan may be; empty without a limit."""
+    risky: Plans
     energy: EnergyFront | None
     """Front of time and energy, where there is an objective."""
     front_s: Array
@@ -196,7 +199,8 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         task=each.task, candidates=listing.candidates, feasible=feasible, costed=ranking.costed,
         energy=None if priced is None else priced.front(_plans(listing, priced.ids[:, 0], priced.ids[:, 1])),
         reasons=_reasons(each, multiplicity, ranking.risky) | refused, best_s=ranking.best.values,
-        best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]),
+        best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]), risky_s=ranking.risky_best.values,
+        risky=_plans(listing, ranking.risky_best.ids[:, 0], ranking.risky_best.ids[:, 1]),
         front_s=ranking.time_s[front], front_bytes=fitting.peak[front],
         front=_plans(listing, at[front], ranking.place[front]),
         nearest=None if feasible or refused else _nearest(each, multiplicity), distinct_layers=table.count,
