@@ -8,11 +8,10 @@ peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their pro
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -20,6 +19,7 @@ from steptime.cost.memory import device_bytes, reserved_bytes
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Num, where
 from steptime.plan.plans import Plans
+from steptime.store.files import parse_toml
 
 DEFINITIONS = ("allocated", "reserved", "device")
 UNSTATED = "unstated"
@@ -68,8 +68,8 @@ def memory_constants(*, is_host: bool = False) -> MemoryConstants:
     """
     if is_host:
         return replace(memory_constants(), context_bytes=0.0, communicator_bytes=0.0)
-    file = resources.files("steptime.estimate") / FILE
-    return constants_of(tomllib.loads(file.read_text(encoding="utf-8")))
+    file = Path(__file__).with_name(FILE)
+    return constants_of(parse_toml(file.read_text(encoding="utf-8"), str(file)))
 
 
 def constants_of(table: Mapping[str, Any]) -> MemoryConstants:

@@ -313,7 +313,7 @@ class CorrectedSpace(Space):
     def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
         """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
         share = np.asarray(replica_sequences(job.global_batch, np.asarray(meshes.dp)))
-        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share)}
+        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share, return_index=True)[0]}
         mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
         extra: dict[str, Array] = {"micro_batch": micro_batch}
         for column, choices in self._choices(job, strategy, meshes).items():

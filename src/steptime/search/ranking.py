@@ -117,7 +117,10 @@ class Ranking:
         least_s = of.least_s() if self._priced is None else np.zeros(len(of.at))
         likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.at), dtype=bool)
         unknown, most = np.ones(len(of.at), dtype=bool), ROUND
-        chosen = np.union1d(_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        chosen = np.concatenate(
+            (_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        )
+        chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
             for start in range(0, len(chosen), BLOCK):
                 self._cost(chosen[start : start + BLOCK], limit)
