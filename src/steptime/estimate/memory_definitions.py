@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from steptime.cost.memory import device_bytes, reserved_bytes
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Num, where
 from steptime.plan.plans import Plans
@@ -131,6 +131,8 @@ def _likely_fits(
     allocated: Num, buffers: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool
 ) -> Any:
     constants = memory_constants(is_host=is_host)
+    from statistics import NormalDist  # here, as it loads more than all of an estimate does
+
     most = capacity_bytes * math.exp(constants.spread("device", framework) * NormalDist().inv_cdf(chance))
     return constants.defined(allocated, buffers, framework)["device"] <= most
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import composed
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_fit
 from steptime.estimate.result import planned_job
