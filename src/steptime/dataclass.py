@@ -63,11 +63,11 @@ _SHARED: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def _init_of(cls: type) -> Callable[..., None]:
+def _init_of(cls: Any) -> Callable[..., None]:
     """``__init__`` of a class, compiled: each field a keyword argument, with its default."""
     scope: dict[str, Any] = {"_set": object.__setattr__, "_NONE": object()}
     takes, sets = [], []
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for f in dataclasses.fields(cls):
         name, default = f.name, f"_default_{f.name}"
         scope[default] = f.default if f.default_factory is dataclasses.MISSING else f.default_factory
         made = f.default_factory is not dataclasses.MISSING
@@ -75,7 +75,7 @@ def _init_of(cls: type) -> Callable[..., None]:
         takes.append(f"{name}={'_NONE' if made else default}" if optional else name)
         sets.append(f"_set(self, {name!r}, " + (f"{default}() if {name} is _NONE else {name})" if made else f"{name})"))
     sets += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
-    keywords = ["*"] if takes and dataclasses.fields(cls)[0].kw_only else []  # type: ignore[arg-type]
+    keywords = ["*"] if takes and dataclasses.fields(cls)[0].kw_only else []
     arguments = ", ".join(["self", *keywords, *takes])
     exec(f"def __init__({arguments}):\n " + "\n ".join(sets or ["pass"]), scope)
     made_init: Callable[..., None] = scope["__init__"]
@@ -83,20 +83,20 @@ def _init_of(cls: type) -> Callable[..., None]:
     return made_init
 
 
-def _made(cls: type, *, kw_only: bool) -> type:
+def _made(cls: type, *, kw_only: bool) -> Any:
     own = set(vars(cls))
-    made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    made.__dataclass_params__.frozen = made.__dataclass_params__.eq = True  # type: ignore[attr-defined]
+    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
+    made.__dataclass_params__.frozen = made.__dataclass_params__.eq = True
     for name, method in _SHARED.items():
         if name not in own or (name == "__hash__" and vars(cls)[name] is None):
             setattr(made, name, method)
 
     def __init__(self: Any, *args: Any, **values: Any) -> None:
-        made.__init__ = _init_of(made)  # type: ignore[misc]
+        made.__init__ = _init_of(made)
         made.__init__(self, *args, **values)
 
     if "__init__" not in own:
-        made.__init__ = __init__  # type: ignore[misc]
+        made.__init__ = __init__
     return made
 
 

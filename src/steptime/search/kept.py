@@ -99,12 +99,18 @@ class Kept(Generic[T]):
 
     def get(self, numbers: Array, compute: Callable[[Array], T]) -> T:
         """The record of some rows; ``compute`` makes that of places among them that are not kept."""
-        top = int(numbers.max(initial=-1)) + 1
+        if not len(numbers):
+            return compute(np.arange(0))
+        top = int(numbers.max()) + 1
         if top > len(self._at):
             self._at = np.concatenate((self._at, np.full(max(top, 2 * len(self._at)) - len(self._at), -1)))
         missing = np.flatnonzero(self._at[numbers] < 0)
-        if len(missing) or self._made is None:
-            self._add(numbers[missing], compute(missing))
+        made = compute(missing) if len(missing) else None
+        if made is not None and self._made is not None and _shape(made) != _shape(self._made):
+            self._at[:], self._made, self._count = -1, None, 0  # other transfers than before: none is kept
+            missing, made = np.arange(len(numbers)), compute(np.arange(len(numbers)))
+        if made is not None:
+            self._add(numbers[missing], made)
         at = self._at[numbers]
         found: T = _rebuilt(self._made, iter([taken(leaf, at) for leaf in self._leaves]))
         return found
@@ -126,6 +132,13 @@ def _joined(old: Num, rows: int, new: Num, count: int) -> Num:
     return np.concatenate((np.broadcast_to(old, (rows,)), np.broadcast_to(new, (count,))))
 
 
+def _shape(record: Any) -> Any:
+    """Names of the columns of a record."""
+    if isinstance(record, Mapping):
+        return {name: _shape(each) for name, each in record.items()}
+    return [_shape(getattr(record, f.name)) for f in fields(record)] if is_dataclass(record) else None
+
+
 def _leaves(record: Any) -> Iterator[Any]:
     """Columns of a record of records and mappings, in order."""
     if isinstance(record, Mapping):
@@ -142,9 +155,9 @@ def _rebuilt(record: Any, columns: Iterator[Num]) -> Any:
     """The same record with other columns."""
     if isinstance(record, Mapping):
         return {name: _rebuilt(each, columns) for name, each in record.items()}
-    if is_dataclass(record):
+    if is_dataclass(record) and not isinstance(record, type):
         parts = {f.name: _rebuilt(getattr(record, f.name), columns) for f in fields(record)}
-        return type(record)(**parts)  # type: ignore[arg-type]
+        return replace(record, **parts)
     return next(columns)
 
 

@@ -183,7 +183,8 @@ def _kept_passes(
         device = costs((*shape_key, alone), (width, 0), 0)
         table = costs((*shape_key, on_links, fixed_inner), (width, inner_rows.shape[1]), inner.count)
         found = table.pairs(shape_rows, inner_rows, shape_of, inner_of)
-        return table.kept.get(found, lambda places: passes(places, device))
+        out: Passes = table.kept.get(found, lambda places: passes(places, device))
+        return out
 
 
 def _coded(plans: Plans, count: int) -> tuple[tuple[tuple[str, Num], ...], Array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -48,8 +48,8 @@ class PlanResult:
     reasons: Mapping[str, int]
     """Named reason -> candidates that have it; one candidate may have several."""
     stop: Stop
-    plans: tuple[Estimate, ...]
-    """Fastest first."""
+    plans: Sequence[Estimate]
+    """Fastest first; all but the first are explained when they are read."""
     pareto: tuple[Mapping[str, Any], ...]
     """Front of step time and memory: no candidate is better in both. Each has step_time_s,
     peak_memory_bytes and plan."""
@@ -114,10 +114,8 @@ def rank_plans(
     ranked = sorted(
         ((float(f.best_s[i]), n, i) for n, f in enumerate(found) for i in range(len(f.best_s))),
     )[:top]  # fmt: skip
-    plans = tuple(
-        _explained(setting, found[n].task.strategy, found[n].best.row(i), first=not k and not brief)
-        for k, (_, n, i) in enumerate(ranked)
-    )
+    rows = [(found[n].task.strategy, found[n].best.row(i)) for _, n, i in ranked]
+    plans = Ranked(setting, rows, [_explained(setting, *row, first=not brief) for row in rows[:1]])
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
@@ -145,6 +143,42 @@ def find(
         out += search([task], top, _shifted(progress, done))
         done += out[-1].candidates
     return out
+
+
+class Ranked(Sequence[Estimate]):
+    """Plans of a job, fastest first, each explained when it is first read."""
+
+    def __init__(self, setting: Setting, rows: Sequence[tuple[Strategy, Plans]], explained: Sequence[Estimate]) -> None:
+        self._setting, self._rows = setting, rows
+        self._known: dict[int, Estimate] = dict(enumerate(explained))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Estimate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+        """The plan of a rank, from 0 on; of a slice those of its ranks."""
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        place = range(len(self))[index]
+        if place not in self._known:
+            self._known[place] = _explained(self._setting, *self._rows[place], first=False)
+        return self._known[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(len(self))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Estimate, ...]]]:
+        """Copies for other processes are explained."""
+        return tuple, (tuple(self),)
 
 
 def _shifted(progress: Progress | None, before: int) -> Progress | None:
