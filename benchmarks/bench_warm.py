@@ -127,9 +127,11 @@ def many() -> Iterator[str]:
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     yield (
         f"{len(points)} of the {ALL:,} jobs ({len(MODELS)} models, {len(CLUSTERS)} clusters, {len(COUNTS)} numbers of "
-        f"devices, {len(BATCHES)} batches), {candidates:,} candidates: {cpu_s:.1f} s of CPU, {1e3 * share:.0f} ms a job."
+        f"devices, {len(BATCHES)} batches), {candidates:,} candidates: {cpu_s:.1f} s of CPU, "
+        f"{1e3 * share:.0f} ms a job."
     )
-    yield f"All on {CORES} cores, if they are as these: {share * ALL / CORES / 60:.0f} minutes. Peak memory: {rss:.2f} GiB."
+    minutes = share * ALL / CORES / 60
+    yield f"All on {CORES} cores, if they are as these: {minutes:.0f} minutes. Peak memory: {rss:.2f} GiB."
 
 
 def growth() -> Iterator[str]:
@@ -186,8 +188,8 @@ def rooms() -> Iterator[str]:
 NOTES = """\
 CPU seconds are `time.process_time`, one thread. "Never seen": the batches or links had no search before in which their
 layers were costed; medians over them. Plans after the first are explained when they are read, which these times do not
-have. In the profile the time of a room is that of its own lines; numpy's loops count as those of the lines that run them
-where the profiler does not see them, such as arithmetic on arrays.
+have. In the profile the time of a room is that of its own lines; numpy's loops count as those of the lines that run
+them where the profiler does not see them, such as arithmetic on arrays.
 """
 
 

@@ -27,7 +27,7 @@ KINDS: Final = 12
 _STRIDE: Final = 32
 """Placements that a table has room for at least."""
 ROWS: Final = 1 << 19
-"""Rows from which on a table starts anew: some 100 MB."""
+"""Rows from which on a table starts again: some 100 MB."""
 _PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -45,9 +45,16 @@ def machine_of_transfers(machine: Machine) -> Machine:
 def machine_of_work(machine: Machine) -> Machine:
     """The machine as far as it computes, without links."""
     return replace(
-        machine_of_transfers(machine), fast_Bps=1.0, fast_latency_s=0.0, slow_Bps=1.0, lone_slow_Bps=1.0,
-        slow_latency_s=0.0, fast_domain=1, fabric=None, groups=None,
-    )  # fmt: skip
+        machine_of_transfers(machine),
+        fast_Bps=1.0,
+        fast_latency_s=0.0,
+        slow_Bps=1.0,
+        lone_slow_Bps=1.0,
+        slow_latency_s=0.0,
+        fast_domain=1,
+        fabric=None,
+        groups=None,
+    )
 
 
 class _Index:

@@ -29,8 +29,6 @@ _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 T = TypeVar("T", Part, Pass)
 K = TypeVar("K")
 
-SEVERAL = 3
-"""Placements per shape from which what a device does is computed apart from its transfers."""
 PIECE = 1 << 14
 """Placements whose transfers are computed at a time, so that their arrays stay in the cache."""
 
