@@ -144,7 +144,7 @@ def growth() -> Iterator[str]:
         ]:
             kept.forget()
             cpu_s, result = cpu_of(model=model, cluster="dgx-h100", gpus=gpus, global_batch=4 * gpus)
-            name = Path(model).stem
+            name = Path(model).stem if model.endswith(".toml") else model
             yield (
                 f"| {name} | {gpus:,} | {result.candidates:,} | {cpu_s:.2f} | {1e6 * cpu_s / result.candidates:.2f} |"
             )
