@@ -57,6 +57,14 @@ def machine_of_work(machine: Machine) -> Machine:
     )
 
 
+def models_key(machine: Machine) -> tuple[Any, ...]:
+    """What fitted models rest on beyond the numbers by which they are equal: their curves and what these miss."""
+    return tuple(
+        (name, model.curve, None if model.residual is None else model.residual.table.tobytes())
+        for name, model in machine.models.items()
+    )
+
+
 class _Index:
     """Numbers of distinct rows of whole numbers, in the order in which they came."""
 

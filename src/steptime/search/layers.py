@@ -20,7 +20,7 @@ from steptime.plan.job import Job
 from steptime.plan.plans import Plans, joined_column
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
-from steptime.search.kept import Costs, job_of_layers, machine_of_transfers, machine_of_work, tables
+from steptime.search.kept import Costs, job_of_layers, machine_of_transfers, machine_of_work, models_key, tables
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
@@ -177,7 +177,7 @@ def _kept_passes(
     with tables() as costs:
         if costs is None:
             return passes(np.arange(len(shape_of)), None)
-        shape_key, width = (strategy, of_job, fixed), shape_rows.shape[1]
+        shape_key, width = (strategy, of_job, fixed, models_key(machine)), shape_rows.shape[1]
         device = costs((*shape_key, alone), (width, 0), 0)
         table = costs((*shape_key, on_links, fixed_inner), (width, inner_rows.shape[1]), inner.count)
         found = table.pairs(shape_rows, inner_rows, shape_of, inner_of)
