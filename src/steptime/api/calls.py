@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +37,7 @@ from steptime.api.request import (
     whole,
 )
 from steptime.api.training import all_trained, check_training, samples_of, trained
+from steptime.dataclass import dataclass
 from steptime.errors import PlanError, UserError, shown
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices

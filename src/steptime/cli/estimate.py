@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
 from steptime.cli import options as o
+from steptime.cli.values import PlainCommand
 from steptime.errors import UserError, did_you_mean, shorten
 from steptime.estimate.result import Estimate
 from steptime.plan.keys import KEYS
@@ -31,7 +32,7 @@ _JOB_OPTIONS: Final = {
 }
 
 
-class ExplainCommand(TyperCommand):
+class ExplainCommand(PlainCommand):
     """A command whose ``--explain`` may stand alone or be followed by a term."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

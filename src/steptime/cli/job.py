@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.api.request import digits
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
-from steptime.formats.run_toml import RunSpec, is_run_document, parse_run, read_description
+from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
 from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, RATIOS, SHOWN
 from steptime.store.files import is_file, parse_toml
 

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from steptime import __version__
+from steptime.cli.values import PlainCommand, plain_params
 from steptime.errors import UserError, did_you_mean, shorten
 
 EXIT_DEFECT: Final = 1
@@ -120,6 +121,10 @@ class LazyGroup(TyperGroup):
             self.commands[cmd_name] = _load(self.table[cmd_name][0], cmd_name)
         return self.commands[cmd_name]
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options of the group."""
+        return plain_params(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command as the base class does; an error names the nearest command."""
         if self.get_command(ctx, args[0]) is None:
@@ -171,7 +176,7 @@ def _load(path: str, name: str) -> Any:
         return typer.main.get_command(group)
     function = getattr(module, "command", None) or getattr(module, name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(function)
+    app.command(name, cls=getattr(module, "COMMAND_CLASS", PlainCommand))(function)
     return typer.main.get_command(app)
 
 

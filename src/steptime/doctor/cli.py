@@ -13,7 +13,7 @@ from steptime.cli.estimate import over_plan, plan_given, written_given
 if TYPE_CHECKING:
     from steptime.doctor import Diagnosis, Log, Stated, StatedJob, Variant
     from steptime.estimate.result import Estimate
-    from steptime.formats.run_toml import RunSpec
+    from steptime.formats.run_spec import RunSpec
     from steptime.model.spec import ModelSpec
 
 #: Choices of a plan that a run may have other than stated -> plan entries, and words for them.

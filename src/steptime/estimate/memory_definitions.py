@@ -8,18 +8,18 @@ peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their pro
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
-from importlib import resources
-from statistics import NormalDist
+from pathlib import Path
 from typing import Any
 
 from steptime.cost.memory import device_bytes, reserved_bytes
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Num, where
 from steptime.plan.plans import Plans
+from steptime.store.files import parse_toml
 
 DEFINITIONS = ("allocated", "reserved", "device")
 UNSTATED = "unstated"
@@ -86,8 +86,8 @@ def memory_constants(*, is_host: bool = False) -> MemoryConstants:
     """
     if is_host:
         return replace(memory_constants(), context_bytes=0.0, communicator_bytes=0.0)
-    file = resources.files("steptime.estimate") / FILE
-    return constants_of(tomllib.loads(file.read_text(encoding="utf-8")))
+    file = Path(__file__).with_name(FILE)
+    return constants_of(parse_toml(file.read_text(encoding="utf-8"), str(file)))
 
 
 def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
@@ -159,6 +159,8 @@ def _likely_fits(
     allocated: Num, buffers: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool
 ) -> Any:
     constants = memory_constants(is_host=is_host)
+    from statistics import NormalDist  # here, as it loads more than all of an estimate does
+
     most = capacity_bytes * math.exp(constants.spread("device", framework) * NormalDist().inv_cdf(chance))
     return constants.needed(allocated, buffers, framework) <= most
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Final
+
+from steptime.dataclass import dataclass
 
 ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 """The two 16-bit formats, which run in the same units at one rate: a curve of either stands for the other."""

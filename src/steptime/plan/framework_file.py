@@ -12,11 +12,9 @@ Names of training frameworks: their own, those of other software that trains wit
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +34,7 @@ from steptime.plan.framework import (
     widening,
 )
 from steptime.plan.stacks import STACKS
+from steptime.store.files import parse_toml
 
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
@@ -300,8 +299,8 @@ def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[st
 @cache
 def name_rules() -> Mapping[str, Any]:
     """The rules: ``source_key``, ``pattern``, ``nearest``, ``today`` and ``open`` names."""
-    file = resources.files("steptime.plan") / "framework_names.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    file = Path(__file__).with_name("framework_names.toml")
+    return parse_toml(file.read_text(encoding="utf-8"), str(file))
 
 
 @cache

@@ -5,7 +5,7 @@ Its choices are tables: precisions, optimisers, pipeline schedules (:data:`stept
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from steptime.cost.quantisation import (
@@ -15,6 +15,7 @@ from steptime.cost.quantisation import (
     nvfp4_element_bytes,
     state_8bit_element_bytes,
 )
+from steptime.dataclass import dataclass
 from steptime.hardware.records import Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES, ModelSpec

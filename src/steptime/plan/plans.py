@@ -6,13 +6,14 @@ What makes a plan impossible: named reasons, each a row of a table, combined to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial, reduce
 from operator import and_
 from typing import Any
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
 from steptime.plan.job import (
     Job,

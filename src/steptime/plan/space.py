@@ -14,12 +14,13 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.num import Array, ceil_div, divisors, places_in_runs
 from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.job import Job, equal_but_for_ends, replica_sequences, virtual_stage
@@ -313,7 +314,7 @@ class CorrectedSpace(Space):
     def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
         """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
         share = np.asarray(replica_sequences(job.global_batch, np.asarray(meshes.dp)))
-        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share)}
+        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share, return_index=True)[0]}
         mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
         extra: dict[str, Array] = {"micro_batch": micro_batch}
         for column, choices in self._choices(job, strategy, meshes).items():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.result import planned_job

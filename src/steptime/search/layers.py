@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Works, passes_of, works_of
 from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine
@@ -19,6 +20,7 @@ from steptime.plan.job import Job
 from steptime.plan.plans import Plans, joined_column
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
+from steptime.search.kept import Costs, job_of_layers, machine_of_transfers, machine_of_work, models_key, tables
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
@@ -27,8 +29,6 @@ _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 T = TypeVar("T", Part, Pass)
 K = TypeVar("K")
 
-SEVERAL = 3
-"""Placements per shape from which what a device does is computed apart from its transfers."""
 PIECE = 1 << 14
 """Placements whose transfers are computed at a time, so that their arrays stay in the cache."""
 
@@ -146,20 +146,55 @@ def layer_table(
     plans = as_float(shapes.plans.take(shape_of).with_columns(
         {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
     ))  # fmt: skip
-    costed, shape_at = np.unique(shape_of, return_inverse=True)
-    if len(shape_of) < SEVERAL * len(costed):
-        works = works_of(part_times(strategy.block(job, plans), plans, machine), job, plans)
-    else:
-        works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, plans)
-    return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
+    passes = _kept_passes(strategy, job, machine, shapes, inner, (shape_of, inner_of, plans))
+    return LayerTable(passes=passes, row=row, count=len(shape_of))
 
 
-def _shared_works(
-    strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, plans: Plans
-) -> Works:
-    """Work of every placement: that of its shape, computed once, and its own transfers."""
-    block = strategy.block(job, shapes)
-    device = works_of(part_times(_without_transfers(block), shapes, machine), job, shapes)
+def _kept_passes(
+    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, inner: Codes, pairs: tuple[Array, Array, Plans]
+) -> Passes:
+    """Passes of shapes under placements: those that a search had before are taken from there."""
+    shape_of, inner_of, plans = pairs
+    of_job, on_links, alone = job_of_layers(job), machine_of_transfers(machine), machine_of_work(machine)
+    (fixed, shape_rows), (fixed_inner, inner_rows) = (
+        _coded(shapes.plans, shapes.count),
+        _coded(inner.distinct, inner.count),
+    )
+
+    def work(places: Array) -> Works:
+        some = as_float(shapes.plans.take(places))
+        return works_of(part_times(_without_transfers(strategy.block(of_job, some)), some, alone), of_job, some)
+
+    def passes(places: Array, device: Costs | None) -> Passes:
+        costed, shape_at = np.unique(shape_of[places], return_inverse=True)
+        if device is None:
+            works = work(costed)
+        else:
+            works = device.kept.get(device.shapes.numbers(shape_rows[costed]), lambda at: work(costed[at]))
+        placed = plans if len(places) == len(shape_of) else plans.take(places)
+        return passes_of(_with_links(strategy, of_job, on_links, works, shape_at, placed), of_job.framework)
+
+    with tables() as costs:
+        if costs is None:
+            return passes(np.arange(len(shape_of)), None)
+        shape_key, width = (strategy, of_job, fixed, models_key(machine)), shape_rows.shape[1]
+        device = costs((*shape_key, alone), (width, 0), 0)
+        table = costs((*shape_key, on_links, fixed_inner), (width, inner_rows.shape[1]), inner.count)
+        found = table.pairs(shape_rows, inner_rows, shape_of, inner_of)
+        out: Passes = table.kept.get(found, lambda places: passes(places, device))
+        return out
+
+
+def _coded(plans: Plans, count: int) -> tuple[tuple[tuple[str, Num], ...], Array]:
+    """Columns that are one number, and the others as rows."""
+    columns = plans.columns()
+    fixed = tuple((name, column) for name, column in columns.items() if not isinstance(column, np.ndarray))
+    rows = [column for column in columns.values() if isinstance(column, np.ndarray)]
+    return fixed, np.stack(rows, axis=1) if rows else np.zeros((count, 0), dtype=np.int64)
+
+
+def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, shape_at: Array, plans: Plans) -> Works:
+    """Work of every placement: that of its shape, and its own transfers."""
     links: list[Works] = []
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):

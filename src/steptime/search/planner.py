@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, field
+from typing import Any, overload
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
@@ -73,9 +74,9 @@ class PlanResult:
     reasons: Mapping[str, int]
     """Named reason -> candidates that have it; one candidate may have several."""
     stop: Stop
-    plans: tuple[Estimate, ...]
+    plans: Sequence[Estimate]
     """Fastest first; all run out of memory with the chance at most that a first plan may have. Where none does, the
-    one that needs least memory."""
+    one that needs least memory. All but the first are explained when they are read."""
     pareto: tuple[Mapping[str, Any], ...]
     """Front of step time and memory: no candidate is better in both. Each has step_time_s,
     peak_memory_bytes and plan."""
@@ -144,9 +145,8 @@ def rank_plans(
     started = time.process_time()
     found = find(setting, space, strategies, constraints, top=top, progress=progress, objective=objective)
     ranked, risky = _merged(found, top)
-    plans = tuple(
-        _explained(setting, strategy, each, first=not k and not brief) for k, (_, strategy, each) in enumerate(ranked)
-    )
+    rows = [(strategy, each) for _, strategy, each in ranked]
+    plans = Ranked(setting, rows, [_explained(setting, *row, first=not brief) for row in rows[:1]])
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
@@ -162,10 +162,10 @@ def rank_plans(
     )  # fmt: skip
 
 
-Ranked = tuple[float, Strategy, Plans]
+_Row = tuple[float, Strategy, Plans]
 
 
-def _merged(found: Sequence[Found], top: int) -> tuple[list[Ranked], list[Ranked]]:
+def _merged(found: Sequence[Found], top: int) -> tuple[list[_Row], list[_Row]]:
     """The best plans of all searches, and those too likely to run out of memory that would be before the first."""
     best, risky = (
         sorted(
@@ -181,7 +181,7 @@ def _merged(found: Sequence[Found], top: int) -> tuple[list[Ranked], list[Ranked
     return ranked, before[:RISKY_SHOWN]
 
 
-def _safest(found: Sequence[Found]) -> Ranked:
+def _safest(found: Sequence[Found]) -> _Row:
     """The plan that needs least memory."""
     f = min((f for f in found if len(f.front_bytes)), key=lambda f: float(f.front_bytes.min()))
     at = int(np.argmin(f.front_bytes))
@@ -232,6 +232,42 @@ def find(
         out += search([task], top, _shifted(progress, done))
         done += out[-1].candidates
     return out
+
+
+class Ranked(Sequence[Estimate]):
+    """Plans of a job, fastest first, each explained when it is first read."""
+
+    def __init__(self, setting: Setting, rows: Sequence[tuple[Strategy, Plans]], explained: Sequence[Estimate]) -> None:
+        self._setting, self._rows = setting, rows
+        self._known: dict[int, Estimate] = dict(enumerate(explained))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Estimate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+        """The plan of a rank, from 0 on; of a slice those of its ranks."""
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        place = range(len(self))[index]
+        if place not in self._known:
+            self._known[place] = _explained(self._setting, *self._rows[place], first=False)
+        return self._known[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(len(self))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Estimate, ...]]]:
+        """Copies for other processes are explained."""
+        return tuple, (tuple(self),)
 
 
 def _shifted(progress: Progress | None, before: int) -> Progress | None:

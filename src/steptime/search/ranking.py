@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import composed
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_fit
 from steptime.estimate.result import planned_job
@@ -124,7 +124,10 @@ class Ranking:
         likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.at), dtype=bool)
         first = None if of.setting.first_limit is None else of.may_fit(of.setting.first_limit)
         unknown, most = np.ones(len(of.at), dtype=bool), ROUND
-        chosen = np.union1d(_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        chosen = np.concatenate(
+            (_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        )
+        chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
             for start in range(0, len(chosen), BLOCK):
                 self._cost(chosen[start : start + BLOCK], limit)

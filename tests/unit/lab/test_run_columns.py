@@ -17,7 +17,7 @@ from steptime.lab.measured.read import METRICS, NEEDED, OTHER_NAMES, SCALED, UNI
 from steptime.lab.measured.reading import Reading, read_runs
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.scoring.runs import FAR_OFF, read_any, score_reading, write_rows
-from steptime.model.library import catalogue_names, hub_model
+from steptime.model.known import catalogue_names, hub_model
 from steptime.plan.framework_file import framework_called, why_called
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.recompute import OTHER_WORDS, recompute_code

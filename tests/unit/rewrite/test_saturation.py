@@ -9,7 +9,6 @@ pytest.importorskip("scipy")
 
 from models.bert import bert  # noqa: E402
 from models.llama import llama  # noqa: E402
-
 from public_models import rows  # noqa: E402, F401
 from rewritten import nn, ops, traced  # noqa: E402
 from saturated import problem, solved  # noqa: E402

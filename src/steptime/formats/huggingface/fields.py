@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from steptime.dataclass import dataclass
 from steptime.errors import FieldError, shorten, shown
 from steptime.model.spec import LIMITS
 

@@ -24,7 +24,7 @@ from steptime.formats.huggingface.fields import (
     Fields,
     ImportReport,
 )
-from steptime.model.library import MAX_FILE_BYTES
+from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
