@@ -48,6 +48,10 @@ def command(
         list[str] | None,
         typer.Option("--limit", metavar="'KEY<=N'", help="Bound a degree, or oom_probability (<=0.1). Repeatable."),
     ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option("--placement", metavar="default|search|ORDER", help="How ranks lie: an order as tp-cp-pp-dp."),
+    ] = None,
     framework: o.Framework = None,
     lora_rank: o.LoraRank = None,
     lora_targets: o.LoraTargets = None,
@@ -98,6 +102,7 @@ def _run(given: Mapping[str, Any]) -> None:
         "fix": {**parse_fix(fix), **for_all},
         "limit": parse_limits(limit),
         "top": given["top"],
+        **o.given(placement=given["placement"]),
         **o.training_given(given),
         **o.given(**{name: given[name] for name in GOALS}),
     }

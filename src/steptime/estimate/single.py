@@ -55,6 +55,7 @@ from steptime.estimate.step_terms import (
 )
 from steptime.hardware.records import Cluster
 from steptime.plan.job import ATTENTION_DTYPES, Job
+from steptime.plan.placements import order_text
 from steptime.plan.plans import BIT, FULL_RECOMPUTE, MEMORY, Plans, Rule, broken_rules, is_set, names_of
 from steptime.plan.recompute import recompute_text
 from steptime.plan.strategies import Method, Strategy
@@ -259,6 +260,7 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
         **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
+        **({} if setting.machine.network is None else {"order": order_text(p, axes)}),
         "stage_layers": {name: int(getattr(split, name)) for name in STAGES},
         **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
         **occupancy(int(p.ranks), int(p.domain_ranks), setting.machine.fast_domain),

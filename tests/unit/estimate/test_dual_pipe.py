@@ -178,7 +178,7 @@ def test_a_rank_holds_two_stages() -> None:
 def test_copies_are_near_where_the_pipeline_is(inside: int, near: int) -> None:
     plans = Plans(pp=8, dp=2, in_pp=inside, in_dp=8 // inside)
     (sent,) = shared_of(evaluated("dualpipe", plans, batch=128)).reduce
-    assert sent.group == (4, 8 // inside * near)
+    assert sent.group[:2] == (4, 8 // inside * near)
 
 
 @pytest.mark.parametrize("zero", [0, 3])
