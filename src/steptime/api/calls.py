@@ -352,8 +352,9 @@ def estimate(
             domain) and ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or
             ``search``: the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the
             devices that are left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the
-            framework's. Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
-            published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+            framework's. Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``,
+            ``dp``, ``pp``); in published mode it is the fastest one. The ``plan`` of an estimate or of a
+            search may be given as it is.
 
         failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
             :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.

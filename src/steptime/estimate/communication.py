@@ -202,7 +202,7 @@ def _routed(leaf: str, basis: str, route: Route | None) -> tuple[str, str]:
     """End of a path and its basis, with the tier of the network that slows the group down."""
     if route is None:
         return leaf, basis
-    return f"{route.tier}/{leaf}" if route.tier else leaf, f"{basis}; {route.text}"
+    return f"{route.tier}/{leaf}" if route.tier else leaf, f"{basis}; {route.text}" if route.text else basis
 
 
 def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group, route: Route | None) -> Collective:

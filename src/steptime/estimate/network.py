@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -209,6 +209,8 @@ class Network:
 
     def told(self, kind: str, reach: Reach) -> str:
         """Phrase for a report on what a group of one plan gets."""
+        if reach.nodes <= 1:
+            return ""
         tier = self.binding(kind, reach)
         if tier is None:
             return f"{self.text}: {float(reach.nodes):g} domains, no shared link slows them"
@@ -316,10 +318,3 @@ def _torus(cluster: Cluster, topology: Topology, gpus: int) -> Network:
     return Network(
         tiers=(torus, *beyond), rank_Bps=base, link_Bps=base, latency_s=inner.latency_s, unit=1, text=f"torus {shape}"
     )
-
-
-def in_worst_case(cluster: Cluster, placement: str) -> Cluster:
-    """A cluster whose provider places nodes in another way."""
-    if cluster.topology is None:
-        return cluster
-    return replace(cluster, topology=replace(cluster.topology, placement=placement))
