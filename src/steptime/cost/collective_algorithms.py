@@ -428,8 +428,8 @@ def candidate_s(
             times.append(_time(_paired(path, message, p, fabric), name, p, inside, ranks, lanes, longer_hop_s, fabric))
     if kind == "all_reduce" and algorithms is None:
         names.append((TWO_PHASES, "simple"))
-        times.append(_two_phases(size_bytes, ranks, inside, fabric, groups, oversubscription, longer_hop_s, nics,
-                                 element_bytes))  # fmt: skip
+        shared = (groups, oversubscription, longer_hop_s, nics, element_bytes)
+        times.append(_two_phases(size_bytes, ranks, inside, fabric, *shared))
     return names, _wrapped(kind, times, size_bytes, ranks, fabric)
 
 

@@ -119,7 +119,8 @@ def _route(machine: Machine, kind: str, group: Group) -> Route | None:
 def _ring(machine: Machine, size_bytes: Num, group: Group, senders: Num | None, route: Route | None) -> dict[str, Num]:
     """Arguments of a textbook ring."""
     inside = group.inside
-    slow_Bps, latency_s = machine.slow_link_Bps(inside if senders is None else senders), machine.slow_latency_s
+    slow_Bps = machine.slow_link_Bps(inside if senders is None else senders)
+    latency_s: Num = machine.slow_latency_s
     if route is not None:
         slow_Bps, latency_s = slow_Bps / route.slowdown, latency_s * route.longer
     return {
@@ -235,9 +236,14 @@ def _known_least_s(
 
 
 def _fitted_call(
-    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num, shared: Mapping[str, Num],
+    kind: str,
+    model: FabricModel,
+    size_bytes: Num,
+    ranks: Num,
+    inside: Num,
+    shared: Mapping[str, Num],
     route: Route | None,
-) -> TransferCall:  # fmt: skip
+) -> TransferCall:
     def how() -> tuple[Mapping[str, Given], str]:
         group = float(ranks), float(inside)
         numbers = tuple((name, float(value)) for name, value in shared.items())

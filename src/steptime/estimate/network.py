@@ -112,9 +112,9 @@ class Torus(Tier):
         """Whether a group needs its links: if it has more than one device."""
         return reach.nodes > 1
 
-    def _boxes(self, reach: Reach) -> list[tuple[Num, Num, float]]:
+    def _boxes(self, reach: Reach) -> list[tuple[Num, Num, Num]]:
         """Members, distance and whether the dim closes, by dim."""
-        out: list[tuple[Num, Num, float]] = []
+        out: list[tuple[Num, Num, Num]] = []
         inner, before = 1, reach.members(1)
         for size, closed in zip(self.dims, self.closed, strict=True):
             here = reach.members(inner * size)
@@ -240,12 +240,18 @@ def network_of(cluster: Cluster, gpus: int) -> Network | None:
     crossed = cluster.crossed_levels(cluster.beyond_domain(gpus))
     first, unit = crossed[0], cluster.fast_domain
     blocks = _blocks(cluster, unit)
-    tiers = tuple(_tier(level, first, blocks[level.name], topology, unit, n == len(crossed) - 1 and n > 0)
-                  for n, level in enumerate(crossed))  # fmt: skip
+    tiers = tuple(
+        _tier(level, first, blocks[level.name], topology, unit, n == len(crossed) - 1 and n > 0)
+        for n, level in enumerate(crossed)
+    )
     return Network(
-        tiers=tiers, rank_Bps=_alone_Bps(first), link_Bps=first.link_Bps * first.efficiency, latency_s=first.latency_s,
-        unit=unit, text=topology.kind,
-    )  # fmt: skip
+        tiers=tiers,
+        rank_Bps=_alone_Bps(first),
+        link_Bps=first.link_Bps * first.efficiency,
+        latency_s=first.latency_s,
+        unit=unit,
+        text=topology.kind,
+    )
 
 
 def _blocks(cluster: Cluster, unit: int) -> Mapping[str, float]:
@@ -266,13 +272,16 @@ def _tier(level: Level, first: Level, below: float, topology: Topology, unit: in
     if topology.placement != PACKED and below > 1:
         scattered = float(scattered_members(below, topology.pool / unit)) if random else 1.0
     return Tier(
-        name=level.name, below=below, rate=_alone_Bps(level) / base,
+        name=level.name,
+        below=below,
+        rate=_alone_Bps(level) / base,
         most=max(min(link_Bps / base, 1.0), 1e-6) if level is not first else 1.0,
         oversubscription=level.oversubscription,
         latency=max(level.latency_s / first.latency_s, 1.0) if first.latency_s else 1.0,
-        kept=1.0 if topology.forwarding else 1.0 / topology.rails, scattered=scattered,
+        kept=1.0 if topology.forwarding else 1.0 / topology.rails,
+        scattered=scattered,
         groups=topology.groups if outermost and topology.groups > 1 else 0,
-    )  # fmt: skip
+    )
 
 
 def slice_shape(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
@@ -308,12 +317,16 @@ def _torus(cluster: Cluster, topology: Topology, gpus: int) -> Network:
     base = _alone_Bps(inner)
     beyond = tuple(
         Tier(
-            name=level.name, below=float(pod), rate=_alone_Bps(level) / base,
+            name=level.name,
+            below=float(pod),
+            rate=_alone_Bps(level) / base,
             most=max(min(level.link_Bps * level.efficiency, base), _alone_Bps(level)) / base,
             oversubscription=level.oversubscription,
             latency=max(level.latency_s / inner.latency_s, 1.0) if inner.latency_s else 1.0,
-        ) for level in cluster.crossed_levels(gpus) if gpus > pod
-    )  # fmt: skip
+        )
+        for level in cluster.crossed_levels(gpus)
+        if gpus > pod
+    )
     shape = " x ".join(map(str, dims))
     return Network(
         tiers=(torus, *beyond), rank_Bps=base, link_Bps=base, latency_s=inner.latency_s, unit=1, text=f"torus {shape}"

@@ -38,13 +38,17 @@ class Kind(NamedTuple):
 
 KINDS: Final[Mapping[str, Kind]] = {
     "fat-tree": Kind("tree of switches; a level's oversubscription is that of its uplinks", (), (), 1),
-    "rail": Kind("tree with a leaf switch per place in the node: ranks in the same place share it",
-                 ("rails",), ("forwarding",), 1),
+    "rail": Kind(
+        "tree with a leaf switch per place in the node: ranks in the same place share it",
+        ("rails",),
+        ("forwarding",),
+        1,
+    ),
     "dragonfly": Kind("groups of switches, each joined with every other", ("groups",), (), 2),
     "torus": Kind("neighbours joined along two or three dims", ("shape",), ("wraps",), 0),
     "pcie": Kind("switches under a host bridge that their devices share, without NVLink", (), (), 1),
     "cloud": Kind("tree in which nobody guarantees where nodes lie", ("pool",), ("placement",), 1),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,7 @@ from steptime.units import parse
 MAX_BYTES: Final = 1 << 20
 MOST: Final = 4
 """Groups of a job."""
-EXAMPLE: Final = (
-    '[groups.new]\n  cluster = "dgx-h100"\n  gpus = 64\n  [link]\n  bandwidth = "12.5 GB/s"\n  latency = "1 ms"'
-)
+EXAMPLE: Final = '[groups.new]\n  cluster = "dgx-h100"\n  gpus = 64\n  [link]\n  bandwidth = "12.5 GB/s"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,9 +75,7 @@ def read_parties(path: str | Path) -> Parties:
     where = str(path)
     table = parse_toml(read_text(Path(path), MAX_BYTES, "a file of groups"), where)
     if "groups" not in table:
-        raise FieldError(
-            where, "groups", "is missing: a mixed job has groups of devices", hint=f"for example {EXAMPLE}"
-        )
+        raise FieldError(where, "groups", "is missing; a mixed job has groups", hint=f"for example {EXAMPLE}")
     if "link" not in table:
         raise FieldError(where, "link", "is missing: nothing joins the groups", hint=f"for example {EXAMPLE}")
     try:
@@ -93,10 +89,11 @@ def read_parties(path: str | Path) -> Parties:
         for name, group in read.groups.items()
     )
     return Parties(
-        title=read.title or " and ".join(f"{g.gpus} of {g.cluster.name}" for g in groups), groups=groups,
+        title=read.title or " and ".join(f"{g.gpus} of {g.cluster.name}" for g in groups),
+        groups=groups,
         link_Bps=_number(read.link.bandwidth, "Bps", where, "link.bandwidth", 1e3, 1e16),
         latency_s=_number(read.link.latency, "s", where, "link.latency", 0.0, 10.0),
-    )  # fmt: skip
+    )
 
 
 def _near(cluster: str, path: Path) -> str:
@@ -117,8 +114,10 @@ def _number(text: str, dimension: str, where: str, field: str, low: float, high:
 def record_of(parties: Parties) -> Mapping[str, Any]:
     """The groups as plain data."""
     return {
-        "title": parties.title, "link_Bps": parties.link_Bps, "latency_s": parties.latency_s,
+        "title": parties.title,
+        "link_Bps": parties.link_Bps,
+        "latency_s": parties.latency_s,
         "groups": {
             g.name: {"cluster": g.cluster.name, "device": g.cluster.device.name, "gpus": g.gpus} for g in parties.groups
         },
-    }  # fmt: skip
+    }

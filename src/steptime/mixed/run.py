@@ -42,17 +42,25 @@ class Mixed:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         return {
-            "schema_version": SCHEMA_VERSION, **record_of(self.parties), "tried": self.tried,
+            "schema_version": SCHEMA_VERSION,
+            **record_of(self.parties),
+            "tried": self.tried,
             "plans": [dict(one) for one in self.plans],
             "alone": {name: None if time_s == inf else time_s for name, time_s in self.alone.items()},
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def mixed(
-    model: str, cluster: str, *, global_batch: int, way: str = BOTH, fix: Mapping[str, Any] | None = None, top: int = 3,
+    model: str,
+    cluster: str,
+    *,
+    global_batch: int,
+    way: str = BOTH,
+    fix: Mapping[str, Any] | None = None,
+    top: int = 3,
     **options: Any,
-) -> Mixed:  # fmt: skip
+) -> Mixed:
     """Plans of a job over the groups of devices of a file.
 
     Args:
@@ -106,23 +114,35 @@ def _of_stages(job: Job, parties: Parties, one: Staged) -> dict[str, Any]:
     starts = [sum(one.cut.stages[:n]) for n in range(len(names))]
     of_group = {
         name: {
-            "tp": tp, "dp": one.cut.dp, "stages": stages, "layers": list(one.layers[at : at + stages]),
-            "busy_s": busy, "waiting_s": waits[name], "memory_bytes": max(one.memory_bytes[at : at + stages]),
+            "tp": tp,
+            "dp": one.cut.dp,
+            "stages": stages,
+            "layers": list(one.layers[at : at + stages]),
+            "busy_s": busy,
+            "waiting_s": waits[name],
+            "memory_bytes": max(one.memory_bytes[at : at + stages]),
         }
         for name, tp, stages, busy, at in zip(names, one.cut.tp, one.cut.stages, one.busy_s, starts, strict=True)
-    }  # fmt: skip
+    }
     return {
-        "way": STAGES, "step_time_s": one.step_s, "micro_batch": one.cut.micro_batch, "recompute": one.cut.recompute,
-        "order": names, "groups": of_group, "slower": min(waits, key=lambda name: waits[name]),
-        "link_s": one.link_s, "even_step_time_s": None if even is None or not even.fits else even.step_s,
-    }  # fmt: skip
+        "way": STAGES,
+        "step_time_s": one.step_s,
+        "micro_batch": one.cut.micro_batch,
+        "recompute": one.cut.recompute,
+        "order": names,
+        "groups": of_group,
+        "slower": min(waits, key=lambda name: waits[name]),
+        "link_s": one.link_s,
+        "even_step_time_s": None if even is None or not even.fits else even.step_s,
+    }
 
 
 @lru_cache(maxsize=1024)
 def _best(job: Job, fixed: tuple[tuple[str, Any], ...], party: Party, batch: int) -> tuple[float, Any]:
     try:
-        found = plan(job.model, party.cluster, gpus=party.gpus, global_batch=batch, fix=dict(fixed), top=1,
-                     **dict(job.options))  # fmt: skip
+        found = plan(
+            job.model, party.cluster, gpus=party.gpus, global_batch=batch, fix=dict(fixed), top=1, **dict(job.options)
+        )
     except UserError:
         return inf, None
     return (found.plans[0].step_time_s, found.plans[0].plan) if found.plans else (inf, None)
@@ -159,15 +179,21 @@ def _of_data(job: Job, parties: Parties, fixed: Mapping[str, Any]) -> tuple[list
     for party, count in zip(groups, parts, strict=True):
         time_s, own = _searched(job, fixed, party, count * unit)
         of_group[party.name] = {
-            "sequences": count * unit, "busy_s": time_s, "waiting_s": slowest - time_s,
+            "sequences": count * unit,
+            "busy_s": time_s,
+            "waiting_s": slowest - time_s,
             **{key: own[key] for key in ("tp", "cp", "dp", "pp", "micro_batch", "recompute", "zero")},
-        }  # fmt: skip
+        }
     slower = min(of_group, key=lambda name: of_group[name]["waiting_s"])
     even = _even(job, fixed, groups, unit)
     record = {
-        "way": DATA, "step_time_s": slowest + exchanged, "groups": of_group, "slower": slower, "link_s": exchanged,
+        "way": DATA,
+        "step_time_s": slowest + exchanged,
+        "groups": of_group,
+        "slower": slower,
+        "link_s": exchanged,
         "even_step_time_s": None if even == inf else even + exchanged,
-    }  # fmt: skip
+    }
     return [record], _best.cache_info().misses - before
 
 

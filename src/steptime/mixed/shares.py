@@ -1,4 +1,4 @@
-"""Unequal shares of the batch: each group has whole replicas with a plan of its own, and as many sequences as it can."""
+"""Unequal shares of the batch: each group has whole replicas with a plan of its own, and a share that it can do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def best_shares(times: Sequence[Time], units: Sequence[int], batch: int) -> tupl
         return ((batch // unit,), first(batch // unit)) if batch >= unit and batch % unit == 0 else ((), inf)
     others = lru_cache(maxsize=None)(lambda left: best_shares(rest, units[1:], left))
     common = gcd(*units[1:])
-    fitting = [n for n in range(1, batch // unit + 1) if (batch - unit * n) > 0 and (batch - unit * n) % common == 0]
+    fitting: Sequence[int] = [
+        n for n in range(1, batch // unit + 1) if (batch - unit * n) > 0 and (batch - unit * n) % common == 0
+    ]
 
     def both(n: int) -> tuple[Shares, float]:
         shares, slowest = others(batch - unit * n)

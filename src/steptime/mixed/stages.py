@@ -84,8 +84,15 @@ def _evaluated(
     """A group as if it had the whole model, and the parts of the model on it; None where a rule forbids it."""
     plan = {"tp": tp, "dp": dp, "pp": stages, "micro_batch": micro_batch, "recompute": recompute}
     try:
-        asked = asked_plan(job.model, party.cluster, gpus=party.gpus, global_batch=job.global_batch, plan=plan,
-                           strategy="1d", **dict(job.options))  # fmt: skip
+        asked = asked_plan(
+            job.model,
+            party.cluster,
+            gpus=party.gpus,
+            global_batch=job.global_batch,
+            plan=plan,
+            strategy="1d",
+            **dict(job.options),
+        )
     except UserError:
         return None
     setting = asked.setting
@@ -107,15 +114,21 @@ def cuts_of(parties: Parties, global_batch: int, fixed: Mapping[str, Any]) -> It
                 if dp * micro_batch > global_batch:
                     continue
                 for order in permutations(range(len(groups))):
-                    cut = Cut(order, tuple(tp[n] for n in order), tuple(stages[n] for n in order), dp, micro_batch,
-                              recompute)  # fmt: skip
+                    cut = Cut(
+                        order, tuple(tp[n] for n in order), tuple(stages[n] for n in order), dp, micro_batch, recompute
+                    )
                     if _keeps(cut, fixed):
                         yield cut
 
 
 def _keeps(cut: Cut, fixed: Mapping[str, Any]) -> bool:
-    own = {"dp": {cut.dp}, "micro_batch": {cut.micro_batch}, "recompute": {cut.recompute}, "tp": set(cut.tp),
-           "pp": {sum(cut.stages)}}  # fmt: skip
+    own = {
+        "dp": {cut.dp},
+        "micro_batch": {cut.micro_batch},
+        "recompute": {cut.recompute},
+        "tp": set(cut.tp),
+        "pp": {sum(cut.stages)},
+    }
     return all(own[key] == {value} for key, value in fixed.items())
 
 
@@ -151,16 +164,22 @@ def _laid(job: Job, parties: Parties, cut: Cut) -> _Laid | None:
         **{name: np.stack([getattr(each.items, name) for _, each in own]) for name in names},
     )
     ranks = Ranks(
-        speed=np.ones(depth), memory_bytes=np.array([float(e.machine.memory_bytes) for e, _ in own]),
+        speed=np.ones(depth),
+        memory_bytes=np.array([float(e.machine.memory_bytes) for e, _ in own]),
         fixed_bytes=np.array([each.fixed_bytes for _, each in own]),
         in_flight=np.array([float(min(depth - rank, micro_batches)) for rank in range(depth)])[:, None],
-    )  # fmt: skip
+    )
     if depth > len(items.letters):
         return None
     return _Laid(
-        cut=cut, parties=tuple(of_stage), found=tuple(own), items=items, ranks=ranks,
-        task=task_of(items, ranks, np.arange(depth)), micro_batches=micro_batches,
-    )  # fmt: skip
+        cut=cut,
+        parties=tuple(of_stage),
+        found=tuple(own),
+        items=items,
+        ranks=ranks,
+        task=task_of(items, ranks, np.arange(depth)),
+        micro_batches=micro_batches,
+    )
 
 
 def link_s(parties: Parties, e: Evaluation) -> float:
@@ -190,14 +209,18 @@ def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> St
         return np.array([values[rank, starts[rank] : ends[rank]].sum() for rank in range(depth)])
 
     items, first = laid.items, laid.found[0][0]
-    seconds = {name: by_stage(getattr(items, name)) for name in ("forward_s", "input_gradient_s", "weight_gradient_s")}
-    durations = Durations(**seconds, message_s=_message_s(parties, laid))
+    forward_s, inputs_s, weights_s = map(by_stage, (items.forward_s, items.input_gradient_s, items.weight_gradient_s))
+    durations = Durations(
+        forward_s=forward_s,
+        input_gradient_s=inputs_s,
+        weight_gradient_s=weights_s,
+        message_s=_message_s(parties, laid),
+    )
     played_batches = min(laid.micro_batches, MOST_MICRO_BATCHES)
     span_s = _span_s(depth, played_batches, durations, overlap=bool(first.inputs.hides_stages))
-    stage_s = np.asarray(sum(seconds.values()))
+    stage_s = forward_s + inputs_s + weights_s
     pipeline_s = span_s + (laid.micro_batches - played_batches) * float(stage_s.max())
-    layers = tuple(int(sum(letter == "t" for letter in items.letters[a:b]))
-                   for a, b in zip(starts, ends, strict=True))  # fmt: skip
+    layers = tuple(int(sum(letter == "t" for letter in items.letters[a:b])) for a, b in zip(starts, ends, strict=True))
     held = laid.task.by_rank(tuple(counts))[1] + laid.ranks.fixed_bytes
     once_s = max(
         sum(once_of(e, pipeline_s).values()) * _more(e, layers[rank]) for rank, (e, _) in enumerate(laid.found)
@@ -207,11 +230,17 @@ def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> St
         name: float(stage_s[[n == name for n in names]].max()) * laid.micro_batches for name in dict.fromkeys(names)
     }
     return Staged(
-        cut=laid.cut, counts=tuple(int(n) for n in counts), layers=layers, step_s=pipeline_s + once_s,
-        pipeline_s=pipeline_s, link_s=link_s(parties, first), stage_s=tuple(map(float, stage_s)),
-        busy_s=tuple(busy[parties.groups[n].name] for n in laid.cut.groups), fits=laid.task.fits(tuple(counts)),
+        cut=laid.cut,
+        counts=tuple(int(n) for n in counts),
+        layers=layers,
+        step_s=pipeline_s + once_s,
+        pipeline_s=pipeline_s,
+        link_s=link_s(parties, first),
+        stage_s=tuple(map(float, stage_s)),
+        busy_s=tuple(busy[parties.groups[n].name] for n in laid.cut.groups),
+        fits=laid.task.fits(tuple(counts)),
         memory_bytes=tuple(map(float, held)),
-    )  # fmt: skip
+    )
 
 
 def _more(e: Evaluation, layers: int) -> float:
