@@ -295,7 +295,7 @@ def slice_shape(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
     def walk(rest: int, dims: tuple[int, ...]) -> None:
         nonlocal best
         if len(dims) == len(shape):
-            if rest == 1 and (best is None or (max(dims), dims) < (max(best), best)):
+            if rest == 1 and (best is None or _spread(dims) < _spread(best)):
                 best = dims
             return
         for size in range(1, shape[len(dims)] + 1):
@@ -304,6 +304,11 @@ def slice_shape(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
 
     walk(devices, ())
     return best or (devices, *(1 for _ in shape[1:]))
+
+
+def _spread(dims: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is least for the most compact box."""
+    return tuple(sorted(dims, reverse=True)), dims
 
 
 def _torus(cluster: Cluster, topology: Topology, gpus: int) -> Network:

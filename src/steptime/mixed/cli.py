@@ -23,7 +23,7 @@ def command(
     dtype: o.Dtype = None,
     optimizer: o.Optimizer = None,
     framework: o.Framework = None,
-    top: Annotated[int, o.number("--top", "K", "Plans to show.", 1, 100)] = 3,
+    top: Annotated[int, o.number("--top", "K", "Pipelines to show, next to the best shares.", 1, 100)] = 3,
     json: o.Json = False,
 ) -> None:
     """Plan a job over several groups of devices: unequal stages, or unequal shares of the batch.

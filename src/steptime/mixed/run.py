@@ -69,7 +69,7 @@ def mixed(
         global_batch: sequences of a step.
         way: ``stages`` (one pipeline, unequal stages), ``data`` (unequal shares of the batch), or ``both``.
         fix: degrees that all groups have: ``tp dp pp micro_batch recompute``.
-        top: plans to return.
+        top: pipelines to return, in addition to the best shares of the batch.
         options: ``seq dtype optimizer framework`` of the job.
 
     Raises:
@@ -95,7 +95,7 @@ def mixed(
             hint="give another --global-batch, more --gpus in the file, or drop --fix",
         )
     alone = {g.name: _searched(job, fixed, g, job.global_batch)[0] for g in parties.groups}
-    ranked = sorted(found, key=lambda one: float(one["step_time_s"]))[:top]
+    ranked = sorted(found, key=lambda one: float(one["step_time_s"]))
     return Mixed(parties=parties, plans=tuple(ranked), alone=alone, tried=tried, notes=_notes(ranked, alone))
 
 

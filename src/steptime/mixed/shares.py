@@ -46,7 +46,8 @@ def best_shares(times: Sequence[Time], units: Sequence[int], batch: int) -> tupl
 
     if len(rest) == 1:
         fitting = _next_to_crossing(fitting, lambda n: first(n) - others(batch - unit * n)[1])
-    return min((both(n) for n in fitting), key=lambda found: found[1], default=((), inf))
+    found = min((both(n) for n in fitting), key=lambda one: one[1], default=((), inf))
+    return found if found[1] < inf else ((), inf)
 
 
 def _next_to_crossing(ordered: Sequence[int], rises: Callable[[int], float]) -> Sequence[int]:
