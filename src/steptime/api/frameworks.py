@@ -21,6 +21,7 @@ from steptime.plan.framework_file import (
     unknown_framework,
 )
 from steptime.plan.overlap import RULES, OverlapRule
+from steptime.plan.plans import AXES
 from steptime.plan.recompute import SELECTIVE, recompute_code, says_selective, spelled_out
 from steptime.plan.space import Constraint, CorrectedSpace, Space
 from steptime.plan.stacks import STACKS
@@ -181,7 +182,7 @@ def scope_of(
         usual, narrowed = narrowed, _with_habits(narrowed, habits, constraints, within=within, experts=experts)
         left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
         if framework not in (GENERIC, IDEAL.name):
-            narrowed, notes = replace(narrowed, launched=True), (f"{framework}: {PLACED}",)
+            narrowed, notes = replace(narrowed, launched=True, order=AXES), (f"{framework}: {PLACED}",)
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
     others = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(

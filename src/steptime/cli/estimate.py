@@ -175,7 +175,7 @@ def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, A
     if given["placement"] is not None:
         from steptime.cli.job import parse_placement
 
-        plan["placement"] = parse_placement(given["placement"])
+        plan |= parse_placement(given["placement"])
     return plan if written is None else over_plan(written.plan, plan)
 
 
@@ -186,7 +186,7 @@ def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
     {'tp': 4}
     """
-    stale = {"dp", "placement"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
+    stale = {"dp", "placement", "order"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
     stale |= {"schedule"} if "vpp" in given else set()
     return {**{name: value for name, value in written.items() if name not in stale}, **given}
 

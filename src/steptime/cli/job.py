@@ -177,16 +177,18 @@ def parse_limits(texts: Sequence[str]) -> list[str]:
     return out
 
 
-def parse_placement(text: str) -> dict[str, int]:
-    """Devices that each axis has inside the fast domain.
+def parse_placement(text: str) -> dict[str, Any]:
+    """Keys of a plan: ``placement`` (devices that each axis has inside the fast domain), or ``order`` of the axes.
 
     Raises:
         FieldError: not a list of ``axis=devices``.
         UnknownNameError: an axis that does not exist.
 
-    >>> parse_placement("tp=4,dp=2")
-    {'tp': 4, 'dp': 2}
+    >>> parse_placement("tp=4,dp=2"), parse_placement("tp-pp-dp")
+    ({'placement': {'tp': 4, 'dp': 2}}, {'order': 'tp-pp-dp'})
     """
+    if "=" not in text and "," not in text:
+        return {"order": text}
     out: dict[str, int] = {}
     for part in text.split(","):
         match = _FIX.fullmatch(part)
@@ -197,7 +199,7 @@ def parse_placement(text: str) -> dict[str, int]:
         if axis in out:
             raise FieldError("", "--placement", f"{axis} is given twice")
         out[axis] = _whole("--placement", axis, match.group(2))
-    return out
+    return {"placement": out}
 
 
 def _key(option: str, given: str, allowed: Collection[str]) -> str:

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on a number of devices."),
     "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
     "fleet": ("steptime.goodput.cli.fleet", "Which kind and number of devices to buy for a run."),
+    "mixed": ("steptime.mixed.cli", "Plan a job over two kinds of devices, or two sites with a slow link."),
     "shadow": ("steptime.goodput.cli.shadow", "What one more GB, GB/s, TFLOP/s, device or sequence is worth."),
     "profile": (
         "steptime.captured.cli.profile",

@@ -204,8 +204,8 @@ Placement = Annotated[
     str | None,
     typer.Option(
         "--placement",
-        metavar="AXIS=N,...",
-        help="Devices of each axis inside the fast domain; default: tp, cp, dp, pp in turn.",
+        metavar="AXIS=N,...|ORDER",
+        help="Devices of each axis inside the fast domain; or default, search, or an order as tp-cp-pp-dp.",
     ),
 ]
 

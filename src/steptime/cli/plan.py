@@ -56,6 +56,10 @@ def command(
             help="Chance of running out of memory above which no plan is first (default 5 %; 1: any).",
         ),
     ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option("--placement", metavar="default|search|ORDER", help="How ranks lie: an order as tp-cp-pp-dp."),
+    ] = None,
     framework: o.Framework = None,
     lora_rank: o.LoraRank = None,
     lora_targets: o.LoraTargets = None,
@@ -108,6 +112,7 @@ def _run(given: Mapping[str, Any]) -> None:
         "limit": parse_limits(limit),
         "top": given["top"],
         **({} if given["oom_limit"] is None else {"oom_limit": parse_share("--oom-limit", given["oom_limit"])}),
+        **o.given(placement=given["placement"]),
         **o.training_given(given),
         **o.given(**{name: given[name] for name in GOALS}),
     }

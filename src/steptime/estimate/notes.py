@@ -250,3 +250,15 @@ def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: 
         f"recompute full takes {full_s:.4g} s, none {without_s:.4g} s: it saves copies to the host, which show for "
         f"{full_shown_s:.4g} s and {shown_s:.4g} s of the step"
     )
+
+
+def scattered(pool: int, mean_s: float, worst_s: float) -> str:
+    """Note on a job whose nodes may lie anywhere.
+
+    >>> scattered(4096, 2.0, 2.5)  # doctest: +ELLIPSIS
+    'nodes lie anywhere among 4,096 devices: 2 s are the mean of neighbours drawn at random, ...'
+    """
+    return (
+        f"nodes lie anywhere among {pool:,} devices: {mean_s:.4g} s are the mean of neighbours drawn at random, "
+        f"{worst_s:.4g} s if no two share a leaf"
+    )

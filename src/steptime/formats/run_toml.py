@@ -104,7 +104,7 @@ def _table(title: str, **types: Any) -> Any:
 
 
 _Placement = _table("_Placement", **{axis: _value(axis) for axis in AXES})
-_Plan = _table("_Plan", **{name: _value(name) for name in KEYS}, placement=_Placement)
+_Plan = _table("_Plan", **{name: _value(name) for name in KEYS}, placement=_Placement, order=Word)
 
 
 class _Lora(_Table):

@@ -255,6 +255,10 @@ def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
             "describes a device, a cluster is needed",
             hint='write a cluster file with base = "..." or [levels.NAME] tables, and device = "<this file>"',
         )
+    if kind == "cluster" and "groups" in table:
+        raise InputFileError(
+            where, "describes several groups of devices, one cluster is needed", hint="steptime mixed plans over groups"
+        )
     if kind == "device" and "levels" in table:
         raise InputFileError(
             where,

@@ -78,6 +78,7 @@ def print_cluster(cluster: Cluster) -> None:
     """Every number of a cluster, of its levels and of its device."""
     parts: list[tuple[str, Any]] = [("", cluster)]
     parts += [(f"levels.{level.name}.", level) for level in cluster.levels]
+    parts += [] if cluster.topology is None else [("topology.", cluster.topology)]
     _print_record(f"{cluster.name}: {cluster.title}", [*parts, ("device.", cluster.device)])
 
 

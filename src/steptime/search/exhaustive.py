@@ -105,7 +105,7 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
     codes = distinct_rows([li.configurations for li in listings], rows, _shape_columns(job, listings))
     shapes = shapes_of(strategy, job, codes)
     placed = [rows_of(li.placements) for li in listings]
-    inner = distinct_rows([li.placements for li in listings], placed, inner_columns(job))
+    inner = distinct_rows([li.placements for li in listings], placed, inner_columns(job, first.setting.machine))
     listed = [
         _listed(task, listing, shapes, shape, inside)
         for task, listing, shape, inside in zip(
@@ -146,7 +146,7 @@ def _listing(task: Task) -> Listing:
     setting, machine = task.setting, task.setting.machine
     return task.space.list(
         setting.job, task.strategy, machine.fast_domain, setting.rules, task.constraints,
-        nearer_is_faster=machine.nearer_is_faster,
+        nearer_is_faster=machine.nearer_is_faster, farthest=1 if machine.network is None else machine.network.farthest,
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def machine_of_work(machine: Machine) -> Machine:
         fast_domain=1,
         fabric=None,
         groups=None,
+        network=None,
     )
 
 

@@ -33,9 +33,13 @@ PIECE = 1 << 14
 """Placements whose transfers are computed at a time, so that their arrays stay in the cache."""
 
 
-def inner_columns(job: Job) -> tuple[str, ...]:
-    """Placement columns that the rows of a layer depend on: with experts that of ``dp``, over which they are spread."""
-    return (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
+def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
+    """Placement columns that the rows of a layer depend on: with experts that of ``dp``, over which they are spread.
+
+    On a network whose levels are told apart it matters too how far members of a group are apart.
+    """
+    inside = (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
+    return inside if machine.network is None else (*inside, *(name.replace("in_", "at_") for name in inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +140,18 @@ def layer_table(
 ) -> LayerTable:
     """Costs the wanted shapes under every inner placement that divides their degrees."""
     fits = np.broadcast_to(wanted[:, None], (shapes.count, inner.count)).copy()
-    for name in inner_columns(job):
+    columns = inner_columns(job, machine)
+    for name in (name for name in columns if name.startswith("in_")):
         degree = np.broadcast_to(np.asarray(getattr(shapes.plans, name.removeprefix("in_"))), (shapes.count,))
         inside = np.broadcast_to(np.asarray(getattr(inner.distinct, name)), (inner.count,))
         fits &= degree[:, None] % inside == 0
+        apart = np.asarray(getattr(inner.distinct, name.replace("in_", "at_"))) > 1
+        fits &= ~apart | (degree[:, None] > inside)
     shape_of, inner_of = np.nonzero(fits)
     row = np.full(fits.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
     plans = as_float(shapes.plans.take(shape_of).with_columns(
-        {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
+        {name: taken(getattr(inner.distinct, name), inner_of) for name in columns}
     ))  # fmt: skip
     passes = _kept_passes(strategy, job, machine, shapes, inner, (shape_of, inner_of, plans))
     return LayerTable(passes=passes, row=row, count=len(shape_of))
@@ -156,6 +163,8 @@ def _kept_passes(
     """Passes of shapes under placements: those that a search had before are taken from there."""
     shape_of, inner_of, plans = pairs
     of_job, on_links, alone = job_of_layers(job), machine_of_transfers(machine), machine_of_work(machine)
+    if machine.network is not None:  # where a group lies in it follows from all devices of the job
+        of_job, on_links = job, machine
     (fixed, shape_rows), (fixed_inner, inner_rows) = (
         _coded(shapes.plans, shapes.count),
         _coded(inner.distinct, inner.count),
@@ -175,7 +184,7 @@ def _kept_passes(
         return passes_of(_with_links(strategy, of_job, on_links, works, shape_at, placed), of_job.framework)
 
     with tables() as costs:
-        if costs is None:
+        if costs is None or machine.network is not None:
             return passes(np.arange(len(shape_of)), None)
         shape_key, width = (strategy, of_job, fixed, models_key(machine)), shape_rows.shape[1]
         device = costs((*shape_key, alone), (width, 0), 0)

@@ -232,5 +232,5 @@ def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array
 
 def placed(configurations: Plans, placements: Plans) -> Plans:
     """Configurations, each under one placement."""
-    columns = {name: value for name, value in placements.columns().items() if name.startswith("in_")}
+    columns = {name: value for name, value in placements.columns().items() if name.startswith(("in_", "at_"))}
     return configurations.with_columns(columns)
