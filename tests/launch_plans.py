@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from steptime.errors import UserError
-from steptime.formats.run_toml import RunSpec
+from steptime.formats.run_spec import RunSpec
 from steptime.launch import Launch, launch_of, software_called
 from steptime.launch.write import Exported, export_launch
 

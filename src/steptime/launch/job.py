@@ -12,7 +12,7 @@ from typing import Any, Final
 from steptime.api.calls import AskedPlan, asked_plan
 from steptime.api.models import load_model
 from steptime.errors import PlanError
-from steptime.formats.run_toml import RunSpec
+from steptime.formats.run_spec import RunSpec
 from steptime.hardware import load_cluster
 from steptime.launch.values import NEUTRAL, OFFLOADS, OVERLAPS, Values, relevant
 from steptime.model.spec import LatentAttention, ModelSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from steptime.errors import InputFileError, PlanError, UserError, first_few, shown
-from steptime.formats.run_toml import RunSpec, read_description
+from steptime.formats.run_spec import RunSpec, read_description
 from steptime.launch.job import (
     DIMENSIONS,
     EXPERTS,
@@ -36,7 +36,7 @@ from steptime.launch.values import (
     unfolded,
     without_parts,
 )
-from steptime.model.library import catalogue_names, load_catalogue_model
+from steptime.model.known import catalogue_names, load_catalogue_model
 from steptime.store.files import is_file
 
 #: Option of a launcher -> concept.
@@ -90,7 +90,7 @@ class Imported:
     @property
     def run(self) -> RunSpec:
         """The run, as :func:`steptime.estimate` takes it."""
-        from steptime.formats.run_toml import parse_run
+        from steptime.formats.run_spec import parse_run
         from steptime.store.files import parse_toml
 
         return parse_run(parse_toml(self.text, "imported"), "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steptime.errors import first_few
-from steptime.formats.run_toml import RunSpec
+from steptime.formats.run_spec import RunSpec
 from steptime.launch.job import Launch, launch_of
 from steptime.launch.read import launch_read
 from steptime.launch.rules import check_degrees, check_rules

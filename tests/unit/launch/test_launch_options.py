@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steptime.formats.run_toml import RunSpec
+from steptime.formats.run_spec import RunSpec
 from steptime.launch import SOFTWARE, export_run, software_called
 from steptime.launch.table import real_options
 

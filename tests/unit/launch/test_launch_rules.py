@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steptime.errors import UserError
-from steptime.formats.run_toml import RunSpec
+from steptime.formats.run_spec import RunSpec
 from steptime.launch import SOFTWARE, export_run
 from steptime.launch.rules import RULES
 

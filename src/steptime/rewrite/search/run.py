@@ -101,8 +101,8 @@ class Searched:
         islands = {f"bound_{name}": value for name, value in asdict(self.bound).items() if name != "cost"}
         rest = {"graphs": self.found.graphs, "stop": self.found.stop, "breaks_a_limit": self.broken}
         given = {"weights": dict(self.weights), "limits": dict(self.options.limits)}
-        given |= {"mutants": self.options.mutants, "rules": self.options.rules}
-        return known | best | islands | rest | given
+        moves = {"mutants": self.options.mutants, "rules": self.options.rules}
+        return known | best | islands | rest | given | moves
 
 
 def check_options(options: Options) -> None:
