@@ -12,7 +12,6 @@ from steptime.hardware import load_cluster
 from steptime.hardware.records import AxisKind, Mesh, MeshAxis
 from steptime.lab.calibrate.mesh import cluster_file
 
-
 RING, SWITCH, RAIL = AxisKind.RING, AxisKind.SWITCH, AxisKind.RAIL
 
 
