@@ -73,8 +73,12 @@ def test_found_plan_is_estimated_the_same(narrow: str) -> None:
 
 
 @pytest.mark.each(("model", "cluster"), [("llama3-8b", None), ("mixtral-8x7b", None), ("llama3-8b", "tpu-v4-torus")])
-def test_pruned_search_finds_the_best_of_all(model: str, cluster: str | None, narrow: str) -> None:
-    """Every candidate of the space costed by itself, in one block."""
+def test_pruned_search_finds_the_best_of_all(
+    model: str, cluster: str | None, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every candidate of the space costed by itself, in one block; the search compares bounds after every few."""
+    monkeypatch.setattr("steptime.search.ranking.ROUND", 4)
+    monkeypatch.setattr("steptime.search.ranking.BLOCK", 16)
     where = narrow if cluster is None else cluster
     request = Request(
         model=model,
