@@ -9,9 +9,11 @@ import pytest
 
 from steptime import api
 from steptime.api.calls import Search
+from steptime.api.frameworks import Scope
 from steptime.api.jobs import Request
 from steptime.errors import UserError
 from steptime.estimate.evaluate import evaluate
+from steptime.estimate.single import Setting
 from steptime.plan.placements import numbered, order_of, ordered, outer, strides_of
 from steptime.plan.plans import AXES, Plans, rows_of
 from steptime.search.layers import as_float
@@ -72,6 +74,16 @@ def test_found_plan_is_estimated_the_same(narrow: str) -> None:
     assert again.step_time_s == found.step_time_s
 
 
+def _prepared(model: str, where: str) -> tuple[Setting, Scope]:
+    request = Request(
+        model=model, cluster=where, seq=2048, dtype="bf16", optimizer="adam", mode=MODES["corrected"], framework=None,
+        lora=None,
+    )  # fmt: skip
+    columns = {"micro_batch": 1, "recompute": "full"}
+    search = Search(request=request, gpus=128, global_batch=128, choices={}, columns=columns, limit=(), strategy="1d")
+    return search.prepared()
+
+
 @pytest.mark.each(("model", "cluster"), [("llama3-8b", None), ("mixtral-8x7b", None), ("llama3-8b", "tpu-v4-torus")])
 def test_pruned_search_finds_the_best_of_all(
     model: str, cluster: str | None, narrow: str, monkeypatch: pytest.MonkeyPatch
@@ -80,19 +92,7 @@ def test_pruned_search_finds_the_best_of_all(
     monkeypatch.setattr("steptime.search.ranking.ROUND", 4)
     monkeypatch.setattr("steptime.search.ranking.BLOCK", 16)
     where = narrow if cluster is None else cluster
-    request = Request(
-        model=model,
-        cluster=where,
-        seq=2048,
-        dtype="bf16",
-        optimizer="adam",
-        mode=MODES["corrected"],
-        framework=None,
-        lora=None,
-    )
-    columns = {"micro_batch": 1, "recompute": "full"}
-    search = Search(request=request, gpus=128, global_batch=128, choices={}, columns=columns, limit=(), strategy="1d")
-    setting, scope = search.prepared()
+    setting, scope = _prepared(model, where)
     machine, strategy = setting.machine, setting.method.strategy("1d")
     assert machine.network is not None
 
