@@ -43,7 +43,7 @@ def test_plan_takes_an_order() -> None:
 def test_mixed_prints_both_ways(tmp_path: Path) -> None:
     (tmp_path / "g.toml").write_text(GROUPS, encoding="utf-8")
     job = ["mixed", "llama3.2-1b", "--cluster", str(tmp_path / "g.toml"), "--global-batch", "16", "--seq", "1024"]
-    code, out, _ = ran(*job, "--top", "1", "--fix", "micro_batch=1")
+    code, out, _ = ran(*job, "--top", "1", "--fix", "micro_batch=1", "--fix", "recompute=none")
     assert code == 0
     assert "slower:" in out and "data (" in out and "stages (" in out
     code, out, _ = ran(*job, "--way", "stages", "--fix", "tp=8", "--json")
