@@ -12,7 +12,8 @@ from steptime.api.request import text
 from steptime.errors import PlanError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
-from steptime.plan.placements import SEARCH, numbered, order_of, ordered
+from steptime.plan.keys import SEARCHED
+from steptime.plan.placements import numbered, order_of, ordered
 from steptime.plan.plans import AXES, Plans, rows_of
 from steptime.plan.space import CorrectedSpace, Space
 from steptime.search.layers import as_float
@@ -27,7 +28,7 @@ def laid(space: Space, given: Any) -> Space:
     """
     if not isinstance(space, CorrectedSpace):
         raise PlanError("--placement: published mode has placements of its own", hint="drop it, or --mode published")
-    if text("placement", given) == SEARCH:
+    if text("placement", given) == SEARCHED:
         return replace(space, launched=False, order=None)
     return replace(space, launched=True, order=order_of(given))
 
@@ -60,10 +61,10 @@ def placed_plan(
     how = mode.method.strategy(strategy)
     domain = setting.machine.fast_domain
     axes = (*how.tensor_axes, "dp", "pp")
-    along = AXES if order in (None, SEARCH) else order_of(str(order))
+    along = AXES if order in (None, SEARCHED) else order_of(str(order))
     if placement is not None:
         return numbered(_placed_as_given(plans, placement, domain, axes), along)
-    if mode.method.calibrated and order != SEARCH:
+    if mode.method.calibrated and order != SEARCHED:
         return numbered(plans.in_order(domain, along), along)
     one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})
     spaces = [mode.space, MODES["corrected"].space]

@@ -28,9 +28,9 @@ from steptime.plan.job import (
     GRAPHS,
     OFFLOADS,
 )
-from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
+from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SEARCHED, SHOWN
 from steptime.plan.overlap import OVERLAPS
-from steptime.plan.placements import SEARCH, order_of
+from steptime.plan.placements import order_of
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.space import OPERATORS, Constraint
@@ -250,7 +250,7 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
         return _placement(value)
     if key == "order":
         given = text(key, value)
-        return given if given == SEARCH else "-".join(order_of(given))
+        return given if given == SEARCHED else "-".join(order_of(given))
     raise _unknown("key of a plan", key, (*KEYS, "placement", "order"))
 
 

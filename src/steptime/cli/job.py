@@ -10,7 +10,7 @@ from steptime.api.request import digits
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
 from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
-from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, RATIOS, SHOWN
+from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN
 from steptime.store.files import is_file, parse_toml
 
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}
@@ -187,14 +187,15 @@ def parse_placement(text: str) -> dict[str, Any]:
     >>> parse_placement("tp=4,dp=2"), parse_placement("tp-pp-dp")
     ({'placement': {'tp': 4, 'dp': 2}}, {'order': 'tp-pp-dp'})
     """
-    if "=" not in text and "," not in text:
+    if "=" not in text and ("-" in text or text in (LAUNCHED, SEARCHED)):
         return {"order": text}
     out: dict[str, int] = {}
     for part in text.split(","):
         match = _FIX.fullmatch(part)
         if match is None or not match.group(2):
             problem = f"{shorten(part)!r} is not of the form axis=devices"
-            raise FieldError("", "--placement", problem, hint="for example --placement tp=4,dp=2")
+            hint = "for example --placement tp=4,dp=2, or an order of the axes: tp-cp-dp-pp"
+            raise FieldError("", "--placement", problem, hint=hint)
         axis = _key("--placement", match.group(1), AXES)
         if axis in out:
             raise FieldError("", "--placement", f"{axis} is given twice")

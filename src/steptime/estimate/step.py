@@ -348,7 +348,7 @@ def _contention(inputs: StepInputs, data: DataParallel, link_s: Num) -> Call | N
 
     Each virtual stage has one during the last backward pass, behind which its gradients go.
     """
-    if not inputs.tiered:
+    if not np.any(inputs.tiered):
         return None
     background_s = data.gradient_busy_s * inputs.hides_data * inputs.shares_far
     exposed_s = inputs.layout.virtual_stages * link_s * inputs.stages_far

@@ -13,10 +13,8 @@ import numpy as np
 
 from steptime.errors import FieldError, UnknownNameError, did_you_mean, shorten
 from steptime.num import Array, Num, minimum
+from steptime.plan.keys import LAUNCHED, SEARCHED
 from steptime.plan.plans import AXES, FOLDED_AXES, Plans, rows_of
-
-DEFAULT, SEARCH = "default", "search"
-"""Words for the order of launchers, and for the fastest of all."""
 
 
 def order_of(text: str) -> tuple[str, ...]:
@@ -31,12 +29,12 @@ def order_of(text: str) -> tuple[str, ...]:
     >>> order_of("tp-cp-ep-pp-dp"), order_of("dp")
     (('tp', 'cp', 'pp', 'dp', 'tp2'), ('dp', 'tp', 'tp2', 'cp', 'pp'))
     """
-    if text == DEFAULT:
+    if text == LAUNCHED:
         return AXES
     given = [part.strip().lower() for part in text.split("-")]
     for axis in given:
         if axis not in (*AXES, *FOLDED_AXES):
-            hint = did_you_mean(axis, (*AXES, DEFAULT, SEARCH), "for example tp-cp-ep-dp-pp, or tp=4,dp=2")
+            hint = did_you_mean(axis, (*AXES, LAUNCHED, SEARCHED), "for example tp-cp-ep-dp-pp, or tp=4,dp=2")
             raise UnknownNameError("axis of an order", shorten(axis), AXES, otherwise=hint)
     own = [axis for axis in given if axis in AXES]
     if len(set(own)) < len(own):

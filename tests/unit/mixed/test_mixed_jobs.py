@@ -99,7 +99,7 @@ def test_slow_link_is_waited_for(groups: str, tmp_path: Path) -> None:
 
 
 def test_both_ways_name_the_slower_group(groups: str) -> None:
-    found = mixed("llama3.2-1b", groups, global_batch=64, seq=2048, top=4)
+    found = mixed("llama3.2-1b", groups, global_batch=64, seq=2048, top=4, fix={"micro_batch": 1, "recompute": "none"})
     assert {plan["way"] for plan in found.plans} == {"stages", "data"}
     times = [plan["step_time_s"] for plan in found.plans]
     assert times == sorted(times)
@@ -117,7 +117,9 @@ def test_both_ways_name_the_slower_group(groups: str) -> None:
 
 def test_equal_groups_share_equally(tmp_path: Path) -> None:
     (tmp_path / "g.toml").write_text(GROUPS.replace("dgx-a100-80gb", "dgx-h100"), encoding="utf-8")
-    found = mixed("llama3.2-1b", str(tmp_path / "g.toml"), global_batch=64, seq=2048, way="data")
+    found = mixed(
+        "llama3.2-1b", str(tmp_path / "g.toml"), global_batch=64, seq=2048, way="data", fix={"micro_batch": 1}
+    )
     assert [own["sequences"] for own in found.plans[0]["groups"].values()] == [32, 32]
 
 

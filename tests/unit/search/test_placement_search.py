@@ -9,9 +9,11 @@ import pytest
 
 from steptime import api
 from steptime.api.calls import Search
+from steptime.api.frameworks import Scope
 from steptime.api.jobs import Request
 from steptime.errors import UserError
 from steptime.estimate.evaluate import evaluate
+from steptime.estimate.single import Setting
 from steptime.plan.placements import numbered, order_of, ordered, outer, strides_of
 from steptime.plan.plans import AXES, Plans, rows_of
 from steptime.search.layers import as_float
@@ -72,44 +74,51 @@ def test_found_plan_is_estimated_the_same(narrow: str) -> None:
     assert again.step_time_s == found.step_time_s
 
 
-@pytest.mark.each(("model", "cluster"), [("llama3-8b", None), ("mixtral-8x7b", None), ("llama3-8b", "tpu-v4-torus")])
-def test_pruned_search_finds_the_best_of_all(model: str, cluster: str | None, narrow: str) -> None:
-    """Every candidate of the space costed by itself, in one block."""
-    where = narrow if cluster is None else cluster
+def _prepared(model: str, where: str) -> tuple[Setting, Scope]:
     request = Request(
-        model=model,
-        cluster=where,
-        seq=2048,
-        dtype="bf16",
-        optimizer="adam",
-        mode=MODES["corrected"],
-        framework=None,
+        model=model, cluster=where, seq=2048, dtype="bf16", optimizer="adam", mode=MODES["corrected"], framework=None,
         lora=None,
-    )
+    )  # fmt: skip
     columns = {"micro_batch": 1, "recompute": "full"}
     search = Search(request=request, gpus=128, global_batch=128, choices={}, columns=columns, limit=(), strategy="1d")
-    setting, scope = search.prepared()
+    return search.prepared()
+
+
+@pytest.mark.each(("model", "cluster"), [("llama3-8b", None), ("mixtral-8x7b", None), ("llama3-8b", "tpu-v4-torus")])
+def test_pruned_search_finds_the_best_of_all(
+    model: str, cluster: str | None, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every candidate of the space costed by itself, in one block; the search compares bounds after every few."""
+    monkeypatch.setattr("steptime.search.ranking.ROUND", 4)
+    monkeypatch.setattr("steptime.search.ranking.BLOCK", 16)
+    where = narrow if cluster is None else cluster
+    setting, scope = _prepared(model, where)
     machine, strategy = setting.machine, setting.method.strategy("1d")
     assert machine.network is not None
-    listing = scope.space.list(
-        setting.job, strategy, machine.fast_domain, setting.rules, scope.constraints,
-        nearer_is_faster=False, farthest=machine.network.farthest,
-    )  # fmt: skip
-    count = listing.multiplicity
-    position = np.repeat(np.arange(len(count)), count)
-    first = listing.placement_start[listing.mesh_of]
-    place = np.concatenate([np.arange(a, a + n) for a, n in zip(first, count, strict=True)])
-    plans = placed(listing.configurations.take(position), listing.placements.take(place))
-    e = evaluate(setting.method, strategy, setting.job, machine, as_float(plans))
-    rows = len(position)
-    times = np.broadcast_to(np.asarray(e.step_time_s), (rows,))
-    fits = np.broadcast_to(np.asarray(e.peak_bytes), (rows,)) <= machine.memory_bytes
+
+    def times(*, nearer_is_faster: bool) -> list[float]:
+        listing = scope.space.list(
+            setting.job, strategy, machine.fast_domain, setting.rules, scope.constraints,
+            nearer_is_faster=nearer_is_faster, farthest=machine.network.farthest if machine.network else 1,
+        )  # fmt: skip
+        count = listing.multiplicity
+        first = listing.placement_start[listing.mesh_of]
+        place = np.concatenate([np.arange(a, a + n) for a, n in zip(first, count, strict=True)])
+        plans = placed(
+            listing.configurations.take(np.repeat(np.arange(len(count)), count)), listing.placements.take(place)
+        )
+        e = evaluate(setting.method, strategy, setting.job, machine, as_float(plans))
+        fits = np.broadcast_to(np.asarray(e.peak_bytes), (len(place),)) <= machine.memory_bytes
+        return sorted(np.broadcast_to(np.asarray(e.step_time_s), (len(place),))[fits].tolist())
+
     found = api.plan(
         model, where, gpus=128, global_batch=128, seq=2048, strategy="1d", fix={"micro_batch": 1, "recompute": "full"},
-        top=1,
+        top=40,
     )  # fmt: skip
-    assert rows > 300 < found.candidates
-    assert found.plans[0].step_time_s == pytest.approx(times[fits].min(), rel=1e-12)
+    own, every = times(nearer_is_faster=machine.nearer_is_faster), times(nearer_is_faster=False)
+    assert [plan.step_time_s for plan in found.plans] == pytest.approx(own[:40], rel=1e-12)
+    assert own[0] == pytest.approx(every[0], rel=1e-12)
+    assert len(every) > 300
 
 
 def test_orders_that_mean_the_same_are_one_candidate() -> None:
