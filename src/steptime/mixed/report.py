@@ -41,7 +41,9 @@ def _plan(plan: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     stages = own["stages"] if plan["way"] == STAGES else own["pp"]
     source = plan if plan["way"] == STAGES else own
     again = "" if source["recompute"] == "none" else f" recompute={source['recompute']}"
-    return f"tp={own['tp']} dp={own['dp']} pp={stages} mbs={source['micro_batch']}{again}"
+    cp = f" cp={own['cp']}" if own.get("cp", 1) > 1 else ""
+    zero = f" zero={own['zero']}" if own.get("zero") else ""
+    return f"tp={own['tp']}{cp} dp={own['dp']} pp={stages} mbs={source['micro_batch']}{zero}{again}"
 
 
 def _runs(layers: list[int]) -> str:
