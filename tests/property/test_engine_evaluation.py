@@ -29,7 +29,8 @@ from steptime.plan.strategies import CORRECTED
 
 RATES = ("matrix_flops_per_s", "attention_flops_per_s", "vector_flops_per_s", "memory_Bps", "fast_Bps")
 LATENCIES = ("kernel_latency_s", "fast_latency_s", "slow_latency_s")
-STEP = [field.name for field in fields(Step) if field.name not in ("stage", "data", "bubble", "copies", "exchanges")]
+PARTS = ("stage", "data", "bubble", "copies", "exchanges", "contention")
+STEP = [field.name for field in fields(Step) if field.name not in PARTS]
 DATA = [name for name in DataParallel._fields if name not in ("backward", "forward")]
 
 

@@ -40,7 +40,7 @@ def exposed_buckets_s(
     shown_end_s: Num,
     hidden_end_s: Num,
 ) -> Num:
-    r"""Exposed part of what travels once per step, each bucket of layers behind the passes of the others.
+    r"""Exposed part of what travels at once, each bucket of layers behind the passes of the others.
 
     $$t = T_s + \max\Big(b T + \big[(\tfrac{L}{v} - b)(T - t_l) + [T_h - b\,t_l]_+\big]_+,\
       \big[L T - (v-1)\,p\,\tfrac{L}{v}\,t_l\big]_{v>1}\Big)$$
@@ -49,8 +49,8 @@ def exposed_buckets_s(
     pipeline of $p$ = `stages`, $b$ = `bucket` layers travel as one message, and $t_l$ = `behind_s` is what the pass
     of one layer for one micro-batch leaves to overlap it (:func:`free_links_s`). Nothing is left to overlap the last
     bucket and $T_s$ = `shown_end_s`, that of the embedding; $T_h$ = `hidden_end_s`, that of the head, is ready
-    first. A chunk but the first has $p$ passes more of each chunk after it to overlap with, and is one bucket.
-    Gathered weights are the same seen from the end.
+    first. A chunk but the first has $p$ passes more of each chunk after it to overlap with, and is one bucket; $p = 1$
+    for what travels with every micro-batch. Gathered weights are the same seen from the end.
 
     Source: longest path of compute and links; with $b = v = 1$ and $T_h = 0$ data parallelism of arXiv 2410.00273.
     Megatron-Core, `DistributedDataParallel`: chunks but the first are not split into buckets.

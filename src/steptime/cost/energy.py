@@ -82,7 +82,9 @@ def site_energy_J(devices: Num, working_J: Num, waiting_s: Num, idle_W: Num, hos
 
 
 def carbon_kg(energy_J: Num, kg_per_kWh: Num) -> Num:
-    """Carbon dioxide of energy: of a grid with some intensity (kg of CO2 equivalent per kWh).
+    r"""Carbon dioxide of energy (kg of CO2 equivalent): $m = E\,g / 3.6 \cdot 10^6$.
+
+    $E$ = `energy_J`, of a grid that emits $g$ = `kg_per_kWh`.
 
     >>> carbon_kg(7.2e6, 0.4)
     0.8

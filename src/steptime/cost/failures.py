@@ -164,6 +164,7 @@ def stretch(interval_s: Num, stall_s: Num, lag_s: Num, restart_s: Num, mtbf_s: N
 def restarting_share(restart_s: Num, mtbf_s: Num) -> Num:
     r"""Share of the time of a run that restarts take: $1 - e^{-R/M}$.
 
+    A restart of $R$ = `restart_s` is repeated when it fails, after $M$ = `mtbf_s` on average (s).
     A run of $T$ has $T/M$ failures, each begins a restart, and one lasts $M (1 - e^{-R/M})$ on average until it is
     through or fails again.
 
@@ -220,7 +221,12 @@ def slowest_of(ranks: Num, spread: Num) -> Num:
 
 
 def lost_work_s(wall_s: Num, work_s: Num, stalls_s: Num, restarts_s: Num) -> Num:
-    """What failures undo of the work and the stalls of a run: what remains of its time, not below zero (s).
+    r"""What failures undo of the work and the stalls of a run: what remains of its time, not below zero (s).
+
+    $$t = [T - W - S - R]_+$$
+
+    where $T$ = `wall_s` is the time of the run, of which $W$ = `work_s`, $S$ = `stalls_s` and $R$ = `restarts_s`
+    are known.
 
     >>> lost_work_s(120.0, 100.0, 5.0, 10.0)
     5.0

@@ -131,7 +131,8 @@ def torus_exchange_s_per_byte(members: Num, stride: Num, wraps: Num) -> Num:
     $$x = \frac{n k}{8}\Big|_{w=1}, \qquad x = \frac{n k}{4}\Big|_{w=0}$$
 
     where a message travels $n k / 4$ links on the mean in a ring of $n$ = `members`, $k$ = `stride` apart, which has
-    two links a rank; the middle link of an open line carries $n k / 4$ ranks' bytes. The slowest dim sets the pace.
+    two links a rank ($w$ = `wraps`); the middle link of an open line carries $n k / 4$ ranks' bytes. The slowest
+    dim sets the pace.
 
     Source: bisection of a torus, Dally and Towles 2004, section 5.2; the same in Austin et al. (2025), chapter 3: an
     all-to-all costs a quarter of an all-gather on a ring of both directions.

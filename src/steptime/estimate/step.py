@@ -476,7 +476,7 @@ def _data_parallel(
     again = {"gather_s": again_s, "layers": layers, **ends(reduce)}
     summed_s = reduce.one_layer_s + replicas_s
     backward = layerwise(
-        _once(inputs, replace(reduce, one_layer_s=summed_s), backward_s),
+        _bucketed(inputs, replace(reduce, one_layer_s=summed_s), backward_s, traffic.reductions),
         Hiding(exposed_sharded_s,
                {"reduce_s": reduce.one_layer_s, "replicas_s": replicas_s, "behind_s": backward_s, "head_s": head_s,
                 **again},
@@ -484,15 +484,17 @@ def _data_parallel(
         sharded, exposed, traffic.reductions,
     )  # fmt: skip
     forward = layerwise(
-        _once(inputs, gather, forward_s),
+        _bucketed(inputs, gather, forward_s, traffic.gathers),
         behind(exposed_gather_s, {"one_layer_s": gather.one_layer_s, "layers": layers, **ends(gather)}, forward_s),
         sharded, exposed, traffic.gathers,
     )  # fmt: skip
     return shared_out(backward, forward, layers * again_s)
 
 
-def _once(inputs: StepInputs, sums: Sums, behind_s: Num) -> Hiding:
+def _bucketed(inputs: StepInputs, sums: Sums, behind_s: Num, times: Num) -> Hiding:
+    """Buckets of layers; what travels with every micro-batch has the passes of that one only to overlap with."""
+    stages = where(times > 1, 1.0, inputs.layout.stages)
     return behind(exposed_buckets_s, {
         "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first * inputs.layout.held, "bucket": sums.bucket,
-        "chunks": inputs.traffic.chunks, "stages": inputs.layout.stages, **ends(sums),
+        "chunks": inputs.traffic.chunks, "stages": stages, **ends(sums),
     }, behind_s)  # fmt: skip

@@ -61,7 +61,7 @@ def test_megatron_deepspeed_takes_the_advice_of_megatron():
     ("framework", "given", "read"),
     [
         ("NeMo", "selective", "attention"), ("torchtitan", "selective", "norm+activation+outputs"),
-        ("axolotl", "selective", "norm+activation+outputs"), ("torchtitan", "attention", "attention"),
+        ("axolotl", "selective", "attention"), ("torchtitan", "attention", "attention"),
         ("torchtitan", "selective+attention", "norm+activation+outputs+attention"),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ def test_residuals_against_a_public_profile(tmp_path: Path) -> None:
     comparison.write_residuals(found, path)
     lines = list(csv.DictReader(path.read_text().splitlines()))
     assert len(lines) == len(found.residuals)
-    assert {line["op"] for line in lines} == KINDS - {
+    assert {line["op"] for line in lines} == {kind for kind in KINDS if not kind.startswith("cpu_")} - {
         "copy", "gelu_backward", "layer_norm_backward", "softmax_backward", "column_sum", "update",
         *LOOPED}  # fmt: skip
     for line in lines:

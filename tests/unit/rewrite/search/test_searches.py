@@ -72,7 +72,7 @@ def test_a_fire_module_is_one_convolution_where_launches_count(name):
     function, x, modules = fire()
     given = problem(function, x, **modules)
     found = SEARCHES[name](given)
-    assert ops(found.flow) == ["cudnn_convolution_relu"]
+    assert ops(found.flow) == ["fused"] and "convolution" in str(found.flow.order[-1].attributes)
     assert check(given.flow, found.flow, seeds=1).passed
     # Joined with a ReLU each they cost three, and what has to be undone for one costs more than 1.05 of that.
     assert taso(given).cost == 3
@@ -173,9 +173,14 @@ def test_equal_blocks_are_searched_once_however_many_there_are():
     assert counts[1] == counts[2]
 
 
+def without_chains(given):
+    """Chains have norms inside: without them a norm is a barrier."""
+    return replace(given, moves=tuple(row for row in given.moves if "native_layer_norm" not in row.touches))
+
+
 def test_the_bound_of_equal_blocks_is_their_cost():
     function, x, modules = layers(5)
-    given = problem(function, x, **modules)
+    given = without_chains(problem(function, x, **modules))
     found, bound = recommended(given), lower_bound(given)
     assert bound.closed == bound.islands >= 5
     assert bound.cost == pytest.approx(found.cost)
@@ -183,7 +188,7 @@ def test_the_bound_of_equal_blocks_is_their_cost():
 
 def test_a_norm_that_no_move_touches_ends_an_island():
     function, x, modules = layers(3)
-    given = problem(function, x, **modules)
+    given = without_chains(problem(function, x, **modules))
     found = islands(given, given.flow)
     assert [[node.op for node in nodes].count("native_layer_norm") for nodes in found] == [1, 1, 1]
     assert all(nodes[-1].op == "native_layer_norm" for nodes in found)
@@ -307,7 +312,7 @@ def test_a_graph_without_its_moves_is_taken_whole_or_not_at_all():
         done, (step,) = decide(given, found, everything=everything, by_time=True)
         certain = step.change.band_s[0] > 0
         assert step.applied == (taken or certain)
-        assert (ops(done.flow) == ["cudnn_convolution_relu"]) == step.applied
+        assert (ops(done.flow) == ["fused"]) == step.applied
     unchanged = replace(found, flow=given.flow)
     assert decide(given, unchanged, everything=False, by_time=True) == (unchanged, ())
 
