@@ -76,7 +76,7 @@ def verified(
         origin="Wang et al., PET, OSDI 2021",
     )
     if generic:
-        return checked(given)
+        return _by_cases_too(checked(given), program)
     fitted = unified(given)
     if fitted is None:
         raise UserError(f"{name}: no sizes fulfil what the operators of both sides need")
@@ -84,6 +84,18 @@ def verified(
     if isinstance(result, Counterexample):
         return Verdict(rule=fitted, counterexample=result)
     return Verdict(rule=replace(fitted, certificate=Certificate(random=result, exact=proved_exactly(fitted) or 0)))
+
+
+def _by_cases_too(verdict: Verdict, program: Program) -> Verdict:
+    """The verdict, where the general proof does not close with that by cases."""
+    from steptime.rewrite.mutants.prove import proved_by_cases
+
+    made = verdict.rule.certificate
+    if verdict.counterexample is not None or made.generic:
+        return verdict
+    dilation = program.convolution.dilation if program.convolution is not None else 1
+    closed = proved_by_cases(verdict.rule, dilation)
+    return replace(verdict, rule=replace(verdict.rule, certificate=replace(made, generic=closed)))
 
 
 def sound(verdict: Verdict, program: Program) -> bool:

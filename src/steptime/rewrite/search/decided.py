@@ -38,8 +38,9 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
         by_time: time is the objective, so that doubt decides; otherwise the cost is exact.
 
     Moves are grouped: one that takes what another made, and that one, are decided together, by what the whole group
-    removes and adds. What a group makes and takes away again is not in its doubt. Groups that are left out are left out
-    of the graph: the others are found again, and made.
+    removes and adds. What a group makes and takes away again is not in its doubt. Of a group in doubt, the most moves
+    from its first whose gain exceeds the doubt are made. What is left out is left out of the graph: the others are
+    found again, and made.
     """
     prices = problem.cost.prices
     whole = prices.sums(problem.flow, problem.flow.operators)
@@ -48,13 +49,12 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
     priced = [_Priced(move, *removed_and_added(move.flow, move.match.replace)) for move in found.path]
     steps: list[Step] = []
     accepted: list[_Priced] = []
-    groups = _groups(priced)
-    for group in groups:
-        total = _group_change(prices, whole, group)
-        certain = everything or not by_time or total.band_s[0] > 0
-        names = " and ".join(dict.fromkeys(each.move.row.name for each in group))
-        accepted += group if certain else []
-        for each in group:
+    for group in _groups(priced):
+        sure = len(group) if everything or not by_time else _sure(prices, whole, group)
+        names = " and ".join(dict.fromkeys(each.move.row.name for each in group[:sure]))
+        accepted += group[:sure]
+        for n, each in enumerate(group):
+            certain = n < sure
             own = _change(prices, whole, each)
             alone = own.band_s[0] > 0 or not by_time
             why = DOUBTFUL if not certain else CERTAIN if alone else TOGETHER.format(names)
@@ -121,6 +121,12 @@ def _groups(priced: Sequence[_Priced]) -> list[list[_Priced]]:
     for n, each in enumerate(priced):
         found[label[n]].append(each)
     return list(found.values())
+
+
+def _sure(prices: Prices, whole: Sums, group: Sequence[_Priced]) -> int:
+    """How many moves of a group, from the first, gain more than their doubt together."""
+    counts = range(len(group), 0, -1)
+    return next((n for n in counts if _group_change(prices, whole, group[:n]).band_s[0] > 0), 0)
 
 
 def _group_change(prices: Prices, whole: Sums, group: Sequence[_Priced]) -> Change:

@@ -32,6 +32,7 @@ Search = Callable[[Problem, float, int, Control], Found]
 PEAK: Final = "peak_bytes"
 TEMPLATE: Final = "template"
 SHIPPED: Final = "shipped"
+PET: Final = "steptime.rewrite.mutants.search:pet"
 WORTH: Final = 1e-3
 """Part of the time that another round of the tangent must gain."""
 GUIDE: Final = 1e-3
@@ -48,6 +49,7 @@ SEARCHES: Final[dict[str, Search]] = {
     "greedy": lambda problem, alpha, budget, control: taso(problem, 1.0, budget, control=control),
     "metaflow": lambda problem, alpha, budget, control: metaflow(problem, alpha, budget, control),
     "taso": lambda problem, alpha, budget, control: taso(problem, alpha, budget, control=control),
+    "pet": lambda problem, alpha, budget, control: loaded(PET)(problem, alpha, budget, control),
     "saturation": _later("steptime.rewrite.saturation:saturate"),
     "exhaustive": lambda problem, alpha, budget, control: exhaustive(problem, control=control),
     "recommended": lambda problem, alpha, budget, control: recommended(problem, alpha, budget, control),
@@ -140,7 +142,7 @@ def moves_of(flow: Flow, device: Device, options: Options) -> tuple[Pass, ...]:
 
 def _added(options: Options) -> tuple[Pass, ...]:
     """Mutants and rules as moves. They may touch any operator, so that there is no bound with them."""
-    out = MUTANT_PASSES if options.mutants else ()
+    out = MUTANT_PASSES if options.mutants or options.search == "pet" else ()
     if options.rules == SHIPPED:
         from steptime.rewrite.saturation.moves import rule_moves
 
