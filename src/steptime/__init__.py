@@ -3,7 +3,7 @@
 >>> import steptime
 >>> result = steptime.api.plan("gpt3_1T", "dgx-b200", gpus=2048, global_batch=4096, strategy="1d")
 >>> result.stop.reason
-'exhausted'
+'pruned'
 
 Names are loaded when they are first used, so that ``import steptime`` costs nothing.
 """

@@ -118,7 +118,7 @@ ANSWERS = (
 
 COMMANDS = (
     "plan", "estimate", "fleet", "shadow", "simulate", "profile", "fit", "diff", "collective", "consistency",
-    "schedules", "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
+    "mixed", "export", "import", "schedules", "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
     "report", "cache", "tile", "compress", "doctor", "limits", "calibrate", "score", "devices", "clusters", "models",
     "frameworks",
 )  # fmt: skip
@@ -145,6 +145,9 @@ REPORTS = (
     f"plan llama3-8b --cluster dgx-h100 {JOB} --tokens 100B --objective cost --deadline '30 days' --budget '10 USD'",
     "fleet llama3-8b --cluster dgx-h100,dgx-b200 --gpus 64..256 --global-batch 256 --tokens 1T --deadline '30 days'",
     f"shadow llama3-8b --cluster dgx-h100 {JOB} --tokens 1T",
+    "mixed llama3-8b --cluster inputs/halls.toml --global-batch 512 --top 1",
+    f"export llama3-8b --cluster dgx-h100 {JOB} --tp 2 --pp 2 --framework megatron-core --for megatron-lm",
+    "import 'pretrain_gpt.py --tensor-model-parallel-size 2 --bf16 --micro-batch-size 2' --model llama3-8b",
     "plan gpt3_1T --cluster dgx-a100 --gpus 8 --global-batch 8",
     "profile models:gpt --device h100-sxm --loss cross-entropy",
     "profile models:moe --device mi300x --loss sum --autocast bf16 --depth 1",
