@@ -30,9 +30,15 @@ def accelerate(path: Path) -> dict[str, Any]:
 def hf_trainer(path: Path) -> dict[str, Any]:
     """``TrainingArguments`` from the YAML, on the CPU."""
     import yaml
+
+    from public_models.rows import load_torchvision
+
+    load_torchvision()
     from transformers import HfArgumentParser, TrainingArguments
 
     table = yaml.safe_load(path.read_text())
+    if find_spec("deepspeed") is None:  # which reads the file that is named here
+        table.pop("deepspeed", None)
     narrow = {name: table.pop(name) for name in ("bf16", "fp16", "tf32") if name in table}
     (found,) = HfArgumentParser(TrainingArguments).parse_dict({**table, "use_cpu": True})
     return {

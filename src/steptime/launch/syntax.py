@@ -138,7 +138,7 @@ def _read_yaml(text: str, where: str) -> Text:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        raise UserError(f"{where}: reading YAML needs PyYAML", hint="pip install pyyaml") from None
+        raise UserError(f"{where}: reading YAML needs PyYAML", hint="pip install 'steptime[launch]'") from None
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

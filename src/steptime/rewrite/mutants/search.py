@@ -41,11 +41,10 @@ def pet(problem: Problem, alpha: float = ALPHA, budget: int = BUDGET, control: C
         control: when to stop before.
     """
     control = control or Control()
-    mutated = best_first(
-        replace(problem, moves=tuple(row for row in problem.moves if row in MUTANT_PASSES)),
-        alpha=alpha, budget=budget, control=control,
-    )  # fmt: skip
-    rest = replace(problem, flow=mutated.flow, moves=tuple(row for row in problem.moves if row not in MUTANT_PASSES))
+    mutants = tuple(row for row in problem.moves if row in MUTANT_PASSES)
+    others = tuple(row for row in problem.moves if row not in MUTANT_PASSES)
+    mutated = best_first(replace(problem, moves=mutants), alpha=alpha, budget=budget, control=control)
+    rest = replace(problem, flow=mutated.flow, moves=others)
     done = taso(rest, 1.0, budget, control=control)
     return replace(done, path=(*mutated.path, *done.path), graphs=mutated.graphs + done.graphs)
 
