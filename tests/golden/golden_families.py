@@ -118,7 +118,8 @@ ANSWERS = (
 
 COMMANDS = (
     "plan", "estimate", "fleet", "shadow", "simulate", "profile", "fit", "diff", "collective", "consistency",
-    "mixed", "export", "import", "schedules", "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
+    "mixed", "export", "import", "schedules",
+    "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
     "report", "cache", "tile", "compress", "doctor", "limits", "calibrate", "score", "devices", "clusters", "models",
     "frameworks",
 )  # fmt: skip
