@@ -27,7 +27,6 @@ def least_span_s(
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", slack)
-    solver.setOptionValue("threads", 1)
     count = stages.size
     owner = {int(stage): rank for rank, row in enumerate(stages) for stage in row}
     most = float(m * sum(each.sum() for each in seconds.values()) + 2 * m * count * message_s)
