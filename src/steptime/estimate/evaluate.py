@@ -73,7 +73,7 @@ def composed(planned: PlannedJob, machine: Machine, passes: Passes) -> tuple[Ste
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
     """Time and memory of the plans on the machine."""
     block = strategy.block(job, plans)
-    planned = planned_job(method, strategy, job, plans, sizes_of(block))
+    planned = planned_job(method, strategy, job, plans, sizes_of(block, job.optimizer.matrices))
     memory = memory_of(planned)
     times = part_times(block, plans, machine)
     works = works_of(times, job, plans)
