@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from steptime.api.expert_load import expert_load_of
 from steptime.api.frameworks import framework_taken, no_framework
 from steptime.api.models import check_captured, check_captured_choices, load_workload
 from steptime.api.request import NameOrPath, choice, cluster_given, switch, text, whole
@@ -116,7 +117,7 @@ def estimated_optimizer(name: str) -> Optimizer:
 LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
-EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity", "dispatcher")
+EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_load", "expert_capacity", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +199,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         document_length=chosen.get("document_length"),
         offload=chosen.get("offload", frozenset()),
         expert_imbalance=chosen.get("expert_imbalance", 1.0),
+        expert_load=expert_load_of(chosen.get("expert_load"), job.model),
         expert_capacity=chosen.get("expert_capacity"),
     )
     default = with_habits(job, job.framework.name)

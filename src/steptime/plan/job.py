@@ -158,6 +158,16 @@ for _precision in (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """How tokens are spread over experts."""
+
+    name: str
+    """As the user gives it."""
+    shares: tuple[float, ...]
+    """Of the tokens, by expert; they add up to one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """Low-rank adapters on frozen weights (LoRA, arXiv 2106.09685; with 4-bit weights QLoRA, arXiv 2305.14314)."""
 
@@ -252,6 +262,8 @@ class Job:
     behind the kernel) or ``ulysses`` (all-to-all from sequence shards to head shards and back)."""
     expert_imbalance: float = 1.0
     """Tokens of the fullest expert rank over the mean, where none are dropped."""
+    expert_load: ExpertLoad | None = None
+    """Shares of the tokens by expert, of which the fullest rank follows; None: ``expert_imbalance``."""
     expert_capacity: float | None = None
     """Slots of an expert over the mean tokens of an expert, all of them computed; None: no token is dropped."""
     exchange_once: bool = False
