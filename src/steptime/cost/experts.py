@@ -151,7 +151,9 @@ def lognormal_shares(experts: int, sigma: float) -> list[float]:
 
 
 def drawn_shares(shares: Sequence[float], seed: int = 0) -> list[float]:
-    """The shares in an order drawn once: the same one for as many experts.
+    """The `shares` in an order drawn once, with `seed`: the same one for as many experts.
+
+    Source: definition.
 
     >>> sorted(drawn_shares([0.5, 0.3, 0.2])) == [0.2, 0.3, 0.5]
     True
