@@ -365,8 +365,8 @@ def estimate(
             document_length expert_imbalance expert_load expert_capacity`` and ``placement`` (axis -> ranks inside
             a fast domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices
             that are left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's.
-            Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
-            published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+            Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``);
+            in published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
             domain) and ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or
             ``search``: the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the
             devices that are left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the
