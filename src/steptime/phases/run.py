@@ -124,7 +124,8 @@ def rl_step(
     r"""Time and memory of a step of preference or reinforcement learning.
 
     The phases of :data:`steptime.phases.recipes.RECIPES` run one after the other on all devices. A training phase is an
-    estimate of its model; a forward pass is the forward part of such an estimate; generation is a roofline, or a time that is given.
+    estimate of its model; a forward pass is the forward part of such an estimate; generation is a roofline, or a time
+    that is given.
 
     Args:
         recipe: ``dpo``, ``orpo``, ``simpo``, ``kto``, ``ppo`` or ``grpo``.
