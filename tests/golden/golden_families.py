@@ -117,8 +117,8 @@ ANSWERS = (
 )  # fmt: skip
 
 COMMANDS = (
-    "plan", "estimate", "fleet", "shadow", "simulate", "profile", "fit", "diff", "collective", "consistency",
-    "mixed", "export", "import", "schedules",
+    "plan", "estimate", "fleet", "shadow", "lengths", "rl", "simulate", "profile", "fit", "diff",
+    "collective", "consistency", "mixed", "export", "import", "schedules",
     "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
     "report", "cache", "tile", "compress", "doctor", "limits", "calibrate", "score", "devices", "clusters", "models",
     "frameworks",
@@ -146,6 +146,8 @@ REPORTS = (
     f"plan llama3-8b --cluster dgx-h100 {JOB} --tokens 100B --objective cost --deadline '30 days' --budget '10 USD'",
     "fleet llama3-8b --cluster dgx-h100,dgx-b200 --gpus 64..256 --global-batch 256 --tokens 1T --deadline '30 days'",
     f"shadow llama3-8b --cluster dgx-h100 {JOB} --tokens 1T",
+    "rl grpo llama3-8b --cluster dgx-h100 --gpus 64 --tp 2 --zero 1 --reward rule --micro-batch 1",
+    f"lengths llama3-8b --cluster dgx-h100 {JOB} --micro-batch 2 --seq 4096 --zero 3 --lengths lognormal:900,1",
     "mixed llama3-8b --cluster inputs/halls.toml --global-batch 512 --top 1",
     f"export llama3-8b --cluster dgx-h100 {JOB} --tp 2 --pp 2 --framework megatron-core --for megatron-lm",
     "import 'pretrain_gpt.py --tensor-model-parallel-size 2 --bf16 --micro-batch-size 2' --model llama3-8b",

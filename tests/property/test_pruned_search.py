@@ -35,6 +35,7 @@ def _jobs() -> st.SearchStrategy[dict[str, object]]:
             "gpus": st.sampled_from((8, 16, 24, 64, 128)),
             "global_batch": st.sampled_from((16, 48, 96, 256)),
             "framework": st.sampled_from(FRAMEWORKS),
+            "optimizer": st.sampled_from(("adam", "muon", "soap")),
             "fix": st.fixed_dictionaries({}, optional=fixed),
             "limit": st.sampled_from(((), ("oom_probability<=0.1",), ("pp<=4",))),
             "oom_limit": st.sampled_from((None, 1e-4, 0.3, 1.0)),

@@ -260,7 +260,7 @@ def plan(
         lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
         fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
             ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
-            document_length expert_imbalance expert_capacity``.
+            document_length expert_imbalance expert_load expert_capacity``.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
         oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
             0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make
@@ -362,11 +362,11 @@ def estimate(
     Args:
         plan: degrees and choices: ``dp tp tp2 cp pp vpp ep etp sp micro_batch panels zero shard recompute
             recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
-            document_length expert_imbalance expert_capacity`` and ``placement`` (axis -> ranks inside a fast
-            domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that are
-            left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's. Without
-            a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
-            published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+            document_length expert_imbalance expert_load expert_capacity`` and ``placement`` (axis -> ranks inside
+            a fast domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices
+            that are left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's.
+            Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``);
+            in published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
             domain) and ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or
             ``search``: the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the
             devices that are left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the

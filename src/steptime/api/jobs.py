@@ -3,7 +3,7 @@
 Names of optimisers: one list for modules that are captured and for models that are known by their dimensions.
 
 A captured module runs PyTorch's optimiser of the same name; a model by its dimensions has the states of
-:data:`steptime.plan.job.OPTIMIZERS`. Two names of the same thing are accepted by every command.
+:data:`steptime.plan.optimizers.OPTIMIZERS`. Two names of the same thing are accepted by every command.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from steptime.api.expert_load import expert_load_of
 from steptime.api.frameworks import framework_taken, no_framework
 from steptime.api.models import check_captured, check_captured_choices, load_workload
 from steptime.api.request import NameOrPath, choice, cluster_given, switch, text, whole
@@ -27,19 +28,18 @@ from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_file import GENERIC, framework_names, load_framework
 from steptime.plan.job import (
-    OPTIMIZERS,
     PRECISIONS,
     QLORA_BYTES,
     TARGETS,
     Adapter,
     Job,
-    Optimizer,
     Precision,
     default_overlap,
     dispatched_by,
     with_habits,
 )
 from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
+from steptime.plan.optimizers import OPTIMIZERS, Optimizer
 from steptime.search.modes import Mode
 
 CAPTURED_DEFAULT: Final = "adamw"
@@ -65,7 +65,7 @@ _CAPTURED: Final[Mapping[str, str | None]] = {
         )
     },
     "momentum": "sgd-momentum",
-    "adam8bit": None,
+    **dict.fromkeys(("adam8bit", "lion", "ademamix", "schedule-free", "muon", "shampoo", "soap")),
 }
 CAPTURED_OPTIMIZERS: Final = tuple(name for name, own in _CAPTURED.items() if own == name)
 """Optimisers that can be captured, each by its first name."""
@@ -117,7 +117,7 @@ def estimated_optimizer(name: str) -> Optimizer:
 LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
-EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity", "dispatcher")
+EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_load", "expert_capacity", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +199,7 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         document_length=chosen.get("document_length"),
         offload=chosen.get("offload", frozenset()),
         expert_imbalance=chosen.get("expert_imbalance", 1.0),
+        expert_load=expert_load_of(chosen.get("expert_load"), job.model),
         expert_capacity=chosen.get("expert_capacity"),
     )
     default = with_habits(job, job.framework.name)
@@ -313,6 +314,11 @@ def _check_offload(job: Job, device: Device) -> None:
         raise PlanError(
             f"offload {','.join(sorted(job.offload))}: {device.name} is a CPU, whose memory is the host's",
             hint="drop offload",
+        )
+    if "optimizer" in job.offload and job.optimizer.matrices is not None:
+        raise PlanError(
+            f"offload optimizer: {job.optimizer.name} updates whole matrices, which no software does on the host",
+            hint="drop offload optimizer, or take adamw",
         )
 
 

@@ -14,10 +14,11 @@ from steptime.dataclass import dataclass
 from steptime.errors import counted
 from steptime.estimate.evaluate import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
-from steptime.estimate.sizes import sizes_of
+from steptime.estimate.sizes import sizes_of, state_bytes_of_model
 from steptime.model.parameters import active_parameter_terms, parameter_terms
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
+from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED
@@ -129,7 +130,8 @@ def ledger(
     samples = whole("global_batch", global_batch, 1, MAX_GLOBAL_BATCH)
     job = Job(model=spec, gpus=1, global_batch=1, seq_len=length, precision=precision, optimizer=chosen)
     count, each = parameters.total, (precision.element_bytes, precision.gradient_bytes)
-    states = chosen.bytes_per_parameter(precision)
+    sizes = sizes_of(CORRECTED.strategy("1d").block(job, Plans()), chosen.matrices)
+    states = float(state_bytes_of_model(sizes, job, count)) / count
     ranks = RANKS if dp is None else (whole("dp", dp, 1, MAX_DEVICES),)
     return Ledger(
         name=spec.name,

@@ -221,6 +221,8 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> di
     out = {key: _checked(key, value, framework) for key, value in given.items()}
     check_mode(out, mode)
     _check_schedule(out)
+    if "expert_load" in out and out.get("expert_imbalance", 1.0) != 1.0:
+        raise PlanError("expert_load and expert_imbalance say the same thing", hint="give one of them")
     if out.get("recompute_every", 1) > 1 and not out.get("recompute", 0) & FULL_RECOMPUTE:
         raise PlanError(
             f"recompute_every {out['recompute_every']} counts layers that are recomputed in full",
@@ -246,6 +248,8 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
         return recompute_of(value, framework)
     if key in SETS:
         return some_of(key, value, SETS[key])
+    if key == "expert_load":
+        return text(key, value)
     if key == "placement":
         return _placement(value)
     if key == "order":
@@ -340,6 +344,7 @@ _NEUTRAL = {
     "dispatcher": "all_to_all",
     "schedule": "1f1b",
     "expert_imbalance": 1.0,
+    "expert_load": None,
     "expert_capacity": None,
     "offload": frozenset(),
 }

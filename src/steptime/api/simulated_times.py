@@ -222,7 +222,7 @@ def once_of(e: Evaluation, pipeline_s: float) -> dict[str, float]:
     step = e.step
     found = {
         "data_parallel": float(step.data.exposed_s + step.replicated_s),
-        "optimizer": float(step.optimizer_s),
+        "optimizer": float(step.optimizer_s + step.matrix_update_s + step.momentum_gather_s),
         "host": float(step.stage_host_s),
         "contention": 0.0 if step.contention is None else float(step.contention.value),
     }

@@ -36,6 +36,8 @@ COMMANDS: Final = {
     "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
     "fleet": ("steptime.goodput.cli.fleet", "Which kind and number of devices to buy for a run."),
     "mixed": ("steptime.mixed.cli", "Plan a job over two kinds of devices, or two sites with a slow link."),
+    "lengths": ("steptime.batches.cli", "Sequences of unequal lengths: padded, bucketed or packed."),
+    "rl": ("steptime.phases.cli", "A step of DPO, PPO or GRPO as phases: time, memory, generation."),
     "shadow": ("steptime.goodput.cli.shadow", "What one more GB, GB/s, TFLOP/s, device or sequence is worth."),
     "profile": (
         "steptime.captured.cli.profile",

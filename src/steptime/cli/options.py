@@ -181,6 +181,14 @@ ExpertImbalance = Annotated[
     float | None,
     real("--expert-imbalance", "RATIO", "Tokens of the fullest expert rank over the mean, 1 or more; default 1."),
 ]
+ExpertLoad = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-load",
+        metavar="SPREAD",
+        help="Tokens by expert: zipf:1.1, lognormal:0.5, uniform, or a file.",
+    ),
+]
 ExpertCapacity = Annotated[
     float | None,
     real("--expert-capacity", "RATIO", "Slots of an expert over its mean tokens; tokens beyond are dropped."),
@@ -282,6 +290,7 @@ JOB: dict[str, Any] = {
     "attention_dtype": AttentionDtype,
     "document_length": DocumentLength,
     "expert_imbalance": ExpertImbalance,
+    "expert_load": ExpertLoad,
     "expert_capacity": ExpertCapacity,
     "panels": Panels,
     "placement": Placement,

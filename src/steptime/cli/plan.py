@@ -20,6 +20,7 @@ FOR_ALL: Final = (
     "attention_dtype",
     "document_length",
     "expert_imbalance",
+    "expert_load",
     "expert_capacity",
 )
 #: Options that say what a search is to look for.
@@ -72,6 +73,7 @@ def command(
     attention_dtype: o.AttentionDtype = None,
     document_length: o.DocumentLength = None,
     expert_imbalance: o.ExpertImbalance = None,
+    expert_load: o.ExpertLoad = None,
     expert_capacity: o.ExpertCapacity = None,
     tokens: o.Tokens = None,
     samples: o.Samples = None,

@@ -11,9 +11,13 @@ token on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import exp
+from statistics import NormalDist
 from typing import Final
+
+import numpy as np
 
 from steptime.cost.matmul import matmul_flops
 from steptime.dataclass import dataclass
@@ -80,6 +84,82 @@ def greatest_imbalance(choices: Num, ranks: Num, experts: Num) -> Num:
     (4.0, 1.0)
     """
     return ranks * minimum(choices, experts / ranks) / choices
+
+
+def fullest_share(shares: Sequence[float], ranks: Num) -> Num:
+    r"""Tokens of the fullest rank of experts over the mean, where experts have shares of the tokens.
+
+    $$b = e\,\max_r \sum_{i = r E/e}^{(r+1) E/e - 1} s_i$$
+
+    where $s_i$ = `shares` are those of $E$ experts, which add up to one, and each of $e$ = `ranks` holds $E/e$ in a
+    row.
+
+    Source: definition; ranks of Megatron-Core and DeepSpeed hold experts in a row.
+
+    >>> fullest_share([0.5, 0.25, 0.125, 0.125], 2), fullest_share([0.5, 0.25, 0.125, 0.125], 4)
+    (1.5, 2.0)
+    """
+    if isinstance(ranks, np.ndarray):
+        distinct, inverse = np.unique(ranks, return_inverse=True)
+        return np.array([fullest_share(shares, float(each)) for each in distinct])[inverse].reshape(ranks.shape)
+    held = max(int(len(shares) // ranks), 1)
+    return ranks * max(sum(shares[at : at + held]) for at in range(0, len(shares), held))
+
+
+def kept_share(shares: Sequence[float], capacity: float) -> float:
+    r"""Share of the choices that have a slot, where experts have shares of the tokens and equal slots.
+
+    $$K = \sum_i \min\Big(s_i,\ \frac{c}{E}\Big)$$
+
+    where $s_i$ = `shares` of $E$ experts add up to one, and $c$ = `capacity` is the slots of an expert over its mean.
+
+    Source: definition; Fedus et al., arXiv 2101.03961, section 2.2.
+
+    >>> kept_share([0.5, 0.25, 0.125, 0.125], 1.0), kept_share([0.25] * 4, 1.0)
+    (0.75, 1.0)
+    """
+    return sum(min(share, capacity / len(shares)) for share in shares)
+
+
+def zipf_shares(experts: int, exponent: float) -> list[float]:
+    r"""Shares by rank of popularity: $s_i = i^{-a} / \sum_j j^{-a}$ for $i$ = 1 .. `experts`, $a$ = `exponent`.
+
+    Source: Zipf's law.
+
+    >>> [round(each, 3) for each in zipf_shares(3, 1.0)]
+    [0.545, 0.273, 0.182]
+    """
+    weights = [(each + 1.0) ** -exponent for each in range(experts)]
+    return [each / sum(weights) for each in weights]
+
+
+def lognormal_shares(experts: int, sigma: float) -> list[float]:
+    r"""Shares by rank of popularity whose logarithms are normal.
+
+    $$s_i \propto \exp\Big(\sigma\,\Phi^{-1}\Big(\frac{i - 1/2}{E}\Big)\Big)$$
+
+    $E$ = `experts`, $\sigma$ = `sigma` of the logarithm; the quantiles of $E$ equal parts, the largest first.
+
+    Source: definition.
+
+    >>> [round(each, 3) for each in lognormal_shares(3, 1.0)]
+    [0.656, 0.249, 0.095]
+    """
+    normal = NormalDist()
+    weights = [exp(sigma * normal.inv_cdf((each + 0.5) / experts)) for each in reversed(range(experts))]
+    return [each / sum(weights) for each in weights]
+
+
+def drawn_shares(shares: Sequence[float], seed: int = 0) -> list[float]:
+    """The `shares` in an order drawn once, with `seed`: the same one for as many experts.
+
+    Source: definition.
+
+    >>> sorted(drawn_shares([0.5, 0.3, 0.2])) == [0.2, 0.3, 0.5]
+    True
+    """
+    order = np.random.default_rng(seed).permutation(len(shares))
+    return [float(shares[at]) for at in order]
 
 
 def places_reached(places: Num, choices: int, experts: Num) -> Num:

@@ -259,7 +259,7 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
 
 def _lowest_s(e: Evaluation, machine: Machine, passes: Passes, framework: Framework) -> Num:
     low = _compose(e, machine, passes, True, framework)
-    hidden = low.steady_s + low.idle_s + low.optimizer_s
+    hidden = low.steady_s + low.idle_s + low.optimizer_s + low.matrix_update_s
     layout, one_s = e.inputs.layout, layer_copy_s(e, machine) * low.micro_batches
     fullest = maximum(maximum(layout.first, layout.last), where(layout.stages > 2, layout.middle, 0.0))
     return maximum(maximum(hidden, low.data.busy_s), one_s * fullest)

@@ -48,7 +48,7 @@ def activity(planned: PlannedJob, machine: Machine, passes: Passes, step: Step, 
     """
     total_s, layer = step.total_s, passes.layer
     matrix = flops / (total_s * planned.job.gpus * machine.peak_flops_per_s)
-    running = (step.steady_s + step.optimizer_s) / total_s
+    running = (step.steady_s + step.optimizer_s + step.matrix_update_s) / total_s
     links_s = layer.forward_near_s + layer.forward_far_s + layer.backward_near_s + layer.backward_far_s
     return Activity(
         running=running,

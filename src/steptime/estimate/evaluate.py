@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 
+from steptime.cost.experts import kept_share
 from steptime.dataclass import dataclass
 from steptime.estimate.layer import PARTS, PhaseTime, part_times
 from steptime.estimate.machine import Machine
@@ -23,7 +24,7 @@ from steptime.estimate.work import Pass, PhaseWork, pass_of, work_of
 from steptime.num import Num
 from steptime.plan.attention import FROZEN
 from steptime.plan.framework import IDEAL, Framework
-from steptime.plan.job import Job
+from steptime.plan.job import ExpertLoad, Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import CORRECTED, Method, Strategy
@@ -73,7 +74,7 @@ def composed(planned: PlannedJob, machine: Machine, passes: Passes) -> tuple[Ste
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
     """Time and memory of the plans on the machine."""
     block = strategy.block(job, plans)
-    planned = planned_job(method, strategy, job, plans, sizes_of(block))
+    planned = planned_job(method, strategy, job, plans, sizes_of(block, job.optimizer.matrices))
     memory = memory_of(planned)
     times = part_times(block, plans, machine)
     works = works_of(times, job, plans)
@@ -99,9 +100,9 @@ def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
 
 def _plain(job: Job) -> Job:
     """The job without what its rows do not depend on; its experts compute each choice that has a slot once."""
-    kept = kept_choices(job.expert_capacity)
+    kept = kept_choices(job.expert_capacity, job.expert_load)
     return replace(job, gpus=1, global_batch=1, framework=IDEAL, gradient_dtype=None, expert_imbalance=1.0,
-                   expert_capacity=None if kept == 1.0 else kept)  # fmt: skip
+                   expert_load=None, expert_capacity=None if kept == 1.0 else kept)  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -111,13 +112,17 @@ def _plain_rows(job: Job, recompute: int) -> dict[str, tuple[float, tuple[Row, .
     return parts | {name: (1.0, rows) for name, rows in (("embedding", block.first), ("head", block.last)) if rows}
 
 
-def kept_choices(expert_capacity: float | None) -> float:
+def kept_choices(expert_capacity: float | None, load: ExpertLoad | None = None) -> float:
     """Greatest share of the tokens' choices of experts that have a slot; from a capacity of 1 on it may be all.
+
+    Where the load of the experts is known it is the share that has one.
 
     >>> kept_choices(None), kept_choices(1.25), kept_choices(0.1)
     (1.0, 1.0, 0.1)
     """
-    return 1.0 if expert_capacity is None else min(expert_capacity, 1.0)
+    if expert_capacity is None or load is None:
+        return 1.0 if expert_capacity is None else min(expert_capacity, 1.0)
+    return kept_share(load.shares, expert_capacity)
 
 
 def forward_flops_per_sequence(job: Job) -> dict[str, float]:

@@ -178,15 +178,34 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
     def states(name: str) -> Call:
         size = each[name]
         stored = weights - _narrowed(planned, stage, size) if name == "weights" else weights
+        if name == "optimizer" and planned.sizes.has("matrices"):
+            stored = weights - on_stage(planned, "matrices", stage)
         return _parameters(stored, size, plans.shards(name, planned.gradient_ranks))
 
     return {
         **{f"{name}/parameter_bytes": states(name) for name in each},
+        **_matrix_calls(planned, stage),
         **_expert_calls(planned, stage, each),
         **_frozen_calls(planned, stage),
         **_stashed_calls(planned, stage, each["weights"]),
         **_buffer_calls(planned, stage),
     }
+
+
+def _matrix_calls(planned: PlannedJob, stage: Stage) -> Calls:
+    """States of matrices that the optimiser treats as such: of each element, and of each matrix."""
+    update, plans, job = planned.job.optimizer.matrices, planned.plans, planned.job
+    if update is None or "optimizer" in job.offload:
+        return {}
+    of_elements = replace(job, optimizer=replace(job.optimizer, state_bytes=update.element_bytes))
+    each, out = state_bytes(of_elements)["optimizer"], {}
+    for kind, ranks in (("", planned.gradient_ranks), ("expert_", planned.expert_ranks)):
+        shards = plans.shards("optimizer", ranks)
+        for pool, name, size in (("matrices", "optimizer", each), ("matrix_state_bytes", "preconditioners", 1.0)):
+            if planned.sizes.has(f"{kind}{pool}"):
+                held = on_stage(planned, f"{kind}{pool}", stage)
+                out[f"{kind}{name}/matrices/parameter_bytes"] = _parameters(held, size, shards)
+    return out
 
 
 def _stashed_calls(planned: PlannedJob, stage: Stage, bytes_each: float) -> Calls:
@@ -209,7 +228,7 @@ def state_bytes(job: Job) -> States:
     """Bytes per trained parameter of weights, gradients and states of the optimiser, before they are shared out."""
     memory, precision = job.memory, job.precision
     weight = precision.element_bytes if memory.weight_bytes is None else memory.weight_bytes
-    states = job.optimizer.bytes_per_parameter(precision)
+    states = job.optimizer.bytes_per_parameter(master_weights=precision.master_weights)
     if precision.master_weights and weight >= 4:
         states = job.optimizer.state_bytes
     gradient = job.gradient_bytes
@@ -348,8 +367,11 @@ def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
     if not planned.sizes.has("expert_weights"):
         return {}
     plans, parameters = planned.plans, on_stage(planned, "expert_weights", stage)
+    others = parameters - on_stage(planned, "expert_matrices", stage)
     return {
-        f"expert_{name}/parameter_bytes": _parameters(parameters, size, plans.shards(name, planned.expert_ranks))
+        f"expert_{name}/parameter_bytes": _parameters(
+            others if name == "optimizer" else parameters, size, plans.shards(name, planned.expert_ranks)
+        )
         for name, size in states.items()
     }
 

@@ -54,16 +54,18 @@ def dropped_choices(job: Job) -> tuple[str, ...]:
     """A note where experts have fewer slots than there are choices of them.
 
     >>> from types import SimpleNamespace as Some
-    >>> "at least 90.0 % of the choices" in dropped_choices(Some(model=Some(experts=True), expert_capacity=0.1))[0]
+    >>> job = Some(model=Some(experts=True), expert_capacity=0.1, expert_load=None)
+    >>> "at least 90.0 % of the choices" in dropped_choices(job)[0]
     True
-    >>> dropped_choices(Some(model=Some(experts=True), expert_capacity=1.25))
+    >>> dropped_choices(Some(model=Some(experts=True), expert_capacity=1.25, expert_load=None))
     ()
     """
-    dropped = 1.0 - kept_choices(job.expert_capacity)
+    dropped = 1.0 - kept_choices(job.expert_capacity, job.expert_load)
     if job.model.experts is None or not dropped:
         return ()
+    least = "" if job.expert_load else "at least "
     return (
-        f"expert_capacity {job.expert_capacity:g} drops at least {dropped * 100:.1f} % of the choices of experts: "
+        f"expert_capacity {job.expert_capacity:g} drops {least}{dropped * 100:.1f} % of the choices of experts: "
         "model FLOPs, MFU and HFU count the others; tokens/s counts every token",
     )
 

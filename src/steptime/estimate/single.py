@@ -283,12 +283,15 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
     }
 
 
-def _expert_record(job: Job) -> dict[str, float]:
+def _expert_record(job: Job) -> dict[str, float | str]:
     """How full the experts are; empty where there are none."""
     if job.model.experts is None:
         return {}
     capacity = {} if job.expert_capacity is None else {"expert_capacity": job.expert_capacity}
-    return {"expert_imbalance": job.expert_imbalance, **capacity}
+    load = (
+        {"expert_imbalance": job.expert_imbalance} if job.expert_load is None else {"expert_load": job.expert_load.name}
+    )
+    return {**load, **capacity}
 
 
 def workload_record(job: Job) -> dict[str, Any]:
@@ -349,6 +352,11 @@ def _assumed(job: Job) -> tuple[str, ...]:
     stragglers = "ranks that lag and links that others share slow a step by the framework's fitted growth with devices"
     out = [stragglers if job.framework.growth else "no rank lags, and no others use the links"]
     out.append(f"gradients are kept and reduced in {dtype}")
-    if job.model.experts is not None and job.expert_capacity is None and job.expert_imbalance == 1.0:
+    if (
+        job.model.experts is not None
+        and job.expert_capacity is None
+        and job.expert_load is None
+        and job.expert_imbalance == 1.0
+    ):
         out.append("every expert rank has the same number of tokens, and none is dropped")
     return tuple(out)

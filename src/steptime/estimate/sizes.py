@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 from steptime.dataclass import dataclass
 from steptime.num import Num
+from steptime.plan.job import Job
+from steptime.plan.optimizers import MatrixUpdate
 from steptime.plan.rows import Block, Row
 
 
@@ -30,6 +32,14 @@ class Part:
     """Parameters of one product of each shape."""
     remade_bytes: Num = 0.0
     """What recomputation of parts of a layer makes again of what it keeps otherwise."""
+    matrices: Num = 0.0
+    """Parameters of matrices that the optimiser treats as such; below their further states, and the operations of an
+    update; and the same of routed experts."""
+    matrix_state_bytes: Num = 0.0
+    matrix_flops: Num = 0.0
+    expert_matrices: Num = 0.0
+    expert_matrix_state_bytes: Num = 0.0
+    expert_matrix_flops: Num = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +68,12 @@ class Sizes:
         return False
 
 
-def part_of(rows: Iterable[Row], count: Callable[[Row], Num] = lambda row: row.share) -> Part:
-    """Sums over rows, each counted as often as a layer has it."""
+def part_of(
+    rows: Iterable[Row],
+    count: Callable[[Row], Num] = lambda row: row.share,
+    update: MatrixUpdate | None = None,
+) -> Part:
+    """Sums over rows, each counted as often as a layer has it; ``update``: of matrices."""
     sums: dict[str, Num] = {"weights": 0.0, "replicated": 0.0, "kept_bytes": 0.0}
     for row in rows:
         share = count(row)
@@ -72,9 +86,22 @@ def part_of(rows: Iterable[Row], count: Callable[[Row], Num] = lambda row: row.s
             sums[name] = sums.get(name, 0.0) + (value if whole else value * share)
         if not isinstance(row.remade_bytes, float) or row.remade_bytes:
             sums["remade_bytes"] = sums.get("remade_bytes", 0.0) + row.remade_bytes * share
+        if update is not None and row.trained and row.operator in PRODUCTS:
+            for name, value in _matrices(row, update).items():
+                sums[name] = sums.get(name, 0.0) + value * share
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
     return Part(**sums)
+
+
+def _matrices(row: Row, update: MatrixUpdate) -> dict[str, Num]:
+    """What the optimiser has and does of the matrices of a row."""
+    number, shape, kind = row.shape.get("groups", 1), (row.shape["k"], row.shape["n"]), "expert_" * row.expert
+    return {
+        f"{kind}matrices": number * shape[0] * shape[1],
+        f"{kind}matrix_state_bytes": number * update.state_bytes(*shape),
+        f"{kind}matrix_flops": number * update.flops(*shape),
+    }
 
 
 #: Operators whose gradients of weights go into a buffer of all gradients.
@@ -96,11 +123,27 @@ def _later_count(row: Row) -> Num:
     return 1.0 if row.block == "experts" else row.share
 
 
-def sizes_of(block: Block) -> Sizes:
-    """Sums over all parts of a block."""
+def state_bytes_of_model(sizes: Sizes, job: Job, parameters: Num) -> Num:
+    """States of the optimiser for so many parameters of a whole model, fp32 copies of weights included."""
+    update = job.optimizer.matrices
+    each = job.optimizer.bytes_per_parameter(master_weights=job.precision.master_weights)
+    if update is None:
+        return each * parameters
+
+    def sum_of(pool: str) -> Num:
+        parts = ((job.model.layers, sizes.layer), (1, sizes.first), (1, sizes.last))
+        kinds = (pool, f"expert_{pool}")
+        return sum((n * getattr(part, name) for n, part in parts for name in kinds), start=0.0)
+
+    more = (update.element_bytes - job.optimizer.state_bytes) * sum_of("matrices")
+    return each * parameters + more + sum_of("matrix_state_bytes")
+
+
+def sizes_of(block: Block, update: MatrixUpdate | None = None) -> Sizes:
+    """Sums over all parts of a block; ``update``: what the optimiser does with matrices of layers."""
     later = [row for row in block.layer if not _dense(row)] if block.leading_dense else []
     return Sizes(
-        later=part_of(later, _later_count) if later else None, leading=block.leading_dense,
-        layer=part_of(block.layer), first=part_of(block.first), last=part_of(block.last),
+        later=part_of(later, _later_count, update) if later else None, leading=block.leading_dense,
+        layer=part_of(block.layer, update=update), first=part_of(block.first), last=part_of(block.last),
         boundary_bytes=block.boundary_bytes, working_bytes=block.working_bytes, loss_bytes=block.loss_bytes,
     )  # fmt: skip

@@ -235,6 +235,9 @@ class Step:
     replicated_s: Num
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
+    matrix_update_s: Num
+    """Products of matrices in the optimiser's step; below gathering of the momentum that they are made of."""
+    momentum_gather_s: Num
     owned: Num
     """Parameters that a rank of the stage with most of them updates."""
     bubble: Call
@@ -268,7 +271,7 @@ class Step:
         """Everything that grows with the work."""
         alone_s = (
             self.steady_s + self.pipeline_comm_s + self.bubble_s + self.data.exposed_s + self.replicated_s
-            + self.optimizer_s + self.stage_host_s + self.copies_s
+            + self.optimizer_s + self.matrix_update_s + self.momentum_gather_s + self.stage_host_s + self.copies_s
         )  # fmt: skip
         return alone_s if self.contention is None else alone_s + self.contention.value
 
@@ -332,6 +335,8 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         replicated_s=inputs.replicated_s,
         owned=inputs.owned,
         optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,
+        matrix_update_s=inputs.matrix_update_s * framework.matrix,
+        momentum_gather_s=inputs.momentum_gather_s * framework.data_links,
         overhead_s=step_overhead_s(framework.step_s),
         copies_s=sum((call.value * times for call, times in waits), start=0.0),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,

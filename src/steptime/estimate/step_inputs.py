@@ -14,10 +14,13 @@ from steptime.estimate.result import PlannedJob
 from steptime.estimate.traffic import (
     Traffic,
     host_optimizer_time_s,
+    matrix_time_s,
+    momentum_of,
     no_traffic,
     optimizer_time_s,
     owned_parameters,
     replicated_s,
+    sent_s,
     traffic_of,
 )
 from steptime.estimate.work import EXPERT_AXIS
@@ -115,6 +118,9 @@ class StepInputs:
     optimizer_s: Num
     """Its time on the device; 0 where the host does it."""
     host_optimizer_s: Num
+    matrix_update_s: Num = 0.0
+    """Products of matrices in the optimiser's step; below gathering of the momentum that they are made of."""
+    momentum_gather_s: Num = 0.0
 
 
 def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
@@ -130,6 +136,7 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
         stages_far=where(plans.is_near("pp"), 0.0, 1.0),
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
+        momentum_gather_s=sent_s(machine, momentum_of(planned)),
     )  # fmt: skip
 
 
@@ -145,5 +152,7 @@ def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap), shares_near=0.0, shares_far=0.0,
         hides_copies=float("offload" in job.overlap), copy_s=copy_s, fast_link_s=0.0, slow_link_s=0.0, stage_link_s=0.0,
         traffic=no_traffic(planned), replicated_s=0.0, owned=owned,
-        optimizer_s=optimizer_time_s(job, owned, machine), host_optimizer_s=host_optimizer_time_s(job, owned, machine),
+        optimizer_s=optimizer_time_s(planned, owned, machine),
+        host_optimizer_s=host_optimizer_time_s(job, owned, machine),
+        matrix_update_s=matrix_time_s(planned, machine),
     )  # fmt: skip

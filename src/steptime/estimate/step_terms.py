@@ -34,6 +34,8 @@ from steptime.estimate.result import Argument, Detail, FormulaCall
 from steptime.estimate.traffic import (
     Sent,
     layer_copy_arguments,
+    matrix_arguments,
+    momentum_of,
     offloaded_arguments,
     optimizer_bytes,
     replicated_of,
@@ -50,6 +52,7 @@ Made = tuple[list[FormulaCall], str]
 Recipe = Callable[[], Made]
 """Makes them."""
 STAGE_LINK = "pipeline.mean_stage_link_s"
+MATRICES = "optimizers.matrix_update_s"
 
 
 class Line(NamedTuple):
@@ -123,6 +126,8 @@ def step_lines(e: Evaluation) -> Iterator[Line]:
     if "activations" in e.job.offload:
         yield from _copies_lines(e)
     yield _optimizer_line(e)
+    if e.job.optimizer.matrices is not None:
+        yield from _matrix_lines(e)
     yield from _overhead_lines(e)
 
 
@@ -160,7 +165,7 @@ def _copies_recipe(e: Evaluation) -> Made:
 
 def _optimizer_line(e: Evaluation) -> Line:
     step, machine = e.step, e.machine
-    seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, optimizer_bytes(e.job, step.owned)
+    seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, optimizer_bytes(e, step.owned)
     if "optimizer" in e.job.offload:
         host = offloaded_arguments(e.job, step.owned, machine)
         recipe = known("host.host_adam_s", host, machine.host_basis)
@@ -172,6 +177,25 @@ def _optimizer_line(e: Evaluation) -> Line:
         return Line(path="optimizer/memory_s", exposed_s=seconds, recipe=recipe)
     return Line(path=f"optimizer/{leaf(fitted.model.formula.name)}", exposed_s=seconds,
                 recipe=lambda: (timed_calls(fitted, framework_factor=factor), fitted.model.basis))  # fmt: skip
+
+
+def _matrix_lines(e: Evaluation) -> Iterator[Line]:
+    """Products of matrices in the optimiser's step, and gathering of the momentum that they are made of."""
+    update_s, gather_s, framework = float(e.step.matrix_update_s), float(e.step.momentum_gather_s), e.job.framework
+    if update_s:
+        arguments = matrix_arguments(e, e.machine)
+        yield Line(
+            path="optimizer/matrix_update_s",
+            exposed_s=update_s,
+            recipe=known(MATRICES, arguments, framework_factor=framework.matrix),
+        )
+    if gather_s:
+        sent = momentum_of(e)
+        yield Line(
+            path=f"optimizer/momentum/{sent[0].on(e.machine).call().leaf}",
+            exposed_s=gather_s,
+            recipe=lambda: _sent_recipe(e, sent, framework_factor=framework.data_links),
+        )
 
 
 def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.host import HOST_ADAM_PER_S, host_adam_s, host_copy_s
+from steptime.cost.optimizers import matrix_update_s
 from steptime.cost.roofline import memory_s
 from steptime.dataclass import dataclass
 from steptime.estimate.communication import Collective, Group, collective_in, group_of
@@ -19,6 +20,7 @@ from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage
 from steptime.estimate.result import PlannedJob
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
+from steptime.plan.optimizers import MOMENTUM_BYTES, nothing
 from steptime.plan.plans import Plans
 
 
@@ -299,17 +301,22 @@ def layer_copy_arguments(planned: PlannedJob, machine: Machine) -> dict[str, Num
     return {"kept_bytes": kept_bytes, "host_Bps": machine.host_Bps}
 
 
-def optimizer_bytes(job: Job, owned: Num) -> Num:
+def optimizer_bytes(planned: PlannedJob, owned: Num) -> Num:
     """Memory traffic of the optimiser for so many parameters of a rank."""
-    state_bytes = job.optimizer.bytes_per_parameter(job.precision)
-    return adam_step_bytes(owned, state_bytes, job.gradient_bytes, job.precision.element_bytes)
+    job, update = planned.job, planned.job.optimizer.matrices
+    state_bytes = job.optimizer.bytes_per_parameter(master_weights=job.precision.master_weights)
+    moved_bytes = adam_step_bytes(owned, state_bytes, job.gradient_bytes, job.precision.element_bytes)
+    if update is None:
+        return moved_bytes
+    more_bytes = (update.element_bytes - job.optimizer.state_bytes) * owned_of(planned, "matrices")
+    return moved_bytes + 2 * (more_bytes + owned_of(planned, "matrix_state_bytes"))
 
 
-def optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
+def optimizer_time_s(planned: PlannedJob, owned: Num, machine: Machine) -> Num:
     """Time of the optimiser's pass over its tensors on the device; 0 where the host does it."""
-    if "optimizer" in job.offload:
+    if "optimizer" in planned.job.offload:
         return 0.0
-    moved_bytes = optimizer_bytes(job, owned)
+    moved_bytes = optimizer_bytes(planned, owned)
     fitted = streamed(machine.models, moved_bytes)
     if fitted is None:
         return memory_s(moved_bytes, machine.memory_Bps)
@@ -326,15 +333,48 @@ def owned_parameters(planned: PlannedJob) -> Num:
 
     All stages update at once, when the norm of all gradients is known; the step ends with the last of them.
     """
+    return owned_of(planned, "weights")
+
+
+def owned_of(planned: PlannedJob, pool: str) -> Num:
+    """Sum of a pool, that of experts included, over the share of a rank, of the stage that has most of it."""
     plans, sizes = planned.plans, planned.sizes
     if not planned.method.optimizer_step:
         return 0.0 * plans.dp
     most: Num = 0.0
     for name in STAGES:
         parts = stage_parts(planned, name)
-        owned = on_stage(planned, "weights", parts) / plans.shards("optimizer", planned.gradient_ranks)
-        if sizes.has("expert_weights"):
+        owned = on_stage(planned, pool, parts) / plans.shards("optimizer", planned.gradient_ranks)
+        if sizes.has(f"expert_{pool}"):
             shards = plans.shards("optimizer", planned.expert_ranks)
-            owned = owned + on_stage(planned, "expert_weights", parts) / shards
+            owned = owned + on_stage(planned, f"expert_{pool}", parts) / shards
         most = maximum(most, owned)
     return most
+
+
+def matrix_time_s(planned: PlannedJob, machine: Machine) -> Num:
+    """Time of products in the optimiser's step; ranks that share its states have their share of the matrices."""
+    update = planned.job.optimizer.matrices
+    if update is None or update.flops is nothing:
+        return 0.0
+    return matrix_update_s(**matrix_arguments(planned, machine))
+
+
+def matrix_arguments(planned: PlannedJob, machine: Machine) -> dict[str, Num]:
+    """Arguments of the products of the optimiser's step."""
+    return {"flops": owned_of(planned, "matrix_flops"), "flops_per_s": machine.matrix_flops_per_s}
+
+
+def momentum_of(planned: PlannedJob) -> list[Sent]:
+    """Collectives that gather the momentum of whole matrices, where ranks share the states of an optimiser."""
+    update, plans = planned.job.optimizer.matrices, planned.plans
+    if update is None or not update.gathered or not planned.method.optimizer_step:
+        return []
+    shares, stage = where(plans.shares("optimizer"), 1.0, 0.0), stage_parts(planned, "first")
+    pools = ("matrices", planned.strategy.gradient_axes), ("expert_matrices", ("edp",))
+    sent = []
+    for pool, axes in pools:
+        if planned.sizes.has(pool):
+            group = _sharing(plans, _group(planned, axes))
+            sent.append(Sent("all_gather", MOMENTUM_BYTES * on_stage(planned, pool, stage), group, times=shares))
+    return sent

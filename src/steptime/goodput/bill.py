@@ -15,7 +15,7 @@ from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import node_devices
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting
-from steptime.estimate.sizes import sizes_of
+from steptime.estimate.sizes import sizes_of, state_bytes_of_model
 from steptime.goodput.operations import Operations, operations_of
 from steptime.goodput.prices import Price, Prices, prices_of
 from steptime.goodput.run import Goodput, Load, goodput_of
@@ -36,11 +36,10 @@ WAITING: Final = ("restarts", "waits for a node", "checkpoint stalls", "data")
 def saved_bytes(job: Job) -> float:
     """Bytes of a checkpoint: weights that are trained, as the forward pass reads them, and states of the optimiser."""
     plain = replace(job, gpus=1, global_batch=1)
-    sizes, layers = sizes_of(CORRECTED.strategy("1d").block(plain, Plans())), job.model.layers
+    sizes, layers = sizes_of(CORRECTED.strategy("1d").block(plain, Plans()), job.optimizer.matrices), job.model.layers
     parts = ((layers, sizes.layer), (1, sizes.first), (1, sizes.last))
     trained = sum(count * (part.weights + part.expert_weights) for count, part in parts)
-    each = job.precision.element_bytes + job.optimizer.bytes_per_parameter(job.precision)
-    return float(trained) * each
+    return float(job.precision.element_bytes * trained + state_bytes_of_model(sizes, job, trained))
 
 
 def load_of(setting: Setting, step_s: float, step_band: Any, steps: float, ops: Operations) -> Load:

@@ -13,7 +13,6 @@ from steptime.cost.quantisation import (
     element_bytes,
     nf4_element_bytes,
     nvfp4_element_bytes,
-    state_8bit_element_bytes,
 )
 from steptime.dataclass import dataclass
 from steptime.hardware.records import Device
@@ -22,6 +21,8 @@ from steptime.model.spec import ELEMENT_BYTES, ModelSpec
 from steptime.num import Num, ceil_div
 from steptime.plan.framework import IDEAL, Framework, habits_of
 from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
+from steptime.plan.optimizers import OPTIMIZERS as OPTIMIZERS
+from steptime.plan.optimizers import Optimizer as Optimizer
 from steptime.registry import Registry
 from steptime.schedule import SCHEDULES, Schedule
 
@@ -157,26 +158,13 @@ for _precision in (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
-    """States that an optimiser keeps per parameter, the fp32 copy of the weight apart."""
+class ExpertLoad:
+    """How tokens are spread over experts."""
 
     name: str
-    state_bytes: float
-
-    def bytes_per_parameter(self, precision: Precision) -> float:
-        """States and, with reduced precision, the fp32 master weight (Adam with bf16: 12)."""
-        return self.state_bytes + (4.0 if precision.master_weights else 0.0)
-
-
-OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "steptime.optimizers")
-for _optimizer in (
-    Optimizer(name="adam", state_bytes=8.0),
-    Optimizer(name="adamw", state_bytes=8.0),
-    Optimizer(name="adam8bit", state_bytes=2.0 * float(state_8bit_element_bytes())),
-    Optimizer(name="sgd", state_bytes=0.0),
-    Optimizer(name="momentum", state_bytes=4.0),
-):
-    OPTIMIZERS.add(_optimizer.name, _optimizer)
+    """As the user gives it."""
+    shares: tuple[float, ...]
+    """Of the tokens, by expert; they add up to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +262,8 @@ class Job:
     behind the kernel) or ``ulysses`` (all-to-all from sequence shards to head shards and back)."""
     expert_imbalance: float = 1.0
     """Tokens of the fullest expert rank over the mean, where none are dropped."""
+    expert_load: ExpertLoad | None = None
+    """Shares of the tokens by expert, of which the fullest rank follows; None: ``expert_imbalance``."""
     expert_capacity: float | None = None
     """Slots of an expert over the mean tokens of an expert, all of them computed; None: no token is dropped."""
     exchange_once: bool = False

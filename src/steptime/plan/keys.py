@@ -58,6 +58,7 @@ KEYS: Final[Mapping[str, Count | Ratio | None]] = {
     "dispatcher": None,
     "document_length": Ratio(1.0, float(MAX_SEQ), "tokens of a document of a packed sequence"),
     "expert_imbalance": Ratio(1.0, 1e4, "tokens of the fullest expert rank over the mean"),
+    "expert_load": None,
     "expert_capacity": Ratio(0.01, 1e4, "slots of an expert over its mean tokens"),
     "panels": Count(high=10**6),
 }

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from steptime.cost.experts import greatest_imbalance
+from steptime.cost.experts import fullest_share, greatest_imbalance
 from steptime.dataclass import dataclass
 from steptime.model.spec import Experts, ModelSpec
 from steptime.num import Num, ceil_div, minimum, where
@@ -560,10 +560,12 @@ class Shape:
         """Rows that the fullest expert rank computes over the mean: its slots, or what the job says if that can be."""
         if self.job.expert_capacity is not None:
             return self.job.expert_capacity
-        if self.job.expert_imbalance == 1.0:
+        load = self.job.expert_load
+        if load is None and self.job.expert_imbalance == 1.0:
             return 1.0
         most = greatest_imbalance(self.choices, self.plans.ep, _experts(self.model).experts)
-        return minimum(self.job.expert_imbalance, most)
+        given = self.job.expert_imbalance if load is None else fullest_share(load.shares, self.plans.ep)
+        return minimum(given, most)
 
     @property
     def expert_width(self) -> Num:

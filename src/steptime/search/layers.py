@@ -111,7 +111,7 @@ class Shapes:
 def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
     """Sizes of every distinct shape."""
     block = strategy.block(job, as_float(codes.distinct))
-    return Shapes(plans=codes.distinct, count=codes.count, sizes=sizes_of(block))
+    return Shapes(plans=codes.distinct, count=codes.count, sizes=sizes_of(block, job.optimizer.matrices))
 
 
 def as_float(plans: Plans) -> Plans:

@@ -30,8 +30,9 @@ from steptime.lab.measured.read import table
 from steptime.lab.measured.run import Degrees, MeasuredRun, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.num import Array, divisors
 from steptime.plan.framework import HABITS, habits_of, piped_stage
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
+from steptime.plan.job import OFFLOADS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
+from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.plans import RECOMPUTE_CODES, Plans, concatenate
 from steptime.plan.strategies import CORRECTED
 
@@ -261,7 +262,9 @@ def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
         first = settings[chosen[0]]
         job = job_of(run, first, precision_of(run, first))
         plans = concatenate([plans_of(settings[i], domain) for i in chosen], [1] * len(chosen))
-        planned = planned_job(CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans)))
+        planned = planned_job(
+            CORRECTED, strategy, job, plans, sizes_of(strategy.block(job, plans), job.optimizer.matrices)
+        )
         out[chosen] = memory_constants().defined(peak_bytes(planned), communicators(plans), job.memory.name)["device"]
     return out
 

@@ -10,7 +10,8 @@ from steptime.lab.measured.canonical import RECOMPUTE, dtype_name
 from steptime.lab.measured.read import TableRow, table
 from steptime.plan.framework import habits_of
 from steptime.plan.framework_file import bare_name, name_rules, own_names, rule_with
-from steptime.plan.job import ATTENTION_DTYPES, OPTIMIZERS, PRECISIONS, Precision
+from steptime.plan.job import ATTENTION_DTYPES, PRECISIONS, Precision
+from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.recompute import SELECTIVE, spelled_out
 
 

@@ -24,7 +24,8 @@ from steptime.lab.published.mode import GIGA, TERA, PublishedSpace, flops_of, st
 from steptime.lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
 from steptime.model.known import load_catalogue_model
 from steptime.model.spec import ModelSpec
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.job import PRECISIONS, Job
+from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.space import CorrectedSpace, Space
 from steptime.plan.strategies import CORRECTED, Method

@@ -1,0 +1,1 @@
+"""Batches of sequences of unequal lengths: padded, bucketed or packed, and what each costs."""

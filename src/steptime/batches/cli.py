@@ -1,0 +1,44 @@
+"""``steptime lengths``: padding, bucketing and packing of sequences of unequal lengths."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from steptime.cli import options as o
+
+
+@o.describes_job(after="model")
+def command(
+    model: o.ModelOrRun,
+    lengths: Annotated[
+        str,
+        typer.Option("--lengths", metavar="SPREAD", help="lognormal:MEAN,SIGMA, 512=0.7,4096=0.3, or .csv, .json."),
+    ] = "",
+    buckets: Annotated[int, o.number("--buckets", "N", "Lengths of buckets.", 1, 64)] = 4,
+    json: o.Json = False,
+    **job: Any,
+) -> None:
+    """Compare ways to make batches of sequences of unequal lengths: useful tokens a second, padding, waits.
+
+    --seq is the longest sequence, --global-batch the sequences of a step.
+    """
+    from steptime.batches.run import batches
+    from steptime.cli.estimate import plan_given, written_given
+    from steptime.cli.job import job_from, needed
+    from steptime.errors import FieldError
+
+    if not lengths:
+        raise FieldError("", "--lengths", "missing", hint="for example --lengths lognormal:900,1")
+    asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    cluster = needed(asked, "a comparison of batches")
+    found = batches(asked.model, cluster, lengths=lengths, buckets=buckets, plan=asked.plan, **asked.settings)
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(found.to_json())
+        return
+    from steptime.batches.report import print_batches
+
+    print_batches(found)

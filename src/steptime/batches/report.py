@@ -1,0 +1,31 @@
+"""Ways to make batches for people."""
+
+from __future__ import annotations
+
+from steptime.batches.run import Batches
+from steptime.cost.lengths import attended_length, mean_of
+from steptime.report import text as t
+
+
+def print_batches(found: Batches) -> None:
+    """One line for each way, the most useful tokens a second first."""
+    own, out = found.lengths, t.console()
+    text = (
+        f"documents of {mean_of(own.shares):,.0f} tokens in the mean, as many pairs of attention as "
+        f"{attended_length(own.shares):,.0f} each; sequences of {own.longest:,} at most"
+    )
+    out.print(t.printable(text))
+    if own.cut_share:
+        out.print(t.printable(f"note: {own.cut_share:.1%} of the tokens are beyond the longest sequence and cut"))
+    out.print()
+    table = t.grid(("batches", "", "useful", "waits", "step", "useful tokens/s"), left=(0, 1))
+    for way in found.ways:
+        useful, waits = f"{100 * way.useful_share:.1f} %", f"{100 * (way.slowest - 1):.1f} %"
+        rate = f"{way.useful_tokens_per_s:,.0f}"
+        table.add_row(way.name, t.printable(way.what), useful, waits, t.seconds(way.step_time_s), rate)
+    out.print(table)
+    for way in found.ways:
+        if way.name == "bucket":
+            out.print(t.printable(f"buckets: {', '.join(f'{top:,}' for top in way.tops)} tokens"))
+        if way.context_load > 1.005:
+            out.print(t.printable(f"context ranks: {way.name} gives the fullest {way.context_load:.2f} of the mean"))

@@ -1,0 +1,121 @@
+"""Responses by a roofline: how many sequences at once, how long each token takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any, Final
+
+from steptime.api.collective_times import collective
+from steptime.cost.generation import cache_bytes_per_token, decode_step_s, generation_s
+from steptime.errors import PlanError
+from steptime.hardware import load_cluster
+from steptime.model import ModelSpec, active_parameter_terms, parameter_terms
+
+ELEMENT_BYTES: Final = 2.0
+"""Of weights and of the cache: bf16."""
+USED: Final = 0.9
+"""Part of the memory that generation may fill, as serving software has it by default."""
+STARTS_PER_LAYER: Final = 2
+"""All-reduces of a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Responses:
+    """What is generated in a step."""
+
+    sequences: int
+    prompt: int
+    """Tokens of a prompt; below of a response."""
+    response: int
+    at_once: int | None = None
+    """Sequences of an engine at once; None: as many as fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How responses come about."""
+
+    tp: int
+    """Devices that generate the same sequences."""
+    engines: int
+    at_once: int
+    """Sequences of an engine at once."""
+    waves: int
+    step_s: float
+    exchange_s: float
+    prefill_s: float
+    total_s: float
+    cache_bytes: float
+    """Of a device, at the end of a wave."""
+    weight_bytes: float
+    """Of a device: a copy next to that of training."""
+    tokens_per_s: float
+    """Of all devices."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def kv_width(model: ModelSpec) -> int:
+    """Elements that a token leaves in the cache of a layer."""
+    if model.latent is not None:
+        return model.latent.kv_lora_rank + model.latent.qk_rope_head_dim
+    return 2 * model.kv_heads * model.head_dim
+
+
+def generation_of(
+    model: ModelSpec, cluster: str, asked: Responses, *, gpus: int, tp: int, free_bytes: float
+) -> Generation:
+    """All responses of a step on all devices.
+
+    Args:
+        model: the policy.
+        cluster: name or file of its devices and links.
+        asked: the responses.
+        gpus: devices.
+        tp: devices of an engine.
+        free_bytes: memory of a device that training leaves.
+
+    Raises:
+        UserError: the devices are no multiple of an engine's.
+    """
+    if tp < 1 or gpus % tp:
+        raise PlanError(f"generation on {tp} devices: {gpus} GPUs are no multiple", hint="give --generation-tp N")
+    device, engines = load_cluster(cluster).device, gpus // tp
+    weights = parameter_terms(model).total * ELEMENT_BYTES / tp
+    per_token = cache_bytes_per_token(model.layers, kv_width(model), ELEMENT_BYTES) / tp
+    prompt, response = asked.prompt, asked.response
+    each = per_token * (prompt + response)
+    share = ceil(asked.sequences / engines)
+    fits = int((free_bytes * USED - weights) // each)
+    count = max(min(share, fits if asked.at_once is None else asked.at_once), 1)
+    waves = ceil(share / count)
+    count = ceil(share / waves)
+    memory_Bps = device.memory_Bps * device.memory_efficiency
+    rate = device.matrix_flops_per_s["bf16"] * device.matrix_efficiency
+    flops = 2.0 * active_parameter_terms(model).total / tp
+    held = per_token * (prompt + response / 2)
+    step_s = decode_step_s(weights, held * count, memory_Bps, flops * count, rate)
+    exchange_s = 0.0
+    if tp > 1:
+        row = model.hidden * ELEMENT_BYTES * count
+        found = collective("all_reduce", cluster, ranks=tp, size_bytes=row)
+        exchange_s = STARTS_PER_LAYER * model.layers * found.times[0].time_s
+    prefill_s = flops * prompt * count / rate
+    total = generation_s(prefill_s, step_s, response, exchange_s, waves)
+    return Generation(
+        tp=tp,
+        engines=engines,
+        at_once=count,
+        waves=waves,
+        step_s=float(step_s),
+        exchange_s=exchange_s,
+        prefill_s=prefill_s,
+        total_s=float(total),
+        cache_bytes=float(each * count),
+        weight_bytes=float(weights),
+        tokens_per_s=asked.sequences * response / float(total),
+    )

@@ -1,0 +1,115 @@
+"""Steps of preference and reinforcement learning: phases by hand, memory by phase, generation by its roofline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from steptime import api
+from steptime.cli.main import app
+from steptime.errors import UserError
+from steptime.model import load_catalogue_model
+from steptime.phases.generation import Responses, generation_of, kv_width
+from steptime.phases.recipes import RECIPES
+from steptime.phases.run import Options, forward_s, rl_step
+
+PLAN = {"tp": 2, "zero": 1}
+
+
+def step(recipe, *, plan=PLAN, gpus=64, **given):
+    return rl_step(recipe, "llama3-8b", "dgx-h100", gpus=gpus, options=Options(**given), plan=plan, framework="ideal")
+
+
+def trained(sequences, seq, plan=PLAN):
+    return api.estimate("llama3-8b", "dgx-h100", gpus=64, global_batch=sequences, seq=seq, plan=plan, framework="ideal")
+
+
+def test_pairs_are_an_update_and_a_forward_pass():
+    found = step("dpo", prompts=128, prompt_len=512, response_len=1536)
+    whole = trained(256, 2048)
+    reference, update = found.phases
+    assert update.time_s == pytest.approx(whole.step_time_s)
+    assert 0.28 < reference.time_s / update.time_s < 0.4  # a third of the operations
+    assert found.step_time_s == pytest.approx(reference.time_s + update.time_s)
+    assert step("orpo", prompts=128, prompt_len=512, response_len=1536).step_time_s == pytest.approx(whole.step_time_s)
+    assert step("dpo", prompts=128, models={"reference": "none"}).phases[0].name == "update"
+
+
+def test_a_forward_pass_is_the_forward_terms():
+    whole = trained(256, 2048, {"tp": 4, "pp": 2, "zero": 1, "micro_batch": 2})
+    forward = sum(s for path, s in whole.time.items() if "/forward/" in path)
+    assert forward < forward_s(whole.time) < 0.55 * whole.step_time_s
+
+
+def test_updates_share_the_sequences_and_epochs_repeat_them():
+    one = step("grpo", prompts=64, models={"reward": "rule"}, generation_s=3.0)
+    assert one.phases[0].time_s == 3.0 and one.generation is None
+    four = step("grpo", prompts=64, models={"reward": "rule"}, generation_s=3.0, updates=4, epochs=2)
+    assert four.phases[-1].time_s == pytest.approx(8 * trained(128, 1024).step_time_s)
+    assert four.sequences == one.sequences == 512
+
+
+def test_memory_of_a_phase_is_what_is_held_and_what_it_needs():
+    whole = trained(256, 1024)
+    found = step("dpo", prompts=128)
+    held = {name: whole.memory[f"{name}/parameter_bytes"] for name in ("weights", "gradients", "optimizer")}
+    assert found.held["policy"] == pytest.approx(sum(held.values()))
+    assert found.held["reference"] == pytest.approx(held["weights"])
+    assert found.phases[1].peak_bytes == pytest.approx(whole.peak_memory_bytes + held["weights"])
+    away = step("dpo", prompts=128, offload_frozen=True)
+    assert away.phases[1].peak_bytes == pytest.approx(whole.peak_memory_bytes)
+    assert away.phases[0].peak_bytes == pytest.approx(found.phases[0].peak_bytes)
+
+
+def test_a_token_by_hand():
+    model = load_catalogue_model("llama3-8b")
+    assert kv_width(model) == 2 * 8 * 128
+    asked = Responses(sequences=64, prompt=100, response=200)
+    made = generation_of(model, "dgx-h100", asked, gpus=8, tp=1, free_bytes=70e9)
+    weights, cache = 2 * 8_030_261_248, 32 * 2048 * 2 * (100 + 100) * 8
+    assert (made.engines, made.at_once, made.waves) == (8, 8, 1)
+    assert made.step_s == pytest.approx((weights + cache) / (3.35e12 * 0.85), rel=1e-3)
+    assert made.total_s == pytest.approx(made.prefill_s + 200 * made.step_s)
+    two = generation_of(model, "dgx-h100", replace(asked, at_once=3), gpus=8, tp=1, free_bytes=70e9)
+    assert (two.waves, two.at_once) == (3, 3) and two.total_s > made.total_s
+    assert kv_width(load_catalogue_model("deepseek-v3")) == 512 + 64
+
+
+def test_every_recipe_runs_and_is_json():
+    for name in RECIPES:
+        found = step(name, prompts=64, gpus=64, models={"reward": "rule"} if name == "grpo" else None)
+        assert found.step_time_s == pytest.approx(sum(phase.time_s for phase in found.phases))
+        assert found.bracket_s[0] <= found.step_time_s
+        json.dumps(found.to_json())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "told"),
+    [
+        ("sft", {}, "no recipe"),
+        ("dpo", {"samples": 4}, "2 sequences a prompt"),
+        ("dpo", {"models": {"reward": "same"}}, "has no reward"),
+        ("ppo", {"models": {"critic": "none"}}, "a critic is a model"),
+        ("grpo", {"models": {"reference": "rule"}}, "a reference is a model"),
+        ("grpo", {"prompts": 0}, "prompts"),
+        ("grpo", {"generation_tp": 7}, "no multiple"),
+        ("grpo", {"generation_s": -1.0}, "out of range"),
+        ("grpo", {"updates": 7}, "no multiple of 7 updates"),
+        ("grpo", {"models": {"reward": "no-such-model"}}, "no-such-model"),
+    ],
+)
+def test_what_cannot_be_is_refused(recipe, given, told):
+    with pytest.raises(UserError, match=told):
+        step(recipe, **given)
+
+
+def test_the_command():
+    text = "--cluster dgx-h100 --gpus 64 --tp 2 --zero 1 --prompts 64 --reward rule"
+    options = text.split(" ")
+    done = CliRunner().invoke(app, ["rl", "grpo", "llama3-8b", *options, "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["phases"][0]["kind"] == "generate"
+    refused = CliRunner().invoke(app, ["rl", "grpo", "llama3-8b", "--global-batch", "8", *options])
+    assert refused.exit_code and "follows from the sequences" in refused.output + refused.stderr
