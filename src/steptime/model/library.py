@@ -5,10 +5,11 @@ The border between a TOML model file and :class:`ModelSpec`: strict types, defau
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,7 +19,18 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import FieldError, UnknownNameError, did_you_mean, shorten, shown
-from steptime.model.spec import Experts, LatentAttention, ModelSpec, Norm, Position, Vision, check_spec
+from steptime.model.kinds import MIXERS, with_kinds
+from steptime.model.spec import (
+    Experts,
+    LatentAttention,
+    LayerKind,
+    LayerOperator,
+    ModelSpec,
+    Norm,
+    Position,
+    Vision,
+    check_spec,
+)
 from steptime.store.files import keys_at, parse_toml, read_text
 
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -193,6 +205,7 @@ class _ModelTable(_Table):
     position: Position = "rope"
     max_positions: CountOrZero | None = None
     qkv_bias: bool = False
+    key_bias: bool = True
     out_bias: bool = False
     mlp_bias: bool = False
     norm_bias: bool = False
@@ -211,6 +224,10 @@ class _ModelTable(_Table):
     experts: _ExpertsTable | None = None
     mtp_depth: CountOrZero = 0
     vision: _VisionTable | None = None
+    attention_gate: bool = False
+    norm_weights: bool = True
+    kinds: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=64)] | None = None
+    pattern: list[str] | None = None
 
 
 def spec_from_table(table: Mapping[str, Any], *, where: str, name: str, source: str) -> ModelSpec:
@@ -227,14 +244,18 @@ def spec_from_table(table: Mapping[str, Any], *, where: str, name: str, source: 
         name: of the model.
         source: of its numbers.
 
+    With ``kinds`` (:func:`_with_kinds`) the other keys are what the kinds have unless they say otherwise.
+
     Raises:
         FieldError: a key is unknown, missing, of the wrong type, out of range, or contradicts another.
     """
+    if "pattern" in table and "kinds" not in table:
+        raise FieldError(where, "pattern", "is given without kinds", hint="give [[kinds]] with the names in it")
     try:
         parsed = _ModelTable.model_validate(dict(table))
     except ValidationError as error:
         raise _field_error(error, where) from None
-    values = parsed.model_dump(exclude={"latent", "experts", "vision"})
+    values = parsed.model_dump(exclude={"latent", "experts", "vision", "kinds", "pattern"})
     latent = LatentAttention(**parsed.latent.model_dump()) if parsed.latent else None
     vision = Vision(**parsed.vision.model_dump()) if parsed.vision else None
     experts = None
@@ -254,7 +275,99 @@ def spec_from_table(table: Mapping[str, Any], *, where: str, name: str, source: 
         "max_positions": _or(parsed.max_positions, seq_len if parsed.position == "learned" else 0),
         "windowed_layers": _or(parsed.windowed_layers, parsed.layers if parsed.window else 0),
     }
-    return check_spec(ModelSpec(**values, latent=latent, experts=experts, vision=vision), where)
+    spec = ModelSpec(**values, latent=latent, experts=experts, vision=vision)
+    if parsed.kinds is not None:
+        spec = _with_kinds(spec, dict(table), parsed, where)
+    return check_spec(spec, where)
+
+
+def _with_kinds(spec: ModelSpec, table: Mapping[str, Any], parsed: _ModelTable, where: str) -> ModelSpec:
+    """The layers as kinds.
+
+    A kind has ``name``, ``attention`` and ``mlp`` (true unless it has mixers, or says so), ``mixers`` (tables with
+    ``form``, a name of :data:`~steptime.model.kinds.MIXERS`, and the arguments of that function), ``tokens`` per sample
+    where it works on others than the sequence's, ``distinct`` sets of shared weights, and any key of the model that
+    differs. ``pattern`` names the kind of each layer, as ``NAME`` or ``NAME*COUNT``, and repeats until all have one.
+    """
+    kinds, common = [], {key: value for key, value in table.items() if key not in ("kinds", "pattern", "name")}
+    for number, given in enumerate(parsed.kinds or ()):
+        at = f"kinds[{number}]"
+        name = given.get("name")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise FieldError(where, f"{at}.name", f"is {shown(name, 40)}", hint="give a name of letters, digits and _")
+        operators = tuple(_mixers(given.get("mixers", []), spec.hidden, where, at))
+        own = common | {key: value for key, value in given.items() if key not in _OF_KINDS}
+        block = spec_from_table(own, where=f"{where}: {at}", name=name, source=spec.source)
+        counts = {key: _count(given.get(key, 0), where, f"{at}.{key}") for key in ("tokens", "distinct")}
+        flags = {key: _flag(given.get(key, not operators), where, f"{at}.{key}") for key in ("attention", "mlp")}
+        kinds.append(LayerKind(name=name, block=block, operators=operators, **flags, **counts))
+    return with_kinds(spec, kinds, _pattern(parsed.pattern or [kind.name for kind in kinds], kinds, spec.layers, where))
+
+
+_OF_KINDS: Final = ("name", "attention", "mlp", "mixers", "tokens", "distinct")
+
+
+def _flag(value: Any, where: str, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise FieldError(where, field, f"is {shown(value, 40)}", hint="allowed: true or false")
+    return value
+
+
+def _count(value: Any, where: str, field: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**31:
+        raise FieldError(where, field, f"is {shown(value, 40)}", hint=f"allowed: a whole number from 0 to {2**31}")
+    return value
+
+
+def _pattern(given: Sequence[str], kinds: Sequence[LayerKind], layers: int, where: str) -> list[str]:
+    """The kind of each layer."""
+    names, out = {kind.name for kind in kinds}, []
+    for text in given:
+        name, _, times = text.partition("*")
+        if name.strip() not in names or not (times or "1").strip().isdigit():
+            hint = f"write NAME or NAME*COUNT of {', '.join(sorted(names))}"
+            raise FieldError(where, "pattern", f"has {shown(text, 40)}", hint=hint)
+        out += [name.strip()] * min(int(times or "1"), layers + 1)
+    if not out or layers % len(out):
+        raise FieldError(where, "pattern", f"names {len(out)} layers, of {layers}", hint="its length divides layers")
+    return out * (layers // len(out))
+
+
+def _mixers(given: Any, hidden: int, where: str, at: str) -> Iterator[LayerOperator]:
+    """Operators of the mixers of one kind."""
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise FieldError(where, f"{at}.mixers", f"is {shown(given, 40)}", hint="give a list of tables with form")
+    for number, table in enumerate(given):
+        place, form = f"{at}.mixers[{number}]", table.get("form")
+        if form not in MIXERS:
+            known = f"known: {', '.join(MIXERS)}; any other with its work stated: form = \"stated\""
+            raise FieldError(where, f"{place}.form", f"{shown(form, 40)} is no kind of layer that is known", hint=known)
+        takes = inspect.signature(MIXERS[form]).parameters
+        for key, value in table.items():
+            if key != "form" and key not in takes or key == "hidden":
+                hint = f"{form} takes {', '.join(name for name in takes if name != 'hidden')}"
+                raise FieldError(where, f"{place}.{shorten(key)}", "unknown field", hint=hint)
+            if key != "form" and not _fits(value, str(takes[key].annotation)):
+                raise FieldError(where, f"{place}.{key}", f"is {shown(value, 40)}", hint=_TYPES[takes[key].annotation])
+        lacking = [p.name for p in takes.values() if p.default is p.empty and p.name not in ("hidden", *table)]
+        if lacking:
+            raise FieldError(where, f"{place}.{lacking[0]}", "is missing", hint=f"{form} needs {', '.join(lacking)}")
+        yield from MIXERS[form](hidden, **{key: value for key, value in table.items() if key != "form"})
+
+
+_TYPES: Final = {
+    "int": "allowed: a whole number up to 2^40",
+    "bool": "allowed: true or false",
+    "float": "allowed: a number from 0 to 1e18",
+}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or kind == "bool":
+        return kind == "bool" and isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and 0 <= value <= 2**40
+    return isinstance(value, (int, float)) and 0 <= value <= 1e18
 
 
 def _head_dim(parsed: _ModelTable, latent: LatentAttention | None, where: str) -> int:

@@ -24,11 +24,12 @@ from steptime.formats.huggingface.fields import (
     Fields,
     ImportReport,
 )
+from steptime.formats.huggingface.hybrids import HYBRIDS
 from steptime.model.library import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
-FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION
+FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS
 
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
 _INNER = ("text_config", "vision_config")
