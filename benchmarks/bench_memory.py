@@ -10,18 +10,21 @@ import datetime
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from memory_fit import MemoryPoint, as_toml, errors_of, fitted_constants, reliability
+from memory_fit import RELEASED, MemoryPoint, as_toml, errors_of, fitted_constants, reliability, unseen_deviation
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
 from steptime.lab.data_root import require_data
 from steptime.lab.measured.canonical import catalogue_device
 from steptime.lab.measured.reading import read_runs
 from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.measured.samples import definition_of, is_stated, settings_of
+from steptime.lab.measured.samples import Setting, definition_of, is_stated, settings_of
 from steptime.plan.framework import NORMAL_95
+from steptime.plan.memory_profile import PLAIN
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")
 CONTEXT_BYTES = 1.5e9
@@ -34,11 +37,16 @@ def settled(run: MeasuredRun) -> bool:
     return len(settings_of(run)) <= 2
 
 
-def point_of(run: MeasuredRun) -> MemoryPoint | None:
-    """The run with the geometric mean of what its settings allocate; None where its schedule is not modelled."""
+def point_of(run: MeasuredRun, changed: Callable[[Setting], Setting] = lambda s: s) -> MemoryPoint | None:
+    """The run with the geometric mean of what its settings allocate; None where its schedule is not modelled.
+
+    Args:
+        run: with a measured peak.
+        changed: what to make of each setting before it is evaluated.
+    """
     if run.memory is None or run.schedule in NOT_MODELLED:
         return None
-    found = [(s.weight, s, s.evaluate()) for s in settings_of(run)]
+    found = [(s.weight, s, changed(s).evaluate()) for s in settings_of(run)]
     most = catalogue_device(run.device).memory_bytes
     allocated = math.exp(sum(w * math.log(min(float(e.peak_bytes), most)) for w, _, e in found))
     first = found[0][1]
@@ -100,7 +108,10 @@ def main() -> None:
     if parser.parse_args().write:
         # The spread is that of runs whose settings the row states; what is guessed has another.
         known = [p for run in runs if settled(run) and (p := point_of(run)) is not None]
-        constants = fitted_constants(known, pairs_of(runs), CONTEXT_BYTES, SOURCE)
+        constants = replace(
+            fitted_constants(known, pairs_of(runs), CONTEXT_BYTES, SOURCE), released=RELEASED,
+            unseen=unseen_deviation(known, left_out(runs)), seen=frozenset(p.framework for p in known) - {PLAIN.name},
+        )  # fmt: skip
         text = as_toml(constants, datetime.date.today().isoformat(), len(known))
         (Path(__file__).parents[1] / "src" / "steptime" / "estimate" / FILE).write_text(text)
         memory_constants.cache_clear()

@@ -11,6 +11,7 @@ import csv
 import re
 from pathlib import Path
 
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.lab.data_root import require_data
 from steptime.lab.measured.read import TableRow, read_rows
 from steptime.lab.scoring.outcomes import OutcomeScore, reliability_table, score_layouts, write_reliability
@@ -53,8 +54,10 @@ def page(score: OutcomeScore) -> str:
 
 Every layout that the study of arXiv 2311.05610 tried with LLaMA-13B on 32 to 128 A100 of 80 GB: {found["scored"]} of
 {found["rows"]} rows scored. What the software holds is read from its sources (`scaling` in
-`src/steptime/plan/memory_profile.py`, which also says what is assumed). No constant is fitted to the outcomes, but
-where the sources leave open when copies are freed, what agrees with the outcomes was taken.
+`src/steptime/plan/memory_profile.py`, which also says what is assumed). No constant is fitted to the outcomes: the
+spread of memory is that of sources which a fit has not seen (`unseen` in
+`src/steptime/estimate/memory_constants.toml`, written by `python benchmarks/bench_memory.py --write`). Where the
+sources leave open when copies are freed, what agrees with the outcomes was taken.
 
 | layouts | number | predicted above one half |
 |---|--:|--:|
@@ -63,9 +66,10 @@ where the sources leave open when copies are freed, what agrees with the outcome
 
 {reliability_table(found)}
 
-The plan predicted fastest among those that likely fit ran in {percent(picked["ran"])} of {picked["groups"]} groups;
-it is {percent(picked["mean_regret"])} slower than the fastest measured (worst: {percent(picked["worst_regret"])}).
-Among those that ran alone the one predicted fastest is {percent(picked["regret_of_ran"])} slower.
+The plan that a search puts first (predicted fastest of those with a chance of {percent(LIKELY_FITS)} at most) ran in
+{percent(picked["ran"])} of {picked["groups"]} groups; it is {percent(picked["mean_regret"])} slower than the fastest
+measured (worst: {percent(picked["worst_regret"])}). Among those that ran alone the one predicted fastest is
+{percent(picked["regret_of_ran"])} slower.
 
 Brier score {found["brier"]:.3f}, logarithmic score {found["log_loss"]:.3f}.
 

@@ -116,9 +116,9 @@ def deepseek_file(folder: Path) -> str:
     """DeepSeek-V3 of the catalogue with its multi-token-prediction layer."""
     import tomllib
 
-    from steptime.model import library
+    from steptime.model import known
 
-    text = (Path(library.__file__).parent / "catalogue" / "deepseek.toml").read_text()
+    text = (Path(known.__file__).parent / "catalogue" / "deepseek.toml").read_text()
     assert "deepseek-v3" in tomllib.loads(text)
     body = text.split("[deepseek-v3]\n", 1)[1].split("\n[", 1)[0]
     path = folder / "deepseek-v3.toml"

@@ -12,6 +12,7 @@ import numpy as np
 from steptime.estimate.memory_definitions import DEFINITIONS, UNSTATED, MemoryConstants, exceeding
 from steptime.hardware.profiles import toml_text
 from steptime.num import Array
+from steptime.plan.framework import PRIOR_SOURCES, widening
 
 SLACKS = tuple(0.01 * i for i in range(41))
 COMMUNICATOR_BYTES = tuple(0.05e9 * i for i in range(41))
@@ -21,6 +22,8 @@ LEAST_RESERVED_ROWS = 10
 """A framework with fewer rows, of used memory and of reserved memory, has the common slack."""
 OWN_SPREAD = frozenset({"hf-trainer"})
 """Frameworks whose runs say nothing of the spread of others: allocators that lengths of sequences fragment."""
+RELEASED = 0.5
+"""Assumed of the allocator's slack: the half that lies in blocks which it can give back."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -143,6 +146,16 @@ def _wider(points: Sequence[MemoryPoint], constants: MemoryConstants, common: Ma
     return out
 
 
+def unseen_deviation(points: Sequence[MemoryPoint], without: Mapping[str, MemoryConstants]) -> float:
+    """Deviation of software that no fit has seen: of sources each predicted without its rows, each counting once.
+
+    With the factor that a spread known from so few sources has (:func:`steptime.plan.framework.widening`).
+    """
+    names = sorted({p.source for p in points})
+    each = [deviation_of([p for p in points if p.source == name], without[name]) ** 2 for name in names]
+    return widening(len(names) - 1 - PRIOR_SOURCES) * math.sqrt(sum(each) / len(each))
+
+
 def _by_framework(points: Sequence[MemoryPoint], definition: str, least: int) -> list[tuple[str, list[MemoryPoint]]]:
     """Points of a definition by framework, of those that have so many at least."""
     own = [p for p in points if p.definition == definition]
@@ -172,6 +185,7 @@ def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
         "[slack]",
         f"value = {constants.slack:.5g}",
         'kind = "fitted"',
+        f"released = {constants.released:.5g}  # assumed",
         "",
         "[slack.framework]",
         *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.slacks.items()),
@@ -189,5 +203,9 @@ def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
         "",
         "[deviation.framework]",
         *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.deviations.items()),
+        "",
+        "[deviation.unseen]",
+        f"value = {constants.unseen:.5g}",
+        f"seen = [{', '.join(map(toml_text, sorted(constants.seen)))}]",
     ]
     return "\n".join(lines) + "\n"

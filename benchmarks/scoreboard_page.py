@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from first_plans import first_plans_part
 from scoreboard import CLAIMS, SEEN, UNNAMED, UNSEEN, WAYS, Board, Reached
 from steptime.errors import UserError
 from steptime.lab.measured.aggregate import ScoredRun, coverage_interval, covered, timed
@@ -215,6 +216,7 @@ def second_tables(board: Board) -> list[str]:
         markdown(("predicted with", *error_head(TIME)), overall),
         markdown(("source, not known to the fit", *error_head(TIME), "mean, packaged"), by_source),
         markdown(("peak memory, by what was measured", *error_head(MEMORY)), peaks),
+        *first_plans_part(),
     ]
 
 

@@ -26,8 +26,8 @@ from steptime.estimate.evaluate import evaluate, recomputed_flops_per_step, util
 from steptime.estimate.single import Setting
 from steptime.hardware.library import cluster_names
 from steptime.hardware.records import Cluster
-from steptime.model.library import catalogue_names
-from steptime.model.library import load_catalogue_model as load_model
+from steptime.model.known import catalogue_names
+from steptime.model.known import load_catalogue_model as load_model
 from steptime.num import divisors
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import CONTEXTS, GRAPHS

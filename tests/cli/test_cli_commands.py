@@ -323,9 +323,9 @@ def risky(**changes: Any) -> Any:
 
 def test_estimate_prints_the_chance_of_running_out(run: Run, api: FakeApi) -> None:
     assert "P(oom)" not in run("estimate", "toy", *JOB).stdout  # a reproduced paper has no such chance
-    api.estimate_result = risky(oom_probability=0.1)
+    api.estimate_result = risky(oom_probability=0.05)
     text = run("estimate", "toy", *JOB).stdout
-    assert "P(oom)          10.0 % to run out (81 GiB" in text and "warning" not in text
+    assert "P(oom)          5.0 % to run out (81 GiB" in text and "warning" not in text
     api.estimate_result = risky(oom_probability=0.5)
     assert "warning: may run out of memory" in run("estimate", "toy", *JOB).stdout
     api.estimate_result = risky()

@@ -120,7 +120,7 @@ def test_doctor_takes_every_option_of_a_job_that_estimate_takes():
     """One set for both; each of its members is read."""
     both = [set(inspect.signature(module.command).parameters) for module in (doctor, estimate)]
     assert all(set(options.JOB) <= parameters for parameters in both)
-    read = {*options.SETTINGS, *KEYS, "cluster", "placement", "lora_rank", "lora_targets", "qlora", "plan"}
+    read = {*options.SETTINGS, *KEYS, "cluster", "placement", "lora_rank", "lora_targets", "qlora", "dora", "plan"}
     assert read == set(options.JOB)
 
 

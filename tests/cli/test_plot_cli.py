@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("results")
     return {
         "estimate": saved(folder / "estimate.json", "estimate", *JOB, *SPLIT, "--explain"),
-        "plan": saved(folder / "plan.json", "plan", *JOB, "--top", "20"),
+        "plan": saved(folder / "plan.json", "plan", *JOB, "--strategy", "1d", "--top", "20"),
         "simulate": saved(folder / "simulate.json", "simulate", *JOB, *SPLIT, "--timeline"),
         "limits": saved(folder / "limits.json", "limits", "--curve", "--overlap", "none"),
     }

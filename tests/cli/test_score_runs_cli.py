@@ -17,6 +17,7 @@ from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.lab.measured.read import read_rows
 from steptime.lab.scoring import runs as measured_scoring
 from steptime.plan.framework_file import framework_names, load_framework
+from steptime.plan.stacks import STACKS
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = str(DATA / "measured_runs.csv")
@@ -101,7 +102,7 @@ def test_a_fit_is_written_and_used(run: Run, few: str, tmp_path: Path, monkeypat
     own = json.loads(run("score", few, "--json").stdout)
     assert own["fit"]["rows"] == own["seen_by_the_fit"] == own["time"]["rows"] != packaged["fit"]["rows"]
     assert own["time"]["mape"] != packaged["time"]["mape"]
-    assert framework_names() == ["ideal", "generic", *sorted(tables["framework"])]
+    assert framework_names() == ["ideal", "generic", *sorted({*tables["framework"], *STACKS})]
     name = next(iter(tables["framework"]))
     assert load_framework(name, "unheard-of").matrix == tables["framework"][name]["matrix"]
 

@@ -1,5 +1,7 @@
 """Corrected mutants of convolutions of any geometry: exact modulo a prime at any sizes, and on tensors in fp64."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -40,11 +42,11 @@ def test_corrected_mutants_differ_nowhere_modulo_a_prime(given):
 
 
 @pytest.mark.parametrize(
-    "given", [Convolution(pad=1), Convolution(pad=2, dilation=2), Convolution(kernel=(5, 3), pad=2)], ids=str
+    "given", [Convolution(pad=1), Convolution(pad=2, dilation=2), Convolution(kernel=(5, 5), pad=2)], ids=str
 )
 def test_boxes_say_what_comparing_every_element_says(given):
     rng = np.random.default_rng(1)
-    found = [regions(mutant) for mutant in mutants(convolution(given)) if not mutant.exact][:6]
+    found = [regions(mutant) for mutant in islice((m for m in mutants(convolution(given)) if not m.exact), 6)]
     assert any(found)
     for each in filter(None, found):
         reach = max(given.halo)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steptime.api import plan
 from steptime.errors import UserError
-from steptime.search import bounds, ranking
+from steptime.estimate.layer import part_times
+from steptime.search import bounds, kept, layers, ranking
 
 CLUSTERS = ("dgx-h100", "dgx-a100-80gb", "dgx-b200", "tpu-v5p-pod")
 MODELS = ("llama3.1-8b", "llama2-13b", "gpt3-175b", "mixtral-8x7b", "llama3.1-70b", "deepseek-v3")
@@ -35,6 +37,7 @@ def _jobs() -> st.SearchStrategy[dict[str, object]]:
             "framework": st.sampled_from(FRAMEWORKS),
             "fix": st.fixed_dictionaries({}, optional=fixed),
             "limit": st.sampled_from(((), ("oom_probability<=0.1",), ("pp<=4",))),
+            "oom_limit": st.sampled_from((None, 1e-4, 0.3, 1.0)),
             "top": st.sampled_from((1, 3, 10)),
         }
     )
@@ -74,3 +77,82 @@ def test_exchanges_that_may_hide_are_left_out_of_a_bound():
     each = Pass(forward_s=near, backward_s=near, forward_exchange_s=far, backward_exchange_s=far)
     assert bounds._least(each, over, pairs=True).forward_s == 5.0
     assert bounds._least(each, over, pairs=False).forward_s == 9.0
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama3.1-70b", 128)])
+def test_with_bounds_that_are_exact_what_is_shown_next_to_the_best_is_still_found(model, gpus, monkeypatch):
+    job = {"model": model, "cluster": "dgx-h100", "gpus": gpus, "global_batch": gpus, "strategy": "1d", "top": 1}
+    seen, front = [], ranking.Ranking.front
+    monkeypatch.setattr(ranking, "ROUND", 1)
+    monkeypatch.setattr(ranking, "BLOCK", 1)
+    monkeypatch.setattr(ranking.Ranking, "front", lambda self: seen.append(self.time_s.copy()) or front(self))
+    monkeypatch.setattr(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape))
+    every = _found(job)
+    monkeypatch.setattr(ranking, "least_step_s", lambda planned, machine, table, shape: seen[0])
+    assert _found(job) == every and len(every["risky"]) == ranking.RISKY_SHOWN
+
+
+TURNED = (
+    {"global_batch": 24},
+    {"gpus": 16},
+    {"levels.nvlink": "300 GB/s"},
+    {"levels.network": "20 GB/s"},
+    {"device": "400 TFLOP/s"},
+    {"framework": "megatron-lm"},
+    {"dtype": "fp8"},
+    {"seq": 2048},
+    {"fix": {"attention": "unfused"}},
+    {"optimizer": "sgd"},
+)
+
+
+def _on_a_machine(job, folder):
+    """The job, on a cluster with another link or device where it asks for one."""
+    job, text = dict(job), 'base = "dgx-h100"\n'
+    for name in [name for name in job if name.startswith(("levels.", "device"))]:
+        key = "bandwidth" if name != "device" else "matrix.bf16"
+        text += f'[{name}]\n{key} = "{job.pop(name)}"\n'
+        job["cluster"] = str(folder / f"{name}.toml")
+        (folder / f"{name}.toml").write_text(text)
+    return job
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
+def test_what_is_kept_changes_nothing(tmp_path, model):
+    """Jobs of which each differs from the first in one thing, after all others against alone."""
+    first = {"model": model, "cluster": "dgx-h100", "gpus": 32, "global_batch": 48, "top": 3}
+    jobs = [_on_a_machine(first | change, tmp_path) for change in ({}, *TURNED)]
+    warm = [_found(job) for job in jobs]
+    assert len({str(found) for found in warm}) == len(jobs)
+    for job, found in zip(jobs, warm, strict=True):
+        kept.forget()
+        assert _found(job) == found
+
+
+def test_another_batch_costs_few_new_layers():
+    kept.forget()
+    plan("llama3.1-70b", "dgx-h100", gpus=64, global_batch=512)
+    computed = []
+    with mock.patch.object(layers, "part_times", lambda *given: computed.append(given) or part_times(*given)):
+        plan("llama3.1-70b", "dgx-h100", gpus=64, global_batch=512)
+        assert not computed
+        plan("llama3.1-70b", "dgx-h100", gpus=64, global_batch=256)
+        assert not computed
+        plan("llama3.1-70b", "dgx-b200", gpus=64, global_batch=512)
+    assert computed
+
+
+def test_a_kept_table_grows_by_what_is_new():
+    table: kept.Kept[dict[str, object]] = kept.Kept()
+    asked: list[list[int]] = []
+
+    def squares(numbers):
+        def made(places):
+            asked.append(numbers[places].tolist())
+            return {"square": numbers[places] ** 2.0, "one": 1.0}
+
+        return table.get(numbers, made)
+
+    assert squares(np.array([3, 1]))["square"].tolist() == [9.0, 1.0]
+    found = squares(np.array([1, 2, 3]))
+    assert (found["square"].tolist(), found["one"], asked) == ([1.0, 4.0, 9.0], 1.0, [[3, 1], [2]])

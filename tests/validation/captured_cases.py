@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steptime.model.library import load_catalogue_model
+from steptime.model.known import load_catalogue_model
 from steptime.model.spec import ModelSpec
 
 torch = pytest.importorskip("torch")

@@ -29,7 +29,7 @@ from steptime.lab.published import check
 from steptime.lab.published.check import Check, check_all, check_search
 from steptime.lab.published.mode import PublishedSpace
 from steptime.lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
-from steptime.model.library import load_catalogue_model
+from steptime.model.known import load_catalogue_model
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.search.exhaustive import Task, search

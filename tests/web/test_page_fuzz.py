@@ -17,7 +17,7 @@ from page_in_browser import served
 from starlette.testclient import TestClient
 
 from steptime.hardware import cluster_names
-from steptime.model.library import catalogue_names
+from steptime.model.known import catalogue_names
 from steptime.plan.keys import KEYS
 from steptime.web.answers import ANSWERS, CATALOGUES
 

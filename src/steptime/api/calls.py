@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from steptime.api.frameworks import (
     fixed_values,
     framework_taken,
     read_as,
+    recompute_unless_given,
     renamed,
     scope_of,
     shard_unless_given,
@@ -22,6 +23,7 @@ from steptime.api.frameworks import (
 from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
 from steptime.api.models import CONVERTED, check_strategy, dtype_taken, import_notes, mode_of, model_given
+from steptime.api.placed import laid, placed_plan
 from steptime.api.request import (
     NameOrPath,
     check_mode,
@@ -30,28 +32,30 @@ from steptime.api.request import (
     constraints_of,
     job_choices,
     oom_limit_of,
+    share,
     strategy_of,
     text,
     whole,
 )
 from steptime.api.training import all_trained, check_training, samples_of, trained
+from steptime.dataclass import dataclass
 from steptime.errors import PlanError, UserError, shown
-from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import levels_left_out, node_devices
-from steptime.estimate.notes import global_batch_taken, micro_batch_taken, stage_taken
+from steptime.estimate.memory_definitions import LIKELY_FITS
+from steptime.estimate.notes import global_batch_taken, micro_batch_taken, recompute_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
+from steptime.plan.framework import habits_of
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
-from steptime.plan.plans import MEMORY, RISK, Plans, rows_of
+from steptime.plan.plans import MEMORY, RISK, Plans
 from steptime.plan.space import Constraint, panels_worth_trying
 from steptime.plan.strategies import Strategy
 from steptime.registry import loaded
 from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
-from steptime.search.layers import as_float
 from steptime.search.modes import MODES, Mode
 from steptime.search.planner import PlanResult, rank_plans
 
@@ -76,6 +80,9 @@ class Search:
     """Degrees that may have one value only."""
     limit: Sequence[str]
     strategy: str
+    oom_limit: float | None = None
+    placement: str | None = None
+    """Order of the axes over the devices, ``default``, or ``search``; None: the space's own."""
 
     def prepared(self) -> tuple[Setting, Scope]:
         """The job for the engine, and the plans that are tried.
@@ -90,12 +97,15 @@ class Search:
         given = {**self.choices, **fixed_values(constraints)}
         check_mode(given, chosen)
         check_model(setting.job.model, text("strategy", self.strategy), given)
-        setting = replace(setting, oom_limit=oom_limit_of(self.limit, chosen))
+        most = oom_limit_of(self.limit, chosen)
+        first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
+        limited = chosen.method.calibrated and first < 1
+        setting = replace(setting, oom_limit=most, first_limit=first if limited else None)
         return setting, self._scope(setting, chosen, constraints)
 
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
         space, asked = chosen.space.fixed(fixed_values(constraints)), text("strategy", self.strategy)
-        return scope_of(
+        scope = scope_of(
             setting.job.framework.name,
             space,
             chosen.searched(asked),
@@ -104,6 +114,7 @@ class Search:
             within=shards_within_node(self.gpus, node_devices(setting.cluster)),
             experts=setting.job.model.experts is not None,
         )
+        return scope if self.placement is None else replace(scope, space=laid(scope.space, self.placement))
 
 
 def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
@@ -217,7 +228,9 @@ def plan(
     lora: Mapping[str, Any] | None = None,
     fix: Mapping[str, Any] | None = None,
     limit: Sequence[str] = (),
+    oom_limit: float | None = None,
     top: int = 10,
+    placement: str | None = None,
     training: Mapping[str, Any] | None = None,
     objective: str = "time",
     deadline: str | None = None,
@@ -249,7 +262,13 @@ def plan(
             ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity``.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
+        oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
+            0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make
+            them fit.
         top: number of plans to return.
+        placement: how ranks lie on the devices: an order of the axes, innermost first, as ``"tp-cp-ep-dp-pp"``,
+            ``default`` (that of launchers), or ``search``: of each plan the fastest. None: ``search``, under a named
+            framework ``default``.
         training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
             ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
         objective: what is least: ``time`` of a step, ``goodput`` (expected time of the run), ``energy`` or ``cost``.
@@ -282,6 +301,8 @@ def plan(
         columns=columns,
         limit=[limit] if isinstance(limit, str) else limit,
         strategy=strategy,
+        oom_limit=oom_limit,
+        placement=placement,
     )
     setting, scope = search.prepared()
     _refuse_length(length, setting.job)
@@ -343,9 +364,15 @@ def estimate(
             recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
             document_length expert_imbalance expert_capacity`` and ``placement`` (axis -> ranks inside a fast
             domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that are
-            left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the framework's. Without
+            left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's. Without
             a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
             published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+            domain) and ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or
+            ``search``: the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the
+            devices that are left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the
+            framework's. Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``,
+            ``dp``, ``pp``); in published mode it is the fastest one. The ``plan`` of an estimate or of a
+            search may be given as it is.
 
         failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
             :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.
@@ -442,20 +469,20 @@ def asked_plan(
     check_strategy(setting, name)
     check_model(setting.job.model, name, checked)
     _check_share(setting.job, degrees["dp"], micro_batch, chosen)
-    hidden, longer = setting.job.model.hidden, max(degrees["tp"], degrees["tp2"])
-    panels = panels_worth_trying(hidden, longer)[0] if name == "2d" else 1
+    both = max(degrees["tp"], degrees["tp2"])
+    panels = panels_worth_trying(setting.job.model.hidden, both)[0] if name == "2d" else 1
     columns = {key: checked[key] for key in _COLUMNS if key in checked}
     if not {"zero", "shard"} & set(columns):
         columns["shard"] = shard_unless_given(framework, degrees, node_devices(setting.cluster))
+    columns.setdefault("recompute", recompute_unless_given(setting.job.framework.name))
     columns.setdefault("zero", stage_unless_given(setting.job.framework.name, degrees))
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     _check_served(setting, plans, checked)
-    placed = _placed(setting, chosen, name, plans, checked.get("placement"))
+    placed = placed_plan(setting, chosen, name, plans, checked.get("placement"), checked.get("order"))
     said = (*_read(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
-    method = chosen.method.strategy(name)
-    return AskedPlan(setting=setting, strategy=method, plans=placed, given=checked, notes=said)
+    return AskedPlan(setting=setting, strategy=chosen.method.strategy(name), plans=placed, given=checked, notes=said)
 
 
 def _read(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
@@ -475,7 +502,9 @@ def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ..
     if "micro_batch" in given:
         return stage
     share = int(replica_sequences(job.global_batch, found.plan["dp"]))
-    return (*micro_batch_taken(found.time, share, job.sample), *stage)
+    usual = habits_of(job.framework.name).recompute
+    again = () if usual == "none" or "recompute" in given else (recompute_taken(job.framework.name, usual),)
+    return (*micro_batch_taken(found.time, share, job.sample), *stage, *again)
 
 
 def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
@@ -515,48 +544,3 @@ def _check_share(job: Job, dp: int, micro_batch: int, mode: Mode) -> None:
             f"{job.global_batch / dp:g}",
             hint=f"give at most --micro-batch {max(job.global_batch // dp, 1)} and --dp {job.global_batch}",
         )
-
-
-def _placed_as_given(plans: Plans, placement: Mapping[str, int], domain: int, axes: Sequence[str]) -> Plans:
-    """The plan with a placement.
-
-    Raises:
-        PlanError: it does not divide the degrees, or a fast domain has fewer devices; the message has one that fits.
-    """
-    usual = plans.in_order(domain)
-    fits = ",".join(f"{axis}={getattr(usual, f'in_{axis}')}" for axis in axes)
-    hint = f"--placement {fits} is that of launchers on this cluster"
-    for axis, inside in placement.items():
-        degree = int(getattr(plans, axis))
-        if degree % inside:
-            raise PlanError(f"placement {axis} {inside} does not divide {axis} {degree}", hint=hint)
-    placed = plans.with_columns({f"in_{axis}": n for axis, n in placement.items()})
-    if placed.domain_ranks > domain:
-        arithmetic = " x ".join(f"{axis} {n}" for axis, n in placement.items())
-        problem = f"placement {arithmetic} = {placed.domain_ranks} is more than the {domain} devices of a fast domain"
-        raise PlanError(problem, hint=hint)
-    return placed
-
-
-def _placed(setting: Setting, mode: Mode, strategy: str, plans: Plans, placement: Mapping[str, int] | None) -> Plans:
-    """The plan with the placement that was given; else in the order of launchers, or in published mode the fastest."""
-    how = mode.method.strategy(strategy)
-    domain = setting.machine.fast_domain
-    axes = (*how.tensor_axes, "dp", "pp")
-    if placement is not None:
-        return _placed_as_given(plans, placement, domain, axes)
-    if mode.method.calibrated:
-        return plans.in_order(domain)
-    one = Plans(**{axis: np.array([int(getattr(plans, axis))]) for axis in axes})
-    spaces = [mode.space, MODES["corrected"].space]
-    for space in spaces:
-        placed_rows, options = space.placements(
-            how, one, int(plans.ranks), domain, nearer_is_faster=setting.machine.nearer_is_faster
-        )
-        if len(placed_rows):
-            break
-    rows = rows_of(options)
-    inside_columns = {f"in_{axis}": np.broadcast_to(getattr(options, f"in_{axis}"), (rows,)) for axis in axes}
-    block = plans.with_columns(inside_columns)
-    times = evaluate(mode.method, how, setting.job, setting.machine, as_float(block)).step_time_s
-    return block.row(int(np.argmin(np.broadcast_to(np.asarray(times), (rows,)))))

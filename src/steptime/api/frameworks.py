@@ -6,9 +6,10 @@ Fitted frameworks as records: parameters with their doubts, habits, and how much
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
+from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.plan.framework import IDEAL, MODEL_AXES, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import (
@@ -20,8 +21,10 @@ from steptime.plan.framework_file import (
     unknown_framework,
 )
 from steptime.plan.overlap import RULES, OverlapRule
-from steptime.plan.recompute import SELECTIVE, says_selective, spelled_out
+from steptime.plan.plans import AXES
+from steptime.plan.recompute import SELECTIVE, recompute_code, says_selective, spelled_out
 from steptime.plan.space import Constraint, CorrectedSpace, Space
+from steptime.plan.stacks import STACKS
 
 Strategies = Mapping[str, tuple[Constraint, ...]]
 #: Axes that a strategy is asked for by its name.
@@ -108,6 +111,16 @@ def stage_unless_given(framework: str, degrees: Mapping[str, int]) -> int:
     return zero if shared else min(zero, Habits().zero)
 
 
+def recompute_unless_given(framework: str) -> int:
+    """Code of what a framework recomputes where a plan does not say it.
+
+    >>> recompute_unless_given("trl"), recompute_unless_given("torchtitan")
+    (2, 0)
+    """
+    usual = habits_of(framework).recompute
+    return 0 if usual == "none" else recompute_code(usual)
+
+
 def shard_unless_given(framework: str | None, degrees: Mapping[str, int], node: int) -> int:
     """Ranks over which a framework shards where neither ``shard`` nor a ZeRO stage is given; 0: all.
 
@@ -169,7 +182,7 @@ def scope_of(
         usual, narrowed = narrowed, _with_habits(narrowed, habits, constraints, within=within, experts=experts)
         left_out += [] if narrowed.zero == usual.zero else [_stages(narrowed, pipelines="pp" not in lacking)]
         if framework not in (GENERIC, IDEAL.name):
-            narrowed, notes = replace(narrowed, launched=True), (f"{framework}: {PLACED}",)
+            narrowed, notes = replace(narrowed, launched=True, order=AXES), (f"{framework}: {PLACED}",)
     alone = tuple(Constraint(column=axis, relation="<=", value=1) for axis in lacking if axis != "ep")
     others = (f"{framework}: {', '.join(left_out)}; other plans are tried only if --fix asks for one",)
     return Scope(
@@ -270,9 +283,12 @@ def framework_record(name: str) -> FrameworkRecord:
         values = {p: float((own or table["common"])[p]) for p in PARAMETERS}
         doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
+    stack = STACKS.get(name)
+    if stack is not None and not own:
+        source = f"{stack.source}; times: the common values, of {source}"
     return FrameworkRecord(
         name=name,
-        title=TITLES.get(name, ""),
+        title=TITLES.get(name, "" if stack is None else stack.title),
         runs=runs,
         parameters=values,
         doubts=doubts,

@@ -9,12 +9,13 @@ A captured module runs PyTorch's optimiser of the same name; a model by its dime
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from steptime.api.frameworks import framework_taken, no_framework
 from steptime.api.models import check_captured, check_captured_choices, load_workload
 from steptime.api.request import NameOrPath, choice, cluster_given, switch, text, whole
+from steptime.dataclass import dataclass
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shown
 from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.machine import issue_sharpness
@@ -113,7 +114,7 @@ def estimated_optimizer(name: str) -> Optimizer:
     raise UnknownNameError("optimizer", str(name), (*OPTIMIZERS, *_ESTIMATED))
 
 
-LORA_KEYS = ("rank", "targets", "qlora")
+LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
 EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_capacity", "dispatcher")
@@ -286,6 +287,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
     return Adapter(
         rank=whole("lora.rank", lora["rank"], 1, 10**5),
         weight_bytes=weight_bytes,
+        dora=switch("lora.dora", lora.get("dora", False)),
         targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS),
     )
 

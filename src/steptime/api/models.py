@@ -15,7 +15,7 @@ from steptime.errors import InputFileError, PlanError, UnknownNameError, UserErr
 from steptime.estimate.single import Setting
 from steptime.formats.huggingface.fields import ImportReport
 from steptime.model.captured import CapturedModel, is_target
-from steptime.model.library import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
+from steptime.model.known import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
 from steptime.model.spec import ModelSpec
 from steptime.plan.captured import CAPTURED
 from steptime.plan.job import Precision

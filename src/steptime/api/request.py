@@ -28,8 +28,9 @@ from steptime.plan.job import (
     GRAPHS,
     OFFLOADS,
 )
-from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SHOWN
+from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SEARCHED, SHOWN
 from steptime.plan.overlap import OVERLAPS
+from steptime.plan.placements import order_of
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
 from steptime.plan.space import OPERATORS, Constraint
@@ -247,7 +248,10 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
         return some_of(key, value, SETS[key])
     if key == "placement":
         return _placement(value)
-    raise _unknown("key of a plan", key, (*KEYS, "placement"))
+    if key == "order":
+        given = text(key, value)
+        return given if given == SEARCHED else "-".join(order_of(given))
+    raise _unknown("key of a plan", key, (*KEYS, "placement", "order"))
 
 
 def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
@@ -356,6 +360,7 @@ def _words(value: Any) -> str:
 
 
 def _placement(value: Any) -> dict[str, int]:
+    """Devices of each axis inside the fast domain."""
     if not isinstance(value, Mapping):
         raise FieldError("", "placement", f"{shown(value)} is not a table of axis = devices")
     for axis in value:
@@ -478,6 +483,17 @@ def oom_limit_of(limit: Sequence[str], mode: Mode) -> float | None:
             hint=f"drop the limit of {CHANCE}, or use --mode corrected",
         )
     return min(chances, default=None)
+
+
+def share(field: str, value: Any) -> float:
+    """A share above 0, at most 1.
+
+    Raises:
+        FieldError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise FieldError("", field, f"{shown(value)} is no share above 0 and at most 1", hint="for example 0.05")
+    return float(value)
 
 
 def _chance(bound: str) -> float:

@@ -224,6 +224,7 @@ def once_of(e: Evaluation, pipeline_s: float) -> dict[str, float]:
         "data_parallel": float(step.data.exposed_s + step.replicated_s),
         "optimizer": float(step.optimizer_s),
         "host": float(step.stage_host_s),
+        "contention": 0.0 if step.contention is None else float(step.contention.value),
     }
     work_s = pipeline_s + sum(found.values())
     grown = float(step.growth_s) / float(step.work_s) * work_s

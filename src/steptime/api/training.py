@@ -147,4 +147,5 @@ def all_trained(found: PlanResult, length: Mapping[str, float], job: Job) -> Pla
         return found
     nearest, likely = (None if e is None else trained(e, length, job) for e in (found.nearest, found.likely_to_fit))
     plans = tuple(trained(e, length, job) for e in found.plans)
-    return replace(found, plans=plans, nearest=nearest, likely_to_fit=likely)
+    risky = tuple(replace(each, estimate=trained(each.estimate, length, job)) for each in found.risky)
+    return replace(found, plans=plans, nearest=nearest, likely_to_fit=likely, risky=risky)

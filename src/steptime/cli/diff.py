@@ -42,7 +42,7 @@ def estimate_or_file(path: str) -> Estimate:
         UserError: the file is neither.
     """
     from steptime.cli.job import estimate_of
-    from steptime.formats.run_toml import is_run_document, parse_run, read_description
+    from steptime.formats.run_spec import is_run_document, parse_run, read_description
     from steptime.store.files import parse_toml
 
     text = read_description(path)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
 
 from steptime.cli import options as o
+from steptime.cli.values import PlainCommand
 from steptime.errors import UserError, did_you_mean, shorten
 from steptime.estimate.result import Estimate
 from steptime.plan.keys import KEYS
@@ -31,7 +32,7 @@ _JOB_OPTIONS: Final = {
 }
 
 
-class ExplainCommand(TyperCommand):
+class ExplainCommand(PlainCommand):
     """A command whose ``--explain`` may stand alone or be followed by a term."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -174,7 +175,7 @@ def plan_given(given: Mapping[str, Any], written: Written | None) -> dict[str, A
     if given["placement"] is not None:
         from steptime.cli.job import parse_placement
 
-        plan["placement"] = parse_placement(given["placement"])
+        plan |= parse_placement(given["placement"])
     return plan if written is None else over_plan(written.plan, plan)
 
 
@@ -185,7 +186,7 @@ def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
     {'tp': 4}
     """
-    stale = {"dp", "placement"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
+    stale = {"dp", "placement", "order"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
     stale |= {"schedule"} if "vpp" in given else set()
     return {**{name: value for name, value in written.items() if name not in stale}, **given}
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from steptime.api.request import digits
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
-from steptime.formats.run_toml import RunSpec, is_run_document, parse_run, read_description
-from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, RATIOS, SHOWN
+from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
+from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN
 from steptime.store.files import is_file, parse_toml
 
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}
@@ -177,27 +177,30 @@ def parse_limits(texts: Sequence[str]) -> list[str]:
     return out
 
 
-def parse_placement(text: str) -> dict[str, int]:
-    """Devices that each axis has inside the fast domain.
+def parse_placement(text: str) -> dict[str, Any]:
+    """Keys of a plan: ``placement`` (devices that each axis has inside the fast domain), or ``order`` of the axes.
 
     Raises:
         FieldError: not a list of ``axis=devices``.
         UnknownNameError: an axis that does not exist.
 
-    >>> parse_placement("tp=4,dp=2")
-    {'tp': 4, 'dp': 2}
+    >>> parse_placement("tp=4,dp=2"), parse_placement("tp-pp-dp")
+    ({'placement': {'tp': 4, 'dp': 2}}, {'order': 'tp-pp-dp'})
     """
+    if "=" not in text and ("-" in text or text in (LAUNCHED, SEARCHED)):
+        return {"order": text}
     out: dict[str, int] = {}
     for part in text.split(","):
         match = _FIX.fullmatch(part)
         if match is None or not match.group(2):
             problem = f"{shorten(part)!r} is not of the form axis=devices"
-            raise FieldError("", "--placement", problem, hint="for example --placement tp=4,dp=2")
+            hint = "for example --placement tp=4,dp=2, or an order of the axes: tp-cp-dp-pp"
+            raise FieldError("", "--placement", problem, hint=hint)
         axis = _key("--placement", match.group(1), AXES)
         if axis in out:
             raise FieldError("", "--placement", f"{axis} is given twice")
         out[axis] = _whole("--placement", axis, match.group(2))
-    return out
+    return {"placement": out}
 
 
 def _key(option: str, given: str, allowed: Collection[str]) -> str:
@@ -224,6 +227,21 @@ def _share(text: str) -> float | str:
         return float(f"{float(number) / 100:.15g}") if percent else float(number)
     except ValueError:
         return text
+
+
+def parse_share(option: str, text: str) -> float:
+    """A share above 0 and at most 1, in percent or as a number.
+
+    Raises:
+        FieldError: anything else.
+
+    >>> parse_share("--oom-limit", "5 %"), parse_share("--oom-limit", "0.1")
+    (0.05, 0.1)
+    """
+    value = _share(text)
+    if isinstance(value, str) or not 0 < value <= 1:
+        raise FieldError("", option, f"{shorten(text)!r} is no share above 0 and at most 1", hint="for example 5%")
+    return value
 
 
 def _whole(option: str, key: str, text: str) -> int:

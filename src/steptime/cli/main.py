@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from steptime import __version__
+from steptime.cli.values import PlainCommand, plain_params
 from steptime.errors import UserError, did_you_mean, shorten
 
 EXIT_DEFECT: Final = 1
@@ -34,6 +35,7 @@ COMMANDS: Final = {
     "plan": ("steptime.cli.plan", "Rank every parallel plan of a model on a number of devices."),
     "estimate": ("steptime.cli.estimate", "Explain one plan: step time, MFU, memory; or a model's ledger."),
     "fleet": ("steptime.goodput.cli.fleet", "Which kind and number of devices to buy for a run."),
+    "mixed": ("steptime.mixed.cli", "Plan a job over two kinds of devices, or two sites with a slow link."),
     "shadow": ("steptime.goodput.cli.shadow", "What one more GB, GB/s, TFLOP/s, device or sequence is worth."),
     "profile": (
         "steptime.captured.cli.profile",
@@ -51,6 +53,8 @@ COMMANDS: Final = {
     "plot": ("steptime.plots.cli", "Draw saved results: scaling, breakdowns, rooflines, sweeps, timelines."),
     "diff": ("steptime.cli.diff", "Compare two estimates term by term."),
     "reproduce": ("steptime.lab.cli.reproduce", "Check the published mode; show what each corrected defect changes."),
+    "export": ("steptime.launch.cli.export", "Write a run as the launch file of a training software."),
+    "import": ("steptime.launch.cli.importing", "Read a launch file or script of a training software into a run."),
     "doctor": ("steptime.doctor.cli", "Read a run's log or trace: where time is lost, and what to try."),
     "collective": ("steptime.cli.collective", "Time and bandwidth of one collective: NCCL's choice, rings, trees."),
     "shard": ("steptime.sharding.cli.shard", "The best shardings of a real module over a mesh, with a bound."),
@@ -118,6 +122,10 @@ class LazyGroup(TyperGroup):
             self.commands[cmd_name] = _load(self.table[cmd_name][0], cmd_name)
         return self.commands[cmd_name]
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options of the group."""
+        return plain_params(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command as the base class does; an error names the nearest command."""
         if self.get_command(ctx, args[0]) is None:
@@ -169,7 +177,7 @@ def _load(path: str, name: str) -> Any:
         return typer.main.get_command(group)
     function = getattr(module, "command", None) or getattr(module, name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name, cls=getattr(module, "COMMAND_CLASS", TyperCommand))(function)
+    app.command(name, cls=getattr(module, "COMMAND_CLASS", PlainCommand))(function)
     return typer.main.get_command(app)
 
 

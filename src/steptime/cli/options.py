@@ -195,6 +195,7 @@ LoraRank = Annotated[int | None, number("--lora-rank", "R", "Train adapters of t
 LoraTargets = Annotated[
     str | None, typer.Option("--lora-targets", help="Products with adapters: linear (default: all) or attention.")
 ]
+Dora = Annotated[bool | None, typer.Option("--dora", help="Adapters have lengths of columns of their own (DoRA).")]
 Qlora = Annotated[bool | None, typer.Option("--qlora", help="Frozen weights are stored in 4 bits.")]
 Attention = Annotated[
     str | None, typer.Option("--attention", help="fused (default) or unfused; published mode has summa too.")
@@ -203,8 +204,8 @@ Placement = Annotated[
     str | None,
     typer.Option(
         "--placement",
-        metavar="AXIS=N,...",
-        help="Devices of each axis inside the fast domain; default: tp, cp, dp, pp in turn.",
+        metavar="AXIS=N,...|ORDER",
+        help="Devices of each axis inside the fast domain; or default, search, or an order as tp-cp-pp-dp.",
     ),
 ]
 
@@ -288,6 +289,7 @@ JOB: dict[str, Any] = {
     "lora_rank": LoraRank,
     "lora_targets": LoraTargets,
     "qlora": Qlora,
+    "dora": Dora,
     "plan": PlanFile,
 }
 
@@ -336,7 +338,9 @@ TRAINING: Final = ("tokens", "samples", "epochs", "dataset_tokens", "dataset_sam
 
 def settings_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
     """What the user gave of the job except its plan: the settings of an API call, from the parameters of a command."""
-    lora = lora_of(given_options["lora_rank"], given_options["lora_targets"], given_options["qlora"])
+    lora = lora_of(
+        given_options["lora_rank"], given_options["lora_targets"], given_options["qlora"], given_options["dora"]
+    )
     return given(**{name: given_options[name] for name in SETTINGS}) | lora
 
 
@@ -346,9 +350,9 @@ def training_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
     return {"training": found} if found else {}
 
 
-def lora_of(rank: int | None, targets: str | None, qlora: bool | None) -> dict[str, Any]:
-    """The table ``lora`` of the three options, as far as they are given."""
-    found = given(rank=rank, targets=targets, qlora=qlora)
+def lora_of(rank: int | None, targets: str | None, qlora: bool | None, dora: bool | None) -> dict[str, Any]:
+    """The table ``lora`` of the four options, as far as they are given."""
+    found = given(rank=rank, targets=targets, qlora=qlora, dora=dora)
     return {"lora": found} if found else {}
 
 

@@ -48,10 +48,23 @@ def command(
         list[str] | None,
         typer.Option("--limit", metavar="'KEY<=N'", help="Bound a degree, or oom_probability (<=0.1). Repeatable."),
     ] = None,
+    oom_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--oom-limit",
+            metavar="SHARE",
+            help="Chance of running out of memory above which no plan is first (default 5 %; 1: any).",
+        ),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option("--placement", metavar="default|search|ORDER", help="How ranks lie: an order as tp-cp-pp-dp."),
+    ] = None,
     framework: o.Framework = None,
     lora_rank: o.LoraRank = None,
     lora_targets: o.LoraTargets = None,
     qlora: o.Qlora = None,
+    dora: o.Dora = None,
     context: o.Context = None,
     gradient_dtype: o.GradientDtype = None,
     graphs: o.Graphs = None,
@@ -88,7 +101,7 @@ def command(
 def _run(given: Mapping[str, Any]) -> None:
     """Run :func:`command` with the values of its parameters, by name."""
     from steptime import api
-    from steptime.cli.job import job_from, needed, parse_fix, parse_limits, plan_not_kept
+    from steptime.cli.job import job_from, needed, parse_fix, parse_limits, parse_share, plan_not_kept
     from steptime.cli.output import Progress
 
     model, fix, limit = given["model"], given["fix"] or (), given["limit"] or ()
@@ -98,6 +111,8 @@ def _run(given: Mapping[str, Any]) -> None:
         "fix": {**parse_fix(fix), **for_all},
         "limit": parse_limits(limit),
         "top": given["top"],
+        **({} if given["oom_limit"] is None else {"oom_limit": parse_share("--oom-limit", given["oom_limit"])}),
+        **o.given(placement=given["placement"]),
         **o.training_given(given),
         **o.given(**{name: given[name] for name in GOALS}),
     }

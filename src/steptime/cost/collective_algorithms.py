@@ -314,6 +314,7 @@ def collective_s(
     *,
     groups: Num = 1,
     oversubscription: Num = 1.0,
+    longer_hop_s: Num = 0.0,
     nics: Num | None = None,
     element_bytes: Num = 2,
     algorithms: Sequence[str] | None = None,
@@ -332,6 +333,7 @@ def collective_s(
         fabric: the machine.
         groups: such groups in each domain that communicate at once and share its NICs.
         oversubscription: bandwidth into the network over bandwidth across it.
+        longer_hop_s: what a hop between domains takes longer on the mean than on the links that were fitted.
         nics: NICs that a domain has (rails); default those of the fabric. A group uses at most one per rank.
         element_bytes: size of one number; switches do not add up 8-bit ones.
         algorithms: those of `ALGORITHMS` to choose from; default what NCCL has (`LIBRARY`), and of an all-reduce
@@ -350,6 +352,7 @@ def collective_s(
         fabric,
         groups=groups,
         oversubscription=oversubscription,
+        longer_hop_s=longer_hop_s,
         nics=nics,
         element_bytes=element_bytes,
         algorithms=algorithms,
@@ -366,6 +369,7 @@ def least_s(
     *,
     groups: Num = 1,
     oversubscription: Num = 1.0,
+    longer_hop_s: Num = 0.0,
     nics: Num | None = None,
     element_bytes: Num = 2,
 ) -> Num:
@@ -383,6 +387,7 @@ def least_s(
         fabric,
         groups=groups,
         oversubscription=oversubscription,
+        longer_hop_s=longer_hop_s,
         nics=nics,
         element_bytes=element_bytes,
     )
@@ -398,6 +403,7 @@ def candidate_s(
     *,
     groups: Num = 1,
     oversubscription: Num = 1.0,
+    longer_hop_s: Num = 0.0,
     nics: Num | None = None,
     element_bytes: Num = 2,
     algorithms: Sequence[str] | None = None,
@@ -415,14 +421,15 @@ def candidate_s(
         message = size_bytes / ranks if name == "direct" and kind != "p2p" else 0.0
         if name == "switch":
             names.append((name, "simple"))
-            times.append(_switch(path, ranks, inside, element_bytes, lanes, fabric))
+            times.append(_switch(path, ranks, inside, element_bytes, lanes, longer_hop_s, fabric))
             continue
         for p, protocol in enumerate(PROTOCOLS):
             names.append((name, protocol))
-            times.append(_time(_paired(path, message, p, fabric), name, p, inside, ranks, lanes, fabric))
+            times.append(_time(_paired(path, message, p, fabric), name, p, inside, ranks, lanes, longer_hop_s, fabric))
     if kind == "all_reduce" and algorithms is None:
         names.append((TWO_PHASES, "simple"))
-        times.append(_two_phases(size_bytes, ranks, inside, fabric, groups, oversubscription, nics, element_bytes))
+        shared = (groups, oversubscription, longer_hop_s, nics, element_bytes)
+        times.append(_two_phases(size_bytes, ranks, inside, fabric, *shared))
     return names, _wrapped(kind, times, size_bytes, ranks, fabric)
 
 
@@ -450,6 +457,7 @@ def _two_phases(
     fabric: Fabric,
     groups: Num,
     oversubscription: Num,
+    longer_hop_s: Num,
     nics: Num | None,
     element_bytes: Num,
 ) -> Num:
@@ -463,6 +471,7 @@ def _two_phases(
             fabric,
             groups=groups,
             oversubscription=oversubscription,
+            longer_hop_s=longer_hop_s,
             nics=nics,
             element_bytes=element_bytes,
         )
@@ -489,7 +498,7 @@ def _reduced(path: Path, kind: str, element_bytes: Num, fabric: Fabric) -> Path:
     return path._replace(inner_bytes=path.inner_bytes * factor, outer_bytes=path.outer_bytes * factor)
 
 
-def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fabric: Fabric) -> Num:
+def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, longer_hop_s: Num, fabric: Fabric) -> Num:
     """Time under one protocol."""
     spans = where(ranks > inside, 1.0, 0.0)
     direct = name == "direct"
@@ -497,6 +506,7 @@ def _time(path: Path, name: str, p: int, inside: Num, ranks: Num, lanes: Num, fa
     if direct:
         start = start + fabric.direct_start_s[p] + where(spans > 0, fabric.far_message_s, fabric.near_message_s)
     hop, outer_hop = _hops(name, p, spans, ranks, fabric)
+    outer_hop = outer_hop + longer_hop_s
     share = fabric.direct_share[p] if direct else 1.0
     outer_share = fabric.tree_share if name == "tree" else share
     single = where(inside > 1, 1.0, fabric.single_share)
@@ -544,11 +554,13 @@ def _overlap(spans: Num, fabric: Fabric) -> Num:
     return where(spans > 0, fabric.outer_overlap, fabric.overlap) if fabric.outer_overlap else fabric.overlap
 
 
-def _switch(path: Path, ranks: Num, inside: Num, element_bytes: Num, lanes: Num, fabric: Fabric) -> Num:
+def _switch(
+    path: Path, ranks: Num, inside: Num, element_bytes: Num, lanes: Num, longer_hop_s: Num, fabric: Fabric
+) -> Num:
     """Time of an all-reduce in the switches of the domains; infinite where they cannot do it."""
     start = fabric.switch_start_s + where(ranks > inside, fabric.outer_start_s[SIMPLE], 0.0)
     outer_Bps = (fabric.outer_Bps[SIMPLE] or NO_LINK_Bps) * lanes
-    time = transfer_s(path, start, 0.0, fabric.tree_hop_s[SIMPLE], fabric.switch_Bps, outer_Bps)
+    time = transfer_s(path, start, 0.0, fabric.tree_hop_s[SIMPLE] + longer_hop_s, fabric.switch_Bps, outer_Bps)
     legal = (inside > 2) & (element_bytes >= 2)
     return where(legal, time, np.inf)
 

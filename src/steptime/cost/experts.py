@@ -12,10 +12,11 @@ token on the wire.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Final
 
 from steptime.cost.matmul import matmul_flops
+from steptime.dataclass import dataclass
 from steptime.num import Num, ceil_div, maximum, minimum, soft_maximum, where
 
 

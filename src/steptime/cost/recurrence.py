@@ -130,8 +130,8 @@ def selective_scan_backward_bytes(tokens: Num, channels: Num, state: Num, elemen
 def delta_rule_flops(tokens: Num, heads: Num, key_dim: Num, value_dim: Num, chunk: Num) -> Num:
     r"""Products of the chunked delta rule: $F = Th\,(Q(6d_k + 4d_v) + 6 d_k d_v)$.
 
-    Within a chunk $K K^T$, $Q K^T$ and the inverse applied to keys (three of $2Qd_k$), the inverse applied to values and
-    scores times values (two of $2Qd_v$); with states three of $2d_kd_v$. The inverse itself is
+    Within a chunk $K K^T$, $Q K^T$ and the inverse applied to keys (three of $2Qd_k$), the inverse applied to values
+    and scores times values (two of $2Qd_v$); with states three of $2d_kd_v$. The inverse itself is
     :func:`delta_rule_vector_flops`.
 
     Source: Yang et al., arXiv 2406.06484, section 3.2; with decay arXiv 2412.06464, section 3.3.
@@ -305,7 +305,7 @@ def index_scores_vector_flops(pairs: Num, index_heads: Num) -> Num:
 
 
 def index_scores_bytes(pairs: Num, index_rows: Num, index_heads: Num, index_dim: Num, element_bytes: Num) -> Num:
-    r"""Queries and keys once, the sums written and read for the choice: $M = r d (h + 1) E + 8 p$ of $r$ = `index_rows`.
+    r"""Queries and keys once, sums written and read for the choice: $M = r d (h + 1) E + 8 p$ of $r$ = `index_rows`.
 
     Source: as :func:`index_scores_flops`; scores of heads stay on the chip.
 

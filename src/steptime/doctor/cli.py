@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from steptime.cli import options as o
-from steptime.cli.estimate import plan_given, written_given
+from steptime.cli.estimate import over_plan, plan_given, written_given
 
 if TYPE_CHECKING:
     from steptime.doctor import Diagnosis, Log, Stated, StatedJob, Variant
     from steptime.estimate.result import Estimate
-    from steptime.formats.run_toml import RunSpec
+    from steptime.formats.run_spec import RunSpec
     from steptime.model.spec import ModelSpec
 
 #: Choices of a plan that a run may have other than stated -> plan entries, and words for them.
@@ -58,15 +58,22 @@ def command(
     """Say where the time of a run goes that should not, and what to try.
 
     What the log states of its job fills what is not given; contradictions are named. Without a cluster only what was
-    measured is shown.
+    measured is shown. --plan also takes the launch file that the run was started from.
     """
     _run({"file": file, "model": model, "steps": steps, "json": json, **job})
 
 
 def _run(given: Mapping[str, Any]) -> None:
     """What :func:`command` does with the values of its parameters, by name."""
-    settings, plan = o.settings_given(given), plan_given(given, written_given(given))
-    diagnosis = diagnose(given["file"], given["model"], given["cluster"], settings, plan, given["steps"])
+    settings, reference = o.settings_given(given), _reference(given["plan"])
+    if reference is None:
+        model, cluster, plan = given["model"], given["cluster"], plan_given(given, written_given(given))
+    else:
+        plan = over_plan(reference.run.plan, plan_given(given, None))
+        settings = {**reference.run.settings, **settings}
+        model, cluster = given["model"] or reference.run.model, given["cluster"] or reference.run.cluster
+    note = "" if reference is None else reference.note
+    diagnosis = diagnose(given["file"], model, cluster, settings, plan, given["steps"], reference=note)
     if given["json"]:
         from steptime.cli.output import document, print_json
 
@@ -77,6 +84,28 @@ def _run(given: Mapping[str, Any]) -> None:
     print_diagnosis(diagnosis)
 
 
+class _Reference(NamedTuple):
+    """The run that a file of ``--plan`` describes, and where it came from."""
+
+    run: RunSpec
+    note: str
+
+
+def _reference(path: str | None) -> _Reference | None:
+    """The run of a launch file, or of a plan that was written with its model and cluster; None: the file is neither."""
+    if path is None:
+        return None
+    from steptime.launch.plans import is_document, run_of_plan
+    from steptime.launch.read import read_launch, with_model
+    from steptime.launch.table import software_called
+
+    if path.lower().endswith(".json") and is_document(path):
+        run = run_of_plan(path)
+        return None if run is None else _Reference(run, f"reference: the plan of {path}")
+    found = with_model(read_launch(path), None)
+    return _Reference(found.run, f"reference: {path}, a launch file of {software_called(found.software).title}")
+
+
 def diagnose(
     file: str,
     model: str | None,
@@ -84,8 +113,10 @@ def diagnose(
     settings: Mapping[str, Any],
     plan: Mapping[str, Any],
     steps: int | None = None,
+    *,
+    reference: str = "",
 ) -> Diagnosis:
-    """The diagnosis of a log or trace.
+    """The diagnosis of a log or trace; ``reference`` says where the plan came from.
 
     Raises:
         UserError: the file is neither, or the job cannot be estimated.
@@ -94,7 +125,7 @@ def diagnose(
     from steptime.errors import UserError
 
     if doctor.kind_of(file) == "trace":
-        return _trace(file, model, cluster, settings, plan, steps)
+        return _trace(file, model, cluster, settings, plan, steps, reference=reference)
     log = doctor.read_log(file)
     try:
         prediction = _predict(model, cluster, settings, plan, log.stated)
@@ -102,6 +133,7 @@ def diagnose(
         if cluster is None or not (found := _device_contradictions(cluster, log.device, log.capacity_bytes)):
             raise
         raise UserError(found[0], hint=f"give the cluster that it ran on; with this one: {error}") from None
+    prediction.refer_to(reference)
     prediction.hold_device(log.device, log.capacity_bytes, log.peak_memory_bytes)
     known = prediction.known
     variants = _variants(prediction, doctor.series_of(log, known).median_s)
@@ -124,6 +156,8 @@ def _trace(
     settings: Mapping[str, Any],
     plan: Mapping[str, Any],
     steps: int | None,
+    *,
+    reference: str,
 ) -> Diagnosis:
     from steptime import doctor
 
@@ -132,6 +166,7 @@ def _trace(
     stated = doctor.Stated(settings=doctor.stated_by_trace(recording), framework=doctor.fitted_framework(framework, {}))
     prediction = _predict(model, cluster, settings, plan, stated)
     times = doctor.trace_times(recording, file, prediction.degrees, steps)
+    prediction.refer_to(reference)
     prediction.hold_device(times.device or "", times.capacity_bytes)
     if times.groups["attention"]:
         prediction.stated["attention"] = "fused"
@@ -167,6 +202,10 @@ class _Prediction:
             self.contradictions = (*found, *self.contradictions)
         elif name:
             self.notes += (f"the run names its device: {name}",)
+
+    def refer_to(self, reference: str) -> None:
+        """Adds where the plan came from, if it is said."""
+        self.notes = (*((reference,) if reference else ()), *self.notes)
 
     @property
     def known(self) -> dict[str, Any]:

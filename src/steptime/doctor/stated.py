@@ -11,7 +11,7 @@ from steptime.doctor import gather
 from steptime.doctor.records import PADDED_VOCAB, Stated
 from steptime.doctor.trace import Recording
 from steptime.lab.measured.meaning import USUAL, sole_choice
-from steptime.model.library import catalogue_names, load_catalogue_model
+from steptime.model.known import catalogue_names, load_catalogue_model
 from steptime.model.spec import ModelSpec
 from steptime.plan.framework import habits_of, piped_stage
 from steptime.plan.framework_file import framework_called, framework_names

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from steptime.cost.collective import point_to_point_s, rotated_s
 from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
+from steptime.dataclass import dataclass
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
+from steptime.estimate.network import MESSAGE, Reach, consecutive
 from steptime.estimate.operators import COLLECTIVES, Formula
 from steptime.num import Num, minimum, where
 from steptime.plan.job import Job
+from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
 
 FITTED = "collective_algorithms.collective_s"
@@ -51,8 +55,18 @@ class TransferCall:
         return self.how()[1]
 
 
-def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
-    """Ranks of a group over the product of some mesh axes, and how many of them are in each fast domain.
+class Group(NamedTuple):
+    """A group of ranks, and where it lies."""
+
+    ranks: Num
+    inside: Num
+    """How many of them are in each fast domain."""
+    reach: Callable[[], Reach] | None = None
+    """Where its domains lie; made when a machine tells its levels apart. None: next to each other."""
+
+
+def group_of(plans: Plans, axes: Iterable[str]) -> Group:
+    """The group of ranks over the product of some mesh axes.
 
     Axes of experts divide the ranks of ``tp``, ``cp`` and ``dp``, of which they have no more than there are.
     """
@@ -63,21 +77,66 @@ def group_of(plans: Plans, axes: Iterable[str]) -> tuple[Num, Num]:
         if axis in FOLDED_AXES:
             degree = minimum(degree, plans.tp * plans.cp * plans.dp)
         ranks, inside = ranks * degree, inside * plans.inside(axis)
-    return ranks, inside
+    named = tuple(axes)
+    return Group(ranks, inside, lambda: reach_of(plans, named))
 
 
-def _ring(machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None) -> dict[str, Num]:
+def reach_of(plans: Plans, axes: tuple[str, ...]) -> Reach:
+    """Where the group of some axes lies."""
+    nodes: Num = 1
+    for axis in axes:
+        degree: Num = getattr(plans, axis)
+        if axis in FOLDED_AXES:
+            degree = minimum(degree, plans.tp * plans.cp * plans.dp)
+        nodes = nodes * degree / plans.inside(axis)
+    return Reach(nodes, lambda block: members_of(plans, axes, block), stride_of(plans, axes))
+
+
+class Route(NamedTuple):
+    """What the network beyond fast domains makes of one collective of a group."""
+
+    slowdown: Num = 1.0
+    longer: Num = 1.0
+    """Latency of a hop, over that across the first tier."""
+    tier: str = ""
+    """Of one plan, what slows it down."""
+    text: str = ""
+
+
+def _route(machine: Machine, kind: str, group: Group) -> Route | None:
+    """None: the machine does not tell its levels apart."""
+    network = machine.network
+    if network is None:
+        return None
+    reach = consecutive(group.ranks / group.inside) if group.reach is None else group.reach()
+    slowdown, longer = network.slowdown(kind, reach), network.longer_hops(kind, reach)
+    if isinstance(slowdown, np.ndarray) or isinstance(reach.nodes, np.ndarray):
+        return Route(slowdown, longer)
+    tier = network.binding(kind, reach)
+    return Route(slowdown, longer, "" if tier is None else tier.name, network.told(kind, reach))
+
+
+def _ring(machine: Machine, size_bytes: Num, group: Group, senders: Num | None, route: Route | None) -> dict[str, Num]:
     """Arguments of a textbook ring."""
+    inside = group.inside
+    slow_Bps = machine.slow_link_Bps(inside if senders is None else senders)
+    latency_s: Num = machine.slow_latency_s
+    if route is not None:
+        slow_Bps, latency_s = slow_Bps / route.slowdown, latency_s * route.longer
     return {
-        "size_bytes": size_bytes, "ranks": ranks, "inside": inside,
-        "fast_Bps": machine.fast_Bps, "slow_Bps": machine.slow_link_Bps(inside if senders is None else senders),
-        "fast_latency_s": machine.fast_latency_s, "slow_latency_s": machine.slow_latency_s,
+        "size_bytes": size_bytes, "ranks": group.ranks, "inside": inside,
+        "fast_Bps": machine.fast_Bps, "slow_Bps": slow_Bps,
+        "fast_latency_s": machine.fast_latency_s, "slow_latency_s": latency_s,
     }  # fmt: skip
 
 
-def _shared(model: FabricModel, inside: Num) -> dict[str, Num]:
+def _shared(machine: Machine, model: FabricModel, inside: Num, route: Route | None = None) -> dict[str, Num]:
     """All groups of an axis communicate at once, so each rank has the NICs that are its own."""
-    return {"groups": model.fabric.domain / inside, "oversubscription": model.oversubscription}
+    shared = {"groups": model.fabric.domain / inside, "oversubscription": model.oversubscription}
+    if route is None:
+        return shared
+    longer_s = machine.slow_latency_s * (route.longer - 1.0)
+    return shared | {"oversubscription": model.oversubscription * route.slowdown, "longer_hop_s": longer_s}
 
 
 class Collective(NamedTuple):
@@ -91,32 +150,39 @@ class Collective(NamedTuple):
 def collective_over(
     kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None
 ) -> Collective:
-    """A collective over so many ranks, ``inside`` of them in each fast domain.
+    """A collective over so many ranks, ``inside`` of them in each fast domain, in domains next to each other.
+
+    The arguments are those of :func:`collective_in`, with the ranks of the group and those in each domain.
+    """
+    return collective_in(kind, machine, size_bytes, Group(ranks, inside), senders)
+
+
+def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None = None) -> Collective:
+    """A collective in a group of ranks.
 
     Args:
         kind: name in :data:`~steptime.estimate.operators.COLLECTIVES`.
         machine: its links.
         size_bytes: whole tensor.
-        ranks: ranks of the group.
-        inside: those of them in each fast domain.
+        group: its ranks, and where they lie.
         senders: ranks of a domain whose NICs carry what leaves it; None: all of them.
     """
-    model = machine.fabric
+    model, (ranks, inside, _), route = machine.fabric, group, _route(machine, kind, group)
     if model is None:
-        return _textbook(kind, machine, _ring(machine, size_bytes, ranks, inside, senders))
+        return _textbook(kind, machine, _ring(machine, size_bytes, group, senders, route), route)
     if kind == RING_EXCHANGE:
-        return _rotated(machine, model, size_bytes, ranks, inside)
-    shared = _shared(model, inside if senders is None else senders)
+        return _rotated(machine, model, size_bytes, group, route)
+    shared = _shared(machine, model, inside if senders is None else senders, route)
     least = _least_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
-    return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared))
+    return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared, route))
 
 
 def collective_of(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Collective:
     """A collective over the product of some mesh axes."""
-    return collective_over(kind, machine, size_bytes, *group_of(plans, axes))
+    return collective_in(kind, machine, size_bytes, group_of(plans, axes))
 
 
-def _textbook(kind: str, machine: Machine, ring: Mapping[str, Num]) -> Collective:
+def _textbook(kind: str, machine: Machine, ring: Mapping[str, Num], route: Route | None) -> Collective:
     """A ring on the datasheet's links, or where the group was measured its own curve."""
     formula, groups = COLLECTIVES[kind], machine.groups
     size_bytes, ranks, inside = ring["size_bytes"], ring["ranks"], ring["inside"]
@@ -126,21 +192,30 @@ def _textbook(kind: str, machine: Machine, ring: Mapping[str, Num]) -> Collectiv
         if own:
             how: How = lambda: (own.formula.named(own.arguments(size_bytes)), own.text)  # noqa: E731
             return TransferCall(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}", how=how)
-        return TransferCall(function=formula.name, leaf=_leaf(formula), how=lambda: (ring, TEXTBOOK))
+        leaf, basis = _routed(_leaf(formula), TEXTBOOK, route)
+        return TransferCall(function=formula.name, leaf=leaf, how=lambda: (ring, basis))
 
     ring_s = formula(ring)
     return Collective(ring_s if groups is None else groups.seconds(kind, size_bytes, ranks, inside, ring_s), call)
 
 
-def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num) -> Collective:
+def _routed(leaf: str, basis: str, route: Route | None) -> tuple[str, str]:
+    """End of a path and its basis, with the tier of the network that slows the group down."""
+    if route is None:
+        return leaf, basis
+    return f"{route.tier}/{leaf}" if route.tier else leaf, f"{basis}; {route.text}" if route.text else basis
+
+
+def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group, route: Route | None) -> Collective:
     """An exchange with the next rank of a ring, as often as there are other ranks."""
-    near_s, far_s = message_time_s(machine, size_bytes)
+    (ranks, inside, _), (near_s, far_s) = group, _message_s(machine, size_bytes, route)
     arguments = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
 
     def how() -> tuple[Mapping[str, Given], str]:
-        return arguments, _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
+        basis = _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
+        return arguments, _routed("", basis, route)[1]
 
-    call = TransferCall(function=ROTATED, leaf=_ROTATED_LEAF, how=how)
+    call = TransferCall(function=ROTATED, leaf=_routed(_ROTATED_LEAF, "", route)[0], how=how)
     return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
 
 
@@ -161,7 +236,13 @@ def _known_least_s(
 
 
 def _fitted_call(
-    kind: str, model: FabricModel, size_bytes: Num, ranks: Num, inside: Num, shared: Mapping[str, Num]
+    kind: str,
+    model: FabricModel,
+    size_bytes: Num,
+    ranks: Num,
+    inside: Num,
+    shared: Mapping[str, Num],
+    route: Route | None,
 ) -> TransferCall:
     def how() -> tuple[Mapping[str, Given], str]:
         group = float(ranks), float(inside)
@@ -170,9 +251,9 @@ def _fitted_call(
         bases = _bases(model, inside=group[1] > 1, between=group[0] > group[1])
         given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
         basis = f"{algorithm}, protocol {protocol}: the fastest; {bases}"
-        return {"kind": kind, "fabric": model.fabric, **given}, basis
+        return {"kind": kind, "fabric": model.fabric, **given}, _routed("", basis, route)[1]
 
-    return TransferCall(function=FITTED, leaf=f"{kind}/{_FITTED_LEAF}", how=how)
+    return TransferCall(function=FITTED, leaf=f"{kind}/{_routed(_FITTED_LEAF, '', route)[0]}", how=how)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -180,10 +261,7 @@ def _chosen(
     kind: str, size_bytes: float, ranks: float, inside: float, fabric: Fabric, shared: tuple[tuple[str, Num], ...]
 ) -> tuple[str, str]:
     """The fastest algorithm and its protocol."""
-    numbers = dict(shared)
-    _, algorithm, protocol = collective_s(
-        kind, size_bytes, ranks, inside, fabric, groups=numbers["groups"], oversubscription=numbers["oversubscription"]
-    )
+    _, algorithm, protocol = collective_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))  # type: ignore[arg-type]
     return str(algorithm), str(protocol)
 
 
@@ -194,16 +272,8 @@ def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, insi
     """
     model = machine.fabric
     if model is not None:
-        shared = _shared(model, inside)
-        return collective_s(
-            kind,
-            size_bytes,
-            ranks,
-            inside,
-            model.fabric,
-            groups=shared["groups"],
-            oversubscription=shared["oversubscription"],
-        )
+        shared: Any = _shared(machine, model, inside, _route(machine, kind, Group(ranks, inside)))
+        return collective_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
     kind = ROOTED.get(kind, kind)
     names = ("direct" if kind == "all_to_all" else "ring", "")
     return collective_over(kind, machine, size_bytes, ranks, inside).seconds, *names
@@ -217,12 +287,21 @@ def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> st
     return own.text if own else TEXTBOOK
 
 
-def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:
-    """A message to a rank of the same fast domain, and to one in another."""
+def message_time_s(machine: Machine, size_bytes: Num, group: Group | None = None) -> tuple[Num, Num]:
+    """A message to a rank of the same fast domain, and to one in another: the next one of a group."""
+    network = machine.network
+    if network is None:
+        return _message_s(machine, size_bytes, None)
+    reach = consecutive(2.0) if group is None or group.reach is None else group.reach()
+    return _message_s(machine, size_bytes, Route(network.message(reach), network.longer_hops(MESSAGE, reach)))
+
+
+def _message_s(machine: Machine, size_bytes: Num, route: Route | None) -> tuple[Num, Num]:
     model = machine.fabric
     if model is None:
+        slowdown, longer = (1.0, 1.0) if route is None else (route.slowdown, route.longer)
         near = point_to_point_s(size_bytes, machine.fast_Bps, machine.fast_latency_s)
-        far = point_to_point_s(size_bytes, machine.lone_slow_Bps, machine.slow_latency_s)
+        far = point_to_point_s(size_bytes, machine.lone_slow_Bps / slowdown, machine.slow_latency_s * longer)
         if machine.groups is None:
             return near, far
         groups = machine.groups
@@ -230,7 +309,7 @@ def message_time_s(machine: Machine, size_bytes: Num) -> tuple[Num, Num]:
     near = _least_s("p2p", size_bytes, 2, 2, model.fabric)
     if model.between is None:
         return near, near
-    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(model, 1.0))
+    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(machine, model, 1.0, route))
 
 
 def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) -> tuple[Num, Num]:
@@ -244,11 +323,12 @@ def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) 
 
     Source: arXiv 2104.04473, section 4.1 (scatter and gather).
     """
+    stages = group_of(plans, ("pp",))
     if not job.scattered_messages:
-        return message_time_s(machine, size_bytes)
+        return message_time_s(machine, size_bytes, stages)
     parts = where(plans.sp > 0, 1, plans.tp)
     gather_s = collective_over("all_gather", machine, size_bytes, parts, minimum(parts, plans.in_tp)).seconds
-    near_s, far_s = message_time_s(machine, size_bytes / parts)
+    near_s, far_s = message_time_s(machine, size_bytes / parts, stages)
     return near_s + gather_s, far_s + gather_s
 
 

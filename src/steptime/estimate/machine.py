@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from steptime.cost.host import IN_TURN, NODE, SHARPNESS, SOCKETS
+from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, memory_models, models_of, profile_of
 from steptime.estimate.measured import Groups, groups_of
+from steptime.estimate.network import Network, network_of
 from steptime.estimate.stated_device import as_measured, restated
 from steptime.hardware.library import architecture_of
 from steptime.hardware.records import HOST_LINK, Cluster, Curve, Device, Kind, Level, Source
@@ -56,6 +58,8 @@ class Machine:
     """Fitted collectives; without them transfers are textbook rings."""
     groups: Groups | None = None
     """Collectives that were measured on this machine itself."""
+    network: Network | None = None
+    """Tiers between domains, told apart; the rates between domains are those of the first. None: they are one."""
     host_basis: str = ""
     """What the rate between a device and its host rests on."""
     host_ranks: float = float(NODE)
@@ -132,7 +136,11 @@ def machine_of(
     wide = _matrix_rate(device, precision.wide_dtype)
     crossed = levels_crossed(cluster, gpus)
     one_link_Bps = min(level.rank_Bps / level.links_per_device for level in crossed)
+    lone_Bps = slow.rank_Bps if lone_rank_has_all_links else one_link_Bps
+    network = network_of(cluster, gpus)
+    lone_Bps = lone_Bps if network is None else network.link_Bps
     machine = Machine(
+        network=network,
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,
         wide_share=wide / attention,
@@ -145,11 +153,11 @@ def machine_of(
         kernel_latency_s=device.kernel_latency_s,
         fast_Bps=fast.link_Bps * fast.efficiency * fast.links_per_device / fast.oversubscription,
         fast_latency_s=fast.latency_s,
-        slow_Bps=slow.rank_Bps,
-        lone_slow_Bps=slow.rank_Bps if lone_rank_has_all_links else one_link_Bps,
-        slow_latency_s=max(level.latency_s for level in crossed),
+        slow_Bps=slow.rank_Bps if network is None else network.rank_Bps,
+        lone_slow_Bps=lone_Bps,
+        slow_latency_s=max(level.latency_s for level in crossed) if network is None else network.latency_s,
         host_Bps=device.host_Bps,
-        host_ranks=host_ranks(device, cluster.fast_domain, gpus),
+        host_ranks=host_ranks(device, cluster.levels[0].group, gpus),
         host_basis=host_basis(device),
         fast_domain=cluster.fast_domain,
         is_host=device.is_host,
@@ -177,8 +185,8 @@ def node_devices(cluster: Cluster) -> int:
     >>> [node_devices(load_cluster(name)) for name in ("dgx-h100", "perlmutter", "gb200-nvl72")]
     [8, 4, 4]
     """
-    if cluster.fast_domain <= LARGEST_NODE:
-        return cluster.fast_domain
+    if cluster.levels[0].group <= LARGEST_NODE:
+        return cluster.levels[0].group
     per_cpu = cluster.device.devices_per_cpu
     return NODE if per_cpu is None else SOCKETS * per_cpu
 
@@ -200,10 +208,12 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
     models = restated(device, models)
     groups = groups_of(device.curves)
     groups = None if groups is None else groups.restated({"local": fast, "node": slow})
-    fabric = fabric_model(cluster, slow, gpus) if groups is None else None
+    fabric = None if groups is not None else _fabric(cluster, slow, gpus)
     if not models and fabric is None and groups is None:
         return machine
     whole_Bps = min(level.rank_Bps / level.efficiency for level in levels_crossed(cluster, gpus))
+    if machine.network is not None:
+        whole_Bps = machine.slow_Bps / first_level(cluster).efficiency
     bound = replace(
         machine,
         matrix_efficiency=1.0,
@@ -216,6 +226,16 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
         lone_slow_Bps=whole_Bps * machine.lone_slow_Bps / machine.slow_Bps, host_Bps=device.host_link_Bps,
     )  # fmt: skip
     return replace(machine, models=models, fabric=fabric, groups=groups, bound=bound)
+
+
+def _fabric(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None:
+    """Fitted collectives; where the levels are told apart, on the first between domains as if there were no other."""
+    if cluster.topology is None:
+        return fabric_model(cluster, slow, gpus)
+    if cluster.topology.is_torus or len(cluster.levels) < 2:
+        return None
+    first = replace(cluster.levels[1], devices=None, oversubscription=1.0)
+    return fabric_model(replace(cluster, levels=(cluster.levels[0], first)), first, gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +357,12 @@ def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
     return cluster.crossed_levels(cluster.beyond_domain(gpus)) or cluster.levels[:1]
 
 
+def first_level(cluster: Cluster) -> Level:
+    """The level that joins fast domains first; of a torus its only one."""
+    torus = cluster.topology is not None and cluster.topology.is_torus
+    return cluster.levels[0] if torus or len(cluster.levels) < 2 else cluster.levels[1]
+
+
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     """A note where a job crosses several levels beyond its fast domains, which are not told apart.
 
@@ -348,7 +374,7 @@ def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
     """
     slow, fast = slow_level(cluster, gpus), cluster.levels[0]
     others = [level for level in levels_crossed(cluster, gpus) if level.rank_Bps > slow.rank_Bps]
-    if gpus <= cluster.fast_domain or not others:
+    if gpus <= cluster.fast_domain or not others or cluster.topology is not None:
         return ()
     between = " and ".join(level.name for level in others)
     return (

@@ -6,7 +6,7 @@ Stages of a pipeline: which parts of the model each has, and the micro-batches t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from steptime.cost.memory import (
     parameter_bytes,
     stashed_weights_bytes,
 )
+from steptime.dataclass import dataclass
 from steptime.estimate.operators import Call, Formula
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.sizes import Sizes
@@ -158,6 +159,7 @@ PHASES = ("backward", "loss")
 UPDATE = "update"
 """The optimiser's step, which comes when no activations are left; with fused kernels it needs no more than the states,
 so that it only counts where software has temporaries in it."""
+GRADIENTS = "gradients/parameter_bytes"
 LAYERS_TERM = "activations/layers/activation_bytes"
 
 
@@ -218,6 +220,9 @@ def state_bytes(job: Job) -> States:
     if memory.pure:
         narrow = job.optimizer.state_bytes < 4  # states of 8 bits are so whatever the weights are
         states = job.optimizer.state_bytes * (1.0 if narrow else min(precision.element_bytes / 4, 1.0))
+    if job.adapter is not None and memory.adapter_bytes is not None:
+        weight = gradient = memory.adapter_bytes
+        states = job.optimizer.state_bytes
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
         weight = 0.0 if memory.offloads_weights else weight
@@ -386,6 +391,21 @@ class StageMemory:
         return {**self.held, **self.phases[self.fullest_phase if phase is None else phase]}
 
 
+def _made(planned: PlannedJob, whole: Call, calls: Calls, phase: str) -> Call:
+    """Gradients in a phase where the first backward pass of a step makes them.
+
+    With a single micro-batch there are none in the loss, and in the backward pass those of a layer are made when its
+    activations go: the most is at one of its ends, activations alone or gradients alone.
+    """
+    single = planned.micro_batches <= 1
+    there: Num = 0.0 if phase == "loss" else 1.0
+    if phase == "backward":
+        size = whole.value
+        there = maximum(size - calls[LAYERS_TERM].value, 0.0) / maximum(size, 1.0)
+    share = 1.0 if phase == UPDATE else where(single, there, 1.0)
+    return replace(whole, arguments={**whole.arguments, "parameters": whole.arguments["parameters"] * share})
+
+
 def _largest_of(value: Num) -> float:
     return float(value.max() if isinstance(value, np.ndarray) else value)
 
@@ -394,8 +414,11 @@ def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES
     """Memory of one stage in some phases, and in the optimiser's step where software has temporaries in it."""
     found = stage_of(planned, stage)
     held = held_calls(planned, found)
-    phases = (*phases, UPDATE) if planned.job.memory.update_bytes else phases
+    made = planned.job.memory.gradients_made
+    phases = (*phases, UPDATE) if planned.job.memory.update_bytes or made else phases
     beside = {name: phase_calls(planned, found, name) for name in phases}
+    if made and (gradients := held.pop(GRADIENTS, None)) is not None:
+        beside = {name: {GRADIENTS: _made(planned, gradients, calls, name), **calls} for name, calls in beside.items()}
     held_bytes = total_bytes(held)
     totals = {name: total_bytes(calls, held_bytes) for name, calls in beside.items()}
     return StageMemory(held=held, phases=beside, totals=totals)

@@ -8,18 +8,18 @@ peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their pro
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
-from importlib import resources
-from statistics import NormalDist
+from pathlib import Path
 from typing import Any
 
 from steptime.cost.memory import device_bytes, reserved_bytes
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Num, where
 from steptime.plan.plans import Plans
+from steptime.store.files import parse_toml
 
 DEFINITIONS = ("allocated", "reserved", "device")
 UNSTATED = "unstated"
@@ -28,8 +28,8 @@ AXES = ("tp", "tp2", "cp", "dp", "pp", "ep")
 FEW = 2
 """Domains that a group may reach without counting."""
 FILE = "memory_constants.toml"
-LIKELY_FITS = 0.1
-"""A plan up to this chance of running out of memory likely fits."""
+LIKELY_FITS = 0.05
+"""A plan up to this chance of running out of memory likely fits; none above it is put first unless asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +39,36 @@ class MemoryConstants:
     slack: float
     """Share of the allocated memory that the allocator holds beyond it."""
     slacks: Mapping[str, float] = field(default_factory=dict)
-    """Likewise of frameworks that differ."""
+    """The same of frameworks that differ."""
     context_bytes: float
     communicator_bytes: float
     deviation: Mapping[str, float]
     """Standard deviation of the logarithm of measured over predicted, by definition."""
     source: str
     deviations: Mapping[str, float] = field(default_factory=dict)
-    """Likewise of frameworks that spread wider, whatever the definition."""
+    """The same of frameworks that spread wider, whatever the definition."""
+    unseen: float = 0.0
+    """The same of software whose memory no run of the fit shows: errors of sources that the fit has not seen."""
+    seen: frozenset[str] = frozenset()
+    """Frameworks with runs in the fit."""
+    released: float = 0.0
+    """Share of the slack that the allocator gives back before a job runs out."""
 
     def spread(self, definition: str, framework: str) -> float:
         """Standard deviation of the logarithm of measured over predicted memory of a framework's runs."""
-        return max(self.deviation[definition], self.deviations.get(framework, 0.0))
+        unknown = 0.0 if framework in self.seen else self.unseen
+        return max(self.deviation[definition], self.deviations.get(framework, unknown))
+
+    def needed(self, allocated: Num, communicators: Num, framework: str) -> Num:
+        r"""Least capacity of a device on which a job does not run out, in bytes: $M_d - \rho\,\epsilon\,M_a$.
+
+        $M_d$ is the memory used on the device, $M_a$ the allocated one (B), $\epsilon$ the slack of the allocator and
+        $\rho$ = :attr:`released`: where memory is short PyTorch's allocator gives cached blocks back and tries again
+        (`release_cached_blocks` of c10/cuda/CUDACachingAllocator.cpp), so that only what is in use within a block
+        stays.
+        """
+        slack = self.slacks.get(framework, self.slack)
+        return self.defined(allocated, communicators, framework)["device"] - self.released * slack * allocated
 
     def defined(self, allocated: Num, communicators: Num, framework: str) -> dict[str, Num]:
         """Peak memory in bytes by definition, from the allocated one."""
@@ -68,8 +86,8 @@ def memory_constants(*, is_host: bool = False) -> MemoryConstants:
     """
     if is_host:
         return replace(memory_constants(), context_bytes=0.0, communicator_bytes=0.0)
-    file = resources.files("steptime.estimate") / FILE
-    return constants_of(tomllib.loads(file.read_text(encoding="utf-8")))
+    file = Path(__file__).with_name(FILE)
+    return constants_of(parse_toml(file.read_text(encoding="utf-8"), str(file)))
 
 
 def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
@@ -78,8 +96,16 @@ def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
     deviation = {name: float(table["deviation"][name]) for name in (*DEFINITIONS, UNSTATED)}
     slacks = {name: float(value) for name, value in table["slack"].get("framework", {}).items()}
     wider = {name: float(value) for name, value in table["deviation"].get("framework", {}).items()}
+    unseen = table["deviation"].get("unseen", {})
     return MemoryConstants(
-        **values, slacks=slacks, deviation=deviation, deviations=wider, source=str(table["provenance"]["source"])
+        **values,
+        slacks=slacks,
+        deviation=deviation,
+        deviations=wider,
+        source=str(table["provenance"]["source"]),
+        unseen=float(unseen.get("value", 0.0)),
+        seen=frozenset(map(str, unseen.get("seen", ()))),
+        released=float(table["slack"].get("released", 0.0)),
     )
 
 
@@ -102,13 +128,15 @@ def memory_by_definition(e: Evaluation) -> dict[str, Num]:
 
 
 def oom_probability(e: Evaluation) -> float:
-    r"""Chance that one plan does not fit: :math:`\Phi(\ln(M_d / C) / \sigma)`.
+    r"""Chance that one plan does not fit: :math:`\Phi(\ln(M / C) / \sigma)`.
 
-    :math:`M_d` is the memory used on the device in bytes, :math:`C` its capacity and :math:`\sigma` the standard
-    deviation of the logarithm of measured over predicted memory.
+    :math:`M` is what it needs of a device in bytes (:meth:`MemoryConstants.needed`), :math:`C` its capacity and
+    :math:`\sigma` the standard deviation of the logarithm of measured over predicted memory, wider of software whose
+    memory no measured run shows. Held against layouts that were tried in benchmarks/outcomes.md.
     """
-    needed = float(memory_by_definition(e)["device"])
-    return exceeding(needed, e.machine.memory_bytes, memory_constants().spread("device", e.job.memory.name))
+    constants, name = memory_constants(is_host=e.machine.is_host), e.job.memory.name
+    needed = float(constants.needed(e.peak_bytes, communicators(e.plans), name))
+    return exceeding(needed, e.machine.memory_bytes, constants.spread("device", name))
 
 
 def likely_fits(
@@ -116,8 +144,8 @@ def likely_fits(
 ) -> Any:
     r"""Whether plans of that allocated peak run out of memory with that chance at most, plan by plan.
 
-    They do where the memory used on the device :math:`M_d \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of
-    :func:`oom_probability`, with the chance :math:`p` between 0 and 1.
+    They do where what they need :math:`M \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of :func:`oom_probability`,
+    with the chance :math:`p` between 0 and 1.
     """
     return _likely_fits(allocated, communicators(plans), framework, capacity_bytes, chance, is_host=is_host)
 
@@ -131,8 +159,10 @@ def _likely_fits(
     allocated: Num, buffers: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool
 ) -> Any:
     constants = memory_constants(is_host=is_host)
+    from statistics import NormalDist  # here, as it loads more than all of an estimate does
+
     most = capacity_bytes * math.exp(constants.spread("device", framework) * NormalDist().inv_cdf(chance))
-    return constants.defined(allocated, buffers, framework)["device"] <= most
+    return constants.needed(allocated, buffers, framework) <= most
 
 
 def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:

@@ -225,6 +225,15 @@ def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:
     return () if stage == usual else (f"zero was not given: {stage} was taken, as {framework} does",)
 
 
+def recompute_taken(framework: str, usual: str) -> str:
+    """A note where it was not given what is recomputed and the framework recomputes something by default.
+
+    >>> recompute_taken("trl", "full")
+    'recompute was not given: full was taken, as trl does'
+    """
+    return f"recompute was not given: {usual} was taken, as {framework} does"
+
+
 def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: float) -> str:
     """Why full recomputation is faster than none where activations are offloaded.
 
@@ -240,4 +249,16 @@ def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: 
     return (
         f"recompute full takes {full_s:.4g} s, none {without_s:.4g} s: it saves copies to the host, which show for "
         f"{full_shown_s:.4g} s and {shown_s:.4g} s of the step"
+    )
+
+
+def scattered(pool: int, mean_s: float, worst_s: float) -> str:
+    """Note on a job whose nodes may lie anywhere.
+
+    >>> scattered(4096, 2.0, 2.5)  # doctest: +ELLIPSIS
+    'nodes lie anywhere among 4,096 devices: 2 s are the mean of neighbours drawn at random, ...'
+    """
+    return (
+        f"nodes lie anywhere among {pool:,} devices: {mean_s:.4g} s are the mean of neighbours drawn at random, "
+        f"{worst_s:.4g} s if no two share a leaf"
     )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
 from steptime.cost import attention, collective, elementwise, experts, matmul, memory_bound, recurrence, roofline
+from steptime.dataclass import dataclass
 from steptime.num import Num
 
 
@@ -275,9 +275,7 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "delta_rule": Operator(
         forward=_phase(_R.delta_rule_flops, _R.delta_rule_vector_flops, _R.linear_attention_bytes),
-        backward=_phase(
-            _R.delta_rule_backward_flops, _R.delta_rule_vector_flops, _R.linear_attention_backward_bytes
-        ),
+        backward=_phase(_R.delta_rule_backward_flops, _R.delta_rule_vector_flops, _R.linear_attention_backward_bytes),
         attends=True,
     ),
     "linear_attention": Operator(

@@ -39,6 +39,7 @@ from steptime.estimate.notes import (
     plain_operands,
     rate_stood_in,
     saved_copies,
+    scattered,
     stood_in_schedule,
     unaligned_heads,
     uneven_batch,
@@ -54,16 +55,20 @@ from steptime.estimate.step_terms import (
     memory_terms,
 )
 from steptime.hardware.records import Cluster
+from steptime.hardware.topology import RANDOM, WORST
 from steptime.plan.job import ATTENTION_DTYPES, Job
+from steptime.plan.placements import order_text
 from steptime.plan.plans import BIT, FULL_RECOMPUTE, MEMORY, Plans, Rule, broken_rules, is_set, names_of
 from steptime.plan.recompute import recompute_text
 from steptime.plan.strategies import Method, Strategy
 from steptime.terms import Terms
 from steptime.version import __version__
 
+LINKS_APART = "data-parallel traffic does not slow down other traffic on the same links"
+"""Assumed where links are not told apart."""
 ASSUMPTIONS = (
     "every pipeline stage and every micro-batch takes the same time from step to step, and nothing fails",
-    "data-parallel traffic does not slow down other traffic on the same links",
+    LINKS_APART,
     "peak memory is what live tensors hold; memory_by_definition adds the allocator, communicators and the driver",
     "nothing else takes memory of the devices",
 )
@@ -86,6 +91,8 @@ class Setting:
     """Words of ``overlap`` that the user gave where they are not the framework's."""
     oom_limit: float | None = None
     """Largest chance of running out of memory that a plan of a search may have; None: its live tensors fit."""
+    first_limit: float | None = None
+    """Largest chance of running out of memory with which a plan of a search is put before others; None: any."""
 
     @cached_property
     def machine(self) -> Machine:
@@ -202,7 +209,17 @@ def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: fl
 def compared(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
     """Notes that other choices for the plan give rise to, evaluated as ``e``."""
     own = idle_overlaps(setting, strategy, plans, float(e.step_time_s))
-    return (*own, *copies_saved(setting, strategy, plans, e))
+    return (*own, *copies_saved(setting, strategy, plans, e), *if_scattered(setting, strategy, plans, e))
+
+
+def if_scattered(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
+    """A note on the worst case where nobody guarantees which nodes a job gets."""
+    topology = setting.cluster.topology
+    if topology is None or topology.placement != RANDOM:
+        return ()
+    worst = replace(setting, cluster=replace(setting.cluster, topology=replace(topology, placement=WORST))).machine
+    worst_s = float(evaluate(setting.method, strategy, setting.job, worst, plans).step_time_s)
+    return (scattered(topology.pool, float(e.step_time_s), worst_s),)
 
 
 def copies_saved(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
@@ -259,6 +276,7 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
         **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
+        **({} if setting.machine.network is None else {"order": order_text(p, axes)}),
         "stage_layers": {name: int(getattr(split, name)) for name in STAGES},
         **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
         **occupancy(int(p.ranks), int(p.domain_ranks), setting.machine.fast_domain),
@@ -284,7 +302,7 @@ def workload_record(job: Job) -> dict[str, Any]:
     if job.adapter is not None:
         adapter = job.adapter
         lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}
-        out["lora"] = lora
+        out["lora"] = lora | ({"dora": True} if adapter.dora else {})
     return out
 
 
@@ -311,7 +329,10 @@ def _provenance(setting: Setting, band: StepBand | None) -> Provenance:
         is_gpu=setting.cluster.device.is_gpu,
         weakest_kind=setting.weakest_kind,
         constants=setting.sources,
-        assumptions=(*ASSUMPTIONS, *_assumed(setting.job)),
+        assumptions=(
+            *(text for text in ASSUMPTIONS if setting.machine.network is None or text != LINKS_APART),
+            *_assumed(setting.job),
+        ),
         framework=setting.job.framework.name,
         band=_band_source(setting.job, band),
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from steptime.dataclass import dataclass
 from steptime.num import Num
 from steptime.plan.rows import Block, Row
 

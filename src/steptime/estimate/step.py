@@ -6,7 +6,7 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,9 @@ from steptime.cost.data_parallel import (
 )
 from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
+from steptime.cost.network import fair_share_wait_s
 from steptime.cost.pipeline import pipeline_bubble_s, zero_bubble_s
+from steptime.dataclass import dataclass
 from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.operators import Call, Formula, formula_of
@@ -31,6 +33,7 @@ from steptime.plan.framework import Framework
 from steptime.schedule import SCHEDULES, Schedule
 
 BUBBLE, ZERO_BUBBLE = formula_of(pipeline_bubble_s), formula_of(zero_bubble_s)
+CONTENTION = Formula(fair_share_wait_s)
 COPIES, HIDDEN = Formula(exposed_copies_s), Formula(hidden_exchange_s)
 
 
@@ -245,6 +248,9 @@ class Step:
     copies_busy_s: Num
     overhead_s: Num
     """Fixed time of a step that no work explains."""
+    contention: Call | None
+    """Messages between stages that share their links with gradients in the background; None: the machine does not
+    tell its links apart."""
     devices: Num
     growth: Num
     """Relative growth of its work per doubling of the devices."""
@@ -260,10 +266,11 @@ class Step:
     @property
     def work_s(self) -> Num:
         """Everything that grows with the work."""
-        return (
+        alone_s = (
             self.steady_s + self.pipeline_comm_s + self.bubble_s + self.data.exposed_s + self.replicated_s
             + self.optimizer_s + self.stage_host_s + self.copies_s
         )  # fmt: skip
+        return alone_s if self.contention is None else alone_s + self.contention.value
 
     @property
     def growth_s(self) -> Num:
@@ -307,6 +314,9 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     backward_s = layer.backward_with_s(layout.recomputed)
     idle_s, bubble = _bubble(inputs, passes, stage)
     waits = _copies(inputs, layer, stage, copies)
+    data = _data_parallel(
+        inputs, framework, *_free_s(inputs, layer, backward_s), where(stages > 1, 0.0, passes.last.backward_s)
+    )
     return Step(
         stage=stage,
         micro_batches=inputs.micro_batches,
@@ -329,10 +339,20 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         growth=framework.growth,
         behind_forward_s=layer.forward_s,
         behind_backward_s=backward_s,
-        data=_data_parallel(
-            inputs, framework, *_free_s(inputs, layer, backward_s), where(stages > 1, 0.0, passes.last.backward_s)
-        ),
+        data=data, contention=_contention(inputs, data, link_s),
     )  # fmt: skip
+
+
+def _contention(inputs: StepInputs, data: DataParallel, link_s: Num) -> Call | None:
+    """How much longer messages between stages take while gradients are reduced in the background of the same links.
+
+    Each virtual stage has one during the last backward pass, behind which its gradients go.
+    """
+    if not np.any(inputs.tiered):
+        return None
+    background_s = data.gradient_busy_s * inputs.hides_data * inputs.shares_far
+    exposed_s = inputs.layout.virtual_stages * link_s * inputs.stages_far
+    return Call(CONTENTION, {"background_s": background_s, "exposed_s": exposed_s})
 
 
 def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:

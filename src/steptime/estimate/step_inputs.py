@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from steptime.cost.experts import dual_paired_share, paired_share
 from steptime.cost.pipeline import filling_passes, mean_stage_link_s
+from steptime.dataclass import dataclass
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob
@@ -93,6 +94,10 @@ class StepInputs:
     """1 where data-parallel traffic shares the links of the fast domain with other transfers; below those that leave
     it."""
     shares_far: Num
+    tiered: bool = False
+    """Whether the machine tells links beyond its fast domains apart, so that traffic which shares them is known."""
+    stages_far: Num = 0.0
+    """1 where messages between stages leave the fast domain."""
     hides_stages: Num
     hides_copies: Num
     """Likewise copies of activations to the host and back."""
@@ -121,7 +126,8 @@ def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num
     near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
     return replace(
         unlinked_inputs(planned, machine, layout, copy_s),
-        shares_near=near * shares, shares_far=(1.0 - near) * shares,
+        shares_near=near * shares, shares_far=(1.0 - near) * shares, tiered=machine.network is not None,
+        stages_far=where(plans.is_near("pp"), 0.0, 1.0),
         fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
         traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
     )  # fmt: skip

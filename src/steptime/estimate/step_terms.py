@@ -239,6 +239,13 @@ def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
         hidden_s=float(messages * step.stage_link_s - step.pipeline_comm_s),
         recipe=known(STAGE_LINK, link, basis, times_per_step=step.waited_messages, framework_factor=factor),
     )  # fmt: skip
+    if step.contention is not None and step.contention.value:
+        call = step.contention
+        yield Line(
+            path=f"pp_comm/contention/{leaf(call.formula.name)}",
+            exposed_s=float(call.value),
+            recipe=known(call.formula.name, call.arguments, "messages share the links of a node with gradients"),
+        )
     bubble = step.bubble.formula.name
     yield Line(path=f"bubble/{leaf(bubble)}", exposed_s=float(step.idle_s),
                recipe=known(bubble, step.bubble.arguments))  # fmt: skip

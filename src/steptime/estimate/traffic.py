@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.host import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.roofline import memory_s
-from steptime.estimate.communication import Collective, collective_over, group_of
+from steptime.dataclass import dataclass
+from steptime.estimate.communication import Collective, Group, collective_in, group_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
@@ -19,9 +20,6 @@ from steptime.estimate.result import PlannedJob
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
-
-Group = tuple[Num, Num]
-"""Ranks of a group, and how many of them are in each fast domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class Sent(NamedTuple):
 
     def on(self, machine: Machine) -> Collective:
         """The collective on a machine's links."""
-        return collective_over(self.kind, machine, self.size_bytes, *self.group, self.senders)
+        return collective_in(self.kind, machine, self.size_bytes, self.group, self.senders)
 
 
 class Ends(NamedTuple):
@@ -178,8 +176,8 @@ def shared_of(planned: PlannedJob) -> Shared:
 def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
     """The ranks of some axes that hold the same parameters, of both copies of a mirrored stage."""
     held = planned.job.stages_held
-    ranks, inside = group_of(planned.plans, axes)
-    return ranks * held, inside * where(planned.copies_near, held, 1)
+    ranks, inside, reach = group_of(planned.plans, axes)
+    return Group(ranks * held, inside * where(planned.copies_near, held, 1), reach)
 
 
 def _ends_together(planned: PlannedJob) -> Num:
@@ -254,10 +252,16 @@ def _sharing(plans: Plans, group: Group) -> Group:
 
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
     """One group of shards, and the replicas of one shard."""
-    ranks, inside = group
+    ranks, inside, reach = group
     own = plans.sharing_ranks(ranks)
     own_inside = minimum(own, inside)
-    return (own, own_inside), (ranks / own, maximum(inside / own_inside, 1))
+    first, copies = Group(own, own_inside), Group(ranks / own, maximum(inside / own_inside, 1))
+    if reach is None:
+        return first, copies
+    nodes = own / own_inside
+    return first._replace(reach=lambda: reach().shards(nodes)[0]), copies._replace(
+        reach=lambda: reach().shards(nodes)[1]
+    )
 
 
 def replicated_s(planned: PlannedJob, machine: Machine) -> Num:

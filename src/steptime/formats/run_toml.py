@@ -1,4 +1,4 @@
-"""Read RUN.toml: one training job and one plan for it.
+"""Check RUN.toml: one training job and one plan for it.
 
 ::
 
@@ -27,8 +27,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -37,22 +35,12 @@ from pydantic_core import PydanticCustomError
 from steptime.cost.collective_algorithms import fabric_of
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten, shown
 from steptime.estimate.result import SCHEMA_VERSION, Argument, Detail, Estimate, FormulaCall, Provenance
+from steptime.formats.run_spec import LONGEST_NAME, LONGEST_WORD, read_description
 from steptime.plan.keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, SEVERAL, Count, Ratio
-from steptime.store.files import keys_at, read_text
+from steptime.store.files import keys_at
 from steptime.terms import Terms
 
-#: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
-MAX_FILE_BYTES: Final = 64 * 2**20
 MAX_PROBLEMS: Final = 10
-
-
-def read_description(path: str) -> str:
-    """Text of a file that describes a run or an estimate.
-
-    Raises:
-        InputFileError: as :func:`steptime.store.files.read_text`.
-    """
-    return read_text(path, MAX_FILE_BYTES, "a description of a run")
 
 
 def as_user_error(error: ValidationError, where: str, root: type[BaseModel]) -> UserError:
@@ -88,8 +76,8 @@ def _joined(given: Any) -> Any:
     return ",".join(given) or "none"
 
 
-Name = Annotated[str, Field(min_length=1, max_length=4096)]
-Word = Annotated[str, Field(min_length=1, max_length=64)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Word = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD)]
 Words = Annotated[Word, BeforeValidator(_joined)]
 """Words joined by commas, as options have them; or a list of words."""
 
@@ -116,13 +104,14 @@ def _table(title: str, **types: Any) -> Any:
 
 
 _Placement = _table("_Placement", **{axis: _value(axis) for axis in AXES})
-_Plan = _table("_Plan", **{name: _value(name) for name in KEYS}, placement=_Placement)
+_Plan = _table("_Plan", **{name: _value(name) for name in KEYS}, placement=_Placement, order=Word)
 
 
 class _Lora(_Table):
     rank: Annotated[int, Field(ge=1, le=10**5)] | None = None
     targets: Word | None = None
     qlora: bool | None = None
+    dora: bool | None = None
 
 
 class _Run(_Table):
@@ -140,55 +129,17 @@ class _Run(_Table):
     plan: _Plan = Field(default_factory=_Plan)  # type: ignore[valid-type]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
-    """A job and its plan, as far as they are given."""
+def checked_run(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of a parsed document, only those that are given; ``where`` is the file that errors name.
 
-    model: str
-    cluster: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """``gpus global_batch seq dtype optimizer strategy mode framework lora``, only those that are given."""
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    """Degrees and choices of the plan, only those that are given; ``placement`` is a mapping."""
-
-
-def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:
-    """Check a parsed document; ``where`` is the file that errors name and that paths are relative to."""
+    Raises:
+        UserError: fields that are unknown, missing, of the wrong type or out of range.
+    """
     try:
         run = _Run.model_validate(document)
     except ValidationError as error:
         raise as_user_error(error, where, _Run) from None
-    given = run.model_dump(exclude_none=True)
-    plan = given.pop("plan")
-    if not plan.get("placement", True):
-        del plan["placement"]
-    model, cluster = given.pop("model"), given.pop("cluster", None)
-    base = Path(where).parent
-    return RunSpec(
-        model=_relative(model, base),
-        cluster=None if cluster is None else _relative(cluster, base),
-        settings=given,
-        plan=plan,
-    )
-
-
-def is_run_document(document: Mapping[str, Any]) -> bool:
-    """Whether a TOML document describes a run (it names a model) and not a model itself."""
-    return isinstance(document.get("model"), str) or isinstance(document.get("plan"), Mapping)
-
-
-def _relative(value: str, base: Path) -> str:
-    """A path in the file is relative to the file; a catalogue name stays as it is."""
-    is_file = value.lower().endswith((".toml", ".json"))
-    looks_like_path = is_file or "/" in value or "\\" in value
-    if not looks_like_path:
-        return value
-    candidate = base / value
-    try:
-        exists = candidate.exists()
-    except (OSError, ValueError):
-        exists = False
-    return str(candidate) if exists or is_file else value
+    return run.model_dump(exclude_none=True)
 
 
 #: JSON has no infinity and no NaN; steptime writes null for both.

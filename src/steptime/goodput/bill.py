@@ -21,6 +21,8 @@ from steptime.goodput.prices import Price, Prices, prices_of
 from steptime.goodput.run import Goodput, Load, goodput_of
 from steptime.num import Num
 from steptime.plan.job import Job
+from steptime.plan.keys import LAUNCHED
+from steptime.plan.placements import numbered, order_of
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import CORRECTED, Strategy
@@ -136,6 +138,7 @@ def billed_again(found: Estimate, setting: Setting, failures: Any, prices: Any) 
     inside = {f"in_{axis}": ranks for axis, ranks in plan["placement"].items()}
     recompute = {"recompute": recompute_code(plan["recompute"]), "recompute_every": plan["recompute_every"]}
     plans = Plans(**{name: plan[name] for name in columns}, sp=plan["sp"], **recompute, **inside)
+    plans = numbered(plans, order_of(plan.get("order", LAUNCHED)))
     return billed(found, setting, setting.method.strategy(plan["strategy"]), plans, failures, prices)
 
 

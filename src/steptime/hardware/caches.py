@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError, UserError
+from steptime.hardware.load import read_toml
 from steptime.hardware.records import Device
 from steptime.hardware.search_path import CATALOGUE
 from steptime.units import parse
@@ -66,7 +66,7 @@ class ChipMemories:
 
 @cache
 def _tables() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    return tomllib.loads((CATALOGUE / "caches.toml").read_text(encoding="utf-8"))
+    return read_toml(CATALOGUE / "caches.toml")
 
 
 def processors() -> tuple[str, ...]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.dataclass import dataclass
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.load import (
     LIKE,
@@ -35,6 +36,7 @@ from steptime.hardware.load import (
 from steptime.hardware.profiles import read_profile
 from steptime.hardware.records import Cluster, Device, Kind, Level, Profile, Source
 from steptime.hardware.search_path import CATALOGUE, is_path, named_files
+from steptime.hardware.topology import topology_of
 
 MAKERS: Final = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "amd", "radeon", "instinct", "intel", "habana", "google", "cloud", "aws"}
@@ -366,14 +368,14 @@ def _node_of(document: Document) -> Cluster:
 def _cluster(document: Document) -> Cluster:
     chain = _chain(document, "cluster")
     titled = next((link.table["title"] for link in chain if "title" in link.table), _name(document))
-    return cluster_record(
-        _name(document),
-        document.table.get("title", titled),
-        _cluster_device(chain),
-        _levels(chain),
-        origin(document.table, _own_source(document)),
-        document.where,
-    )
+    source = origin(document.table, _own_source(document))
+    title = document.table.get("title", titled)
+    made = cluster_record(_name(document), title, _cluster_device(chain), _levels(chain), source, document.where)
+    laid = next((link for link in chain if "topology" in link.table), None)
+    if laid is None:
+        return made
+    own = origin(laid.table, _own_source(laid))
+    return replace(made, topology=topology_of(laid.table["topology"], made.levels, own, document.where))
 
 
 def _cluster_device(chain: list[Document]) -> Device:

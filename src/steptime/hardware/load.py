@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.dataclass import dataclass
 from steptime.errors import FieldError, InputFileError, UserError, shown
 from steptime.hardware.records import MAKERS, Cluster, Device, Kind, Level, Profile, Source
 from steptime.store.files import parse_toml, read_text
@@ -253,6 +254,10 @@ def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
             where,
             "describes a device, a cluster is needed",
             hint='write a cluster file with base = "..." or [levels.NAME] tables, and device = "<this file>"',
+        )
+    if kind == "cluster" and "groups" in table:
+        raise InputFileError(
+            where, "describes several groups of devices, one cluster is needed", hint="steptime mixed plans over groups"
         )
     if kind == "device" and "levels" in table:
         raise InputFileError(

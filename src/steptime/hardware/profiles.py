@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.dataclass import dataclass
 from steptime.errors import FieldError
 from steptime.hardware.load import read_toml
 from steptime.hardware.records import Curve, Device, Fitted, Profile

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from steptime.hardware.topology import Topology
+
+from steptime.dataclass import dataclass
 
 ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 """The two 16-bit formats, which run in the same units at one rate: a curve of either stands for the other."""
@@ -279,11 +284,14 @@ class Cluster:
     device: Device
     levels: tuple[Level, ...]
     sources: Mapping[str, Source] = field(default_factory=dict)
+    topology: Topology | None = None
+    """How its links lie; None: the levels beyond the fast domains are not told apart."""
 
     @property
     def fast_domain(self) -> int:
-        """Devices in the innermost domain (NVLink or NVSwitch domain, ICI slice, one node)."""
-        return self.levels[0].group
+        """Devices in the innermost domain (NVLink or NVSwitch domain, ICI slice, one node); of a torus with a
+        topology one, since no two of its pairs have the same links."""
+        return 1 if self.topology is not None and self.topology.is_torus else self.levels[0].group
 
     def beyond_domain(self, devices: int) -> int:
         """The devices of a job, or as many more as leave the innermost domain: its collectives between domains."""

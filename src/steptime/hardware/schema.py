@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import Field as Field_
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
 from steptime.hardware.load import DEVICE, LEVEL, LINK, RATE, RATES, Field, value_of
+from steptime.hardware.topology import KINDS, LARGEST, MOST_DIMS, PLACEMENTS
 from steptime.store.files import keys_at
 
 SHOWN: Final = 10
@@ -94,12 +96,25 @@ DeviceFile: Final = _model(
 )
 LinkFile: Final = _model("LinkFile", _texts("base", "title", "notes"), _numbers(LINK), _with_sources(tuple(LINK)))
 LevelTable: Final = _model("LevelTable", _texts("link", "notes"), _numbers(LEVEL), _with_sources(tuple(LEVEL)))
+_Size = Annotated[int, Field_(ge=1, le=LARGEST)]
+TopologyTable: Final = _model(
+    "TopologyTable",
+    _texts("notes", "source"),
+    {
+        "kind": (Literal[*KINDS], ...),
+        "shape": (Annotated[list[_Size], Field_(min_length=1, max_length=MOST_DIMS)] | None, None),
+        **dict.fromkeys(("rails", "groups", "pool", "wraps"), (_Size | None, None)),
+        "forwarding": (bool | None, None),
+        "placement": (Literal[*PLACEMENTS] | None, None),
+    },
+)
 ClusterFile: Final = _model(
     "ClusterFile",
     _texts("base", "name", "title", "notes"),
     {
         "device": (Annotated[DeviceFile | None, BeforeValidator(_base_of)], None),
         "levels": (dict[str, LevelTable], {}),  # type: ignore[valid-type]
+        "topology": (TopologyTable | None, None),
     },
     _ORIGIN,
 )

@@ -41,9 +41,15 @@ FORMS: Final[Mapping[str, str]] = {
 """Form of an operator -> what it is."""
 
 
-def _op(name: str, form: str, width: int = 0, *, sizes: Mapping[str, float] | None = None, **more: int) -> LayerOperator:
+def _op(
+    name: str, form: str, width: int = 0, *, sizes: Mapping[str, float] | None = None, **more: int
+) -> LayerOperator:  # fmt: skip
     further = {key: bool(value) if key in ("bias", "kept") else value for key, value in more.items()}
     return LayerOperator(name=name, form=form, width=width, sizes=tuple((sizes or {}).items()), **further)  # type: ignore[arg-type]
+
+
+def _convolution(name: str, channels: int, kernel: int, bias: bool) -> LayerOperator:
+    return _op(name, "convolution", channels, parameters=channels * (kernel + bias), sizes={"kernel": kernel})
 
 
 def _in_block(name: str, inner: Iterable[LayerOperator], norm: int) -> Operators:
@@ -74,7 +80,7 @@ def mamba1(
     inner_norms = (_op("ssm_norms", "inner_norm", narrow, parameters=narrow, sizes={"whole": 1}),) if norms else ()
     return _in_block("mamba", (
         _op("mamba_in", "into", 2 * channels, bias=bias),
-        _op("mamba_conv", "convolution", channels, parameters=channels * (kernel + conv_bias), sizes={"kernel": kernel}),
+        _convolution("mamba_conv", channels, kernel, conv_bias),
         _op("mamba_x", "narrow", narrow, depth=channels),
         *inner_norms,
         _op("mamba_dt", "up", channels, depth=rank, bias=True),
@@ -109,7 +115,7 @@ def mamba2(
     after = _op("ssm_norm", "inner_norm", inner, parameters=inner)
     found = _in_block("mamba", (
         _op("mamba_in", "into", inner + mixed + heads, bias=bias),
-        _op("mamba_conv", "convolution", mixed, parameters=mixed * (kernel + conv_bias), sizes={"kernel": kernel}),
+        _convolution("mamba_conv", mixed, kernel, conv_bias),
         _op("mamba_ssd", "ssd", inner, parameters=3 * heads, sizes={
             "heads": heads, "head_dim": head_dim, "state": state, "groups": groups, "chunk": chunk}),
         _op("mamba_gate", "gate", inner),
@@ -143,7 +149,7 @@ def gated_delta(
     gate = (_op("delta_gate", "gate", values),) if gated else ()
     return _in_block("delta", (
         _op("delta_in", "into", into),
-        _op("delta_conv", "convolution", mixed, parameters=mixed * kernel, sizes={"kernel": kernel}),
+        _convolution("delta_conv", mixed, kernel, False),
         _op("delta_rule", "delta_rule", values, parameters=2 * value_heads * decay, sizes=sizes),
         _op("delta_norm", "inner_norm", values, parameters=value_dim, sizes={"rows": value_heads}),
         *gate,
@@ -168,7 +174,7 @@ def kimi_delta(
     sizes = {"heads": heads, "key_dim": head_dim, "value_dim": head_dim, "chunk": chunk}
     return _in_block("delta", (
         _op("delta_in", "into", 3 * inner + heads),
-        _op("delta_conv", "convolution", 3 * inner, parameters=3 * inner * kernel, sizes={"kernel": kernel}),
+        _convolution("delta_conv", 3 * inner, kernel, False),
         _op("decay_down", "whole", rank, kept=False),
         _op("decay_up", "up", inner, depth=rank),
         _op("delta_rule", "delta_rule", inner, parameters=inner + heads, sizes=sizes),
@@ -208,7 +214,7 @@ def gated_linear(
 
 
 def lightning(hidden: int, *, heads: int, head_dim: int, chunk: int = 256) -> Operators:
-    """Lightning attention (arXiv 2501.08313, section 2.2): linear attention with a fixed decay, an output norm and gate.
+    """Lightning attention (arXiv 2501.08313, section 2.2): linear attention of fixed decay, an output norm and gate.
 
     Args:
         hidden: width of the stream.
@@ -240,7 +246,7 @@ def recurrent(hidden: int, *, width: int = 0, blocks: int, kernel: int = 4) -> O
     gates = 2 * (width * width // blocks + width)
     return _in_block("recurrent", (
         _op("recurrent_in", "into", 2 * width, bias=True),
-        _op("recurrent_conv", "convolution", width, parameters=width * (kernel + 1), sizes={"kernel": kernel}),
+        _convolution("recurrent_conv", width, kernel, True),
         _op("recurrent_gates", "blocks", 2 * width, parameters=gates, depth=width, sizes={"blocks": blocks}),
         _op("recurrence", "linear_recurrence", width, parameters=width),
         _op("recurrent_gate", "gate", width),
@@ -330,7 +336,7 @@ MIXERS: Final[Mapping[str, Callable[..., Operators]]] = {
 def with_kinds(spec: ModelSpec, kinds: Iterable[LayerKind], pattern: Iterable[str]) -> ModelSpec:
     """A specification with layers of these kinds in this order; kinds without a layer are left out.
 
-    >>> from steptime.model.library import load_catalogue_model
+    >>> from steptime.model.known import load_catalogue_model
     >>> gpt = load_catalogue_model("gpt2")
     >>> with_kinds(gpt, [LayerKind(name="a", block=gpt, mlp=False)], ["a"] * 3).layers
     3

@@ -1,24 +1,14 @@
-"""Models by name from the catalogue, and models from a user's TOML file.
-
-The border between a TOML model file and :class:`ModelSpec`: strict types, defaults, field paths in errors.
-"""
+"""The border between a TOML model file and :class:`ModelSpec`: strict types, defaults, field paths in errors."""
 
 from __future__ import annotations
 
 import inspect
-import os
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
-from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from steptime.errors import FieldError, UnknownNameError, did_you_mean, shorten, shown
+from steptime.errors import FieldError, did_you_mean, shorten, shown
 from steptime.model.kinds import MIXERS, with_kinds
 from steptime.model.spec import (
     Experts,
@@ -31,116 +21,7 @@ from steptime.model.spec import (
     Vision,
     check_spec,
 )
-from steptime.store.files import keys_at, parse_toml, read_text
-
-MAX_FILE_BYTES: Final = 16 * 2**20
-"""Larger files are no descriptions of a model."""
-_HYPHEN: Final = re.compile(r"(?<=[a-z])-(?=v?\d)")
-_TRAINED: Final = re.compile(r"(-(instruct|chat|base|hf|it|pt))+(?=v?[\d.]*$)")
-
-
-@cache
-def _catalogue() -> Mapping[str, tuple[str, dict[str, Any]]]:
-    """Key of a name -> the name as written and its table, over all files of the catalogue."""
-    folder = resources.files("steptime.model") / "catalogue"
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".toml"):
-            for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
-                found[_key(name)] = (name, table)
-    return MappingProxyType(found)
-
-
-def _key(name: str) -> str:
-    """Names are equal regardless of case, of ``-`` or ``_``, and of a hyphen between a word and its number.
-
-    >>> _key("Llama-3.1_8B"), _key("llama3.1-8b"), _key("DeepSeek-V3"), _key("llama-3-18b")
-    ('llama3.1-8b', 'llama3.1-8b', 'deepseekv3', 'llama3-18b')
-    """
-    return _HYPHEN.sub("", name.strip().lower().replace("_", "-"))
-
-
-def _hub_key(name: str) -> str:
-    """Key of a name (:func:`_key`) without the words of fine-tuned checkpoints, whose layers are the same.
-
-    >>> _hub_key("Qwen/Qwen3-8B-Base"), _hub_key("meta-llama/Llama-2-7b-chat-hf")
-    ('qwen/qwen3-8b', 'meta-llama/llama2-7b')
-    """
-    return _TRAINED.sub("", _key(name))
-
-
-def catalogue_names() -> list[str]:
-    """All names of the catalogue, sorted.
-
-    >>> "llama2-7b" in catalogue_names()
-    True
-    """
-    return sorted(name for name, _ in _catalogue().values())
-
-
-def in_catalogue(name: str) -> bool:
-    """Whether the catalogue has that model.
-
-    >>> in_catalogue("GPT3_1t")
-    True
-    """
-    return _key(name) in _catalogue()
-
-
-@cache
-def _hub_names() -> Mapping[str, str]:
-    """Key of ORG/NAME of a model hub -> name in the catalogue, from where each entry says its figures are from."""
-    found = {}
-    for name, table in _catalogue().values():
-        source = re.search(r"config\.json of ([\w.-]+/[\w.-]+)", str(table.get("source", "")))
-        if source:
-            found[_hub_key(source[1])] = name
-    return MappingProxyType(found)
-
-
-def hub_model(name: str) -> str | None:
-    """The model of the catalogue that a model hub has under this name; None: none.
-
-    >>> hub_model("meta-llama/Llama-2-7b-hf"), hub_model("meta-llama/Llama-2-7b-chat-hf"), hub_model("llama2-7b")
-    ('llama2-7b', 'llama2-7b', None)
-    """
-    return _hub_names().get(_hub_key(name))
-
-
-def load_catalogue_model(name: str) -> ModelSpec:
-    """A model of the catalogue; neither case nor ``-`` against ``_`` matters, nor a hyphen before a number.
-
-    Raises:
-        UnknownNameError: the name is unknown; the message has the nearest names.
-
-    >>> load_catalogue_model("GPT3_1T").hidden
-    25600
-    """
-    from steptime.model.library import spec_from_table
-
-    if _key(name) not in _catalogue():
-        raise UnknownNameError("model", name, catalogue_names())
-    written, table = _catalogue()[_key(name)]
-    return spec_from_table(table, where=f"catalogue model {written}", name=written, source="catalogue")
-
-
-def read_model_toml(path: str | os.PathLike[str]) -> ModelSpec:
-    """A model from a TOML file with the field names of :class:`ModelSpec`.
-
-    Raises:
-        InputFileError: the file cannot be read or is no TOML.
-        FieldError: a field is unknown, missing, of the wrong type, out of range, or contradicts another.
-    """
-    from steptime.model.library import spec_from_table
-
-    where = os.fspath(path)
-    table = parse_toml(read_text(path, MAX_FILE_BYTES, "a model file"), where)
-    if "layers" not in table and {"levels", "device", "memory", "matrix"} & set(table):
-        raise FieldError(
-            where, "layers", "this file describes a cluster or a device, not a model", hint="give it with --cluster"
-        )
-    return spec_from_table(table, where=where, name=Path(path).stem, source=f"file {where}")
-
+from steptime.store.files import keys_at
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31)]
@@ -340,11 +221,11 @@ def _mixers(given: Any, hidden: int, where: str, at: str) -> Iterator[LayerOpera
     for number, table in enumerate(given):
         place, form = f"{at}.mixers[{number}]", table.get("form")
         if form not in MIXERS:
-            known = f"known: {', '.join(MIXERS)}; any other with its work stated: form = \"stated\""
+            known = f'known: {", ".join(MIXERS)}; any other with its work stated: form = "stated"'
             raise FieldError(where, f"{place}.form", f"{shown(form, 40)} is no kind of layer that is known", hint=known)
         takes = inspect.signature(MIXERS[form]).parameters
         for key, value in table.items():
-            if key != "form" and key not in takes or key == "hidden":
+            if (key != "form" and key not in takes) or key == "hidden":
                 hint = f"{form} takes {', '.join(name for name in takes if name != 'hidden')}"
                 raise FieldError(where, f"{place}.{shorten(key)}", "unknown field", hint=hint)
             if key != "form" and not _fits(value, str(takes[key].annotation)):

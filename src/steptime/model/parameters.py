@@ -29,7 +29,7 @@ def parameter_terms(spec: ModelSpec) -> Terms:
     Returns:
         Terms whose total is the exact count (below 2^53).
 
-    >>> from steptime.model.library import load_catalogue_model
+    >>> from steptime.model.known import load_catalogue_model
     >>> terms = parameter_terms(load_catalogue_model("gpt2"))
     >>> int(terms.total)
     124439808
@@ -61,7 +61,7 @@ def active_parameter_terms(spec: ModelSpec) -> Terms:
     with :math:`k` experts per token and :math:`N_{routed}` the parameters of all routed experts. Router,
     shared experts and the whole embedding count in full. A model without experts has all parameters active.
 
-    >>> from steptime.model.library import load_catalogue_model
+    >>> from steptime.model.known import load_catalogue_model
     >>> f"{active_parameter_terms(load_catalogue_model('mixtral-8x7b')).total / 1e9:.1f}"
     '12.9'
     """

@@ -429,13 +429,14 @@ FROZEN = {
     "embedding": "frozen_embedding",
 }
 PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
+FROZEN_PRODUCTS = tuple(FROZEN[name] for name in PRODUCTS)
 
 
 def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
     """The rows with frozen weights; in a ``layer``, with adapters added to the products."""
     adapter = job.adapter
     if adapter is None:
-        return list(rows)
+        return [_copied(row, job) for row in rows] if job.memory.cast_bytes else list(rows)
     out: list[Row] = []
     for row in rows:
         targeted = layer and row.operator == "matmul" and row.name != "router"
@@ -447,11 +448,19 @@ def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
     return out
 
 
+def _copied(row: Row, job: Job) -> Row:
+    """A row with the copy of its weights that autocast makes for a product and the backward pass takes."""
+    if row.operator not in PRODUCTS and row.operator not in FROZEN_PRODUCTS:
+        return row
+    return replace(row, kept_bytes=row.kept_bytes + row.weights * job.memory.cast_bytes)
+
+
 def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list[Row]:
     element = job.precision.element_bytes
     # The adapter's first product keeps the input instead; without one nothing needs it.
     kept = 0.0 * row.kept_bytes if row.operator in PRODUCTS else row.kept_bytes
-    stored = element if weight_bytes is None else weight_bytes
+    wide = job.memory.frozen_bytes
+    stored = (element if wide is None else wide) if weight_bytes is None else weight_bytes
     if not layer and job.adapter is not None and job.adapter.weight_bytes is not None:
         stored = job.memory.quantised_ends_bytes or element
     narrow = job.precision.quantised_bytes
@@ -466,7 +475,7 @@ def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list
         weight_bytes=stored,
     )
     if weight_bytes is None:
-        return [frozen]
+        return [_copied(frozen, job) if wide is not None else frozen]
     expanded = move(f"{row.name}_dequantise", row.block, row.weights * weight_bytes, row.weights * element)
     return [replace(expanded, share=row.share), frozen]
 
@@ -479,10 +488,15 @@ def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
     second: Num = rank * n
     cut = row.name in ROW_PARALLEL
     narrow = Product(m=m, n=projections * rank, k=k, element_bytes=element)
-    down = matmul(f"{row.name}_adapter_down", row.block, narrow, kept_elements=row.kept_bytes / element, weights=first)
+    dropped = job.memory.adapter_input_bytes
+    kept = projections * m * k * dropped if dropped else row.kept_bytes
+    down = matmul(f"{row.name}_adapter_down", row.block, narrow, kept_elements=kept / element, weights=first)
     # The second product adds to the frozen one's result, which is read and written again.
     wide = Product(m=m, n=n, k=rank, element_bytes=element, output_passes=2)
-    up = matmul(f"{row.name}_adapter_up", row.block, wide, kept_elements=m * projections * rank, weights=second)
+    inner = m * projections * rank
+    if adapter.dora:  # its scale is trained, so that both results that it multiplies are kept
+        inner, second = inner + 2 * m * n, second + n
+    up = matmul(f"{row.name}_adapter_up", row.block, wide, kept_elements=inner, weights=second)
     return [
         replace(down, share=row.share, replicated=0.0 if cut else first),
         replace(up, share=row.share, replicated=second if cut else 0.0),

@@ -18,10 +18,11 @@ Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.num import Num, maximum, where
 from steptime.plan.job import Job, Precision, replica_micro_batches
 from steptime.plan.plans import Plans

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from steptime.cost.host import SHARPNESS
+from steptime.dataclass import dataclass
 from steptime.num import Num, maximum
 
 
@@ -242,6 +243,12 @@ class Habits:
     expert_parts: str = ""
     """The same of models with experts."""
 
+    plain_norms: bool = False
+    """RMSNorms are operators of the framework, each a kernel on fp32 copies; else one kernel."""
+
+    recompute: str = "none"
+    """What it recomputes unless told otherwise."""
+
     zero: int = 1
     """ZeRO stage that it runs unless told otherwise, without a pipeline."""
 
@@ -326,7 +333,24 @@ _BY_OPERATOR = "norm+activation+outputs"
 _OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
 _TORCHAO = replace(_PER_PARAMETER, kernel="sdpa", fp8="fp8-tensorwise", **_OPERATORS)
 _DATA_ONLY: frozenset[str] = frozenset()
+_TRAINER = Habits(
+    kernel="flash2",
+    zero=0,
+    axes=_DATA_ONLY,
+    unfused_copies=_ALL,
+    separate_kernels=True,
+    plain_norms=True,
+    stops_early=True,
+)
+"""Modules of Hugging Face's transformers under its Trainer: DDP, or FSDP and DeepSpeed where asked for."""
+_CHECKPOINTED = replace(_TRAINER, recompute="full")
 HABITS: Mapping[str, Habits] = {
+    **dict.fromkeys(("transformers", "peft", "axolotl"), _TRAINER),
+    **dict.fromkeys(("trl", "ms-swift"), _CHECKPOINTED),
+    "llama-factory": replace(_CHECKPOINTED, stops_early=False),
+    "unsloth": replace(_CHECKPOINTED, stops_early=False, separate_kernels=False, plain_norms=False),
+    "litgpt": replace(_TRAINER, zero_stages=frozenset({0, 3})),
+    "paddlenlp": Habits(kernel="flash2", zero=2, plain_norms=True, separate_kernels=True),
     "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
     "megatron-2021": replace(
         _MEGATRON,

@@ -12,11 +12,9 @@ Names of training frameworks: their own, those of other software that trains wit
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +33,8 @@ from steptime.plan.framework import (
     kernel_factor,
     widening,
 )
+from steptime.plan.stacks import STACKS
+from steptime.store.files import parse_toml
 
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
@@ -224,7 +224,7 @@ def slowed(framework: Framework, slower: float) -> Framework:
 
 def framework_names() -> list[str]:
     """Names that :func:`load_framework` takes."""
-    return ["ideal", GENERIC, *sorted(framework_table()["framework"])]
+    return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *STACKS})]
 
 
 def bare_name(name: str) -> str:
@@ -267,7 +267,8 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
     if name == IDEAL.name:
         return IDEAL
     table = framework_table()
-    if name != GENERIC and name not in table["framework"]:
+    unfitted = name == GENERIC or (name in STACKS and name not in table["framework"])
+    if not unfitted and name not in table["framework"]:
         raise unknown_framework(name)
     common, own = table["common"], table["framework"].get(name, {})
     values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
@@ -276,7 +277,7 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
     values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
     spread = _spread(table, own, known, measured)
     found = replace(IDEAL, name=name, spread=spread, **values)
-    return slowed(found, float(table["generic"]["slower"])) if name == GENERIC else found
+    return slowed(found, float(table["generic"]["slower"])) if unfitted else found
 
 
 def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any], measured: bool) -> Spread:
@@ -298,8 +299,8 @@ def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[st
 @cache
 def name_rules() -> Mapping[str, Any]:
     """The rules: ``source_key``, ``pattern``, ``nearest``, ``today`` and ``open`` names."""
-    file = resources.files("steptime.plan") / "framework_names.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    file = Path(__file__).with_name("framework_names.toml")
+    return parse_toml(file.read_text(encoding="utf-8"), str(file))
 
 
 @cache

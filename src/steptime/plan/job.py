@@ -5,7 +5,7 @@ Its choices are tables: precisions, optimisers, pipeline schedules (:data:`stept
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from steptime.cost.quantisation import (
@@ -15,6 +15,7 @@ from steptime.cost.quantisation import (
     nvfp4_element_bytes,
     state_8bit_element_bytes,
 )
+from steptime.dataclass import dataclass
 from steptime.hardware.records import Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES, ModelSpec
@@ -185,6 +186,8 @@ class Adapter:
     rank: int
     targets: str = "linear"
     """``linear``: every product of the layers; ``attention``: those of the attention block."""
+    dora: bool = False
+    """The length of each column of the sum is a parameter of its own (DoRA, arXiv 2402.09353)."""
     weight_bytes: float | None = None
     """Bytes of a frozen weight of the adapted products with its scales; None: those of the dtype."""
 
@@ -370,6 +373,7 @@ def with_habits(job: Job, framework: str) -> Job:
         unfused_copies=habits.unfused_copies,
         triangular_softmax=habits.triangular_softmax,
         one_pass_norms=habits.one_pass_norms,
+        plain_norms=habits.plain_norms,
         asynchronous_tp=habits.asynchronous_tp,
         dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
         memory=memory_profile_of(framework),

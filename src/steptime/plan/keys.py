@@ -77,3 +77,6 @@ JOB_KEYS: Final = tuple(name for name in KEYS if name not in CONSTRAINED)
 """Keys whose value is the same for all candidates of a search."""
 AXES: Final = ("dp", "tp", "tp2", "cp", "pp")
 """Axes of the mesh, which a placement lays into fast domains."""
+LAUNCHED: Final = "default"
+"""Word for the order of launchers in which ranks lie on the devices; below for the fastest of all."""
+SEARCHED: Final = "search"

@@ -6,8 +6,10 @@ One :class:`MemoryProfile` per framework; the sources stand after the table :dat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from steptime.dataclass import dataclass
 
 MIB = 2.0**20
 
@@ -70,6 +72,28 @@ class MemoryProfile:
     """Frozen weights of a run with narrow products are stored in the narrow format."""
     narrow_weights: bool = False
     """Trained weights of products of layers too; without it they are stored in the dtype of the run."""
+    frozen_bytes: float | None = None
+    """Bytes of a frozen weight that is not quantised; None: those of the dtype of the run."""
+    cast_bytes: float = 0.0
+    """Kept per weight of a product from its forward to its backward pass, where weights at rest are wider than those
+    in use: the copy that autocast makes."""
+    adapter_bytes: float | None = None
+    """Of a weight of an adapter, and of its gradient, whose states are then of fp32; None: as trained weights."""
+    adapter_input_bytes: float = 0.0
+    """Kept per element of the input of each projection with an adapter, in place of the input that the projections
+    share: its copy in another format, or what dropout left of it and which elements that are; 0: they share it."""
+    dequantised_bytes: float = 0.0
+    """Per parameter of the largest quantised weight of a layer while the backward pass goes through it: the weight in
+    the dtype of the run."""
+    stream_bytes: float | None = None
+    """Per element of the residual stream that a recomputed layer keeps where its weights are quantised; None: those of
+    the dtype of the run."""
+    trained_norm_bytes: float = 0.0
+    """Of :attr:`norm_bytes` what only a norm keeps whose own weight is trained."""
+    gradients_made: bool = False
+    """Gradients are freed after a step and made by its first backward pass: there are none before it."""
+    boundaries_on_host: bool = False
+    """The inputs of recomputed layers wait in the host's memory."""
     updates_in_backward: bool = False
     """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
     offloads_weights: bool = False
@@ -126,8 +150,8 @@ _DEEPSPEED = MemoryProfile(
 SCALING = MemoryProfile(
     name="scaling",
     gathered_logits=True,
-    logit_kept_bytes=6.0,
-    logit_peak_bytes=18.0,
+    logit_kept_bytes=8.0,
+    logit_peak_bytes=16.0,
     gathered_inputs=True,
     norm_bytes=6.0,
     gate_bytes=2.0,
@@ -149,7 +173,76 @@ _TRAINER = MemoryProfile(
     workspace_bytes=8 * MIB,
     **_EAGER,
 )
+_MODULES: Mapping[str, Any] = {
+    "norm_bytes": 4.0,
+    "trained_norm_bytes": 2.0,
+    "gradients_made": True,
+    "stream_bytes": 4.0,
+    "gate_bytes": 2.0,
+    "score_bytes": 4.0,
+    "logit_kept_bytes": 6.0,
+    "logit_peak_bytes": 14.0,
+    "quantised_ends_bytes": 5.0,
+    "adapter_bytes": 4.0,
+    "adapter_input_bytes": 2.0,
+    "dequantised_bytes": 2.0,
+    "workspace_bytes": 8 * MIB,
+    **_EAGER,
+}
+"""What the modules of Hugging Face's transformers keep, whoever trains them; with PEFT's adapters."""
+_TRANSFORMERS = MemoryProfile(name="transformers", pure=True, **_MODULES)
+_WIDE: Mapping[str, Any] = {"weight_bytes": 4.0, "cast_bytes": 2.0}
+_DROPPED = 3.0
+"""Of an element of an adapter's input after dropout: the element and whether it was left."""
+_FINE_TUNING: Mapping[str, MemoryProfile] = {
+    "transformers": _TRANSFORMERS,
+    "peft": replace(_TRANSFORMERS, name="peft"),
+    "trl": replace(_TRANSFORMERS, name="trl", pure=False, fused_head=True, frozen_bytes=4.0, **_WIDE),
+    "ms-swift": replace(_TRANSFORMERS, name="ms-swift", adapter_input_bytes=_DROPPED),
+    "llama-factory": replace(_TRANSFORMERS, name="llama-factory", pure=False, **_WIDE),
+    "axolotl": replace(_TRANSFORMERS, name="axolotl"),
+    "unsloth": MemoryProfile(
+        name="unsloth",
+        pure=True,
+        fused_head=True,
+        quantised_ends_bytes=2.0,
+        adapter_bytes=4.0,
+        dequantised_bytes=2.0,
+        gradients_made=True,
+        boundaries_on_host=True,
+        workspace_bytes=8 * MIB,
+        loss_forward_bytes=4.0,
+        loss_backward_bytes=4.0,
+    ),
+    "litgpt": MemoryProfile(
+        name="litgpt",
+        pure=True,
+        update_bytes=2.0,
+        quantised_ends_bytes=2.0,
+        logit_kept_bytes=4.0,
+        logit_peak_bytes=6.0,
+        norm_bytes=4.0,
+        gate_bytes=2.0,
+        score_bytes=4.0,
+        adapter_input_bytes=_DROPPED,
+        dequantised_bytes=2.0,
+        gradients_made=True,
+        workspace_bytes=8 * MIB,
+        **_EAGER,
+    ),
+    "paddlenlp": MemoryProfile(
+        name="paddlenlp",
+        norm_bytes=4.0,
+        gate_bytes=2.0,
+        score_bytes=4.0,
+        logit_kept_bytes=6.0,
+        logit_peak_bytes=14.0,
+        workspace_bytes=8 * MIB,
+        **_EAGER,
+    ),
+}
 PROFILES: Mapping[str, MemoryProfile] = {
+    **_FINE_TUNING,
     "hf-trainer": _TRAINER,
     "scaling": SCALING,
     "megatron-core": _CORE,
@@ -209,11 +302,29 @@ and reads and writes backward; that of Liger makes gradients forward. MaxText ke
 base.yml); XLA turns logits to fp32 as it reads them, which holds them and their gradient.
 
 Aleph Alpha's scaling (src/scaling of Aleph-Alpha/scaling): the head gathers the logits of all tensor ranks
-(`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the sequence
-before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32. Assumed: that nothing of
-the loss is free before its backward pass is done (logits 2, in fp32 4, log-probabilities 4, gradients of both 8; where
-ranks gather, their parts 2 and joined 2), and that a norm of 2023 that no kernel fuses computes in fp32 (copy 4,
-normalised 2).
+(`ColumnParallelLinear`, `parallel_output=False`) and `CrossEntropyLoss` turns them to fp32; a norm gathers the
+sequence before the products, which keep it; SwiGLU is `silu(x) * gate`; the softmax can be one of fp32, whose
+gradients are so too. The buffers of the pipeline have two slots at least, whose outputs stay until they are written
+again (`required_buffer_count` of pipeline_schedule/train.py, `pipe_buffer.get` in parallel_module.py): logits 2 and
+those of the micro-batch before 2; of the loss log-probabilities 4, gradients of both 8. Assumed: that where ranks
+gather, nothing of their parts 2, joined 2, and its gradient 2 is free before the backward pass is done, and that a
+norm of 2023 that no kernel fuses computes in fp32 (copy 4, normalised 2).
+
+Fine-tuning stacks: what their modules allocate, held against captures of the real ones in benchmarks/finetuning.md;
+their versions and defaults stand in :mod:`steptime.plan.stacks`. Modules of transformers: a norm turns its input to
+fp32 (4, in place of the 2 of the input, which the norm itself does not keep) and multiplies its result in the dtype of
+the run (2, kept where the weight is trained) by the weight; `silu` is made before the product with the other half (2);
+`ForCausalLMLoss` turns the logits (2) to fp32, keeps log-probabilities (4) and backward has gradients of both (8).
+With autocast a weight in fp32 (TRL, which loads so unless `model_init_kwargs` says otherwise; LLaMA-Factory, which
+turns what is trained to fp32 unless `pure_bf16`) is copied to bf16 for each product (2), and the copy is kept for the
+backward pass. PEFT's adapters are in fp32 (`autocast_adapter_dtype`), so that under autocast each projection has its
+own copy of its input, to fp32 and back (2), and with dropout its flags (1). With 4-bit weights embedding, norms and so
+the residual stream are in fp32 (`prepare_model_for_kbit_training`). Gradients are set to none after a step
+(`zero_grad`). bitsandbytes turns a 4-bit weight to bf16 in each product, forward and backward (`MatMul4Bit`). TRL's
+`chunked_nll` and Unsloth's fused loss make the logits of a few tokens at a time. Unsloth's kernels (norms, SwiGLU,
+adapters) keep what fused ones do, and its checkpoints move the inputs of layers to the host. LitGPT makes
+log-probabilities in bf16 in chunks of 128 tokens. PaddleNLP trains with O2: weights in bf16, the master copy and
+states in fp32.
 
 Hugging Face's Trainer, with a checkpoint in bf16 that is trained as it is: ``AdamW`` of PyTorch works on all tensors at
 once (``foreach``, whose temporaries have the size of the parameters); models turn logits to fp32 (4), shift them (4),

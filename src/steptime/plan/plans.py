@@ -5,14 +5,15 @@ What makes a plan impossible: named reasons, each a row of a table, combined to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial, reduce
 from operator import and_, or_
 from typing import Any
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.model.spec import LayerKind
 from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
 from steptime.plan.job import (
@@ -56,7 +57,7 @@ def is_set(codes: Num, bit: int) -> Any:
     return np.bool_(int(codes) & bit)
 
 
-def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int) -> dict[str, Any]:
+def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int, order: Sequence[str] = AXES) -> dict[str, Any]:
     r"""Ranks of each axis that share a fast domain where launchers number ranks along the axes, innermost first.
 
     $$i_a = \gcd(d_a,\, r_a), \qquad r_{a+1} = r_a / i_a, \qquad r_1 = \max \{ u \le D : u \mid n \}$$
@@ -68,6 +69,7 @@ def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int) -> dict[st
         degrees: axis -> ranks, or an array of them.
         ranks: devices of the plan.
         domain: devices of a fast domain.
+        order: axes, innermost first.
 
     Source: definition; the order is Megatron-Core's `tp-cp-ep-dp-pp` and torchtitan's mesh (`tp` innermost).
 
@@ -75,7 +77,7 @@ def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int) -> dict[st
     {'tp': 4, 'dp': 2, 'pp': 1}
     """
     inside, room = {}, max(used for used in divisors(ranks) if used <= domain)
-    for axis in AXES:
+    for axis in order:
         if axis in degrees:
             inside[axis] = np.gcd(degrees[axis], room)
             room = room // inside[axis]
@@ -126,6 +128,12 @@ class Plans:
     in_cp: Num = 1
     in_dp: Num = 1
     in_pp: Num = 1
+    at_tp: Num = 1
+    """Fast domains from one member of a tensor-parallel group to the next (:mod:`steptime.plan.placements`)."""
+    at_tp2: Num = 1
+    at_cp: Num = 1
+    at_dp: Num = 1
+    at_pp: Num = 1
 
     def take(self, index: Any) -> Plans:
         """The rows at ``index``; columns that are one number stay so."""
@@ -166,13 +174,13 @@ class Plans:
             room = room // inside
         raise AssertionError(axis)
 
-    def in_order(self, domain: int) -> Plans:
+    def in_order(self, domain: int, order: Sequence[str] = AXES) -> Plans:
         """One plan placed as launchers number ranks (:func:`launch_order`).
 
         >>> Plans(tp=4, dp=4, pp=2).in_order(8).in_dp, Plans(tp=8, dp=8).in_order(72).in_dp
         (2, 8)
         """
-        inside = launch_order({axis: int(getattr(self, axis)) for axis in AXES}, int(self.ranks), domain)
+        inside = launch_order({axis: int(getattr(self, axis)) for axis in AXES}, int(self.ranks), domain, order)
         return self.with_columns({f"in_{axis}": ranks for axis, ranks in inside.items()})
 
     def gathers(self, micro_batches: Num) -> Num:

@@ -13,16 +13,18 @@ sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError
 from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
 from steptime.plan.framework import habits_of
+from steptime.plan.job import Job
 from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row, Shape, over, tensor_shares
@@ -340,7 +342,7 @@ def recompute_text(code: int) -> str:
 LOGIT_BYTES = 4.0
 """Logits are turned into probabilities in fp32."""
 MOST_LEADING = 3
-NORMS = ("layer_norm", "one_pass_layer_norm", "rms_norm")
+NORMS = ("layer_norm", "one_pass_layer_norm", "rms_norm", "plain_rms_norm")
 
 
 def layer_elements(s: Shape) -> Num:
@@ -353,14 +355,28 @@ def layer_elements(s: Shape) -> Num:
     """
     stream = s.sharded_tokens * s.model.hidden
     most: Num = 2 * s.gathered_kv
-    for local in _mlp_widths(s):
+    widths = _mlp_widths(s)
+    for local in widths:
         most = maximum(most, stream + _mlp_elements(s, local))
     experts = s.model.experts
     if experts is not None:
         most = maximum(most, stream + s.expert_rows * (s.hidden + s.expert_in))
     if s.job.attention == "unfused":
-        most = maximum(most, stream + 2 * Heads(s).rows * s.seq_len - _freed_elements(s))
-    return most
+        wide = 2.0 if s.job.memory.score_bytes else 1.0  # a softmax of fp32 has both gradients in fp32
+        most = maximum(most, stream + 2 * wide * Heads(s).rows * s.seq_len - _freed_elements(s))
+    return most + widened_bytes(s.job) / s.element_bytes * s.model.hidden * (widths[0] if widths else 0.0)
+
+
+def widened_bytes(job: Job) -> float:
+    """Per parameter of the largest weight of a layer: copies that adapters make of it while a product runs.
+
+    Of a quantised one that in the dtype of the run; for DoRA's lengths the weight, what the adapter adds and their sum.
+    """
+    adapter, copied = job.adapter, job.memory.dequantised_bytes
+    if adapter is None or not copied:
+        return 0.0
+    sums = 3 * (job.memory.adapter_bytes or copied) if adapter.dora else 0.0
+    return sums + (copied if adapter.weight_bytes is not None else 0.0)
 
 
 def _mlp_widths(s: Shape) -> list[Num]:
@@ -412,22 +428,30 @@ def loss_bytes(s: Shape) -> Num:
     if profile.fused_head:
         return weight + 6.0 * s.tokens * s.model.hidden
     peak: Num = kept if profile.logit_peak_bytes is None else profile.logit_peak_bytes
-    if profile.gathered_logits:  # the parts of all ranks, and them joined
-        peak = peak + where(s.plans.tp > 1, 2 * element, 0.0)
+    if profile.gathered_logits:  # the parts of all ranks, them joined, and the gradient of the part
+        peak = peak + where(s.plans.tp > 1, 3 * element, 0.0)
     head = weight + stream + gathered + (element - kept) * logits
     evaluated = profile.evaluated_logit_bytes * s.job.evaluated_share
     return maximum((peak + evaluated - kept) * logits, head)
 
 
-def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans) -> list[Row]:
-    """The rows of a layer with what software keeps beyond the fused kernels of the rows (:class:`MemoryProfile`)."""
+def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans, *, trained: bool = True) -> list[Row]:
+    """The rows of a layer with what software keeps beyond the fused kernels of the rows (:class:`MemoryProfile`).
+
+    Args:
+        rows: of a layer.
+        profile: of the software.
+        plans: how the job is parallelised.
+        trained: the weights of norms are trained.
+    """
     extra = profile.norm_bytes or profile.gate_bytes or profile.score_bytes or profile.gathered_inputs
-    return [_with_copies(row, profile, plans) for row in rows] if extra else list(rows)
+    return [_with_copies(row, profile, plans, trained) for row in rows] if extra else list(rows)
 
 
-def _with_copies(row: Row, profile: MemoryProfile, plans: Plans) -> Row:
+def _with_copies(row: Row, profile: MemoryProfile, plans: Plans, trained: bool) -> Row:
     if row.operator in NORMS:
-        return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.norm_bytes)
+        own = profile.norm_bytes - (0.0 if trained else profile.trained_norm_bytes)
+        return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * own)
     if row.operator == "gated_activation":
         return replace(row, kept_bytes=row.kept_bytes + row.shape["elements"] * profile.gate_bytes)
     if row.operator == "softmax":

@@ -14,16 +14,18 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.num import Array, ceil_div, divisors, places_in_runs
 from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.job import Job, equal_but_for_ends, replica_sequences, virtual_stage
-from steptime.plan.plans import NAMES, RECOMPUTE_CODES, Plans, Rule, broken_rules, launch_order, rows_of
+from steptime.plan.placements import ordered
+from steptime.plan.plans import AXES, NAMES, RECOMPUTE_CODES, Plans, Rule, broken_rules, launch_order, rows_of
 from steptime.plan.strategies import Strategy
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -95,6 +97,8 @@ class Space(ABC):
     """Lists meshes, configurations and placements."""
 
     name: ClassVar[str]
+    order: tuple[str, ...] | None = None
+    """Order of the axes over a network, innermost first; None: all are tried."""
 
     @abstractmethod
     def fixed(self, values: Mapping[str, int]) -> Space:
@@ -127,8 +131,12 @@ class Space(ABC):
         constraints: Sequence[Constraint] = (),
         *,
         nearer_is_faster: bool = True,
+        farthest: int = 1,
     ) -> Listing:
-        """All candidates that the constraints admit; those that break a rule are counted, not listed."""
+        """All candidates that the constraints admit; those that break a rule are counted, not listed.
+
+        ``farthest``: fast domains in the largest block of the network, within which the order of the axes matters.
+        """
         on_plan = [c for c in constraints if not c.column.startswith("in_")]
         on_placement = [c for c in constraints if c.column.startswith("in_")]
         meshes = kept(self.meshes(job, strategy), on_plan)
@@ -145,6 +153,9 @@ class Space(ABC):
         if len(legal) < len(mesh_of):
             mesh_of, configurations = mesh_of[legal], configurations.take(legal)
         placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain, nearer_is_faster=nearer_is_faster)
+        if farthest > 1:
+            axes = (*strategy.tensor_axes, "dp", "pp")
+            placed, placements = ordered(placed, placements, meshes, axes, farthest, self.order)
         picked = np.flatnonzero(_admitted(placements, len(placed), on_placement))
         placed, placements = placed[picked], placements.take(picked)
         count = np.bincount(placed, minlength=rows_of(meshes))
@@ -281,6 +292,8 @@ class CorrectedSpace(Space):
     recompute_every: tuple[int, ...] = (1,)
     launched: bool = False
     """Each mesh lies on the domains as launchers number its ranks, and no other way."""
+    order: tuple[str, ...] | None = None
+    """Order of the axes in which they do, and over a network; None: that of launchers, over a network all."""
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The space with some columns at one value each."""
@@ -313,7 +326,7 @@ class CorrectedSpace(Space):
     def configurations(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, Plans]:
         """Micro-batches (divisors of the share, powers of two), recomputation, ZeRO stage, SUMMA panels."""
         share = np.asarray(replica_sequences(job.global_batch, np.asarray(meshes.dp)))
-        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share)}
+        options = {int(s): self._micro_batches(int(s)) for s in np.unique(share, return_index=True)[0]}
         mesh_of, micro_batch = expand(np.arange(len(share)), options, share)
         extra: dict[str, Array] = {"micro_batch": micro_batch}
         for column, choices in self._choices(job, strategy, meshes).items():
@@ -392,7 +405,8 @@ class CorrectedSpace(Space):
         """
         axes = (*strategy.tensor_axes, "dp", "pp")
         if self.launched:
-            inside = launch_order({axis: np.asarray(getattr(meshes, axis)) for axis in axes}, gpus, fast_domain)
+            degrees_of = {axis: np.asarray(getattr(meshes, axis)) for axis in axes}
+            inside = launch_order(degrees_of, gpus, fast_domain, self.order or AXES)
             return np.arange(rows_of(meshes)), Plans(**{f"in_{axis}": ranks for axis, ranks in inside.items()})
         degrees = np.stack([np.asarray(getattr(meshes, axis)) for axis in axes])
         ways = partial_fillings(gpus, fast_domain, len(axes))

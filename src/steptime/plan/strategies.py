@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
+from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
 from steptime.num import Num, ceil_div, floor_div, maximum, minimum, where
@@ -124,6 +125,15 @@ class Method(ABC):
         """Share of a message that a link between domains is charged in the pipeline: 1, or a reproduced defect."""
 
 
+def boundary_element_bytes(job: Job) -> float:
+    """Bytes on the device per element of the input that a recomputed layer keeps."""
+    memory, quantised = job.memory, job.adapter is not None and job.adapter.weight_bytes is not None
+    if memory.boundaries_on_host:
+        return 0.0
+    own = job.precision.element_bytes
+    return own if memory.stream_bytes is None or not quantised else memory.stream_bytes
+
+
 class Corrected(Strategy):
     """Base of the corrected strategies: the order of the rows."""
 
@@ -138,7 +148,7 @@ class Corrected(Strategy):
             layer=tuple(finished(layer, job, plans)),
             first=tuple(unsharded(adapted(self._embedding(shape), job, layer=False), job, plans, end="embedding")),
             last=tuple(unsharded(wide(adapted(last, job, layer=False), job.precision), job, plans, end="head")),
-            boundary_bytes=self.stream_elements(shape) * shape.element_bytes,
+            boundary_bytes=self.stream_elements(shape) * boundary_element_bytes(job),
             working_bytes=layer_elements(shape) * shape.element_bytes,
             loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0,
             leading_dense=leading_dense(job.model),
@@ -160,11 +170,12 @@ class Corrected(Strategy):
             working = maximum(working, layer_elements(shape))
             boundary = maximum(boundary, self.stream_elements(shape))
         first = (*self._embedding(s), *declared_rows(self, s, model.stem))
+        last = wide(adapted(self._head(s), job, layer=False), job.precision)
         return Block(
             layer=tuple(layer),
             first=tuple(unsharded(adapted(first, job, layer=False), job, plans, end="embedding")),
-            last=tuple(unsharded(wide(adapted(self._head(s), job, layer=False), job.precision), job, plans, end="head")),
-            boundary_bytes=boundary * s.element_bytes,
+            last=tuple(unsharded(last, job, plans, end="head")),
+            boundary_bytes=boundary * boundary_element_bytes(job),
             working_bytes=working * s.element_bytes,
             loss_bytes=loss_bytes(s) if model.vocab else 0.0,
         )
@@ -375,7 +386,9 @@ class Corrected(Strategy):
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
-    rows = with_overlapped_transfers(kept_by_operators(rows, job.memory, plans), job, plans)
+    rows = with_overlapped_transfers(
+        kept_by_operators(rows, job.memory, plans, trained=job.adapter is None), job, plans
+    )
     rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
     if job.stops_early:
         rows = stopped_early(rows)

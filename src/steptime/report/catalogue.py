@@ -78,6 +78,7 @@ def print_cluster(cluster: Cluster) -> None:
     """Every number of a cluster, of its levels and of its device."""
     parts: list[tuple[str, Any]] = [("", cluster)]
     parts += [(f"levels.{level.name}.", level) for level in cluster.levels]
+    parts += [] if cluster.topology is None else [("topology.", cluster.topology)]
     _print_record(f"{cluster.name}: {cluster.title}", [*parts, ("device.", cluster.device)])
 
 
@@ -208,6 +209,8 @@ HABITS: Final = {
     "selective": "what is recomputed where it is asked to do so selectively",
     "parts": "what a search recomputes other than whole layers",
     "expert_parts": "the same of models with experts",
+    "plain_norms": "norms are operators on fp32 copies",
+    "recompute": "what is recomputed unless told otherwise",
     "within_node": "nodes hold copies unless told otherwise (HSDP)",
     "zero": "ZeRO stage unless told otherwise",
     "zero_stages": "ZeRO stages that it has, without a pipeline",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SHOWN_FRONT = 5
 #: They take at most this many times the fastest step.
 SLOWEST_OF_FRONT = 2.0
+#: Changes of a plan that make it fit to show, and what to say without one.
+SHOWN_REMEDIES, NO_REMEDY = 2, "no single change of it fits"
 #: Columns of the terminal from which the main loss and the band have room next to a plan on one line.
 WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
 
@@ -122,6 +124,18 @@ def _print_plans(out: Console, result: PlanResult) -> None:
     advice = estimate.advice(result.plans, result.likely_to_fit)
     if advice:
         out.print(t.printable(advice))
+    _print_risky(out, result)
+
+
+def _print_risky(out: Console, result: PlanResult) -> None:
+    """The fastest plan that would be before the first, and the changes that make it fit, as far as there is room."""
+    if not result.risky or result.oom_limit is None:
+        return
+    each = result.risky[0]
+    fits = [f"{one.change} ({t.seconds(one.step_time_s)})" for one in each.remedies[:SHOWN_REMEDIES]]
+    risk = f"{t.seconds(each.estimate.step_time_s)}, P(oom) {estimate.chance(each.estimate)}"
+    what = f"fits with {' or '.join(fits)}" if fits else NO_REMEDY
+    out.print(t.printable(f"faster, above --oom-limit: {t.plan_label(each.estimate.plan)}, {risk}; {what}"))
 
 
 def _print_front(out: Console, result: PlanResult) -> None:

@@ -224,7 +224,8 @@ def lora_label(lora: Mapping[str, Any]) -> str:
     >>> lora_label({"rank": 16, "targets": "linear", "qlora": True})
     'QLoRA rank 16 (linear)'
     """
-    return f"{'Q' if lora.get('qlora') else ''}LoRA rank {number(lora.get('rank'))} ({number(lora.get('targets'))})"
+    kind = f"{'Q' if lora.get('qlora') else ''}{'D' if lora.get('dora') else 'L'}oRA"
+    return f"{kind} rank {number(lora.get('rank'))} ({number(lora.get('targets'))})"
 
 
 def band_text(e: Estimate) -> str:

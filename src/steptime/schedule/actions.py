@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.num import Array, Num
 
 

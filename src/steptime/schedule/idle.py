@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.actions import COMPUTE, DATA, STREAMS, Kind
 from steptime.schedule.graph import ActionGraph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from inspect import signature
 from math import inf
@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from steptime.cost.pipeline import filling_passes, waited_messages
+from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.num import Num, minimum
 from steptime.registry import Registry

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
+from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.schedule.schedules import SCHEDULES, Pipeline, Schedule, Times
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import inf
 from time import monotonic
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from steptime.cost.pipeline import zero_bubble_in_flight, zero_bubble_s
+from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.num import Array, Num
 from steptime.schedule.actions import ActionTable
@@ -24,7 +25,6 @@ from steptime.schedule.schedules import (
     Rule,
     Schedule,
     Times,
-    registered,
 )
 from steptime.schedule.shop import LEAST, PLACEMENTS, Habits, Orders, Shop, listed, shop_of
 from steptime.schedule.simulate import Durations, spread
@@ -379,25 +379,23 @@ def _order(pipeline: Pipeline) -> ActionTable:
     return synthesised(replace(pipeline, memory_limit=limit), effort=QUICK).table
 
 
-registered(
-    Schedule(
-        name=NAME,
-        source="our search; reference: Qi et al., arXiv 2401.10241, section 3",
-        order=_order,
-        rules=(
-            Rule(text="1 or 2 chunks", holds=lambda p: p.chunks <= 2),
-            WHOLE_SEQUENCES,
-            Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1),
-        ),
-        splits=True,
-        fills=2.0,
-        bubble=zero_bubble_s,
-        held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, 2),
-        to_host=True,
-        exact=lambda _: False,
-        held_is_exact=False,
-        bound="a bound: its order is searched; bubble and activations are those of zb-h2",
-        note="searched for the times and the memory that are given, no slower than the others that fit; by default "
-        "twice the memory of 1F1B; an estimate takes the closed forms of zb-h2",
-    )
+SEARCHED: Final = Schedule(
+    name=NAME,
+    source="our search; reference: Qi et al., arXiv 2401.10241, section 3",
+    order=_order,
+    rules=(
+        Rule(text="1 or 2 chunks", holds=lambda p: p.chunks <= 2),
+        WHOLE_SEQUENCES,
+        Rule(text="memory for the activations of one micro-batch at least", holds=lambda p: p.memory_limit >= 1),
+    ),
+    splits=True,
+    fills=2.0,
+    bubble=zero_bubble_s,
+    held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, 2),
+    to_host=True,
+    exact=lambda _: False,
+    held_is_exact=False,
+    bound="a bound: its order is searched; bubble and activations are those of zb-h2",
+    note="searched for the times and the memory that are given, no slower than the others that fit; by default "
+    "twice the memory of 1F1B; an estimate takes the closed forms of zb-h2",
 )

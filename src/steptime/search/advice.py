@@ -54,9 +54,10 @@ def best_step_s(
     setting: Setting, gpus: int, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint],
 ) -> float | None:  # fmt: skip
-    """Step time of the best plan on another number of devices."""
-    other = replace(setting, job=replace(setting.job, gpus=gpus))
-    return min((float(f.best_s[0]) for f in find(other, space, strategies, constraints) if len(f.best_s)), default=None)
+    """Step time of the best plan on another number of devices; of those whose live tensors fit if none is safe."""
+    found = find(replace(setting, job=replace(setting.job, gpus=gpus)), space, strategies, constraints)
+    risky = min((float(f.risky_s[0]) for f in found if len(f.risky_s)), default=None)
+    return min((float(f.best_s[0]) for f in found if len(f.best_s)), default=risky)
 
 
 def nearest_counts(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.result import planned_job
@@ -60,6 +60,9 @@ class Found:
     best_s: Array
     """What is least of the best, ascending: times of a step, or values of the objective."""
     best: Plans
+    risky_s: Array
+    """The same of those more likely to run out of memory than a first plan may be; empty without a limit."""
+    risky: Plans
     energy: EnergyFront | None
     """Front of time and energy, where there is an objective."""
     front_s: Array
@@ -102,7 +105,7 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
     codes = distinct_rows([li.configurations for li in listings], rows, _shape_columns(job, listings))
     shapes = shapes_of(strategy, job, codes)
     placed = [rows_of(li.placements) for li in listings]
-    inner = distinct_rows([li.placements for li in listings], placed, inner_columns(job))
+    inner = distinct_rows([li.placements for li in listings], placed, inner_columns(job, first.setting.machine))
     listed = [
         _listed(task, listing, shapes, shape, inside)
         for task, listing, shape, inside in zip(
@@ -143,7 +146,7 @@ def _listing(task: Task) -> Listing:
     setting, machine = task.setting, task.setting.machine
     return task.space.list(
         setting.job, task.strategy, machine.fast_domain, setting.rules, task.constraints,
-        nearer_is_faster=machine.nearer_is_faster,
+        nearer_is_faster=machine.nearer_is_faster, farthest=1 if machine.network is None else machine.network.farthest,
     )  # fmt: skip
 
 
@@ -196,7 +199,8 @@ def _ranked(each: _Listed, table: LayerTable, shapes: Shapes, top: int, progress
         task=each.task, candidates=listing.candidates, feasible=feasible, costed=ranking.costed,
         energy=None if priced is None else priced.front(_plans(listing, priced.ids[:, 0], priced.ids[:, 1])),
         reasons=_reasons(each, multiplicity, ranking.risky) | refused, best_s=ranking.best.values,
-        best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]),
+        best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]), risky_s=ranking.risky_best.values,
+        risky=_plans(listing, ranking.risky_best.ids[:, 0], ranking.risky_best.ids[:, 1]),
         front_s=ranking.time_s[front], front_bytes=fitting.peak[front],
         front=_plans(listing, at[front], ranking.place[front]),
         nearest=None if feasible or refused else _nearest(each, multiplicity), distinct_layers=table.count,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Works, passes_of, works_of
 from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine
@@ -19,6 +20,7 @@ from steptime.plan.job import Job
 from steptime.plan.plans import Plans, joined_column
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
+from steptime.search.kept import Costs, job_of_layers, machine_of_transfers, machine_of_work, models_key, tables
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
@@ -27,15 +29,17 @@ _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 T = TypeVar("T", Part, Pass)
 K = TypeVar("K")
 
-SEVERAL = 3
-"""Placements per shape from which what a device does is computed apart from its transfers."""
 PIECE = 1 << 14
 """Placements whose transfers are computed at a time, so that their arrays stay in the cache."""
 
 
-def inner_columns(job: Job) -> tuple[str, ...]:
-    """Placement columns that the rows of a layer depend on: with experts that of ``dp``, over which they are spread."""
-    return (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
+def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
+    """Placement columns that the rows of a layer depend on: with experts that of ``dp``, over which they are spread.
+
+    On a network whose levels are told apart it matters too how far members of a group are apart.
+    """
+    inside = (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
+    return inside if machine.network is None else (*inside, *(name.replace("in_", "at_") for name in inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,30 +140,70 @@ def layer_table(
 ) -> LayerTable:
     """Costs the wanted shapes under every inner placement that divides their degrees."""
     fits = np.broadcast_to(wanted[:, None], (shapes.count, inner.count)).copy()
-    for name in inner_columns(job):
+    columns = inner_columns(job, machine)
+    for name in (name for name in columns if name.startswith("in_")):
         degree = np.broadcast_to(np.asarray(getattr(shapes.plans, name.removeprefix("in_"))), (shapes.count,))
         inside = np.broadcast_to(np.asarray(getattr(inner.distinct, name)), (inner.count,))
         fits &= degree[:, None] % inside == 0
+        apart = np.asarray(getattr(inner.distinct, name.replace("in_", "at_"))) > 1
+        fits &= ~apart | (degree[:, None] > inside)
     shape_of, inner_of = np.nonzero(fits)
     row = np.full(fits.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
     plans = as_float(shapes.plans.take(shape_of).with_columns(
-        {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job)}
+        {name: taken(getattr(inner.distinct, name), inner_of) for name in columns}
     ))  # fmt: skip
-    costed, shape_at = np.unique(shape_of, return_inverse=True)
-    if len(shape_of) < SEVERAL * len(costed):
-        works = works_of(part_times(strategy.block(job, plans), plans, machine), job, plans)
-    else:
-        works = _shared_works(strategy, job, machine, as_float(shapes.plans.take(costed)), shape_at, plans)
-    return LayerTable(passes=passes_of(works, job.framework), row=row, count=len(shape_of))
+    passes = _kept_passes(strategy, job, machine, shapes, inner, (shape_of, inner_of, plans))
+    return LayerTable(passes=passes, row=row, count=len(shape_of))
 
 
-def _shared_works(
-    strategy: Strategy, job: Job, machine: Machine, shapes: Plans, shape_at: Array, plans: Plans
-) -> Works:
-    """Work of every placement: that of its shape, computed once, and its own transfers."""
-    block = strategy.block(job, shapes)
-    device = works_of(part_times(_without_transfers(block), shapes, machine), job, shapes)
+def _kept_passes(
+    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, inner: Codes, pairs: tuple[Array, Array, Plans]
+) -> Passes:
+    """Passes of shapes under placements: those that a search had before are taken from there."""
+    shape_of, inner_of, plans = pairs
+    of_job, on_links, alone = job_of_layers(job), machine_of_transfers(machine), machine_of_work(machine)
+    if machine.network is not None:  # where a group lies in it follows from all devices of the job
+        of_job, on_links = job, machine
+    (fixed, shape_rows), (fixed_inner, inner_rows) = (
+        _coded(shapes.plans, shapes.count),
+        _coded(inner.distinct, inner.count),
+    )
+
+    def work(places: Array) -> Works:
+        some = as_float(shapes.plans.take(places))
+        return works_of(part_times(_without_transfers(strategy.block(of_job, some)), some, alone), of_job, some)
+
+    def passes(places: Array, device: Costs | None) -> Passes:
+        costed, shape_at = np.unique(shape_of[places], return_inverse=True)
+        if device is None:
+            works = work(costed)
+        else:
+            works = device.kept.get(device.shapes.numbers(shape_rows[costed]), lambda at: work(costed[at]))
+        placed = plans if len(places) == len(shape_of) else plans.take(places)
+        return passes_of(_with_links(strategy, of_job, on_links, works, shape_at, placed), of_job.framework)
+
+    with tables() as costs:
+        if costs is None or machine.network is not None:
+            return passes(np.arange(len(shape_of)), None)
+        shape_key, width = (strategy, of_job, fixed, models_key(machine)), shape_rows.shape[1]
+        device = costs((*shape_key, alone), (width, 0), 0)
+        table = costs((*shape_key, on_links, fixed_inner), (width, inner_rows.shape[1]), inner.count)
+        found = table.pairs(shape_rows, inner_rows, shape_of, inner_of)
+        out: Passes = table.kept.get(found, lambda places: passes(places, device))
+        return out
+
+
+def _coded(plans: Plans, count: int) -> tuple[tuple[tuple[str, Num], ...], Array]:
+    """Columns that are one number, and the others as rows."""
+    columns = plans.columns()
+    fixed = tuple((name, column) for name, column in columns.items() if not isinstance(column, np.ndarray))
+    rows = [column for column in columns.values() if isinstance(column, np.ndarray)]
+    return fixed, np.stack(rows, axis=1) if rows else np.zeros((count, 0), dtype=np.int64)
+
+
+def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, shape_at: Array, plans: Plans) -> Works:
+    """Work of every placement: that of its shape, and its own transfers."""
     links: list[Works] = []
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from steptime.dataclass import dataclass
 from steptime.estimate.single import Statistics
 from steptime.plan.space import Constraint, CorrectedSpace, Space
 from steptime.plan.strategies import CORRECTED, Method

@@ -6,23 +6,27 @@ What a search returns: counts, why it stopped, the best plans, the front, the ne
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, field
+from typing import Any, overload
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.estimate.single import Setting, estimate_plan, plan_record, workload_record
 from steptime.num import Array
-from steptime.plan.plans import Plans
+from steptime.plan.framework import habits_of
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.recompute import recompute_code
 from steptime.plan.space import Constraint, Space
 from steptime.plan.strategies import Strategy
 from steptime.search.accumulators import pareto_front
 from steptime.search.exhaustive import Found, Progress, Task, search
 from steptime.search.objective import Objective
+from steptime.search.ranking import RISKY_SHOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,29 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One change of a plan with which it runs out of memory no more likely than a first plan may."""
+
+    change: str
+    """In the words of the command line, as ``recompute=full``."""
+    step_time_s: float
+    oom_probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risky:
+    """A plan that would be faster than the first and is too likely to run out of memory to be it."""
+
+    estimate: Estimate
+    remedies: tuple[Remedy, ...]
+    """Fastest first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {**self.estimate.to_json(), "would_fit": [asdict(remedy) for remedy in self.remedies]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """Ranked plans of one model on so many devices."""
 
@@ -47,8 +74,9 @@ class PlanResult:
     reasons: Mapping[str, int]
     """Named reason -> candidates that have it; one candidate may have several."""
     stop: Stop
-    plans: tuple[Estimate, ...]
-    """Fastest first."""
+    plans: Sequence[Estimate]
+    """Fastest first; all run out of memory with the chance at most that a first plan may have. Where none does, the
+    one that needs least memory. All but the first are explained when they are read."""
     pareto: tuple[Mapping[str, Any], ...]
     """Front of step time and memory: no candidate is better in both. Each has step_time_s,
     peak_memory_bytes and plan."""
@@ -56,6 +84,10 @@ class PlanResult:
     """When nothing fits: the plan that lacks least."""
     likely_to_fit: Estimate | None = None
     """Where the first plan may run out of memory: the fastest of the space that likely does not."""
+    oom_limit: float | None = None
+    """Largest chance of running out of memory that a first plan may have; None: any."""
+    risky: tuple[Risky, ...] = ()
+    """The fastest of those with a larger chance that would be faster than the first."""
     advice: tuple[str, ...] = ()
     """What to change when nothing fits: device counts that work, what idle devices cost."""
 
@@ -84,6 +116,8 @@ class PlanResult:
             "pareto": [dict(point) for point in self.pareto],
             "nearest": self.nearest.to_json() if self.nearest else None,
             "likely_to_fit": self.likely_to_fit.to_json() if self.likely_to_fit else None,
+            "oom_limit": self.oom_limit,
+            "risky": [each.to_json() for each in self.risky],
             "advice": list(self.advice),
             "workload": dict(self.workload),
             **({"energy_front": [dict(point) for point in self.energy_front]} if self.energy_front else {}),
@@ -110,13 +144,9 @@ def rank_plans(
     """
     started = time.process_time()
     found = find(setting, space, strategies, constraints, top=top, progress=progress, objective=objective)
-    ranked = sorted(
-        ((float(f.best_s[i]), n, i) for n, f in enumerate(found) for i in range(len(f.best_s))),
-    )[:top]  # fmt: skip
-    plans = tuple(
-        _explained(setting, found[n].task.strategy, found[n].best.row(i), first=not k and not brief)
-        for k, (_, n, i) in enumerate(ranked)
-    )
+    ranked, risky = _merged(found, top)
+    rows = [(strategy, each) for _, strategy, each in ranked]
+    plans = Ranked(setting, rows, [_explained(setting, *row, first=not brief) for row in rows[:1]])
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
@@ -125,9 +155,67 @@ def rank_plans(
         plans=plans, pareto=() if brief else _front(setting, found),
         nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
+        oom_limit=setting.first_limit,
+        risky=() if brief else tuple(_risky(setting, strategy, each) for _, strategy, each in risky),
         workload=workload_record(setting.job),
         energy_front=() if objective is None else _energy_front(setting, found),
     )  # fmt: skip
+
+
+_Row = tuple[float, Strategy, Plans]
+
+
+def _merged(found: Sequence[Found], top: int) -> tuple[list[_Row], list[_Row]]:
+    """The best plans of all searches, and those too likely to run out of memory that would be before the first."""
+    best, risky = (
+        sorted(
+            ((float(value), n, i) for n, f in enumerate(found) for i, value in enumerate(getattr(f, f"{name}_s"))),
+        )
+        for name in ("best", "risky")
+    )
+    ranked = [(value, found[n].task.strategy, found[n].best.row(i)) for value, n, i in best[:top]]
+    if not ranked and risky:
+        ranked = [_safest(found)] if found[0].task.objective is None else []
+        ranked = ranked or [(value, found[n].task.strategy, found[n].risky.row(i)) for value, n, i in risky[:1]]
+    before = [(value, found[n].task.strategy, found[n].risky.row(i)) for value, n, i in risky if value < ranked[0][0]]
+    return ranked, before[:RISKY_SHOWN]
+
+
+def _safest(found: Sequence[Found]) -> _Row:
+    """The plan that needs least memory."""
+    f = min((f for f in found if len(f.front_bytes)), key=lambda f: float(f.front_bytes.min()))
+    at = int(np.argmin(f.front_bytes))
+    return float(f.front_s[at]), f.task.strategy, f.front.row(at)
+
+
+def _risky(setting: Setting, strategy: Strategy, plans: Plans) -> Risky:
+    """A plan with the changes that make it fit: more recomputation, smaller micro-batches, more shards."""
+    e = _explained(setting, strategy, plans, first=False)
+    limit, found = setting.first_limit or 0.0, []
+    for change, columns in _less_memory(setting, plans):
+        other = estimate_plan(setting, strategy, plans.with_columns(columns))
+        if other.feasible and other.oom_probability <= limit:
+            remedy = Remedy(change=change, step_time_s=other.step_time_s, oom_probability=other.oom_probability)
+            found.append(remedy)
+    return Risky(estimate=e, remedies=tuple(sorted(found, key=lambda one: one.step_time_s)))
+
+
+def _less_memory(setting: Setting, plans: Plans) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes of a plan that take less memory, each alone, in the words of the command line."""
+    habits = habits_of(setting.job.framework.name)
+    parts = habits.parts if setting.job.model.experts is None else habits.expert_parts
+    now = int(plans.recompute)
+    for text in dict.fromkeys((parts, "full")):
+        code = recompute_code(text) if text else now
+        if not is_set(now, FULL_RECOMPUTE) and code != now:
+            yield f"recompute={text}", {"recompute": code}
+    size = int(plans.micro_batch)
+    while size > 1:
+        size = (size + 1) // 2
+        yield f"micro_batch={size}", {"micro_batch": size}
+    for stage in sorted(habits.stages_with(int(plans.pp))):
+        if stage > int(plans.zero) and int(plans.dp) > 1:
+            yield f"zero={stage}", {"zero": stage}
 
 
 def find(
@@ -144,6 +232,42 @@ def find(
         out += search([task], top, _shifted(progress, done))
         done += out[-1].candidates
     return out
+
+
+class Ranked(Sequence[Estimate]):
+    """Plans of a job, fastest first, each explained when it is first read."""
+
+    def __init__(self, setting: Setting, rows: Sequence[tuple[Strategy, Plans]], explained: Sequence[Estimate]) -> None:
+        self._setting, self._rows = setting, rows
+        self._known: dict[int, Estimate] = dict(enumerate(explained))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Estimate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+        """The plan of a rank, from 0 on; of a slice those of its ranks."""
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        place = range(len(self))[index]
+        if place not in self._known:
+            self._known[place] = _explained(self._setting, *self._rows[place], first=False)
+        return self._known[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(len(self))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[Estimate, ...]]]:
+        """Copies for other processes are explained."""
+        return tuple, (tuple(self),)
 
 
 def _shifted(progress: Progress | None, before: int) -> Progress | None:

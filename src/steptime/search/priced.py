@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.energy import activity, flops_of
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.single import Setting
 from steptime.estimate.step import Passes, Step
 from steptime.num import Array
 from steptime.plan.plans import Plans, rows_of
-from steptime.search.accumulators import Best, pareto_front
+from steptime.search.accumulators import pareto_front
 from steptime.search.objective import Objective
 
 Made: TypeAlias = tuple[PlannedJob, Passes, Step]
@@ -41,8 +41,14 @@ class Priced:
         self.time_s = self.energy_J = np.zeros(0)
         self.ids: Array = np.zeros((0, 2), dtype=np.int64)
 
-    def add(self, best: Best, made: Made, times: Array, at: tuple[Array, ...]) -> None:
-        """Offers a block: its job, passes and step, times, and places of its configurations and placements."""
+    def values(self, made: Made, times: Array, at: tuple[Array, ...]) -> tuple[Array, Array]:
+        """What is least of a block, and which of it is within the bounds.
+
+        Args:
+            made: its job, passes and step.
+            times: its step times in seconds.
+            at: position, configuration and placement of each.
+        """
         position, configuration, place = at
         planned, passes, step = made
         does = activity(planned, self.setting.machine, passes, step, self.flops[position])
@@ -56,8 +62,8 @@ class Priced:
             over |= out
         self.lost += int(over.sum())
         kept = np.flatnonzero(~over)
-        best.add(np.asarray(wanted.mix.of(times[kept], energy[kept])), configuration[kept], place[kept])
         self._to_front(times, energy, np.stack([configuration, place], axis=1))
+        return np.asarray(wanted.mix.of(times[kept], energy[kept])), kept
 
     def _to_front(self, times: Array, energy: Array, ids: Array) -> None:
         near = pareto_front(times, energy)

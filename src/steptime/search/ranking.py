@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import composed
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_fit
 from steptime.estimate.result import planned_job
@@ -23,6 +23,9 @@ from steptime.search.priced import Made, Priced
 
 ROUND, BLOCK = 1 << 11, 1 << 14
 """Candidates that are costed before bounds are compared again, at first and at most: few enough for the cache."""
+
+RISKY_SHOWN = 3
+"""Plans too likely to run out of memory to be first that are shown where they would be faster."""
 
 Done = Callable[[int], None]
 
@@ -98,6 +101,9 @@ class Ranking:
         self._of, self._priced = fitting, priced
         rows = len(fitting.at)
         self.best = Best(top)
+        """Of those that run out of memory with the chance at most that a first plan may have; all without a limit."""
+        self.risky_best = Best(RISKY_SHOWN)
+        """Of all others."""
         self.likely_s: float = np.inf
         self.likely: Array | None = None
         """Position and placement of the fastest candidate that likely fits, and its time."""
@@ -116,13 +122,17 @@ class Ranking:
         counts = of.counts
         least_s = of.least_s() if self._priced is None else np.zeros(len(of.at))
         likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.at), dtype=bool)
+        first = None if of.setting.first_limit is None else of.may_fit(of.setting.first_limit)
         unknown, most = np.ones(len(of.at), dtype=bool), ROUND
-        chosen = np.union1d(_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        chosen = np.concatenate(
+            (_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        )
+        chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
             for start in range(0, len(chosen), BLOCK):
                 self._cost(chosen[start : start + BLOCK], limit)
             unknown[chosen] = False
-            needed = unknown & (least_s <= np.maximum(self._to_beat(), np.where(likely, self.likely_s, -np.inf)))
+            needed = unknown & (least_s <= np.maximum(self._to_beat(first), np.where(likely, self.likely_s, -np.inf)))
             done(int(counts[~needed].sum()))
             open_ = np.flatnonzero(needed)
             most = min(2 * most, BLOCK)
@@ -134,13 +144,21 @@ class Ranking:
         front: Array = kept[pareto_front(self.time_s[kept], self._of.peak[kept])]
         return front
 
-    def _to_beat(self) -> Array:
-        """Time above which a configuration is neither among the best nor on the front."""
+    def _to_beat(self, first: Array | None) -> Array:
+        """Time above which a configuration is neither among the best, nor shown next to them, nor on the front.
+
+        Args:
+            first: whether a placement of each may be put first; None: any may.
+        """
         order = np.argsort(self._of.peak, kind="stable")
         fastest = np.minimum.accumulate(self.time_s[order])
         peak = self._of.peak[order]
         within = fastest[np.searchsorted(peak, self._of.peak, side="right") - 1]
-        beaten: Array = np.maximum(within, self.best.threshold)
+        best: Array | float = self.best.threshold
+        if first is not None:
+            fastest_s = float(self.best.values[0]) if len(self.best.values) else np.inf
+            best = np.maximum(np.where(first, best, -np.inf), min(self.risky_best.threshold, fastest_s))
+        beaten: Array = np.maximum(within, best)
         return beaten
 
     def _count_risky(self, limit: float) -> None:
@@ -161,16 +179,29 @@ class Ranking:
             position, place, plans = position[safe], place[safe], plans.take(safe)
         made = of.made(plans, position, place)
         times = np.broadcast_to(np.asarray(made[2].total_s), position.shape)
-        if self._priced is None:
-            self.best.add(times, of.at[position], place)
-        else:
-            self._priced.add(self.best, made, times, (position, of.at[position], place))
+        values, kept = times, np.arange(len(times))
+        if self._priced is not None:
+            values, kept = self._priced.values(made, times, (position, of.at[position], place))
+        self._offer(plans.take(kept), values, position[kept], place[kept])
         if of.setting.method.calibrated:
             self._offer_likely(plans, times, position, place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))
         low = np.minimum.reduceat(times, starts)
         self.time_s[position[starts]] = low
         self.place[position[starts]] = _first_equal(times, starts, low, place)
+
+    def _offer(self, plans: Plans, values: Array, position: Array, place: Array) -> None:
+        """Offers candidates to the best, or by their chance of running out of memory to those shown next to them."""
+        limit, of = self._of.setting.first_limit, self._of
+        if limit is None:
+            return self.best.add(values, of.at[position], place)
+        near = np.flatnonzero(values <= max(self.best.threshold, self.risky_best.threshold))
+        if not len(near):
+            return None
+        safe = of.fits(plans.take(near), position[near], limit)
+        for best, chosen in ((self.best, near[safe]), (self.risky_best, near[~safe])):
+            best.add(values[chosen], of.at[position[chosen]], place[chosen])
+        return None
 
     def _offer_likely(self, plans: Plans, times: Array, position: Array, place: Array) -> None:
         """Offers candidates; of those that are slower than what is known nothing is computed."""
@@ -201,5 +232,5 @@ def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array
 
 def placed(configurations: Plans, placements: Plans) -> Plans:
     """Configurations, each under one placement."""
-    columns = {name: value for name, value in placements.columns().items() if name.startswith("in_")}
+    columns = {name: value for name, value in placements.columns().items() if name.startswith(("in_", "at_"))}
     return configurations.with_columns(columns)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
-import tomllib
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from steptime.errors import InputFileError, nearest
+from steptime.store.compiled import compiled
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -111,11 +110,16 @@ def read_text(path: str | os.PathLike[str], at_most: int, what: str) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The document in a TOML text.
+    """The document in a TOML text; that of a file of the package was parsed when the package was built.
 
     Raises:
         InputFileError: the text is not TOML, or nested too deeply; the message names the file ``where``.
     """
+    found: dict[str, Any] | None = compiled(text)
+    if found is not None:
+        return found
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -167,6 +171,8 @@ def replace_file(target: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    import tempfile
+
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -256,6 +262,8 @@ def lock(handle: int) -> bool:
 
 def _try_room(folder: Path) -> None:
     """Raises OSError where a small file cannot be written."""
+    import tempfile
+
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(ROOM))
         file.flush()

@@ -45,7 +45,7 @@ from steptime.formats.run_toml import as_user_error
 from steptime.hardware import load_cluster
 from steptime.hardware.search_path import is_path
 from steptime.model.captured import is_target
-from steptime.model.library import in_catalogue
+from steptime.model.known import in_catalogue
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import PRECISIONS
 from steptime.plan.keys import KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shown
-from steptime.formats.run_toml import parse_run
+from steptime.formats.run_spec import parse_run
 from steptime.hardware import cluster_names, device_names, load_cluster
 from steptime.hardware.search_path import is_path
-from steptime.model.library import catalogue_names, hub_model, in_catalogue
+from steptime.model.known import catalogue_names, hub_model, in_catalogue
 from steptime.plan.framework_file import framework_names
 from steptime.schedule import SCHEDULES
 from steptime.store.files import parse_toml

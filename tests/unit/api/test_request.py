@@ -11,7 +11,7 @@ import pytest
 from steptime import api
 from steptime.api.request import checked_plan, completed_degrees, constraints_of, some_of, strategy_of, whole
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
-from steptime.formats.run_toml import parse_run
+from steptime.formats.run_spec import parse_run
 from steptime.plan.framework_file import framework_names
 from steptime.plan.space import Constraint
 from steptime.search.modes import MODES

@@ -9,7 +9,7 @@ import pytest
 from doctor_logs import arguments, iteration
 from steptime.doctor import catalogue_model, held_against, model_contradictions, read_log
 from steptime.doctor.records import Log, Stated
-from steptime.model.library import load_catalogue_model
+from steptime.model.known import load_catalogue_model
 
 MIXTRAL = {
     "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336, "num_query_groups": 8,

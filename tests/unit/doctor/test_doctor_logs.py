@@ -15,7 +15,7 @@ from steptime.doctor.findings import log_findings
 from steptime.doctor.records import Log, Stated
 from steptime.doctor.stated import catalogue_model, model_contradictions
 from steptime.errors import InputFileError
-from steptime.model.library import load_catalogue_model
+from steptime.model.known import load_catalogue_model
 
 DATA = Path(__file__).resolve().parents[2] / "data/doctor"
 

@@ -11,7 +11,7 @@ from steptime.doctor.diagnose import rate_row
 from steptime.doctor.log import read_log
 from steptime.doctor.records import Log, Stated, StepLine
 from steptime.estimate.result import Estimate
-from steptime.model.library import load_catalogue_model
+from steptime.model.known import load_catalogue_model
 
 #: Llama 3 8B over 8,192 tokens, GFLOP per token: weights of products, and scores of all pairs.
 LAYERS, SCORES = 6 * (8.03 - 0.525), 12 * 32 * 4096 * 8192 / 1e9

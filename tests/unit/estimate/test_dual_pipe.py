@@ -178,7 +178,7 @@ def test_a_rank_holds_two_stages() -> None:
 def test_copies_are_near_where_the_pipeline_is(inside: int, near: int) -> None:
     plans = Plans(pp=8, dp=2, in_pp=inside, in_dp=8 // inside)
     (sent,) = shared_of(evaluated("dualpipe", plans, batch=128)).reduce
-    assert sent.group == (4, 8 // inside * near)
+    assert sent.group[:2] == (4, 8 // inside * near)
 
 
 @pytest.mark.parametrize("zero", [0, 3])
@@ -187,7 +187,7 @@ def test_both_copies_sum_their_gradients(zero: int) -> None:
     plans = Plans(pp=4, dp=8, ep=8, zero=zero)
     e, whole = (evaluated(name, plans, model="mixtral-8x7b", batch=512) for name in ("dualpipe", "1f1b"))
     for dual, single in zip(shared_of(e).reduce, shared_of(whole).reduce, strict=True):
-        assert dual.group == (2 * single.group[0], single.group[1])
+        assert dual.group[:2] == (2 * single.group[0], single.group[1])
     assert float(e.step.data.backward.hiding.arguments["layers"]) == 16
     assert float(whole.step.data.backward.hiding.arguments["layers"]) == 8
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from steptime.api.models import load_model
-from steptime.estimate.memory import UPDATE, memory_of, peak_bytes, stage_memory, stage_terms, state_bytes
+from steptime.estimate.memory import GRADIENTS, UPDATE, memory_of, peak_bytes, stage_memory, stage_terms, state_bytes
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job
+from steptime.plan.framework_file import framework_names, load_framework
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
 from steptime.plan.memory_profile import PLAIN, memory_profile_of
 from steptime.plan.plans import Plans, concatenate
 from steptime.plan.rows import Row
+from steptime.plan.stacks import STACKS
 from steptime.plan.strategies import CORRECTED
 
 H, F, V, S, LAYERS = 4096, 11008, 32000, 2048, 32
@@ -57,7 +59,7 @@ def test_inputs_that_ranks_gather_are_kept_whole():
     assert rows(job_of(memory=SCALING), tp=4, sp=0)["qkv"].kept_bytes == 2 * S * H
 
 
-@pytest.mark.parametrize(("tp", "each"), [(1, 18), (4, 22)])
+@pytest.mark.parametrize(("tp", "each"), [(1, 16), (4, 22)])
 def test_gathered_logits_are_those_of_the_whole_vocabulary(tp: int, each: int):
     job, plans = job_of(memory=SCALING), Plans(tp=tp)
     terms = stage_terms(planned(job, plans), "first", "loss")
@@ -113,3 +115,60 @@ def test_logits_of_evaluated_sequences_follow_their_mean_length():
     )
     path = "working/loss/largest_temporary_bytes"
     assert whole[path] - half[path] == pytest.approx(10 * S * V)
+
+
+def stack(name: str, **changes: Any) -> Job:
+    return with_habits(job_of(**changes), name)
+
+
+def test_norms_of_operators_keep_their_copies_whatever_times_them():
+    plain, scaling = (rows(job_of(plain_norms=True, memory=memory)) for memory in (PLAIN, SCALING))
+    assert plain["attention_norm"].operator == "plain_rms_norm"
+    assert scaling["attention_norm"].kept_bytes - plain["attention_norm"].kept_bytes == 6 * S * H
+
+
+def test_a_frozen_norm_keeps_no_normalised_input():
+    trained, frozen = rows(stack("transformers")), rows(stack("transformers", adapter=Adapter(rank=8)))
+    assert trained["mlp_norm"].kept_bytes - frozen["mlp_norm"].kept_bytes == 2 * S * H
+
+
+@pytest.mark.parametrize(("name", "each"), [("unsloth", 2 / 3), ("peft", 2.0), ("ms-swift", 3.0)])
+def test_projections_with_adapters_keep_inputs_of_their_own(name: str, each: float):
+    job = stack(name, adapter=Adapter(rank=8))
+    assert rows(job)["qkv_adapter_down"].kept_bytes == pytest.approx(3 * each * S * H)
+
+
+def test_autocast_keeps_a_copy_of_each_wide_weight():
+    wide, narrow = rows(stack("llama-factory")), rows(stack("transformers"))
+    assert wide["mlp_out"].kept_bytes - narrow["mlp_out"].kept_bytes == 2 * H * F
+    adapted = rows(stack("trl", adapter=Adapter(rank=8)))
+    assert adapted["mlp_out"].kept_bytes == 2 * H * F and adapted["mlp_out"].weight_bytes == 4.0
+
+
+def test_a_single_micro_batch_has_no_gradients_at_the_loss():
+    def gradients(micro_batch: int, phase: str) -> float:
+        job = stack("transformers", gpus=1, global_batch=8)
+        return stage_terms(planned(job, Plans(micro_batch=micro_batch, zero=0)), "first", phase)[GRADIENTS]
+
+    assert gradients(8, "loss") == 0.0 and gradients(4, "loss") == gradients(8, UPDATE) == 2 * PARAMETERS
+    assert 0.0 <= gradients(8, "backward") < 2 * PARAMETERS == gradients(4, "backward")
+
+
+def test_quantised_weights_are_widened_one_at_a_time_and_their_stream_is_wide():
+    adapter = Adapter(rank=8, weight_bytes=QLORA_BYTES)
+    blocks = [STRATEGY.block(stack("peft", adapter=a), Plans()) for a in (Adapter(rank=8), adapter)]
+    assert blocks[1].working_bytes - blocks[0].working_bytes == 2 * H * F
+    assert [block.boundary_bytes for block in blocks] == [2 * S * H, 4 * S * H]
+    assert STRATEGY.block(stack("unsloth", adapter=adapter), Plans()).boundary_bytes == 0.0
+
+
+def test_adapters_are_in_fp32_whatever_the_weights_are():
+    own = state_bytes(stack("transformers", adapter=Adapter(rank=8)))
+    assert own == {"weights": 4.0, "gradients": 4.0, "optimizer": 8.0}
+    assert state_bytes(stack("transformers")) == {"weights": 2.0, "gradients": 2.0, "optimizer": 4.0}
+
+
+@pytest.mark.each("name", sorted(STACKS))
+def test_every_stack_is_a_framework_with_a_source(name: str):
+    assert memory_profile_of(name).name == name and STACKS[name].source and name in framework_names()
+    assert load_framework(name, "h100-sxm").spread is not None

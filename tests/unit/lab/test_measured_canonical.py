@@ -240,7 +240,7 @@ def test_defaults_are_weights_of_every_framework():
 
 
 def test_known_models_are_in_the_catalogue():
-    from steptime.model.library import in_catalogue
+    from steptime.model.known import in_catalogue
 
     assert all(in_catalogue(entry["catalogue"]) for entry in table("models")["model"])
     names = {

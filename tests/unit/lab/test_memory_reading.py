@@ -86,7 +86,7 @@ def test_software_by_its_source():
     alone = run(framework="", source="Aleph Alpha", notes="kernel=flash_attention2 + RMS kernel")
     assert profile_of(alone).norm_bytes == 0.0 and profile_of(alone).score_bytes == 4.0
     assert profile_of(replace(alone, notes="kernel=fused")).score_bytes == 0.0
-    assert run(framework="HF Trainer").framework == "generic"
+    assert run(framework="HF Trainer").framework == "transformers"
 
 
 def test_the_band_widens_with_what_is_not_stated():

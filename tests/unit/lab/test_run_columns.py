@@ -17,7 +17,7 @@ from steptime.lab.measured.read import METRICS, NEEDED, OTHER_NAMES, SCALED, UNI
 from steptime.lab.measured.reading import Reading, read_runs
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.scoring.runs import FAR_OFF, read_any, score_reading, write_rows
-from steptime.model.library import catalogue_names, hub_model
+from steptime.model.known import catalogue_names, hub_model
 from steptime.plan.framework_file import framework_called, why_called
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.recompute import OTHER_WORDS, recompute_code
@@ -206,13 +206,14 @@ def test_every_metric_has_units() -> None:
     assert set(UNITS) == {name for name in METRICS if name.startswith("metric_")}
 
 
-HUGGING_FACE = ("hf", "Hugging Face", "transformers", "HF Trainer", "accelerate", "trl", "LLaMA-Factory")
+OPEN = ("accelerate", "HF Accelerate")
 
 
 @pytest.mark.parametrize(
     ("given", "name"),
     [("NeMo", "megatron-core"), ("Megatron-LM", "megatron-core"), ("mcore", "megatron-core"), ("megatron", "megatron"),
-     ("Megatron-DeepSpeed", "megatron-deepspeed"), ("axolotl", "torchtune"), ("MaxText", "maxtext")],
+     ("Megatron-DeepSpeed", "megatron-deepspeed"), ("axolotl", "axolotl"), ("LLaMA-Factory", "llama-factory"),
+     ("PaddleNLP", "paddlenlp"), ("MaxText", "maxtext")],
 )  # fmt: skip
 def test_frameworks_by_their_usual_names(given: str, name: str) -> None:
     assert framework_called(given) == name and framework_record(given).name == name
@@ -223,7 +224,7 @@ def test_frameworks_by_their_usual_names(given: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [("fsdp2", "torchtitan"), ("FSDP-2", "torchtitan"), ("PyTorch FSDP", "fms-fsdp"), ("peft", "torchtune"),
+    [("fsdp2", "torchtitan"), ("FSDP-2", "torchtitan"), ("PyTorch FSDP", "fms-fsdp"),
      ("torch ddp", "ddp")],
 )  # fmt: skip
 def test_software_without_runs_is_taken_as_the_nearest_and_told(given: str, name: str) -> None:
@@ -231,7 +232,7 @@ def test_software_without_runs_is_taken_as_the_nearest_and_told(given: str, name
     assert renamed(given)[0].startswith(f"framework {given} was taken as {name}, fitted to ")
 
 
-@pytest.mark.parametrize("given", ["litgpt", "NeMo", "fsdp2", "Megatron-LM"])
+@pytest.mark.parametrize("given", ["HF Trainer", "NeMo", "fsdp2", "Megatron-LM"])
 def test_the_page_of_a_framework_says_for_which_name_it_stands_and_why(
     given: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,7 +246,7 @@ def test_the_page_of_a_framework_says_for_which_name_it_stands_and_why(
 @pytest.mark.each(
     ("given", "told"),
     [("pytorch", "ddp; with FSDP2 torchtitan"), ("Lightning", "deepspeed"), ("jax", "maxtext"),
-     *((name, "ddp, deepspeed, with FSDP fms-fsdp") for name in HUGGING_FACE)],
+     *((name, "ddp, deepspeed, with FSDP fms-fsdp") for name in OPEN)],
 )  # fmt: skip
 def test_names_that_leave_the_framework_open_are_told_which_there_are(given: str, told: str) -> None:
     for use in (framework_record, lambda name: api.estimate("gpt2", "dgx-a100", framework=name, gpus=8)):
@@ -253,9 +254,8 @@ def test_names_that_leave_the_framework_open_are_told_which_there_are(given: str
             use(given)
 
 
-@pytest.mark.parametrize("given", HUGGING_FACE)
+@pytest.mark.parametrize("given", OPEN)
 def test_runs_of_software_that_leaves_the_framework_open_have_the_common_values(given: str) -> None:
-    """Their weights were taken to be in bf16 throughout, as torchtune has them: half the memory of fp32 weights."""
     assert framework_of(TableRow(1, {"framework": given})) == "generic"
 
 

@@ -35,6 +35,7 @@ from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, h
 from steptime.plan.framework import PARAMETERS as NAMES
 from steptime.plan.framework_file import PACKAGED, check_tables, framework_names, framework_table, load_framework
 from steptime.plan.job import PRECISIONS
+from steptime.plan.stacks import STACKS
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published_runs.csv"
 UNKNOWN = "unheard-of"
@@ -176,7 +177,7 @@ def test_the_file_holds_the_fit(runs: Modelled, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "frameworks.toml").write_text(text)
     monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
     back, read_bands = packaged()
-    assert read_bands == bands and framework_names() == ["ideal", "generic", *runs.fit.names]
+    assert read_bands == bands and framework_names() == ["ideal", "generic", *sorted({*runs.fit.names, *STACKS})]
     for kind in ("frameworks", "devices", "framework_doubts", "device_doubts"):
         own, other = getattr(fitted, kind), getattr(back, kind)
         assert set(own) == set(other)

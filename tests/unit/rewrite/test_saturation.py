@@ -7,9 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
-from tests.models.bert import bert  # noqa: E402
-from tests.models.llama import llama  # noqa: E402
-
+from models.bert import bert  # noqa: E402
+from models.llama import llama  # noqa: E402
 from public_models import rows  # noqa: E402, F401
 from rewritten import nn, ops, traced  # noqa: E402
 from saturated import problem, solved  # noqa: E402

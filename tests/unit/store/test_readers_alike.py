@@ -12,12 +12,12 @@ from steptime.captured.formats.snapshot_reader import read_snapshot
 from steptime.doctor.source import open_bytes
 from steptime.errors import InputFileError
 from steptime.formats.huggingface.reader import read_huggingface
-from steptime.formats.run_toml import read_description
+from steptime.formats.run_spec import read_description
 from steptime.hardware.library import load_cluster
 from steptime.lab.calibrate.mesh.read import read_links
 from steptime.lab.calibrate.table import read_table
 from steptime.lab.measured.read import read_rows
-from steptime.model.library import read_model_toml
+from steptime.model.known import read_model_toml
 from steptime.store.files import read_bytes, refuse_unwritable, write_whole
 from steptime.store.journal import Journal, read_journal
 

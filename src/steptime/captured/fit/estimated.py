@@ -11,7 +11,7 @@ import numpy as np
 from steptime.captured.fit.choice import PRECISION_TECHNIQUES, Batched, Checkpoints, Choice, Point
 from steptime.captured.fit.techniques import TECHNIQUES, Change
 from steptime.estimate.evaluate import evaluate
-from steptime.estimate.memory_definitions import exceeding, memory_by_definition, memory_constants
+from steptime.estimate.memory_definitions import communicators, exceeding, memory_by_definition, memory_constants
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.num import Array
 from steptime.plan.plans import Plans
@@ -85,8 +85,11 @@ class Estimated(Batched):
                 for swapped in (False,) if self.is_host else (False, True):
                     yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights="trained")
         if self.allow is Change.TRAINING:
+            states = [one for one in self.optimizers if one not in OFFLOADS]
             for precision in (one for one in self.precisions if one in ADAPTED):
-                yield Kind(precision=precision, optimizer="default", swapped=False, weights="qlora")
+                for optimizer in states:
+                    for swapped in (False,) if self.is_host else (False, True):
+                        yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights="qlora")
 
     def choices(self) -> Iterator[Choice]:
         """Every combination that is weighed."""
@@ -135,7 +138,10 @@ class Estimated(Batched):
         e = evaluate(setting.method, self.strategy, setting.job, setting.machine, plans)
         times = _column(e.step_time_s, len(rows))
         memory = {name: _column(value, len(rows)) for name, value in memory_by_definition(e).items()}
-        capacity, deviation = e.machine.memory_bytes, memory_constants().deviation["device"]
+        capacity, name = e.machine.memory_bytes, setting.job.memory.name
+        constants = memory_constants(is_host=e.machine.is_host)
+        deviation = constants.spread("device", name)
+        needed = _column(constants.needed(e.peak_bytes, communicators(e.plans), name), len(rows))
         out = {}
         for i, (micro, one) in enumerate(rows):
             choice = Choice(
@@ -147,7 +153,7 @@ class Estimated(Batched):
                 choice=choice, step_s=time_s, bracket_s=(time_s, time_s), band_s=None,
                 memory_bytes=float(memory["allocated"][i]), reserved_bytes=float(memory["reserved"][i]),
                 device_bytes=device, fits=device <= capacity, basis="estimate",
-                oom_probability=exceeding(device, capacity, deviation),
+                oom_probability=exceeding(float(needed[i]), capacity, deviation),
             )  # fmt: skip
         return out
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from steptime.dataclass import dataclass
 from steptime.errors import FieldError, shorten, shown
 from steptime.model.spec import LIMITS
 
@@ -213,9 +214,9 @@ _KEYS_BY_REASON = {
     "summary_use_proj swiglu_limit topk_group topk_method use_qk_norm router_jitter_noise head_dim_scale "
     "use_bidirectional_attention rotary_embedding_base clip_qkv input_jitter_noise layerscale_value "
     "logit_scale no_rope_layers no_rope_layer_interval norm_eps position_embedding_type rope_percent "
-    "attention_multiplier residual_multiplier logits_scaling time_step_min time_step_max time_step_floor time_step_limit "
-    "time_step_scale time_step_init_scheme mixer_rms_eps mamba_dt_min mamba_dt_max mamba_dt_init_floor mamba_dt_limit "
-    "mamba_norm_before_gate lm_head_multiplier mlp_multipliers key_multiplier attention_out_multiplier "
+    "attention_multiplier residual_multiplier logits_scaling time_step_min time_step_max time_step_floor "
+    "time_step_limit time_step_scale time_step_init_scheme mixer_rms_eps mamba_dt_min mamba_dt_max mamba_dt_init_floor "
+    "mamba_dt_limit mamba_norm_before_gate lm_head_multiplier mlp_multipliers key_multiplier attention_out_multiplier "
     "attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier logits_soft_cap "
     "w_init_variance_scale final_w_init_variance_scale moe_router_activation_func mla_use_nope use_grouped_topk "
     "full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor mlp_alpha_factor "

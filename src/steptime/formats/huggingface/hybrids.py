@@ -330,7 +330,7 @@ def _kimi_linear(f: Fields) -> Values:
     values = gated_rms(f) | {"latent": latent}
     layers, own = values["layers"], Fields(f.table("linear_attn_config") or {}, where=f.where,
                                            prefix=f"{f.prefix}linear_attn_config.",
-                                           defaults={"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4})  # fmt: skip
+                                           defaults=_KDA)  # fmt: skip
     full = own.items("full_attn_layers", int) or [layer for layer in range(1, layers + 1) if layer % 4 == 0]
     own.items("kda_layers", int)
     usual = [FULL if layer + 1 in full else MAMBA for layer in range(layers)]
@@ -356,7 +356,7 @@ def _kimi_linear(f: Fields) -> Values:
 
 
 def _deepseek_v32(f: Fields) -> Values:
-    """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 whose queries attend to ``index_topk`` keys that an indexer chose."""
+    """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 with attention to ``index_topk`` keys that an indexer chose."""
     values: dict[str, Any] = EXPERTS["deepseek_v3"].build(f) | {"mtp_depth": 0}
     top_k, layers = f.count("index_topk"), values["layers"]
     rank = values["latent"].q_lora_rank
@@ -400,6 +400,7 @@ def _minimax(f: Fields) -> Values:
     return of_kinds(values, [kind("linear", values, mixer, attention=False), kind(FULL, values)], names)
 
 
+_KDA: Final = {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
 _SSM: Final = {"hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4, "expand": 2}
 _SSM_NAMES: Final = {"hidden_size": ("d_model",), "num_hidden_layers": ("n_layer",), "intermediate_size": ("d_inner",)}
 _SSD: Final = LLAMA | {

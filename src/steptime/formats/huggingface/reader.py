@@ -25,7 +25,7 @@ from steptime.formats.huggingface.fields import (
     ImportReport,
 )
 from steptime.formats.huggingface.hybrids import HYBRIDS
-from steptime.model.library import MAX_FILE_BYTES
+from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from steptime.errors import UserError
 from steptime.lab.measured.meaning import framework_of
 from steptime.lab.measured.read import Flag, Reason, RowProblem, TableRow, table
-from steptime.model.library import hub_model, in_catalogue, load_catalogue_model
+from steptime.model.known import hub_model, in_catalogue, load_catalogue_model
 from steptime.model.spec import Experts, ModelSpec, check_spec
 
 _PREFIX: Final = re.compile(r"^(maxtext|paxml|nemo|megatron|hf|meta)[-_ ]+", re.IGNORECASE)

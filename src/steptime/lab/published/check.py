@@ -22,7 +22,7 @@ from steptime.hardware import load_cluster
 from steptime.lab.data_root import data_root, require_data
 from steptime.lab.published.mode import GIGA, TERA, PublishedSpace, flops_of, statistics
 from steptime.lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
-from steptime.model.library import load_catalogue_model
+from steptime.model.known import load_catalogue_model
 from steptime.model.spec import ModelSpec
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RECOMPUTE_CODES, Plans

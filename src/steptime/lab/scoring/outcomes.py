@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,6 +18,7 @@ import numpy as np
 
 from steptime.api.models import load_model
 from steptime.errors import FieldError, InputFileError, UserError, counted, did_you_mean, shorten
+from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.lab.measured.aggregate import ScoredRun, plan_key, workload_key
 from steptime.lab.measured.predict import score_packaged
 from steptime.lab.measured.read import (
@@ -88,8 +89,8 @@ def outcome_statistics(tried: Sequence[Tried]) -> dict[str, Any]:
 
     ``above_half``: share of the layouts that ran out, and of those that ran, with $P > 1/2$; ``brier`` the mean of
     $(P - o)^2$ and ``log_loss`` of $-\ln P$ of what happened, for $o = 1$ where it ran out; ``reliability``: by bins of
-    $P$ the mean and the share that ran out; ``picked``: of groups of three plans or more of one job, the plan that is
-    predicted fastest among those with $P \le 1/2$.
+    $P$ the mean and the share that ran out; ``picked``: of groups of three plans or more of one job, the plan that a
+    search puts first: predicted fastest among those with $P \le$ :data:`LIKELY_FITS`, else that with the least $P$.
     """
     chance = np.array([each.scored.oom_probability for each in tried], np.float64)
     ran = np.array([each.ran for each in tried], bool)
@@ -145,11 +146,10 @@ def _picked(tried: Sequence[Tried]) -> dict[str, Any]:
     regrets, known, chosen = [], [], 0
     for plans in groups.values():
         ran = [each for each in plans.values() if each.ran and each.scored.run.step_time_s]
-        fits = [each for each in plans.values() if each.scored.oom_probability <= 0.5]
-        if len(plans) < LEAST_PLANS or not ran or not fits:
+        if len(plans) < LEAST_PLANS or not ran:
             continue
         chosen += 1
-        first = min(fits, key=_predicted_s)
+        first = first_of(plans.values())
         best = min(each.scored.run.step_time_s or math.inf for each in ran)
         known.append((min(ran, key=_predicted_s).scored.run.step_time_s or math.nan) / best - 1)
         if first in ran:
@@ -161,6 +161,12 @@ def _picked(tried: Sequence[Tried]) -> dict[str, Any]:
         "worst_regret": max(regrets, default=None),
         "regret_of_ran": _mean(np.array(known)),
     }
+
+
+def first_of(plans: Collection[Tried]) -> Tried:
+    """The plan that a search puts first: the fastest that likely fits, else the one most likely to."""
+    fits = [each for each in plans if each.scored.oom_probability <= LIKELY_FITS]
+    return min(fits, key=_predicted_s) if fits else min(plans, key=lambda each: each.scored.oom_probability)
 
 
 def _predicted_s(each: Tried) -> float:
@@ -342,7 +348,7 @@ def print_outcomes(score: Mapping[str, Any]) -> None:
             "" if picked["mean_regret"] is None else f", and is {percent(picked['mean_regret'])} slower than the best"
         )
         screen.print(
-            f"The plan predicted fastest among those that likely fit ran in {percent(picked['ran'])} of "
+            f"The plan that a search puts first, of those that likely fit, ran in {percent(picked['ran'])} of "
             f"{counted(picked['groups'], 'group')}{cost}.",
             soft_wrap=True,
         )

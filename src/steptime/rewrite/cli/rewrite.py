@@ -60,6 +60,9 @@ def command(
     limit: Annotated[
         list[str] | None, typer.Option("--limit", metavar="METRIC=N", help="Keep below it: peak_bytes=2e9, ...")
     ] = None,
+    rules: Annotated[
+        str | None, typer.Option("--rules", metavar="shipped|FILE", help="Proved rules as moves of the search.")
+    ] = None,
     search_seconds: Annotated[
         float | None, o.real("--search-seconds", "S", "Stop the search then, with the best so far.")
     ] = None,
@@ -106,7 +109,7 @@ def command(
     from steptime.rewrite.engine import objective_named
     from steptime.rewrite.rewriting import rewrite
 
-    options = options_of(search, alpha, budget, weights, limit or [], search_seconds)
+    options = options_of(search, alpha, budget, weights, limit or [], search_seconds, rules)
 
     found = rewrite(
         model,

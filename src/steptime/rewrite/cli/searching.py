@@ -18,7 +18,13 @@ QUIET_S: Final = 5.0
 
 
 def options_of(
-    search: str | None, alpha: float, budget: int, weights: str | None, limits: list[str], limit_s: float | None
+    search: str | None,
+    alpha: float,
+    budget: int,
+    weights: str | None,
+    limits: list[str],
+    limit_s: float | None,
+    rules: str | None = None,
 ) -> Options | None:
     """A search and its options; None where no search is asked for.
 
@@ -26,8 +32,10 @@ def options_of(
         UserError: an option of a search without one, or text that is no number.
     """
     if search is None:
-        if weights is not None or limits or limit_s is not None:
-            raise UserError("--weights, --limit and --search-seconds are of a search", hint="add --search recommended")
+        if weights is not None or limits or limit_s is not None or rules:
+            raise UserError(
+                "--weights, --limit, --rules and --search-seconds are of a search", hint="add --search recommended"
+            )
         return None
     from steptime.rewrite.search.run import Options
 
@@ -39,6 +47,7 @@ def options_of(
         weights=named,
         limits=_numbers("--limit", limits),
         limit_s=limit_s,
+        rules=rules or "",
         report=progress(),
     )
 

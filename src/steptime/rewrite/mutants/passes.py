@@ -98,6 +98,8 @@ def _of_convolutions(wanted: Wanted, *, boxes: bool = False, images: int = 1) ->
 
 
 def _chosen(given: Convolution, wanted: Wanted, boxes: bool) -> tuple[Corrected, ...]:
+    """What is wanted of a geometry; no boxes of kernels that are not square, whose borders take minutes to find."""
+    boxes = boxes and given.kernel[0] == given.kernel[1]
     try:
         return tuple(each for each in corrected(given, boxes=boxes) if wanted(each))
     except UserError:  # No small sizes fulfil what the operators of this geometry need.
@@ -144,7 +146,7 @@ def _row(name: str, matches: str, condition: str, makes: str, find: Callable[[Sc
     return Pass(
         name=name,
         matches=matches,
-        condition=f"{condition}; stride one, both dims alike",
+        condition="; ".join(filter(None, (condition, "stride one, both dims alike"))),
         makes=makes,
         source=SOURCE,
         find=find,
@@ -196,7 +198,7 @@ MUTANT_PASSES: Final = (
     _row(
         "batch to rows, boxes again",
         "a convolution of several images",
-        "images higher than the window",
+        "images higher than the window, which is square",
         "all images below each other, one convolution, and the convolution again where windows met two images",
         _of_convolutions(lambda each: each.path.startswith("N2H") and each.correction == BOXES, boxes=True, images=2),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import UserError, did_you_mean
@@ -12,6 +13,7 @@ from steptime.registry import loaded
 from steptime.rewrite.engine import CUDA_ROUNDING_BYTES, Rewritten, apply_passes, is_legal, merged, pass_named
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.fused import FusedTimer
+from steptime.rewrite.mutants.passes import MUTANT_PASSES
 from steptime.rewrite.passes import MOVES
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective, Pass
@@ -29,6 +31,7 @@ Search = Callable[[Problem, float, int, Control], Found]
 
 PEAK: Final = "peak_bytes"
 TEMPLATE: Final = "template"
+SHIPPED: Final = "shipped"
 WORTH: Final = 1e-3
 """Part of the time that another round of the tangent must gain."""
 GUIDE: Final = 1e-3
@@ -66,6 +69,10 @@ class Options:
     budget: int = BUDGET
     everything: bool = False
     passes: Sequence[str] = ()
+    mutants: bool = False
+    """The mutants of partial equality are moves too."""
+    rules: str = ""
+    """``shipped``: the proved rules are moves too; a file: those of a user, each proved first."""
     measured: bool = False
     """Operators are timed on this machine."""
     limit_s: float | None = None
@@ -94,7 +101,8 @@ class Searched:
         islands = {f"bound_{name}": value for name, value in asdict(self.bound).items() if name != "cost"}
         rest = {"graphs": self.found.graphs, "stop": self.found.stop, "breaks_a_limit": self.broken}
         given = {"weights": dict(self.weights), "limits": dict(self.options.limits)}
-        return known | best | islands | rest | given
+        moves = {"mutants": self.options.mutants, "rules": self.options.rules}
+        return known | best | islands | rest | given | moves
 
 
 def check_options(options: Options) -> None:
@@ -113,15 +121,35 @@ def check_options(options: Options) -> None:
             raise UserError(f"{name}={value:g}: a weight or a limit is finite and not negative")
     if not 1 <= options.alpha <= 10:
         raise UserError(f"alpha is {options.alpha:g}: it is 1 to 10", hint="1 is greedy, 1.05 MetaFlow's")
+    if options.search in (TEMPLATE, "saturation") and options.rules:
+        raise UserError(
+            f"--rules are moves; {options.search} makes none", hint="--search recommended, taso or metaflow"
+        )
     if options.budget < 1:
         raise UserError(f"the budget is {options.budget} graphs: it is 1 or more")
 
 
 def moves_of(flow: Flow, device: Device, options: Options) -> tuple[Pass, ...]:
     """The moves that apply to a graph on a device."""
+    added = _added(options)
     chosen = {pass_named(name, MOVES) for name in options.passes} or set(MOVES)
     memory: Objective = "memory" if PEAK in (*options.weights, *options.limits) else options.objective
-    return tuple(row for row in MOVES if row in chosen and is_legal(row, flow, device, memory, everything=False))
+    rows = (*(row for row in MOVES if row in chosen), *added)
+    return tuple(row for row in rows if is_legal(row, flow, device, memory, everything=False))
+
+
+def _added(options: Options) -> tuple[Pass, ...]:
+    """Mutants and rules as moves. They may touch any operator, so that there is no bound with them."""
+    out = MUTANT_PASSES if options.mutants else ()
+    if options.rules == SHIPPED:
+        from steptime.rewrite.saturation.moves import rule_moves
+
+        return (*out, *rule_moves())
+    if options.rules:
+        from steptime.rewrite.saturation.moves import rules_of_file
+
+        return (*out, *rules_of_file(Path(options.rules)))
+    return out
 
 
 def searched(flow: Flow, device: Device, options: Options) -> Searched:

@@ -310,3 +310,36 @@ def test_a_graph_without_its_moves_is_taken_whole_or_not_at_all():
         assert (ops(done.flow) == ["cudnn_convolution_relu"]) == step.applied
     unchanged = replace(found, flow=given.flow)
     assert decide(given, unchanged, everything=False, by_time=True) == (unchanged, ())
+
+
+RULE = """
+[[rule]]
+name = "{name}"
+variables = "x[m,n] y[m,n] z[m,n]"
+source = "add(mul(x, z), mul(y, z))"
+target = "{target}"
+"""
+
+
+def test_a_users_rules_are_moves_once_they_are_proved(tmp_path):
+    flow = traced(lambda m, x, y, z: x * z + y * z, R(64, 64), R(64, 64), R(64, 64)).flow
+    path = tmp_path / "rules.toml"
+    alone = Options(search="taso", everything=True, passes=("constant folding",))
+    path.write_text(RULE.format(name="factored", target="mul(add(x, y), z)"))
+    plain, ruled = (searched(flow, H100, each) for each in (alone, replace(alone, rules=str(path))))
+    assert (ops(plain.rewritten.after), ops(ruled.rewritten.after)) == (["mul", "mul", "add"], ["add", "mul"])
+    assert "factored" in ruled.rewritten.steps[0].what
+    path.write_text(RULE.format(name="wrong", target="add(mul(x, y), z)"))
+    with pytest.raises(UserError, match=r"wrong in .* is unsound: shapes x .* values"):
+        searched(flow, H100, replace(alone, rules=str(path)))
+    with pytest.raises(UserError, match="rules are moves; template makes none"):
+        searched(flow, H100, Options(search="template", rules="shipped"))
+
+
+def test_mutants_are_moves_of_a_search():
+    flow = traced(lambda m, x, w: torch.bmm(x, w.expand(32, 512, 512)), R(32, 1, 512), R(512, 512)).flow
+    alone = Options(search="taso", everything=True, weights={"device_s": 1.0})
+    plain, mutated = (searched(flow, H100, replace(alone, mutants=on)) for on in (False, True))
+    assert ("bmm" in ops(plain.rewritten.after), "bmm" in ops(mutated.rewritten.after)) == (True, False)
+    assert mutated.found.cost < plain.found.cost
+    assert mutated.found.bound == 0, "mutants may touch any operator"

@@ -13,6 +13,8 @@ from steptime.hardware.search_path import is_path
 from steptime.lab.calibrate.toml_file import quantity_of, refuse_foreign, text_of
 from steptime.store.files import write_whole
 
+ALIKE: Final = 1.25
+"""Links of the axes of a torus differ by no more than this."""
 #: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
 MARK: Final = "# Written by `steptime calibrate mesh`; a later run overwrites it."
 
@@ -81,9 +83,46 @@ def cluster_text(mesh: Mesh, device: str, origin: str) -> str:
         'kind = "measured"',
         "# The outermost level joins the devices that were measured; without its `devices` it joins any number.",
     ]
+    if is_torus(mesh):
+        return "\n".join([*rows, "", *_torus(mesh, made)]) + "\n"
     for level, axis in zip(levels, mesh.axes, strict=True):
         rows += ["", *_level(level, axis, made)]
-    return "\n".join(rows) + "\n"
+    return "\n".join([*rows, *_topology(mesh)]) + "\n"
+
+
+def is_torus(mesh: Mesh) -> bool:
+    """Whether all axes are rings of links that are alike, so that a device sends along all of them at once."""
+    rates = [axis.Bps or 0.0 for axis in mesh.axes]
+    rings = [axis.kind == AxisKind.RING or axis.growth is not None for axis in mesh.axes]
+    return all(rings) and max(rates) <= ALIKE * min(rates)
+
+
+def _torus(mesh: Mesh, made: str) -> list[str]:
+    """One level of a device's links together, and the shape that they make."""
+    rate = min(axis.Bps or 0.0 for axis in mesh.axes)
+    latency = max(axis.latency_s or 0.0 for axis in mesh.axes)
+    return [
+        "[levels.torus]",
+        f"devices = {len(mesh.devices)}",
+        f"bandwidth = {quantity_of(2 * len(mesh.axes) * rate, 'B/s')}",
+        "efficiency = 1",
+        f"latency = {quantity_of(latency, 's')}",
+        f"source = {text_of(f'{made}; {2 * len(mesh.axes)} links of a device together')}",
+        'kind = "measured"',
+        "",
+        "[topology]",
+        'kind = "torus"',
+        f"shape = [{', '.join(str(size) for size in mesh.shape)}]",
+    ]
+
+
+def _topology(mesh: Mesh) -> list[str]:
+    """What tells the levels apart, where there are several."""
+    if len(mesh.axes) < 2:
+        return []
+    if mesh.axes[1].kind == AxisKind.RAIL:
+        return ["", "[topology]", 'kind = "rail"', f"rails = {mesh.shape[0]}"]
+    return ["", "[topology]", 'kind = "fat-tree"']
 
 
 def _unknown(mesh: Mesh) -> str:

@@ -1,0 +1,1 @@
+"""Commands ``export`` and ``import``."""

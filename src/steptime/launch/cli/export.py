@@ -1,0 +1,61 @@
+"""``steptime export``: a run as the launch file of a training software."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steptime.cli import options as o
+
+
+@o.describes_job(after="software")
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN.toml|PLAN.json|MODEL", help="Run, plan that plan or estimate wrote, or model.")
+    ],
+    software: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="NAME",
+            help="megatron-lm, megatron-bridge, nemo, torchtitan, torchtitan-python, deepspeed, accelerate, fsdp2, "
+            "hf-trainer, lightning, maxtext or llm-foundry.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE|FOLDER", help="Write it there; default: print it.")
+    ] = None,
+    json: o.Json = False,
+    **job: Any,
+) -> None:
+    """Write what a training software reads to run a plan: degrees, schedule, precision, batch, recomputation, overlap.
+
+    What it has no option for stands in comments; a plan that it cannot run is refused with the rule.
+    """
+    from steptime.cli.estimate import plan_given, written_given
+    from steptime.cli.job import job_from, needed
+    from steptime.launch.plans import run_of_plan
+    from steptime.launch.write import export_run, summary
+
+    base = run_of_plan(model)
+    asked = base or job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    if asked.cluster is not None:
+        needed(asked, "a launch file")
+    found = export_run(asked, software)
+    if json:
+        from steptime.cli.output import document, print_json
+
+        print_json(document(**found.to_json()))
+        return
+    if out is None:
+        print(found.text, end="")
+        return
+    from steptime.store.files import write_whole
+
+    target = out / found.file if out.is_dir() or not out.suffix else out
+    write_whole(target, found.text, make_folder=True)
+    print(f"wrote {target}" + (f"; start it with: {found.launcher}" if found.launcher else ""))
+    if text := summary(found):
+        print(text)

@@ -1,0 +1,51 @@
+"""``steptime import``: a launch file of a training software as a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime.cli import options as o
+
+
+def command(
+    file: Annotated[str, typer.Argument(metavar="FILE|COMMAND", help="Launch file, shell script, or a command line.")],
+    software: Annotated[
+        str | None, typer.Option("--from", metavar="NAME", help="Its software; default: recognised by its options.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="Model; default: what the file says.")
+    ] = None,
+    cluster: o.Cluster = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="RUN.toml", help="Write the run there; default: print it.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Read a launch file, a launch script or its arguments into a run that estimate reads.
+
+    Options that a run has no key for are kept and named; options that contradict each other are refused.
+    """
+    from steptime.launch.read import read_launch, with_model
+
+    own = None if out is None else out.with_suffix(".model.toml")
+    found = with_model(
+        read_launch(file, software, model=model, cluster=cluster), None if own is None or json else own.name
+    )
+    if json:
+        from steptime.cli.output import document, print_json
+
+        print_json(document(**found.to_json()))
+        return
+    if out is None:
+        print(found.text, end="")
+        return
+    from steptime.launch.report import print_imported
+    from steptime.store.files import write_whole
+
+    if found.model_text and own is not None:
+        write_whole(own, found.model_text)
+    write_whole(out, found.text)
+    print_imported(found, str(out))

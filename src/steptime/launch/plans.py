@@ -1,0 +1,65 @@
+"""Runs out of the documents that ``steptime plan --json`` and ``steptime estimate --json`` write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from steptime.errors import InputFileError
+from steptime.formats.run_spec import RunSpec, read_description
+from steptime.formats.run_toml import read_plan
+from steptime.plan.framework_file import GENERIC
+
+#: What a written estimate records of its job -> setting of a run.
+_SETTINGS: Final = {
+    "gpus": "gpus",
+    "global_batch": "global_batch",
+    "seq_len": "seq",
+    "dtype": "dtype",
+    "optimizer": "optimizer",
+    "framework": "framework",
+    "lora": "lora",
+}
+
+
+def run_of_plan(path: str) -> RunSpec | None:
+    """The run of a written plan, of a search that of its first; None: the name is not that of such a document.
+
+    Raises:
+        InputFileError: the document holds no plan, or does not say for which model and cluster it was made.
+    """
+    if not path.lower().endswith(".json"):
+        return None
+    if not is_document(path):
+        return None
+    written = read_plan(path)
+    source = _provenance(path)
+    model, cluster = source.get("model"), source.get("cluster")
+    if not isinstance(model, str) or not isinstance(cluster, str):
+        raise InputFileError(path, "does not say for which model and cluster it was made")
+    settings = {
+        own: written.workload[name] for name, own in _SETTINGS.items() if written.workload.get(name) is not None
+    }
+    if settings.get("framework") == GENERIC:  # none was named
+        del settings["framework"]
+    return RunSpec(model=model, cluster=cluster, settings=settings, plan=written.plan)
+
+
+def is_document(path: str) -> bool:
+    """Whether a file is a plan that steptime wrote, and no configuration of another software."""
+    found = _load(path)
+    return isinstance(found, dict) and ("plan" in found or "plans" in found) and "schema_version" in found
+
+
+def _provenance(path: str) -> dict[str, Any]:
+    found = _load(path)
+    first = found["plans"][0] if found.get("plans") else found
+    out = first.get("provenance", {})
+    return out if isinstance(out, dict) else {}
+
+
+def _load(path: str) -> Any:
+    try:
+        return json.loads(read_description(path))
+    except (ValueError, RecursionError):
+        return None

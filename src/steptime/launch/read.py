@@ -1,0 +1,422 @@
+"""A launch file read into a run: options to concepts, what they leave open to what the software does by itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from steptime.errors import InputFileError, PlanError, UserError, first_few, shown
+from steptime.formats.run_spec import RunSpec, read_description
+from steptime.launch.job import (
+    DIMENSIONS,
+    EXPERTS,
+    LATENT,
+    Launch,
+    defaults_of,
+    dimensions,
+    node_size,
+    run_text,
+    spec_of,
+)
+from steptime.launch.rules import check_rules
+from steptime.launch.shell import options_of
+from steptime.launch.syntax import READERS, Text, nested, tables_text
+from steptime.launch.table import SOFTWARE, Options, Software, plain, real_options, same, software_called
+from steptime.launch.values import (
+    NEUTRAL,
+    OVERLAPS,
+    PRODUCTS,
+    Values,
+    meshed,
+    multiplied,
+    relevant,
+    unfolded,
+    without_parts,
+)
+from steptime.model.known import catalogue_names, load_catalogue_model
+from steptime.store.files import is_file
+
+#: Option of a launcher -> concept.
+LAUNCHERS: Final = {
+    **dict.fromkeys(("--nnodes", "--num_nodes", "--num_machines", "--nodes", "-N"), "nodes"),
+    **dict.fromkeys(
+        ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--nproc", "-n", "--gpus-per-node"), "node_devices"
+    ),
+    **dict.fromkeys(("--num_processes", "--world_size"), "gpus"),
+}
+ARGUMENTS: Final = "arguments"
+_LINE: Final = re.compile(r"(?:^|\s)--[a-z]")
+#: Concepts that mean nothing without another degree, so that giving them is a contradiction.
+TEXTS: Final = ("model.name", "model.experts.pattern")
+WHOLE: Final = frozenset(name for product in PRODUCTS for name in (product.whole, *product.parts)) - {"shard"}
+LISTS: Final = ("mesh_shape", "mesh_names", "fsdp_mesh")
+ALONE: Final = {"sp": "tp", "vpp": "pp"}
+_SYNTAX: Final = {".json": ("json",), ".toml": ("toml",), ".yaml": ("yaml",), ".yml": ("yaml",)}
+_LAUNCHER_WORDS: Final = frozenset(
+    {"--master_addr", "--master_port", "--node_rank", "--rdzv_backend", "--rdzv_endpoint"}
+)
+MODEL_FIELDS: Final = (
+    *(f"model.{name}" for name in DIMENSIONS),
+    *(f"model.experts.{name}" for name in EXPERTS),
+    *(f"model.latent.{name}" for name in LATENT),
+)
+#: Dimension -> its value in a model that does not have it.
+_NOTHING: Final = {"model.experts.shared_ffn_hidden": 0, "model.mtp_depth": 0}
+MIN_DIMENSIONS: Final = frozenset({"model.layers", "model.hidden", "model.heads"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What a launch file says."""
+
+    software: str
+    launch: Launch
+    kept: Mapping[str, Any]
+    """Options that a run has no key for, as given."""
+    unknown: tuple[str, ...]
+    """Those of them that the software itself does not have, in the version that steptime knows."""
+    notes: tuple[str, ...]
+    model_table: Mapping[str, Any] = field(default_factory=dict)
+    """Dimensions of the model as its TOML file has them, where none of the catalogue has them."""
+
+    @property
+    def model_text(self) -> str:
+        """The file of the model; empty: the run names one, or the launch file says too little of it."""
+        return tables_text(self.model_table) if self.model_table else ""
+
+    @property
+    def run(self) -> RunSpec:
+        """The run, as :func:`steptime.estimate` takes it."""
+        from steptime.formats.run_spec import parse_run
+        from steptime.store.files import parse_toml
+
+        return parse_run(parse_toml(self.text, "imported"), "")
+
+    @property
+    def text(self) -> str:
+        """``RUN.toml``."""
+        head = (f"Read by steptime from a launch file of {software_called(self.software).title}.", *self.notes)
+        return run_text(self.launch, kept=self.kept, notes=head)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "software": self.software,
+            "run": self.text,
+            "kept": dict(self.kept),
+            "unknown": list(self.unknown),
+            "notes": list(self.notes),
+        }
+
+
+def read_launch(
+    path: str, software: str | None = None, *, model: str | None = None, cluster: str | None = None
+) -> Imported:
+    """Read a launch file, a launch script, or one line of arguments.
+
+    Args:
+        path: the file; a text with options in it (``--name``) is taken as the arguments themselves.
+        software: which software it is for; None: recognised.
+        model: name or file of the model; None: what the file says.
+        cluster: of the run; None: what the file says.
+
+    Raises:
+        UserError: it cannot be read, it is not to be seen what it is for, or its options contradict each other.
+    """
+    is_line = _LINE.search(path) is not None and not is_file(path)
+    where, text = (ARGUMENTS, path) if is_line else (path, read_description(path))
+    chosen, found = _parsed(where, text, software)
+    given = {"model": model, "cluster": cluster}
+    extra = {**found.extra, **{name: value for name, value in given.items() if value is not None}}
+    try:
+        reader = _Reader(chosen, found.options, found.launcher, extra)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+    unknown = tuple(name for name in reader.kept if not _is_real(chosen, name))
+    return Imported(
+        software=chosen.name,
+        launch=reader.launch,
+        kept=reader.kept,
+        unknown=unknown,
+        notes=tuple(reader.notes),
+        model_table=reader.model_table,
+    )
+
+
+def launch_read(software: Software, options: Options, launcher: str, extra: Mapping[str, Any]) -> Launch:
+    """The launch that options say.
+
+    Raises:
+        PlanError: they contradict each other.
+    """
+    return _Reader(software, options, launcher, extra).launch
+
+
+def _is_real(software: Software, name: str) -> bool:
+    real = real_options(software.name)
+    return name in real or name in LAUNCHERS or name in _LAUNCHER_WORDS or name.startswith(software.whole or ("\0",))
+
+
+def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text]:
+    """The software, and what the text says in its syntax.
+
+    Raises:
+        UserError: it fits no software, or several.
+    """
+    if software is not None:
+        chosen = software_called(software)
+        syntax = "shell" if where == ARGUMENTS else chosen.syntax
+        return chosen, READERS[_syntax(where, text, syntax)](text, where)
+    said = re.search(r'^# steptime: for = "([\w-]+)"$|"for": "([\w-]+)"', text, re.MULTILINE)
+    if said and (name := said[1] or said[2]) in SOFTWARE:
+        return _parsed(where, text, name)
+    counts = {name: sum(mark in text for mark in software_called(name).marks) for name in SOFTWARE}
+    most = max(counts.values())
+    best = [name for name, count in counts.items() if count == most]
+    if not most or len(best) > 1:
+        what = f"it could be of {' or '.join(best)}" if most else "none of its options is known"
+        raise InputFileError(where, f"which software it is for is not to be seen: {what}", hint="give --from NAME")
+    return _parsed(where, text, best[0])
+
+
+def _syntax(where: str, text: str, usual: str) -> str:
+    """The syntax of a file: by the end of its name, else that of its software, or a script by its first line."""
+    by_name = next((kinds[0] for end, kinds in _SYNTAX.items() if where.endswith(end)), None)
+    if where == ARGUMENTS:
+        return "shell"
+    if by_name is None and (text.startswith("#!") or where.endswith((".sh", ".bash", ".slurm", ".sbatch"))):
+        return "shell"
+    return by_name or usual
+
+
+class _Reader:
+    """Options of a launch file, turned into a launch one concept after the other."""
+
+    def __init__(self, software: Software, options: Options, launcher: str, extra: Mapping[str, Any]) -> None:
+        self.notes: list[str] = []
+        self.model_table: dict[str, Any] = {}
+        self._software = software
+        chosen = {name for choice in software.choices for case in choice.cases for name in case.options}
+        named = {self._of_section(name): value for name, value in options.items()}
+        self._options = {name: value for name, value in named.items() if value != "None" or name in chosen}
+        self._used = {name for name, value in software.constant.items() if self._options.get(name) == value}
+        self._said: dict[str, str] = {}
+        self._values: Values = {}
+        self._refuse_exclusive()
+        self._numbers(launcher)
+        self._extra(extra)
+        self._choices(written=set(extra))
+        self._complete()
+        self.launch = self._launch(extra)
+        self.kept = {name: value for name, value in self._options.items() if name not in self._used}
+
+    def _of_section(self, name: str) -> str:
+        """The name of an option that was given to a class, as the software calls it."""
+        first, dot, rest = name.partition(".")
+        return f"{self._software.sections.get(first, first)}{dot}{rest}"
+
+    def _refuse_exclusive(self) -> None:
+        for group in self._software.exclusive:
+            given = [name for name in group if not same(self._options.get(name), False)]
+            if len(given) > 1:
+                raise PlanError(f"{' and '.join(given)} contradict each other", hint="give one of them")
+
+    def _set(self, concept: str, value: Any, by: str) -> None:
+        if concept in WHOLE and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise PlanError(f"{by} says {concept.replace('_', ' ')} {shown(value)}; it must be a whole number from 1")
+        held = self._values.get(concept)
+        if held is not None and held != value:
+            raise PlanError(
+                f"{by} says {concept.replace('_', ' ')} {value}, but {self._said[concept]} says {held}",
+                hint="they contradict each other: drop one",
+            )
+        self._values[concept] = value
+        self._said[concept] = by
+
+    def _numbers(self, launcher: str) -> None:
+        table = {option: concept for concept, option in self._software.numbers.items()} | dict(self._software.read)
+        for option, given in self._options.items():
+            concept = table.get(option) or LAUNCHERS.get(option)
+            if concept is None:
+                continue
+            self._used.add(option)
+            value = plain(given)
+            if concept in TEXTS and isinstance(value, str):
+                value = given
+            elif isinstance(value, str):
+                self._open(option, given)
+                continue
+            elif isinstance(value, (bool, dict)) or (concept in LISTS) is not isinstance(value, tuple):
+                raise PlanError(f"{option} is {shown(given)}; it must be a number")
+            if value != -1:
+                self._set(concept, value, option)
+        words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
+        for option, given in words.items():
+            if option in LAUNCHERS and isinstance(value := plain(given), int):
+                self._set(LAUNCHERS[option], value, f"the launcher's {option}")
+
+    def _open(self, option: str, given: Any) -> None:
+        """An option whose value is not in the file: a variable of the shell, or ``auto``."""
+        if str(given).lower() not in ("auto", "null", "none"):
+            raise PlanError(
+                f"{option} is {shown(given)}, which is no number", hint="put the number there, or set the variable"
+            )
+        self.notes.append(f"{option} is {given}: left open")
+
+    def _extra(self, extra: Mapping[str, Any]) -> None:
+        for name, value in extra.items():
+            if name in ("for", "model", "cluster", "framework") or name.startswith("placement."):
+                continue
+            self._set(name, value, "a comment of steptime's")
+        for concept, value in self._software.defaults.items():
+            self._values.setdefault(concept, value)
+        values = unfolded(self._values)
+        for concept in ("tp", "cp", "pp", *(() if "virtual_layers" in values else ("vpp",))):
+            values.setdefault(concept, 1)
+        layers = self._layers(extra.get("model"), values)
+        self._values = multiplied(meshed({**({} if layers is None else {"model.layers": layers}), **values}))
+
+    def _layers(self, given: str | None, values: Values) -> int | None:
+        """Layers of a model that the file, or who reads it, names: the stages of a pipeline follow from them."""
+        named = given or values.get("model.name")
+        for choice in self._software.choices:
+            if choice.concept == "model" and named is None:
+                best, _ = choice.value_in(self._options, values)
+                named = None if best is None else best.value
+        return None if named is None else spec_of(str(named)).layers
+
+    def _choices(self, written: set[str]) -> None:
+        for choice in self._software.choices:
+            best, seen = choice.value_in(self._options, self._values)
+            meant = set() if best is None else set(best.options)
+            self._used |= meant | {name for name in seen if same(self._options[name], False)}
+            if choice.concept in written:
+                continue
+            if best is not None:
+                if meant or choice.concept not in self._values:
+                    self._values[choice.concept] = best.value
+                if choice.concept in ALONE and best.value == "on" and any(best.options.values()):
+                    self._refuse_alone(choice.concept, next(iter(best.options)))
+            for name in sorted(seen - self._used):
+                self.notes.append(f"{name} {shown(self._options[name])}: not modelled, kept")
+        for row in self._software.words:
+            given = self._options.get(row.option)
+            if given is not None and row.concept not in written:
+                self._words(row.concept, row.option, given, row.words, row.separator)
+        if self._values.get("vpp", 1) > 1:
+            self._refuse_alone("vpp", self._said.get("vpp", "vpp"))
+
+    def _words(self, concept: str, option: str, given: Any, words: Mapping[str, str], separator: str) -> None:
+        listed = [str(word) for word in given] if isinstance(given, (list, tuple)) else [str(given)]
+        listed = separator.join(listed).split(separator) if separator else listed
+        ours = {word: name for name, word in words.items()}
+        known = [ours[word] for word in listed if word in ours]
+        self._used.add(option)
+        if unknown := [word for word in listed if word not in ours]:
+            self.notes.append(f"{option} {first_few(unknown, 5)}: not modelled, left out")
+        self._values[concept] = tuple(sorted(known))
+
+    def _refuse_alone(self, concept: str, option: str) -> None:
+        need = ALONE[concept]
+        if self._values.get(need, 1) == 1:
+            raise PlanError(f"{option} without {need}: {need} is 1", hint=f"drop {option}, or give {need} of 2 or more")
+
+    def _complete(self) -> None:
+        """What no option says is as the software does it."""
+        values = without_parts(self._values)
+        for concept, value in NEUTRAL.items():
+            values.setdefault(concept, value)
+        zero = values.get("zero")
+        framework = self._software.framework_with(zero)
+        for concept, value in defaults_of(framework, zero or 0, values["dtype"]).items():
+            values.setdefault(concept, value)
+        if values["schedule"] == "1f1b" and values["vpp"] > 1:
+            values["schedule"] = "interleaved"
+        self._values = multiplied(values)
+        self._framework = framework
+
+    def _launch(self, extra: Mapping[str, Any]) -> Launch:
+        values = self._values
+        cluster = extra.get("cluster")
+        model = self._model(extra.get("model"))
+        devices = values.get("node_devices") or (node_size(cluster) if cluster is not None else 8)
+        spec = {} if not model else dimensions(spec_of(model))
+        self._hold_model(model, spec)
+        own = {name: value for name, value in values.items() if name in _KEYS}
+        if {"zero", "pp", "dp"} <= values.keys() and spec:
+            check_rules(self._software, {**_PERMISSIVE, **values, **spec})
+        return Launch(
+            model=model,
+            cluster=cluster,
+            node_devices=devices,
+            framework=extra.get("framework", self._framework),
+            values=relevant(own | spec),
+            placement={name.partition(".")[2]: n for name, n in extra.items() if name.startswith("placement.")},
+        )
+
+    def _model(self, given: str | None) -> str:
+        """Name of the model: that which is given, or of the catalogue the one with the dimensions of the file; empty:
+        there is none."""
+        if given is not None:
+            return given
+        if named := self._values.get("model.name", self._values.get("model")):
+            return str(named)
+        said = {name: self._values[name] for name in MODEL_FIELDS if name in self._values}
+        if not said.keys() >= MIN_DIMENSIONS:
+            return ""
+        for name in catalogue_names():
+            own = dimensions(load_catalogue_model(name))
+            if all(own.get(concept, _NOTHING.get(concept)) == value for concept, value in said.items()):
+                self.notes.append(f"model {name}: the dimensions of the file fit it")
+                return name
+        self.model_table = nested({name.removeprefix("model."): value for name, value in said.items()})
+        return ""
+
+    def _hold_model(self, model: str, spec: Values) -> None:
+        """Refuses options that contradict the model that is named."""
+        wrong = [
+            f"{name.removeprefix('model.')} {value}, {model} has {spec[name]}"
+            for name, value in self._values.items()
+            if name in spec and self._said.get(name) and spec[name] != value
+        ]
+        if wrong:
+            raise PlanError(f"the options say {first_few(wrong, 4)}", hint="give --model with the model that they mean")
+
+
+#: What rules look at where a file says nothing of it.
+_PERMISSIVE: Final[Values] = {"instances": 1, "recompute_layers": 1, "replicate_outside": 1, "shard_outside": 1}
+_KEYS: Final = frozenset(
+    {
+        *NEUTRAL,
+        *("gpus", "global_batch", "seq", "dp", "micro_batch", "zero", "context", "gradient_dtype", "dispatcher"),
+        *(f"overlap.{name}" for name in OVERLAPS),
+    }
+)
+
+
+def with_model(imported: Imported, model_file: str | None) -> Imported:
+    """The same, once it names a model.
+
+    Args:
+        imported: a launch file.
+        model_file: where :attr:`Imported.model_text` can be written; None: nowhere.
+
+    Raises:
+        UserError: the file does not say which, and the catalogue has none of its dimensions.
+    """
+    if imported.launch.model:
+        return imported
+    if imported.model_table and model_file is not None:
+        return replace(imported, launch=replace(imported.launch, model=model_file))
+    if imported.model_table:
+        raise UserError(
+            "no model of the catalogue has the dimensions of the file",
+            hint="give -o RUN.toml, next to which the model is written, or --model NAME|FILE",
+        )
+    raise UserError(
+        "the file does not say which model it trains",
+        hint="give --model NAME|FILE; steptime models lists those of the catalogue",
+    )

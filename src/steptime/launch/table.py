@@ -1,0 +1,323 @@
+"""Options of training software: one row a concept, read for both directions from a TOML file per software.
+
+``[software]`` says what it is; ``[numbers]`` has an option that takes a concept's number as it is; a ``[[choice]]`` has
+the options of each value of a concept; ``[[words]]`` an option that takes a list of words; ``[read]`` options that are
+read but never written (older names). The names that the software really has stand in ``options/``, with their source.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from steptime.errors import PlanError, UnknownNameError
+from steptime.launch.values import NEUTRAL, STANDS_FOR, Values, above_one, matters
+
+#: Names of the software as options have them, in the order in which they are listed.
+SOFTWARE: Final = (
+    "megatron-lm",
+    "megatron-bridge",
+    "nemo",
+    "torchtitan",
+    "torchtitan-python",
+    "deepspeed",
+    "accelerate",
+    "fsdp2",
+    "hf-trainer",
+    "lightning",
+    "maxtext",
+    "llm-foundry",
+)
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One value of a concept, and the options that mean it."""
+
+    value: Any
+    options: Mapping[str, Any]
+    when: Mapping[str, bool] = field(default_factory=dict)
+    """Degree -> whether it has to be above 1."""
+    written: bool = True
+    """False: another spelling, which is read alone."""
+
+    def applies(self, values: Values) -> bool:
+        """Whether the degrees are as the case needs them."""
+        return all(above_one(name, values) is above for name, above in self.when.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A concept whose values each have options of their own."""
+
+    concept: str
+    cases: tuple[Case, ...]
+    refused: bool = True
+    """Whether a value without a case cannot be run; else it is not expressed."""
+
+    def options_of(self, values: Values) -> Options | None:
+        """The options of the value; None: it has none."""
+        value = values.get(self.concept)
+        for case in self.cases:
+            if case.written and case.value == value and case.applies(values):
+                return dict(case.options)
+        return None
+
+    def value_in(self, options: Mapping[str, Any], values: Values) -> tuple[Case | None, set[str]]:
+        """The case that most of the options mean, and the names of options that were looked at.
+
+        A case that needs options means nothing where none of them is given: what is not said is not off.
+        """
+        names = {name for case in self.cases for name in case.options}
+        fits = [
+            case
+            for case in self.cases
+            if case.applies(values)
+            and (not case.options or any(name in options for name in case.options))
+            and all(same(options.get(name), value) for name, value in case.options.items())
+        ]
+        best = max(fits, key=lambda case: (len(case.options), len(case.when)), default=None)
+        return best, names & set(options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A concept of several words, each with a word of the software's."""
+
+    concept: str
+    option: str
+    words: Mapping[str, str]
+    separator: str = ""
+    """What joins them in one text; empty: a list."""
+    experts_only: tuple[str, ...] = ()
+    """Words that mean something in models with experts alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Python:
+    """How a Python file sets options: attributes of a variable, and calls."""
+
+    variable: str
+    setup: tuple[str, ...]
+    """Lines that come first."""
+    calls: Mapping[str, str]
+    """First part of an option -> the statement that passes them, with a field ``arguments``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """One training software: what it reads, and its options for every concept."""
+
+    name: str
+    title: str
+    version: str
+    file: str
+    """Name of the file that it reads."""
+    syntax: str
+    frameworks: tuple[str, ...]
+    """Framework of steptime's that it is, by ZeRO stage; one: whatever the stage."""
+    launcher: str
+    """The command that starts it, with fields in braces; empty: the file itself is the command."""
+    numbers: Mapping[str, str]
+    read: Mapping[str, str]
+    """Further options that are read: option -> concept."""
+    omitted: frozenset[str]
+    """Concepts that are left out at their neutral value."""
+    choices: tuple[Choice, ...]
+    words: tuple[Words, ...]
+    constant: Options
+    """Options that are always written."""
+    defaults: Mapping[str, Any]
+    """Concept -> its value where no option says it, other than the neutral one."""
+    marks: tuple[str, ...]
+    """Texts by which a file of it is recognised."""
+    exclusive: tuple[tuple[str, ...], ...]
+    """Options of which at most one can hold."""
+    python: Python
+    """How a Python file of it is written."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Class of a configuration -> what its fields are called by."""
+    whole: tuple[str, ...] = ()
+    """Beginnings of options that belong to the user's own classes."""
+
+    def framework_with(self, zero: int | None) -> str:
+        """The framework of steptime's that runs a plan of a ZeRO stage."""
+        return self.frameworks[min(zero or 0, len(self.frameworks) - 1)]
+
+    def without_option(self, values: Values) -> list[str]:
+        """Concepts with a value of their own for which the software has no option."""
+        return [
+            concept
+            for concept, value in values.items()
+            if concept not in self.concepts and matters(concept, values) and value != NEUTRAL.get(concept, value)
+        ]
+
+    def options_with(self, values: Values) -> Options:
+        """Options for the values, as far as the software has any.
+
+        Raises:
+            PlanError: the software cannot run a value.
+        """
+        out: Options = dict(self.constant)
+        for concept, option in self.numbers.items():
+            value = values.get(concept)
+            if value is not None and matters(concept, values) and not self._left_out(concept, value):
+                out[option] = value
+        for choice in self.choices:
+            alone = not matters(choice.concept, values)
+            if alone and choice.concept != "zero":
+                continue
+            found = choice.options_of({**values, "zero": 0} if alone else values)
+            if found is not None:
+                out |= found
+            elif choice.concept in values and choice.refused and not alone:
+                raise self._refusal(choice, values)
+        for words in self.words:
+            if (given := values.get(words.concept)) is not None:
+                out[words.option] = self._joined(words, given, values)
+        return out
+
+    @property
+    def concepts(self) -> frozenset[str]:
+        """Concepts that it has options for."""
+        rows = [*self.numbers, *(row.concept for row in self.choices), *(row.concept for row in self.words)]
+        return frozenset(key for row in rows for key in (row, *STANDS_FOR.get(row, ())))
+
+    def _left_out(self, concept: str, value: Any) -> bool:
+        return concept in self.omitted and value == self.defaults.get(concept, NEUTRAL.get(concept, 1))
+
+    def _refusal(self, choice: Choice, values: Values) -> PlanError:
+        allowed = dict.fromkeys(str(case.value) for case in choice.cases if case.written and case.applies(values))
+        said = choice.concept.partition(".")[0] if choice.concept.startswith("recompute") else choice.concept
+        given = f"{said.replace('.', ' ')} {values[choice.concept]}"
+        return PlanError(f"{self.title} cannot run {given}", hint=f"with this plan it has {', '.join(allowed)}")
+
+    def _joined(self, words: Words, given: tuple[str, ...], values: Values) -> Any:
+        dense = not values.get("model.experts.experts")
+        unknown = [word for word in given if word not in words.words or (dense and word in words.experts_only)]
+        if unknown:
+            allowed = ", ".join(word for word in words.words if not (dense and word in words.experts_only))
+            said = words.concept.partition(".")[0]
+            kind = "a dense model" if dense else "a model with experts"
+            raise PlanError(
+                f"{self.title} cannot run {said} {'+'.join(unknown)} of {kind}", hint=f"it has none, full, {allowed}"
+            )
+        named = [words.words[word] for word in given]
+        return words.separator.join(named) if words.separator else named
+
+
+def same(given: Any, meant: Any) -> bool:
+    """Whether an option's value is what a case means; texts without case, numbers as texts too.
+
+    >>> same("True", True), same("BF16", "bf16"), same(None, False), same("2", 2), same(1, True)
+    (True, True, True, True, False)
+    """
+    if meant is False:
+        return given is None or plain(given) is False
+    return given is not None and type(plain(given)) is type(plain(meant)) and plain(given) == plain(meant)
+
+
+def plain(value: Any) -> Any:
+    """A value as every syntax has it: numbers and switches out of texts, other texts in lower case.
+
+    >>> plain("8"), plain("true"), plain("1e-3"), plain("Adam"), plain(["A", 2])
+    (8, True, 0.001, 'adam', ('a', 2))
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
+    if not isinstance(value, str):
+        return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    low = value.strip().lower()
+    if low in ("true", "false"):
+        return low == "true"
+    for kind in (int, float):
+        try:
+            return kind(low)
+        except ValueError:
+            continue
+    return low
+
+
+def software_called(name: str) -> Software:
+    """The software of a name.
+
+    Raises:
+        UnknownNameError: the name is none of :data:`SOFTWARE`.
+    """
+    if name not in SOFTWARE:
+        raise UnknownNameError("training software", name, SOFTWARE)
+    return _loaded(name)
+
+
+@cache
+def _loaded(name: str) -> Software:
+    table = tomllib.loads(_file(f"software/{name}.toml"))
+    own = table["software"]
+    return Software(
+        name=name,
+        title=own["title"],
+        version=own["version"],
+        file=own["file"],
+        syntax=own["syntax"],
+        frameworks=tuple(own["frameworks"]),
+        launcher=own.get("launcher", ""),
+        numbers=table["numbers"],
+        read=table.get("read", {}),
+        omitted=frozenset(own.get("omitted", ())),
+        choices=tuple(map(_choice, table.get("choice", ()))),
+        words=tuple(_words(each) for each in table.get("words", ())),
+        constant=table.get("constant", {}),
+        defaults=table.get("defaults", {}),
+        marks=tuple(own.get("marks", ())),
+        exclusive=tuple(map(tuple, own.get("exclusive", ()))),
+        python=Python(
+            variable=own.get("variable", ""),
+            setup=tuple(own.get("setup", ())),
+            calls=table.get("calls", {}),
+        ),
+        sections=table.get("sections", {}),
+        whole=tuple(own.get("whole", ())),
+    )
+
+
+def _file(path: str) -> str:
+    return files("steptime.launch").joinpath(path).read_text(encoding="utf-8")
+
+
+def _choice(row: Mapping[str, Any]) -> Choice:
+    return Choice(concept=row["concept"], cases=tuple(map(_case, row["cases"])), refused=row.get("refused", True))
+
+
+def _case(row: Mapping[str, Any]) -> Case:
+    return Case(
+        value=row.get("is"),
+        options=row.get("options", {}),
+        when=row.get("when", {}),
+        written=row.get("written", True),
+    )
+
+
+def _words(row: Mapping[str, Any]) -> Words:
+    return Words(
+        concept=row["concept"],
+        option=row["option"],
+        words=row["words"],
+        separator=row.get("separator", ""),
+        experts_only=tuple(row.get("experts_only", ())),
+    )
+
+
+@cache
+def real_options(name: str) -> frozenset[str]:
+    """The options that a software really has, from its file in ``options/``; lines with ``#`` say their source.
+
+    >>> "--tensor-model-parallel-size" in real_options("megatron-lm")
+    True
+    """
+    lines = _file(f"options/{software_called(name).name}.txt").splitlines()
+    return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))

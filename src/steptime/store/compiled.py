@@ -1,0 +1,92 @@
+"""The TOML files of the package, parsed when it is built: one file with an index, of which single documents are read.
+
+A document is found by the text that it was parsed from. A file that was edited since is no longer found, and is parsed.
+Documents of other modules, which follow from a file and from code, are found by all of these texts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+try:
+    from _blake2 import blake2b  # the same function without OpenSSL, which takes longer to load than all documents
+except ImportError:  # pragma: no cover
+    from hashlib import blake2b
+
+FILE: Final = Path(__file__).with_name("compiled.json")
+"""Written by ``scripts/catalogue`` and by the build of the package; without it every file is parsed."""
+SHORTEST: Final = 40
+"""Letters of the smallest text that is looked for."""
+
+
+def key_of(*texts: str) -> str:
+    """Name of the document that follows from some texts.
+
+    >>> key_of("a", "b") == key_of("a", "b"), key_of("a", "b") == key_of("ab", "")
+    (True, False)
+    """
+    found = blake2b(digest_size=12)
+    for text in texts:
+        data = text.encode(errors="surrogatepass")
+        found.update(b"%d:" % len(data) + data)
+    return found.hexdigest()
+
+
+def compiled(*texts: str) -> Any:
+    """The document that follows from some texts, a new copy; None: the file has none."""
+    index, start = _index()
+    place = index.get(key_of(*texts)) if index and len(texts[0]) >= SHORTEST else None
+    if place is None:
+        return None
+    at, length = place
+    try:
+        with FILE.open("rb") as file:
+            file.seek(start + at)
+            return json.loads(file.read(length))
+    except (OSError, ValueError):  # the file is being replaced
+        return None
+
+
+@cache
+def _index() -> tuple[Mapping[str, tuple[int, int]], int]:
+    """Where each document stands after the first line, and where that line ends."""
+    try:
+        with FILE.open("rb") as file:
+            line = file.readline()
+        return json.loads(line), len(line)
+    except (OSError, ValueError):
+        return {}, 0
+
+
+def write(documents: Iterable[tuple[tuple[str, ...], Any]], path: Path = FILE) -> int:
+    """Writes documents with the texts that each follows from; what JSON does not keep is left out.
+
+    Returns:
+        Number of documents.
+    """
+    index, blobs, at = {}, [], 0
+    for texts, document in documents:
+        blob = _blob(document)
+        if blob is not None and len(texts[0]) >= SHORTEST:
+            index[key_of(*texts)] = (at, len(blob))
+            blobs.append(blob)
+            at += len(blob)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(json.dumps(index, separators=(",", ":")).encode() + b"\n" + b"".join(blobs))
+    temporary.replace(path)
+    _index.cache_clear()
+    return len(index)
+
+
+def _blob(document: Any) -> bytes | None:
+    """A document as JSON; None where it does not come back as it is (it has dates, or no text as a key)."""
+    try:
+        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    except (TypeError, ValueError):
+        return None
+    return text.encode() if repr(json.loads(text)) == repr(document) else None

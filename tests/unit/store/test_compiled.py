@@ -1,0 +1,88 @@
+"""Catalogue files that were parsed when the package was built."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from steptime.model import known
+from steptime.store import compiled, files
+
+TEXT = 'name = "one"\nnumbers = [1, 2.5, 1e400]\n[below]\nlong = "a text of some length, so that it is looked for"\n'
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A file of documents of the test's own."""
+    monkeypatch.setattr(compiled, "FILE", tmp_path / "compiled.json")
+    yield tmp_path / "compiled.json"
+    compiled._index.cache_clear()
+
+
+def test_a_document_comes_back_and_an_edited_text_is_parsed(kept):
+    document = tomllib.loads(TEXT)
+    assert compiled.write([((TEXT,), document | {"name": "from the build"})], kept) == 1
+    assert files.parse_toml(TEXT, "a.toml") == document | {"name": "from the build"}
+    edited = TEXT.replace("2.5", "2.6")
+    assert files.parse_toml(edited, "a.toml") == tomllib.loads(edited)
+    files.parse_toml(TEXT, "a.toml")["below"]["long"] = "changed"
+    assert files.parse_toml(TEXT, "a.toml")["below"] == document["below"]
+
+
+def test_what_json_does_not_keep_is_left_out(kept):
+    text = "day = 2024-02-03\n" + TEXT
+    assert compiled.write([((text,), tomllib.loads(text))], kept) == 0
+    assert files.parse_toml(text, "a.toml")["day"].month == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"x": 3}\n', None])
+def test_a_broken_file_of_documents_is_as_none(kept, content):
+    compiled.write([((TEXT,), {"name": "from the build"})], kept)
+    if content is None:
+        kept.unlink()
+    else:
+        kept.write_bytes(content)
+    compiled._index.cache_clear()
+    assert files.parse_toml(TEXT, "a.toml") == tomllib.loads(TEXT)
+
+
+def test_every_model_of_the_catalogue_can_be_compiled(kept):
+    documents = list(known.catalogue_documents())
+    assert len(documents) == len(known.catalogue_names())
+    compiled.write(documents, kept)
+    for name in known.catalogue_names()[::9]:
+        written, table = known._catalogue()[known._key(name)]
+        assert compiled.compiled(*known._texts(written, table)) is not None
+        assert known.load_catalogue_model(name) == known._checked(written, table)
+
+
+def test_a_job_of_the_catalogue_loads_no_parser_and_no_gate(tmp_path):
+    """What is imported until a plan is printed, with all files compiled."""
+    script = Path(__file__).parents[3] / "scripts" / "catalogue"
+    code = f"""
+import pathlib, sys
+from steptime.store import compiled
+compiled.FILE = pathlib.Path({str(tmp_path / "compiled.json")!r})
+if sys.argv.pop(1) == "build":
+    import importlib.machinery, importlib.util
+    loader = importlib.machinery.SourceFileLoader("catalogue", {str(script)!r})
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("catalogue", loader))
+    loader.exec_module(module)
+    compiled.write(module.documents(), compiled.FILE)
+else:
+    sys.argv[0] = "steptime"
+    from steptime.cli.main import app
+    app(standalone_mode=False)
+    import json
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+    job = ["plan", "gpt3_1T", "--cluster", "dgx-b200", "--gpus", "64", "--global-batch", "512", "--top", "2"]
+    subprocess.run([sys.executable, "-c", code, "build"], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, "run", *job], check=True, capture_output=True, text=True)
+    modules = set(json.loads(done.stderr.splitlines()[-1]))
+    assert not modules & {"pydantic", "pydantic_core", "tomllib", "numpy.ma", "steptime.schedule.synthesis"}
