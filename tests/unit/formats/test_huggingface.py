@@ -17,6 +17,7 @@ from steptime.formats.huggingface.reader import FAMILIES, read_huggingface
 from steptime.model import load_catalogue_model, parameter_terms
 
 FOLDER = Path(__file__).parents[2] / "data" / "huggingface"
+LAYERED = json.loads((FOLDER.parent / "layered_checkpoints.json").read_text(encoding="utf-8"))
 FILES = sorted(FOLDER.glob("*.json"))
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -67,6 +68,7 @@ def test_import_equals_the_catalogue(path: Path) -> None:
 
 def test_fixtures_cover_the_families() -> None:
     known = {read_huggingface(path)[0].family for path in FILES}
+    known |= {row["config"]["model_type"] for row in LAYERED.values()}  # tests/validation/test_layered_parameters.py
     assert known | COUNTED_BY_HAND == set(FAMILIES) and not known & COUNTED_BY_HAND
 
 
@@ -235,14 +237,14 @@ def test_bad_files_name_the_field(tmp_path: Path, config: Any, says: str) -> Non
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["t5", "whisper", "mamba2", "qwen3_next", "bert"])
+@pytest.mark.parametrize("kind", ["rwkv", "zamba", "bert", "glm_moe_dsa"])
 def test_known_but_unsupported_kinds_are_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UserError, match="not supported yet") as caught:
         read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))
     assert "supported: bloom, " in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "toml"), [("bert", True), ("modernbert", True), ("mamba2", False), ("t5", False)])
+@pytest.mark.parametrize(("kind", "toml"), [("bert", True), ("modernbert", True), ("rwkv", False)])
 def test_refused_kinds_are_told_what_works(tmp_path: Path, kind: str, toml: bool) -> None:
     with pytest.raises(UserError) as caught:
         read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))

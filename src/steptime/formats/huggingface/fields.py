@@ -202,7 +202,8 @@ _KEYS_BY_REASON = {
     "use_mamba_kernels num_logits_to_keep use_mem_eff_path use_falcon_mambapy hidden_act_fn ssm_cfg "
     "fused_add_norm rms_norm pad_vocab_size_multiple mamba_ssm_cache_dtype mamba_hidden_act kv_channels "
     "num_query_groups attention_hidden_size attention_head_dim mamba_headdim use_long_context layers_block_type "
-    "num_attn_heads moe_shared_expert_overlap mamba_proj_fusion router_dtype add_scale_bias",
+    "num_attn_heads moe_shared_expert_overlap mamba_proj_fusion router_dtype add_scale_bias "
+    "expand mamba_expand time_step_rank mamba_proj_bias qk_head_dim",
     _VALUES: "alibi_bias_max apply_residual_connection_post_layernorm attn_logit_softcapping attn_scale "
     "attn_temperature_tuning embedding_multiplier final_logit_softcapping floor_scale initializer_factor "
     "initializer_range layer_norm_eps layer_norm_epsilon layer_norm_rms_epsilon layernorm_epsilon "
@@ -223,11 +224,11 @@ _KEYS_BY_REASON = {
     "mlp_beta_factor layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha "
     "layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta postnorm linear_layer_ids hybrid_layer_ids "
     "tie_embedding_scale mamba_norm_eps",
-    _SMALL_LOSS: "aux_loss_alpha output_router_logits router_aux_loss_coef router_z_loss_coef seq_aux z_loss",
+    _SMALL_LOSS: "z_loss_coefficient aux_loss_alpha output_router_logits router_aux_loss_coef router_z_loss_coef seq_aux z_loss",
     "layers dropped at random are counted as run": "layerdrop layer_dropout drop_path_rate",
     _GENERATION: "use_cache generation_config max_length temperature top_k top_p max_new_tokens",
     "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": ""
-    "num_nextn_predict_layers num_mtp_layers use_mtp num_mtp_modules mtp_transformer_layers",
+    "num_nextn_predict_layers num_mtp_layers use_mtp num_mtp_modules mtp_transformer_layers mtp_layers_block_type",
     "only the language model is read": "vision_config audio_config",
 }
 

@@ -328,30 +328,34 @@ def _kimi_linear(f: Fields) -> Values:
         v_head_dim=f.count("v_head_dim"),
     )  # fmt: skip
     values = gated_rms(f) | {"latent": latent}
-    layers, own = values["layers"], Fields(f.table("linear_attn_config") or {}, where=f.where,
-                                           prefix=f"{f.prefix}linear_attn_config.",
-                                           defaults=_KDA)  # fmt: skip
-    full = own.items("full_attn_layers", int) or [layer for layer in range(1, layers + 1) if layer % 4 == 0]
+    layers, given = values["layers"], f.table("linear_attn_config")
+    own = Fields(given or {}, where=f.where, prefix=f"{f.prefix}linear_attn_config.", defaults=_KDA)
+    full = own.items("full_attn_layers", int) or [layer + 1 for layer in range(1, layers) if layer % 4 == 0]
     own.items("kda_layers", int)
     usual = [FULL if layer + 1 in full else MAMBA for layer in range(layers)]
     names = ["linear" if name == MAMBA else name for name in layer_names(f, layers, usual)]
-    dense = f.count("first_k_dense_replace", low=0)
     if f.count("moe_layer_freq") != 1:
         raise f.error("moe_layer_freq", "is not 1, which is not supported yet", hint="supported: 1")
+    listed = f.items("mlp_layer_types", str, layers)
+    first = f.count("first_k_dense_replace", low=0)
+    routed = [layer >= first for layer in range(layers)] if listed is None else [name == "sparse" for name in listed]
     width = f.count("moe_intermediate_size")
     moe = Experts(
         experts=f.count("num_experts"), experts_per_token=f.count("num_experts_per_tok"), expert_ffn_hidden=width,
-        shared_ffn_hidden=width * f.count("n_shared_experts", low=0), moe_layers=layers - dense, router_bias=True,
+        shared_ffn_hidden=width * f.count("n_shared_experts", low=0), moe_layers=sum(routed), router_bias=True,
         groups=f.optional("n_group") or 1, groups_per_token=f.optional("topk_group") or 1,
     )  # fmt: skip
-    mixer = kimi_delta(values["hidden"], heads=own.count("num_heads"), head_dim=own.count("head_dim"),
-                       kernel=own.count("short_conv_kernel_size"))  # fmt: skip
+    heads, width, kernel = (
+        own.count(theirs) if given else f.count(ours)
+        for ours, theirs in zip(_KDA_NAMES, ("num_heads", "head_dim", "short_conv_kernel_size"), strict=True)
+    )
+    mixer = kimi_delta(values["hidden"], heads=heads, head_dim=width, kernel=kernel)
     kinds = [
         kind(f"{name}{end}", values, () if name == FULL else mixer, attention=name == FULL, experts=experts)
         for name in ("linear", FULL)
         for end, experts in (("_dense", None), ("_moe", moe))
     ]
-    pattern = [f"{name}_{'dense' if layer < dense else 'moe'}" for layer, name in enumerate(names)]
+    pattern = [f"{name}_{'moe' if one else 'dense'}" for name, one in zip(names, routed, strict=True)]
     return of_kinds(values | {"experts": moe}, kinds, pattern)
 
 
@@ -401,6 +405,7 @@ def _minimax(f: Fields) -> Values:
 
 
 _KDA: Final = {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
+_KDA_NAMES: Final = {"linear_num_heads": 32, "linear_head_dim": 128, "linear_conv_kernel_dim": 4}
 _SSM: Final = {"hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4, "expand": 2}
 _SSM_NAMES: Final = {"hidden_size": ("d_model",), "num_hidden_layers": ("n_layer",), "intermediate_size": ("d_inner",)}
 _SSD: Final = LLAMA | {
@@ -479,7 +484,7 @@ HYBRIDS: dict[str, Family] = {
         defaults=LLAMA | {"vocab_size": 163840, "max_position_embeddings": 1048576, "kv_lora_rank": 512,
                           "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "num_experts": 256,
                           "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 1024,
-                          "first_k_dense_replace": 1, "moe_layer_freq": 1},
+                          "first_k_dense_replace": 1, "moe_layer_freq": 1} | _KDA_NAMES,
         aliases={"num_experts": ("num_local_experts", "n_routed_experts"), "n_group": ("num_expert_group",),
                  "num_experts_per_tok": ("num_experts_per_token",), "n_shared_experts": ("num_shared_experts",)},
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
 from steptime.formats.huggingface.dense import DENSE, PARALLEL, VISION
@@ -31,6 +31,7 @@ from steptime.store.files import read_text
 
 FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS
 
+_OPEN_LIMITS = ("time_step_limit", "mamba_dt_limit")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
 _INNER = ("text_config", "vision_config")
 #: Keys that stand next to a nested configuration but belong to it.
@@ -68,18 +69,32 @@ def _is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _parse(where: str, text: str) -> dict[str, Any]:
-    def refuse(constant: str) -> NoReturn:
-        raise InputFileError(where, f"has {constant}, which is no JSON number")
-
     try:
-        raw = json.loads(text, parse_constant=refuse)
+        raw = json.loads(text, parse_constant=_Constant)
+        constant = next(_constants(raw), None)
     except RecursionError:
         raise InputFileError(where, "is nested too deeply") from None
     except ValueError as error:
         raise InputFileError(where, f"is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise InputFileError(where, f"holds a {type(raw).__name__}, not a JSON object", hint="give a config.json")
+    if constant is not None:
+        raise InputFileError(where, f"has {constant}, which is no JSON number")
     return raw
+
+
+class _Constant(str):
+    """NaN or Infinity as a file has it."""
+
+
+def _constants(value: Any) -> Iterator[_Constant]:
+    """Constants in a document, except in the limits of step sizes, which state-space models leave open."""
+    if isinstance(value, _Constant):
+        yield value
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        if key not in _OPEN_LIMITS:
+            yield from _constants(part)
 
 
 def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, ImportReport]:
