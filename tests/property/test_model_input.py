@@ -42,7 +42,10 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
     if "text_config" in config and draw(st.booleans()):
         target = config["text_config"] = dict(config["text_config"])
     for _ in range(draw(st.integers(1, 4))):
-        key = draw(st.sampled_from(sorted(target)) | st.sampled_from(["head_dim", "layer_types", "architectures", "layers_block_type"]))
+        key = draw(
+            st.sampled_from(sorted(target))
+            | st.sampled_from(["head_dim", "layer_types", "architectures", "layers_block_type"])
+        )
         if draw(st.booleans()):
             target[key] = draw(VALUES)
         else:

@@ -1,0 +1,54 @@
+"""Models whose layers are of several kinds: parameters of published configurations, and of the modules themselves.
+
+`tests/data/layered_checkpoints.json` has configurations as they are published, without keys that change no cost, and the
+parameters of the `transformers` module made from each on the meta device, with the balancing biases of experts, which
+checkpoints keep as buffers. `python benchmarks/bench_layers.py` counts all again (10 s).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.formats.huggingface import read_huggingface
+from steptime.formats.huggingface.hybrids import HYBRIDS
+from steptime.model import parameter_terms
+
+CHECKPOINTS = json.loads((Path(__file__).parents[1] / "data" / "layered_checkpoints.json").read_text(encoding="utf-8"))
+PUBLISHED = {
+    "codestral-mamba-7b": 7_285_403_648,  # its announcement
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "granite-4.0-h-small": 32_207_337_984,
+    "kimi-linear-48b-a3b": 49_122_681_728,
+    "nemotron-nano-9b-v2": 8_888_227_328,
+    "jamba-v0.1": 51_570_323_328,
+}
+"""Hub, ``safetensors.total``, where no other source is named."""
+
+
+def read(folder: Path, config: dict[str, Any]) -> int:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return int(parameter_terms(read_huggingface(path)[0]).total)
+
+
+def test_parameters_are_those_of_the_modules(tmp_path: Path) -> None:
+    seen = {name: read(tmp_path, row["config"]) for name, row in CHECKPOINTS.items()}
+    assert seen == {name: row["parameters"] for name, row in CHECKPOINTS.items()}
+    assert {name: seen[name] for name in PUBLISHED} == PUBLISHED
+    assert len(seen) >= 30
+
+
+def test_every_family_has_a_checkpoint() -> None:
+    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= set(HYBRIDS)
+
+
+@pytest.mark.parametrize("name", ["mamba-130m", "zamba2-7b", "kimi-linear-48b-a3b", "falcon-h1-0.5b"])
+def test_modules_are_counted_again(name: str) -> None:
+    pytest.importorskip("transformers")
+    from models.layered import counted
+
+    assert counted(CHECKPOINTS[name]["config"]) == CHECKPOINTS[name]["parameters"]
