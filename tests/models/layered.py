@@ -39,3 +39,54 @@ def counted(config: Mapping[str, Any]) -> int:
     tensors = dict(module.named_parameters())
     tensors |= {name: each for name, each in module.named_buffers() if name.endswith("e_score_correction_bias")}
     return sum(each.numel() for each in tensors.values())
+
+
+BATCH, TOKENS, CHUNK = 2, 128, 32
+_TEXT = {
+    "vocab_size": 512, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192,
+    "hidden_act": "silu", "max_position_embeddings": TOKENS, "tie_word_embeddings": False,
+}  # fmt: skip
+_BARE = {"vocab_size": 512, "hidden_size": 128}
+_STATES = {
+    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": CHUNK,
+    "mamba_d_conv": 4, "mamba_expand": 2,
+}  # fmt: skip
+_LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+_LATENT |= {"moe_intermediate_size": 32, "num_key_value_heads": 4}
+
+NARROW = {
+    "mamba": _BARE | {"num_hidden_layers": 2, "state_size": 16, "intermediate_size": 256},
+    "mamba2": _BARE | {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 2,
+                       "chunk_size": CHUNK},
+    "jamba": _TEXT | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
+                      "expert_layer_period": 4, "expert_layer_offset": 3, "num_experts_per_tok": 2},
+    "bamba": _TEXT | _STATES | {"num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "granitemoehybrid": _TEXT | _STATES | {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"],
+                                           "num_local_experts": 0, "shared_intermediate_size": 192},
+    "falcon_h1": _TEXT | _STATES | {"head_dim": 32, "num_hidden_layers": 2, "mamba_d_ssm": 256},
+    "nemotron_h": {k: v for k, v in _TEXT.items() if k != "hidden_act"} | {
+        "head_dim": 32, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4, "mamba_num_heads": 8,
+        "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "chunk_size": CHUNK, "mlp_hidden_act": "relu2"},
+    "zamba2": _BARE | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256, "hidden_act": "gelu",
+                       "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8,
+                       "mamba_d_state": 16, "mamba_ngroups": 2, "mamba_expand": 2, "chunk_size": CHUNK,
+                       "adapter_rank": 8, "num_mem_blocks": 2, "use_shared_attention_adapter": False},
+    "qwen3_next": _TEXT | {"head_dim": 32, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 4,
+                           "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": [],
+                           "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+                           "linear_value_head_dim": 48, "decoder_sparse_step": 1},
+    "recurrent_gemma": _BARE | {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 256,
+                                "num_hidden_layers": 3, "lru_width": 128, "attention_window_size": TOKENS,
+                                "block_types": ["recurrent", "recurrent", "attention"]},
+    "minimax": _TEXT | {"head_dim": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+                        "num_local_experts": 4, "num_experts_per_tok": 4, "block_size": CHUNK},
+    "deepseek_v32": _TEXT | _LATENT | {"num_hidden_layers": 2, "first_k_dense_replace": 2, "n_routed_experts": 4,
+                                       "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                                       "q_lora_rank": 48, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64},
+    "kimi_linear": _TEXT | _LATENT | {
+        "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_token": 4, "num_shared_experts": 1,
+        "first_k_dense_replace": 4, "moe_layer_freq": 1, "q_lora_rank": None,
+        "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 32, "num_heads": 4,
+                               "short_conv_kernel_size": 4}},
+}  # fmt: skip
+"""Configurations of small width, with every kind of layer of the family."""

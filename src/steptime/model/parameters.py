@@ -8,6 +8,7 @@ A matrix of shape (rows, columns) has rows x columns parameters; a bias has one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from steptime.model.spec import Experts, LatentAttention, LayerKind, LayerOperator, ModelSpec
@@ -65,8 +66,13 @@ def active_parameter_terms(spec: ModelSpec) -> Terms:
     >>> f"{active_parameter_terms(load_catalogue_model('mixtral-8x7b')).total / 1e9:.1f}"
     '12.9'
     """
-    terms = dict(parameter_terms(spec))
     owners = {f"layers/{kind.name}": kind.block.experts for kind in spec.kinds} or {"layers": spec.experts}
+    return _active(parameter_terms(spec), owners)
+
+
+def _active(terms: Mapping[str, float], owners: Mapping[str, Experts | None]) -> Terms:
+    """Terms with the experts that a token chooses, of the layers whose paths start with each owner."""
+    terms = dict(terms)
     for owner, experts in owners.items():
         for path in (f"{owner}/experts/up", f"{owner}/experts/down"):
             if experts is not None and path in terms:
@@ -94,6 +100,19 @@ def _no_matrix(width: int, depth: int, bias: bool) -> int:
 
 MATRICES = dict.fromkeys(("into", "out", "whole", "up", "narrow"), _matrix)
 """Forms of operators that have a matrix -> its parameters by width, depth and bias."""
+
+
+def layer_parameters(kind: LayerKind) -> tuple[float, float]:
+    """Parameters that a layer of a kind works with, all of them and those that one token meets; shared ones are whole.
+
+    >>> from steptime.model.known import load_catalogue_model
+    >>> gpt = load_catalogue_model("gpt2")
+    >>> layer_parameters(LayerKind(name="a", block=gpt, mlp=False))[0] == 4 * 768**2 + 4 * 768 + 2 * 768
+    True
+    """
+    terms = Terms(_kind(replace(kind, distinct=0)))
+    active = _active(terms, {"layers": kind.block.experts})
+    return terms.total / kind.layers, active.total / kind.layers
 
 
 def _kind(kind: LayerKind) -> dict[str, float]:

@@ -80,9 +80,8 @@ def of_job(job: Job, kind: LayerKind) -> Job:
     return replace(job, model=model, seq_len=kind.tokens or job.seq_len, document_length=parts)
 
 
-def of_kind(rows: Iterable[Row], kind: LayerKind, layers: int) -> Rows:
-    """Rows of a layer of one kind as rows of the mean layer of a model with ``layers``."""
-    share = kind.layers / layers
+def of_kind(rows: Iterable[Row], kind: LayerKind, share: Num) -> Rows:
+    """Rows of a layer of one kind as rows of the mean layer of which it is a share."""
     return [replace(row, name=f"{kind.name}_{row.name}", share=row.share * share) for row in rows]
 
 

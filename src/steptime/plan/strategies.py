@@ -22,7 +22,7 @@ from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
 from steptime.num import Num, ceil_div, floor_div, maximum, minimum, where
 from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
-from steptime.plan.copies import quantised, unsharded, wide
+from steptime.plan.copies import boundary_element_bytes, quantised, unsharded, wide
 from steptime.plan.declared import declared_rows, of_job, of_kind, shared_weights
 from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
 from steptime.plan.overlap import with_overlapped_transfers
@@ -51,6 +51,7 @@ from steptime.plan.rows import (
     rope,
     summa_traffic,
 )
+from steptime.plan.stage_kinds import stage_shares
 from steptime.registry import Registry
 
 
@@ -125,15 +126,6 @@ class Method(ABC):
         """Share of a message that a link between domains is charged in the pipeline: 1, or a reproduced defect."""
 
 
-def boundary_element_bytes(job: Job) -> float:
-    """Bytes on the device per element of the input that a recomputed layer keeps."""
-    memory, quantised = job.memory, job.adapter is not None and job.adapter.weight_bytes is not None
-    if memory.boundaries_on_host:
-        return 0.0
-    own = job.precision.element_bytes
-    return own if memory.stream_bytes is None or not quantised else memory.stream_bytes
-
-
 class Corrected(Strategy):
     """Base of the corrected strategies: the order of the rows."""
 
@@ -155,18 +147,19 @@ class Corrected(Strategy):
         )
 
     def _block_of_kinds(self, s: Shape) -> Block:
-        """The mean layer of a model of several kinds: rows of each kind, which its share of the layers has."""
+        """The mean layer of the busiest stage: rows of each kind with its share of the layers there."""
         job, plans, model = s.job, s.plans, s.model
         layer: list[Row] = []
         working: Num = 0.0
         boundary = self.stream_elements(s)
+        shares = stage_shares(job, plans)
         for kind in model.kinds:
             own, share = of_job(job, kind), kind.own_share
             shape = Shape(own, plans, self.sequence_axis)
             rows = shared_weights(self._attention_block(shape) if kind.attention else [], share)
             rows += declared_rows(self, shape, kind.operators, share)
             rows += shared_weights(self._mlp_block(shape) if kind.mlp else [], share)
-            layer += of_kind(finished(rows, own, plans), kind, model.layers)
+            layer += of_kind(finished(rows, own, plans), kind, shares[kind.name])
             working = maximum(working, layer_elements(shape))
             boundary = maximum(boundary, self.stream_elements(shape))
         first = (*self._embedding(s), *declared_rows(self, s, model.stem))

@@ -224,7 +224,8 @@ _KEYS_BY_REASON = {
     "mlp_beta_factor layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha "
     "layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta postnorm linear_layer_ids hybrid_layer_ids "
     "tie_embedding_scale mamba_norm_eps",
-    _SMALL_LOSS: "z_loss_coefficient aux_loss_alpha output_router_logits router_aux_loss_coef router_z_loss_coef seq_aux z_loss",
+    _SMALL_LOSS: "z_loss_coefficient aux_loss_alpha output_router_logits router_aux_loss_coef router_z_loss_coef "
+    "seq_aux z_loss",
     "layers dropped at random are counted as run": "layerdrop layer_dropout drop_path_rate",
     _GENERATION: "use_cache generation_config max_length temperature top_k top_p max_new_tokens",
     "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": ""

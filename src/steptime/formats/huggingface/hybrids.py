@@ -356,7 +356,7 @@ def _kimi_linear(f: Fields) -> Values:
         for end, experts in (("_dense", None), ("_moe", moe))
     ]
     pattern = [f"{name}_{'moe' if one else 'dense'}" for name, one in zip(names, routed, strict=True)]
-    return of_kinds(values | {"experts": moe}, kinds, pattern)
+    return of_kinds(values | {"experts": moe if dense < layers else None}, kinds, pattern)
 
 
 def _deepseek_v32(f: Fields) -> Values:
@@ -369,7 +369,7 @@ def _deepseek_v32(f: Fields) -> Values:
     mixer = indexer(values["hidden"], heads=f.count("index_n_heads"), head_dim=f.count("index_head_dim"), rank=rank,
                     top_k=top_k)  # fmt: skip
     values |= {"window": top_k, "windowed_layers": layers}
-    dense = layers - values["experts"].moe_layers
+    dense = layers - (values["experts"].moe_layers if values.get("experts") else 0)
     kinds = [kind("dense", values, mixer, experts=None), kind("moe", values, mixer)]
     return of_kinds(values, kinds, ["dense"] * dense + ["moe"] * (layers - dense))
 
