@@ -124,8 +124,8 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
 def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
     """Leaves out columns that this job's rows do not read, and adds those that only some jobs' rows do.
 
-    Rows of experts depend on ``dp``, kinds of layers on the stages; passes once a step or after each gathering on what is
-    gathered, and how often.
+    Rows of experts depend on ``dp``, kinds of layers on the stages; passes once a step or after each gathering on what
+    is gathered, and how often.
     """
     unread = set()
     codes = [np.asarray(listing.configurations.recompute) for listing in listings]

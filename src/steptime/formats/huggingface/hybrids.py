@@ -356,7 +356,7 @@ def _kimi_linear(f: Fields) -> Values:
         for end, experts in (("_dense", None), ("_moe", moe))
     ]
     pattern = [f"{name}_{'moe' if one else 'dense'}" for name, one in zip(names, routed, strict=True)]
-    return of_kinds(values | {"experts": moe if dense < layers else None}, kinds, pattern)
+    return of_kinds(values | {"experts": moe if any(routed) else None}, kinds, pattern)
 
 
 def _deepseek_v32(f: Fields) -> Values:
