@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from models.layered import counted
-
 from steptime.formats.huggingface import read_huggingface
 from steptime.model import parameter_terms
 

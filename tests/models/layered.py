@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from public_models.rows import load_torchvision
 
 CLASSES = {
@@ -14,7 +15,9 @@ CLASSES = {
     "falcon_h1": "FalconH1ForCausalLM", "nemotron_h": "NemotronHForCausalLM", "zamba2": "Zamba2ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM", "kimi_linear": "KimiLinearForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM", "recurrent_gemma": "RecurrentGemmaForCausalLM",
-    "minimax": "MiniMaxForCausalLM",
+    "minimax": "MiniMaxForCausalLM", "t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration", "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration", "whisper": "WhisperForConditionalGeneration",
 }  # fmt: skip
 LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 
@@ -34,11 +37,15 @@ def module_of(config: Mapping[str, Any]) -> Any:
 
 
 def counted(config: Mapping[str, Any]) -> int:
-    """Parameters, and the biases that balance experts where they are buffers."""
+    """Parameters, and the biases that balance experts where they are buffers.
+
+    The package ties the head of every T5; checkpoints of T5 v1.1, mT5 and Flan have one of their own.
+    """
     module = module_of(config)
     tensors = dict(module.named_parameters())
     tensors |= {name: each for name, each in module.named_buffers() if name.endswith("e_score_correction_bias")}
-    return sum(each.numel() for each in tensors.values())
+    own_head = config["model_type"].endswith("t5") and not config.get("tie_word_embeddings", True)
+    return sum(each.numel() for each in tensors.values()) + own_head * config["vocab_size"] * config.get("d_model", 0)
 
 
 BATCH, TOKENS, CHUNK = 2, 128, 32

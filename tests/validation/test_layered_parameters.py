@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from steptime.formats.huggingface import read_huggingface
+from steptime.formats.huggingface.encoders import ENCODERS
 from steptime.formats.huggingface.hybrids import HYBRIDS
 from steptime.model import parameter_terms
 
@@ -25,6 +26,16 @@ PUBLISHED = {
     "kimi-linear-48b-a3b": 49_122_681_728,
     "nemotron-nano-9b-v2": 8_888_227_328,
     "jamba-v0.1": 51_570_323_328,
+    "t5-small": 60_506_624,
+    "t5-large": 737_668_096,
+    "t5-11b": 11_307_321_344,
+    "flan-t5-xl": 2_849_757_184,
+    "bart-large": 406_291_456,
+    "mbart-large-50": 610_879_488,
+    "whisper-tiny": 37_760_640,
+    "whisper-medium": 763_857_920,
+    "whisper-large-v3": 1_543_490_560,
+    "whisper-large-v3-turbo": 808_878_080,
 }
 """Hub, ``safetensors.total``, where no other source is named."""
 
@@ -43,7 +54,7 @@ def test_parameters_are_those_of_the_modules(tmp_path: Path) -> None:
 
 
 def test_every_family_has_a_checkpoint() -> None:
-    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= set(HYBRIDS)
+    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= {*HYBRIDS, *ENCODERS}
 
 
 @pytest.mark.parametrize("name", ["mamba-130m", "zamba2-7b", "kimi-linear-48b-a3b", "falcon-h1-0.5b"])

@@ -10,6 +10,7 @@ from typing import Any
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
 from steptime.formats.huggingface.dense import DENSE, PARALLEL, VISION
+from steptime.formats.huggingface.encoders import ENCODERS
 from steptime.formats.huggingface.experts import EXPERTS
 from steptime.formats.huggingface.fields import (
     CAPTURE,
@@ -29,7 +30,7 @@ from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
-FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS
+FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | ENCODERS
 
 _OPEN_LIMITS = ("time_step_limit", "mamba_dt_limit")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
