@@ -18,6 +18,7 @@ CLASSES = {
     "minimax": "MiniMaxForCausalLM", "t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration", "bart": "BartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration", "whisper": "WhisperForConditionalGeneration",
+    "llava": "LlavaForConditionalGeneration", "paligemma": "PaliGemmaForConditionalGeneration",
 }  # fmt: skip
 LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 
@@ -74,10 +75,11 @@ NARROW = {
     "nemotron_h": {k: v for k, v in _TEXT.items() if k != "hidden_act"} | {
         "head_dim": 32, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4, "mamba_num_heads": 8,
         "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "chunk_size": CHUNK, "mlp_hidden_act": "relu2"},
-    "zamba2": _BARE | {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256, "hidden_act": "gelu",
-                       "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8,
-                       "mamba_d_state": 16, "mamba_ngroups": 2, "mamba_expand": 2, "chunk_size": CHUNK,
-                       "adapter_rank": 8, "num_mem_blocks": 2, "use_shared_attention_adapter": False},
+    "zamba2": _BARE | {
+        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256, "hidden_act": "gelu",
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8, "mamba_d_state": 16,
+        "mamba_ngroups": 2, "mamba_expand": 2, "chunk_size": CHUNK, "adapter_rank": 8, "num_mem_blocks": 2,
+        "use_shared_attention_adapter": False},
     "qwen3_next": _TEXT | {"head_dim": 32, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 4,
                            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": [],
                            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,

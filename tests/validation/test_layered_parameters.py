@@ -1,8 +1,8 @@
 """Models whose layers are of several kinds: parameters of published configurations, and of the modules themselves.
 
-`tests/data/layered_checkpoints.json` has configurations as they are published, without keys that change no cost, and the
-parameters of the `transformers` module made from each on the meta device, with the balancing biases of experts, which
-checkpoints keep as buffers. `python benchmarks/bench_layers.py` counts all again (10 s).
+`tests/data/layered_checkpoints.json` has configurations as they are published, without keys that change no cost, and
+the parameters of the `transformers` module made from each on the meta device, with the biases that balance experts,
+which checkpoints keep as buffers. `python benchmarks/bench_layers.py` counts all again (10 s).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from steptime.formats.huggingface import read_huggingface
 from steptime.formats.huggingface.encoders import ENCODERS
 from steptime.formats.huggingface.hybrids import HYBRIDS
+from steptime.formats.huggingface.towers import WITH_TOWERS
 from steptime.model import parameter_terms
 
 CHECKPOINTS = json.loads((Path(__file__).parents[1] / "data" / "layered_checkpoints.json").read_text(encoding="utf-8"))
@@ -26,6 +27,8 @@ PUBLISHED = {
     "kimi-linear-48b-a3b": 49_122_681_728,
     "nemotron-nano-9b-v2": 8_888_227_328,
     "jamba-v0.1": 51_570_323_328,
+    "llava-1.5-7b": 7_063_427_072,
+    "paligemma-3b-224": 2_923_466_480,
     "t5-small": 60_506_624,
     "t5-large": 737_668_096,
     "t5-11b": 11_307_321_344,
@@ -54,7 +57,7 @@ def test_parameters_are_those_of_the_modules(tmp_path: Path) -> None:
 
 
 def test_every_family_has_a_checkpoint() -> None:
-    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= {*HYBRIDS, *ENCODERS}
+    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= {*HYBRIDS, *ENCODERS, *WITH_TOWERS}
 
 
 @pytest.mark.parametrize("name", ["mamba-130m", "zamba2-7b", "kimi-linear-48b-a3b", "falcon-h1-0.5b"])

@@ -158,7 +158,7 @@ def test_family_is_found_by_architectures(tmp_path: Path) -> None:
 
 def test_wrapper_is_read_through_its_text_config(tmp_path: Path) -> None:
     wrapper = {
-        "model_type": "llava",
+        "model_type": "mistral3",
         "text_config": LLAMA,
         "vision_config": {"hidden_size": 3},
         "torch_dtype": "float16",
@@ -168,6 +168,20 @@ def test_wrapper_is_read_through_its_text_config(tmp_path: Path) -> None:
     assert spec.tied_embeddings
     assert report.ignored["vision_config"] == "only the language model is read"
     assert report.ignored["torch_dtype"] == "does not change the cost"
+
+
+def test_a_tower_is_read_with_its_language_model(tmp_path: Path) -> None:
+    tower = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64,
+             "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = {"model_type": "llava", "text_config": LLAMA, "vision_config": tower | {"wings": 2}}
+    spec, report = read_huggingface(write(tmp_path, config))
+    assert [(kind.name, kind.layers, kind.tokens, kind.block.hidden) for kind in spec.kinds] == [
+        ("image", 3, 5, 32), ("text", 2, 0, 64)]  # fmt: skip
+    assert report.ignored["vision_config.wings"] == UNKNOWN_KEY
+    assert report.assumed["images"] == "one of 28 x 28 per sample, within its sequence"
+    bad = config | {"vision_config": tower | {"model_type": "pixtral"}}
+    with pytest.raises(UserError, match=r"vision_config.model_type: 'pixtral' is not supported here"):
+        read_huggingface(write(tmp_path, bad))
 
 
 def test_mixed_dense_and_expert_layers(tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ class Fields:
         self._aliases = dict(aliases or {})
         self._why: dict[str, str] = {}
         self._used: set[str] = set()
+        self._nested: dict[str, Fields] = {}
+
+    def nested(
+        self, key: str, raw: Mapping[str, Any], defaults: Mapping[str, Any], aliases: Mapping[str, Sequence[str]]
+    ) -> Fields:
+        """Fields of an object under a key, whose notes and unused keys are those of this one."""
+        made = Fields(raw, where=self.where, prefix=f"{self.prefix}{key}.", defaults=defaults, aliases=aliases)
+        made.assumed, made.chosen = self.assumed, self.chosen
+        self._nested[key] = made
+        return made
 
     def _find(self, key: str) -> tuple[str, Any]:
         """The name under which the file has that key, and its value (None where it has none)."""
@@ -171,7 +181,8 @@ class Fields:
 
     def unused(self) -> list[str]:
         """Keys of the file that nobody asked for."""
-        return [key for key in self._raw if key not in self._used]
+        inner = [f"{key}.{each}" for key, fields in self._nested.items() for each in fields.unused()]
+        return [key for key in self._raw if key not in self._used] + inner
 
 
 _NO_COST = "does not change the cost"
@@ -202,8 +213,8 @@ _KEYS_BY_REASON = {
     "use_mamba_kernels num_logits_to_keep use_mem_eff_path use_falcon_mambapy hidden_act_fn ssm_cfg "
     "fused_add_norm rms_norm pad_vocab_size_multiple mamba_ssm_cache_dtype mamba_hidden_act kv_channels "
     "num_query_groups attention_hidden_size attention_head_dim mamba_headdim use_long_context layers_block_type "
-    "num_attn_heads moe_shared_expert_overlap mamba_proj_fusion router_dtype add_scale_bias "
-    "expand mamba_expand time_step_rank mamba_proj_bias qk_head_dim",
+    "num_attn_heads moe_shared_expert_overlap mamba_proj_fusion router_dtype add_scale_bias num_image_tokens "
+    "vision_use_head expand mamba_expand time_step_rank mamba_proj_bias qk_head_dim",
     _VALUES: "alibi_bias_max apply_residual_connection_post_layernorm attn_logit_softcapping attn_scale "
     "attn_temperature_tuning embedding_multiplier final_logit_softcapping floor_scale initializer_factor "
     "initializer_range layer_norm_eps layer_norm_epsilon layer_norm_rms_epsilon layernorm_epsilon "

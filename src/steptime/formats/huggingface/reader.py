@@ -26,11 +26,12 @@ from steptime.formats.huggingface.fields import (
     ImportReport,
 )
 from steptime.formats.huggingface.hybrids import HYBRIDS
+from steptime.formats.huggingface.towers import WITH_TOWERS
 from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
-FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | ENCODERS
+FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | ENCODERS | WITH_TOWERS
 
 _OPEN_LIMITS = ("time_step_limit", "mamba_dt_limit")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
@@ -116,10 +117,10 @@ def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, Imp
     f = Fields(config, where=where, prefix=prefix, defaults=family.defaults, aliases=family.aliases)
     values = family.build(f)
     spec = ModelSpec(name=name, family=SAME_TYPE.get(model_type, model_type), source=f"config {where}", **values)
-    ignored |= {prefix + key: _reason(key, model_type) for key in f.unused()}
+    ignored |= {prefix + key: _reason(key.rpartition(".")[2], model_type) for key in f.unused()}
     names = {ours: prefix + theirs for ours, theirs in THEIR_NAMES.items()}
     given = {**raw, **{prefix + key: value for key, value in config.items()}}
-    telling = f.chosen | {key for key, reason in ignored.items() if _matters(reason, given[key])}
+    telling = f.chosen | {key for key, reason in ignored.items() if _matters(reason, given.get(key, True))}
     report = ImportReport(source=where, ignored=ignored, assumed=dict(f.assumed), telling=frozenset(telling))
     return check_spec(spec, where, names), report
 
@@ -159,7 +160,11 @@ def _model_type(raw: Mapping[str, Any], where: str, prefix: str = "") -> str | N
 def _inner_key(raw: Mapping[str, Any], model_type: str | None, where: str) -> str | None:
     """The nested configuration to read, if this one is a wrapper."""
     for key in _INNER[::-1] if model_type == "clip" else _INNER[:1]:
-        if raw.get(key) is None or (model_type in FAMILIES and "hidden_size" in raw):
+        if (
+            (model_type in WITH_TOWERS and raw.get("vision_config"))
+            or raw.get(key) is None
+            or (model_type in FAMILIES and "hidden_size" in raw)
+        ):
             continue
         if not isinstance(raw[key], dict):
             raise FieldError(where, key, f"is {shown(raw[key], 40)}", hint="allowed: an object")
