@@ -316,7 +316,7 @@ def index_scores_bytes(pairs: Num, index_rows: Num, index_heads: Num, index_dim:
 
 
 def twice_matrix_flops(matrix_flops: Num) -> Num:
-    r"""Backward pass of stated work, a gradient of input and of weights for each product: $F' = 2F$.
+    r"""Backward pass of given work, a gradient of input and of weights for each product: $F' = 2F$.
 
     Source: definition.
 
@@ -327,7 +327,7 @@ def twice_matrix_flops(matrix_flops: Num) -> Num:
 
 
 def twice_bytes(moved_bytes: Num) -> Num:
-    r"""Traffic of the backward pass of stated work: $M' = 2M$.
+    r"""Traffic of the backward pass of given work: $M' = 2M$.
 
     Source: definition.
 

@@ -292,7 +292,7 @@ OPERATORS: Mapping[str, Operator] = {
     "index_scores": Operator(
         forward=_phase(_R.index_scores_flops, _R.index_scores_vector_flops, _R.index_scores_bytes), backward=_phase()
     ),
-    "stated": Operator(
+    "opaque": Operator(
         forward=_phase(roofline.counted_matrix_flops, None, roofline.counted_bytes),
         backward=_phase(_R.twice_matrix_flops, None, _R.twice_bytes),
     ),

@@ -1,16 +1,19 @@
 """Layers that are not attention and MLP alone: what each mixer is made of, before ranks cut it.
 
-A mixer is a function from the hidden width and its own dimensions to operators; its row in :data:`MIXERS` is the name
-under which a model file asks for it. A form in :data:`FORMS` is what an operator does; its rows and its tensor-parallel
+A mixer is a record of its own dimensions that makes operators for a layer; its row in :data:`MIXERS` is the name under
+which a model file asks for it. A form in :data:`FORMS` is what an operator does; its rows and its tensor-parallel
 cut are in :mod:`steptime.plan.declared`, its formulas in :mod:`steptime.cost.recurrence`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
+from steptime.dataclass import dataclass
 from steptime.model.spec import LayerKind, LayerOperator, ModelSpec
 
 Operators = tuple[LayerOperator, ...]
@@ -36,14 +39,14 @@ FORMS: Final[Mapping[str, str]] = {
     "index_scores": "scores of an indexer over all earlier keys, and the choice of the best",
     "cross": "attention to the tokens of another stack",
     "core": "attention on the heads of the layer's dimensions",
-    "stated": "work that the model file states",
+    "opaque": "work that the model file gives",
 }
 """Form of an operator -> what it is."""
 
 
 def _op(
     name: str, form: str, width: int = 0, *, sizes: Mapping[str, float] | None = None, **more: int
-) -> LayerOperator:  # fmt: skip
+) -> LayerOperator:
     further = {key: bool(value) if key in ("bias", "kept") else value for key, value in more.items()}
     return LayerOperator(name=name, form=form, width=width, sizes=tuple((sizes or {}).items()), **further)  # type: ignore[arg-type]
 
@@ -58,228 +61,356 @@ def _in_block(name: str, inner: Iterable[LayerOperator], norm: int) -> Operators
     return (*before, *inner, _op(f"{name}_residual", "residual"))
 
 
-def mamba1(
-    hidden: int, *, channels: int = 0, state: int = 16, kernel: int = 4, rank: int = 0, bias: bool = False,
-    conv_bias: bool = True, norms: bool = False, norm: int = -1,
-) -> Operators:  # fmt: skip
-    """Mamba (arXiv 2312.00752, section 3.4): products in, convolution, selective scan, product out.
+class Mixer(ABC):
+    """What a layer has in addition to attention and MLP, or in their place; its fields are those of a model file."""
 
-    Args:
-        hidden: width of the stream.
-        channels: inner width; 0: twice the hidden width.
-        state: states of a channel.
-        kernel: taps of the convolution.
-        rank: of the step size; 0: a sixteenth of the hidden width, rounded up.
-        bias: on the products in and out.
-        conv_bias: on the convolution.
-        norms: RMS norms with weights on step size, input and output matrices (Jamba).
-        norm: parameters of the norm before it; -1: one per column, 0: no norm.
-    """
-    channels, rank = channels or 2 * hidden, rank or math.ceil(hidden / 16)
-    narrow = rank + 2 * state
-    inner_norms = (_op("ssm_norms", "inner_norm", narrow, parameters=narrow, sizes={"whole": 1}),) if norms else ()
-    return _in_block("mamba", (
-        _op("mamba_in", "into", 2 * channels, bias=bias),
-        _convolution("mamba_conv", channels, kernel, conv_bias),
-        _op("mamba_x", "narrow", narrow, depth=channels),
-        *inner_norms,
-        _op("mamba_dt", "up", channels, depth=rank, bias=True),
-        _op("mamba_scan", "selective_scan", channels, parameters=channels * (state + 1), sizes={"state": state}),
-        _op("mamba_gate", "gate", channels),
-        _op("mamba_out", "out", hidden, depth=channels, bias=bias),
-    ), hidden if norm < 0 else norm)  # fmt: skip
+    @abstractmethod
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
 
 
-def mamba2(
-    hidden: int, *, heads: int, head_dim: int = 64, state: int = 128, groups: int = 1, kernel: int = 4,
-    chunk: int = 256, bias: bool = False, conv_bias: bool = True, gated_norm: bool = True, norm: int = -1,
-    residual: bool = True,
-) -> Operators:  # fmt: skip
-    """Mamba-2 (arXiv 2405.21060, section 7): one product in, convolution, state-space duality, gated norm, product out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba(Mixer):
+    """Mamba (arXiv 2312.00752, section 3.4): products in, convolution, selective scan, product out."""
 
-    Args:
-        hidden: width of the stream.
-        heads: of the state-space model.
-        head_dim: width of a head.
-        state: states of a column of a head.
-        groups: of heads that share input and output matrices.
-        kernel: taps of the convolution.
-        chunk: tokens of a chunk.
-        bias: on the products in and out.
-        conv_bias: on the convolution.
-        gated_norm: whether the gated output is normed.
-        norm: parameters of the norm before it; -1: one per column, 0: no norm.
-        residual: whether its output is added to the stream by itself.
-    """
-    inner, mixed = heads * head_dim, heads * head_dim + 2 * groups * state
-    after = _op("ssm_norm", "inner_norm", inner, parameters=inner)
-    found = _in_block("mamba", (
-        _op("mamba_in", "into", inner + mixed + heads, bias=bias),
-        _convolution("mamba_conv", mixed, kernel, conv_bias),
-        _op("mamba_ssd", "ssd", inner, parameters=3 * heads, sizes={
-            "heads": heads, "head_dim": head_dim, "state": state, "groups": groups, "chunk": chunk}),
-        _op("mamba_gate", "gate", inner),
-        *((after,) if gated_norm else ()),
-        _op("mamba_out", "out", hidden, depth=inner, bias=bias),
-    ), hidden if norm < 0 else norm)  # fmt: skip
-    return found if residual else found[:-1]
+    channels: int = 0
+    """Inner width; 0: twice the hidden width."""
+    state: int = 16
+    """States of a channel."""
+    kernel: int = 4
+    """Taps of the convolution."""
+    rank: int = 0
+    """Of the step size; 0: a sixteenth of the hidden width, rounded up."""
+    bias: bool = False
+    """On the products in and out."""
+    conv_bias: bool = True
+    """On the convolution."""
+    norms: bool = False
+    """RMS norms with weights on step size, input and output matrices (Jamba)."""
 
-
-def gated_delta(
-    hidden: int, *, key_heads: int, value_heads: int, key_dim: int = 128, value_dim: int = 128, kernel: int = 4,
-    chunk: int = 64, gated: bool = True, decay: bool = True,
-) -> Operators:  # fmt: skip
-    """Gated DeltaNet (arXiv 2412.06464) as Qwen3-Next has it; without gate and decay DeltaNet (arXiv 2406.06484).
-
-    Args:
-        hidden: width of the stream.
-        key_heads: heads of queries and keys.
-        value_heads: heads of values, a multiple of those of keys.
-        key_dim: width of a head of keys.
-        value_dim: width of a head of values.
-        kernel: taps of the convolution on queries, keys and values.
-        chunk: tokens of a chunk.
-        gated: whether a further projection gates the output.
-        decay: whether states decay.
-    """
-    keys, values = key_heads * key_dim, value_heads * value_dim
-    mixed = 2 * keys + values
-    into = mixed + values * gated + value_heads * (1 + decay)
-    sizes = {"heads": value_heads, "key_dim": key_dim, "value_dim": value_dim, "chunk": chunk}
-    gate = (_op("delta_gate", "gate", values),) if gated else ()
-    return _in_block("delta", (
-        _op("delta_in", "into", into),
-        _convolution("delta_conv", mixed, kernel, False),
-        _op("delta_rule", "delta_rule", values, parameters=2 * value_heads * decay, sizes=sizes),
-        _op("delta_norm", "inner_norm", values, parameters=value_dim, sizes={"rows": value_heads}),
-        *gate,
-        _op("delta_out", "out", hidden, depth=values),
-    ), hidden)  # fmt: skip
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        hidden = block.hidden
+        channels, rank = self.channels or 2 * hidden, self.rank or math.ceil(hidden / 16)
+        narrow = rank + 2 * self.state
+        norms = _op("ssm_norms", "inner_norm", narrow, parameters=narrow, sizes={"whole": 1})
+        scanned = channels * (self.state + 1)
+        inner = (
+            _op("mamba_in", "into", 2 * channels, bias=self.bias),
+            _convolution("mamba_conv", channels, self.kernel, self.conv_bias),
+            _op("mamba_x", "narrow", narrow, depth=channels),
+            *((norms,) if self.norms else ()),
+            _op("mamba_dt", "up", channels, depth=rank, bias=True),
+            _op("mamba_scan", "selective_scan", channels, parameters=scanned, sizes={"state": self.state}),
+            _op("mamba_gate", "gate", channels),
+            _op("mamba_out", "out", hidden, depth=channels, bias=self.bias),
+        )
+        return _in_block("mamba", inner, block.norm_width)
 
 
-def kimi_delta(
-    hidden: int, *, heads: int, head_dim: int = 128, kernel: int = 4, chunk: int = 64, rank: int = 0
-) -> Operators:
-    """Kimi delta attention (arXiv 2510.26692, section 3): a delta rule with a decay of each column of the keys.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2(Mixer):
+    """Mamba-2 (arXiv 2405.21060, section 7): product in, convolution, state-space duality, gated norm, product out."""
 
-    Args:
-        hidden: width of the stream.
-        heads: of queries, keys and values.
-        head_dim: width of a head.
-        kernel: taps of the convolution.
-        chunk: tokens of a chunk.
-        rank: of decay and output gate; 0: the width of a head.
-    """
-    inner, rank = heads * head_dim, rank or head_dim
-    sizes = {"heads": heads, "key_dim": head_dim, "value_dim": head_dim, "chunk": chunk}
-    return _in_block("delta", (
-        _op("delta_in", "into", 3 * inner + heads),
-        _convolution("delta_conv", 3 * inner, kernel, False),
-        _op("decay_down", "whole", rank, kept=False),
-        _op("decay_up", "up", inner, depth=rank),
-        _op("delta_rule", "delta_rule", inner, parameters=inner + heads, sizes=sizes),
-        _op("gate_down", "whole", rank, kept=False),
-        _op("gate_up", "up", inner, depth=rank),
-        _op("delta_norm", "inner_norm", inner, parameters=head_dim, sizes={"rows": heads}),
-        _op("delta_gate", "gate", inner),
-        _op("delta_out", "out", hidden, depth=inner),
-    ), hidden)  # fmt: skip
+    heads: int
+    """Of the state-space model."""
+    head_dim: int = 64
+    """Width of a head."""
+    state: int = 128
+    """States of a column of a head."""
+    groups: int = 1
+    """Of heads that share input and output matrices."""
+    kernel: int = 4
+    """Taps of the convolution."""
+    chunk: int = 256
+    """Tokens of a chunk."""
+    bias: bool = False
+    """On the products in and out."""
+    conv_bias: bool = True
+    """On the convolution."""
+    gated_norm: bool = True
+    """Whether the gated output is normed."""
+    alone: bool = True
+    """Whether it has a norm before it and is added to the stream; false: attention next to it does that (Falcon-H1)."""
 
-
-def gated_linear(
-    hidden: int, *, heads: int, key_dim: int = 0, value_dim: int = 0, rank: int = 16, chunk: int = 64
-) -> Operators:
-    """Gated linear attention (arXiv 2312.06635, section 4.4): decay of rank ``rank``, output norm and gate.
-
-    Args:
-        hidden: width of the stream.
-        heads: of queries, keys and values.
-        key_dim: width of a head of keys; 0: half of the hidden width over the heads.
-        value_dim: width of a head of values; 0: the hidden width over the heads.
-        rank: of the decay.
-        chunk: tokens of a chunk.
-    """
-    key_dim, value_dim = key_dim or hidden // heads // 2, value_dim or hidden // heads
-    keys, values = heads * key_dim, heads * value_dim
-    sizes = {"heads": heads, "key_dim": key_dim, "value_dim": value_dim, "chunk": chunk}
-    return _in_block("linear", (
-        _op("linear_in", "into", 2 * keys + 2 * values),
-        _op("decay_down", "whole", rank, kept=False),
-        _op("decay_up", "up", keys, depth=rank, bias=True),
-        _op("linear_attention", "linear_attention", values, sizes=sizes),
-        _op("linear_norm", "inner_norm", values, parameters=value_dim, sizes={"rows": heads}),
-        _op("linear_gate", "gate", values),
-        _op("linear_out", "out", hidden, depth=values),
-    ), hidden)  # fmt: skip
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        inner = self.heads * self.head_dim
+        mixed = inner + 2 * self.groups * self.state
+        sizes = {
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "state": self.state,
+            "groups": self.groups,
+            "chunk": self.chunk,
+        }
+        after = _op("ssm_norm", "inner_norm", inner, parameters=inner)
+        found = (
+            _op("mamba_in", "into", inner + mixed + self.heads, bias=self.bias),
+            _convolution("mamba_conv", mixed, self.kernel, self.conv_bias),
+            _op("mamba_ssd", "ssd", inner, parameters=3 * self.heads, sizes=sizes),
+            _op("mamba_gate", "gate", inner),
+            *((after,) if self.gated_norm else ()),
+            _op("mamba_out", "out", block.hidden, depth=inner, bias=self.bias),
+        )
+        return _in_block("mamba", found, block.norm_width) if self.alone else found
 
 
-def lightning(hidden: int, *, heads: int, head_dim: int, chunk: int = 256) -> Operators:
-    """Lightning attention (arXiv 2501.08313, section 2.2): linear attention of fixed decay, an output norm and gate.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet(Mixer):
+    """Gated DeltaNet (arXiv 2412.06464) as Qwen3-Next has it; without gate and decay DeltaNet (arXiv 2406.06484)."""
 
-    Args:
-        hidden: width of the stream.
-        heads: of queries, keys and values.
-        head_dim: width of a head.
-        chunk: tokens of a block.
-    """
-    inner = heads * head_dim
-    sizes = {"heads": heads, "key_dim": head_dim, "value_dim": head_dim, "chunk": chunk}
-    return _in_block("linear", (
-        _op("linear_in", "into", 4 * inner),
-        _op("linear_attention", "linear_attention", inner, sizes=sizes),
-        _op("linear_norm", "inner_norm", inner, parameters=inner),
-        _op("linear_gate", "gate", inner),
-        _op("linear_out", "out", hidden, depth=inner),
-    ), hidden)  # fmt: skip
+    key_heads: int
+    """Heads of queries and keys."""
+    value_heads: int
+    """Heads of values, a multiple of those of keys."""
+    key_dim: int = 128
+    """Width of a head of keys."""
+    value_dim: int = 128
+    """Width of a head of values."""
+    kernel: int = 4
+    """Taps of the convolution on queries, keys and values."""
+    chunk: int = 64
+    """Tokens of a chunk."""
+    gated: bool = True
+    """Whether a further projection gates the output."""
+    decay: bool = True
+    """Whether states decay."""
 
-
-def recurrent(hidden: int, *, width: int = 0, blocks: int, kernel: int = 4) -> Operators:
-    """Real-gated linear recurrent unit of Griffin (arXiv 2402.19427, section 2.4).
-
-    Args:
-        hidden: width of the stream.
-        width: of the recurrence; 0: the hidden width.
-        blocks: of the block-diagonal matrices of its two gates.
-        kernel: taps of the convolution.
-    """
-    width = width or hidden
-    gates = 2 * (width * width // blocks + width)
-    return _in_block("recurrent", (
-        _op("recurrent_in", "into", 2 * width, bias=True),
-        _convolution("recurrent_conv", width, kernel, True),
-        _op("recurrent_gates", "blocks", 2 * width, parameters=gates, depth=width, sizes={"blocks": blocks}),
-        _op("recurrence", "linear_recurrence", width, parameters=width),
-        _op("recurrent_gate", "gate", width),
-        _op("recurrent_out", "out", hidden, depth=width, bias=True),
-    ), hidden)  # fmt: skip
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        values = self.value_heads * self.value_dim
+        mixed = 2 * self.key_heads * self.key_dim + values
+        into = mixed + values * self.gated + self.value_heads * (1 + self.decay)
+        sizes = {"heads": self.value_heads, "key_dim": self.key_dim, "value_dim": self.value_dim, "chunk": self.chunk}
+        inner = (
+            _op("delta_in", "into", into),
+            _convolution("delta_conv", mixed, self.kernel, False),
+            _op("delta_rule", "delta_rule", values, parameters=2 * self.value_heads * self.decay, sizes=sizes),
+            _op("delta_norm", "inner_norm", values, parameters=self.value_dim, sizes={"rows": self.value_heads}),
+            *((_op("delta_gate", "gate", values),) if self.gated else ()),
+            _op("delta_out", "out", block.hidden, depth=values),
+        )
+        return _in_block("delta", inner, block.norm_width)
 
 
-def indexer(hidden: int, *, heads: int, head_dim: int = 128, rank: int, top_k: int) -> Operators:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDelta(Mixer):
+    """Kimi delta attention (arXiv 2510.26692, section 3): a delta rule with a decay of each column of the keys."""
+
+    heads: int
+    """Of queries, keys and values."""
+    head_dim: int = 128
+    """Width of a head."""
+    kernel: int = 4
+    """Taps of the convolution."""
+    chunk: int = 64
+    """Tokens of a chunk."""
+    rank: int = 0
+    """Of decay and output gate; 0: the width of a head."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        heads, width = self.heads, self.head_dim
+        inner, rank = heads * width, self.rank or width
+        sizes = {"heads": heads, "key_dim": width, "value_dim": width, "chunk": self.chunk}
+        found = (
+            _op("delta_in", "into", 3 * inner + heads),
+            _convolution("delta_conv", 3 * inner, self.kernel, False),
+            _op("decay_down", "whole", rank, kept=False),
+            _op("decay_up", "up", inner, depth=rank),
+            _op("delta_rule", "delta_rule", inner, parameters=inner + heads, sizes=sizes),
+            _op("gate_down", "whole", rank, kept=False),
+            _op("gate_up", "up", inner, depth=rank),
+            _op("delta_norm", "inner_norm", inner, parameters=width, sizes={"rows": heads}),
+            _op("delta_gate", "gate", inner),
+            _op("delta_out", "out", block.hidden, depth=inner),
+        )
+        return _in_block("delta", found, block.norm_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedLinear(Mixer):
+    """Gated linear attention (arXiv 2312.06635, section 4.4): decay of low rank, output norm and gate."""
+
+    heads: int
+    """Of queries, keys and values."""
+    key_dim: int = 0
+    """Width of a head of keys; 0: half of the hidden width over the heads."""
+    value_dim: int = 0
+    """Width of a head of values; 0: the hidden width over the heads."""
+    rank: int = 16
+    """Of the decay."""
+    chunk: int = 64
+    """Tokens of a chunk."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        hidden, heads = block.hidden, self.heads
+        key_dim, value_dim = self.key_dim or hidden // heads // 2, self.value_dim or hidden // heads
+        keys, values = heads * key_dim, heads * value_dim
+        sizes = {"heads": heads, "key_dim": key_dim, "value_dim": value_dim, "chunk": self.chunk}
+        inner = (
+            _op("linear_in", "into", 2 * keys + 2 * values),
+            _op("decay_down", "whole", self.rank, kept=False),
+            _op("decay_up", "up", keys, depth=self.rank, bias=True),
+            _op("linear_attention", "linear_attention", values, sizes=sizes),
+            _op("linear_norm", "inner_norm", values, parameters=value_dim, sizes={"rows": heads}),
+            _op("linear_gate", "gate", values),
+            _op("linear_out", "out", hidden, depth=values),
+        )
+        return _in_block("linear", inner, block.norm_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lightning(Mixer):
+    """Lightning attention (arXiv 2501.08313, section 2.2): linear attention of fixed decay, an output norm and gate."""
+
+    heads: int
+    """Of queries, keys and values."""
+    head_dim: int
+    """Width of a head."""
+    chunk: int = 256
+    """Tokens of a block."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        inner = self.heads * self.head_dim
+        sizes = {"heads": self.heads, "key_dim": self.head_dim, "value_dim": self.head_dim, "chunk": self.chunk}
+        found = (
+            _op("linear_in", "into", 4 * inner),
+            _op("linear_attention", "linear_attention", inner, sizes=sizes),
+            _op("linear_norm", "inner_norm", inner, parameters=inner),
+            _op("linear_gate", "gate", inner),
+            _op("linear_out", "out", block.hidden, depth=inner),
+        )
+        return _in_block("linear", found, block.norm_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent(Mixer):
+    """Real-gated linear recurrent unit of Griffin (arXiv 2402.19427, section 2.4)."""
+
+    blocks: int
+    """Of the block-diagonal matrices of its two gates."""
+    width: int = 0
+    """Of the recurrence; 0: the hidden width."""
+    kernel: int = 4
+    """Taps of the convolution."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        width = self.width or block.hidden
+        gates = 2 * (width * width // self.blocks + width)
+        inner = (
+            _op("recurrent_in", "into", 2 * width, bias=True),
+            _convolution("recurrent_conv", width, self.kernel, True),
+            _op("recurrent_gates", "blocks", 2 * width, parameters=gates, depth=width, sizes={"blocks": self.blocks}),
+            _op("recurrence", "linear_recurrence", width, parameters=width),
+            _op("recurrent_gate", "gate", width),
+            _op("recurrent_out", "out", block.hidden, depth=width, bias=True),
+        )
+        return _in_block("recurrent", inner, block.norm_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer(Mixer):
     """Indexer of DeepSeek sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1): scores all earlier keys.
 
     The attention of the layer itself has ``window`` = ``top_k``: as many keys as are chosen.
-
-    Args:
-        hidden: width of the stream.
-        heads: of the indexer.
-        head_dim: width of a head.
-        rank: of the compressed queries, from which those of the indexer are made.
-        top_k: keys that are chosen for a query.
     """
-    sizes = {"heads": heads, "head_dim": head_dim, "top_k": top_k}
-    return (
-        _op("index_keys", "whole", head_dim, kept=False),
-        _op("index_norm", "inner_norm", head_dim, parameters=2 * head_dim, sizes={"whole": 1}),
-        _op("index_weights", "whole", heads, kept=False),
-        _op("index_queries", "whole", heads * head_dim, depth=rank, kept=False),
-        _op("index_scores", "index_scores", sizes=sizes),
-    )
+
+    heads: int
+    """Of the indexer."""
+    rank: int
+    """Of the compressed queries, from which those of the indexer are made."""
+    top_k: int
+    """Keys that are chosen for a query."""
+    head_dim: int = 128
+    """Width of a head."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        width = self.head_dim
+        sizes = {"heads": self.heads, "head_dim": width, "top_k": self.top_k}
+        return (
+            _op("index_keys", "whole", width, kept=False),
+            _op("index_norm", "inner_norm", width, parameters=2 * width, sizes={"whole": 1}),
+            _op("index_weights", "whole", self.heads, kept=False),
+            _op("index_queries", "whole", self.heads * width, depth=self.rank, kept=False),
+            _op("index_scores", "index_scores", sizes=sizes),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cross(Mixer):
+    """Attention to the tokens of another stack, with the heads of the layer (:func:`cross_attention`)."""
+
+    context: int = 0
+    """Tokens per sample of the other stack; 0: as many as the layer has."""
+    width: int = 0
+    """Of these tokens; 0: the hidden width."""
+    bias: bool = False
+    """On queries, keys, values and output."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        return cross_attention(block, self.context, self.width, bias=self.bias, key_bias=block.key_bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modulation(Mixer):
+    """Adaptive norms of DiT (arXiv 2212.09748, section 3.2): scales and shifts of both norms and gates of both sums
+    follow from one vector per sample by a product. The norms themselves have no weights: ``norm_weights = false``."""
+
+    parts: int = 6
+    """Vectors that the product returns; 0: they are added to a table of 6 (PixArt)."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        hidden = block.hidden
+        product = _op("modulation", "whole", self.parts * hidden, tokens=1, bias=True)
+        table = _op("modulation", "table", parameters=6 * hidden)
+        passes = ("attention_scale", "attention_gate", "mlp_scale", "mlp_gate")
+        return (product if self.parts else table, *(_op(name, "pass", hidden) for name in passes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opaque(Mixer):
+    """A layer of which only parameters, FLOPs and bytes are known, as the model file gives them."""
+
+    parameters: int = 0
+    """Of a layer."""
+    flops_per_token: float = 0.0
+    """Of its products forward."""
+    bytes_per_token: float = 0.0
+    """That it moves forward."""
+    kept_bytes_per_token: float = 0.0
+    """That it keeps for the backward pass."""
+    cut: bool = True
+    """Whether tensor ranks divide all of this; false: each has it whole."""
+
+    def operators(self, block: ModelSpec) -> Operators:
+        """Its operators in a layer of these dimensions."""
+        sizes = {
+            "flops": self.flops_per_token,
+            "moved": self.bytes_per_token,
+            "kept": self.kept_bytes_per_token,
+            "cut": float(self.cut),
+        }
+        return (_op("opaque", "opaque", block.hidden, parameters=self.parameters, sizes=sizes),)
 
 
 def cross_attention(
-    spec: ModelSpec, context: int, width: int = 0, *, bias: bool = False, key_bias: bool = True, norm: int = -1,
+    spec: ModelSpec,
+    context: int,
+    width: int = 0,
+    *,
+    bias: bool = False,
+    key_bias: bool = True,
+    norm: int = -1,
     extra: int = 0,
-) -> Operators:  # fmt: skip
+) -> Operators:
     """Attention of a layer's tokens to ``context`` tokens of another stack that are ``width`` wide.
 
     Args:
@@ -293,42 +424,32 @@ def cross_attention(
     """
     queries, keys = spec.query_width, spec.kv_width
     lacking = keys if bias and not key_bias else 0
-    return _in_block("cross", (
-        _op("cross_q", "into", queries, bias=bias),
-        _op("cross_kv", "into", 2 * keys, depth=width or spec.hidden, bias=bias, tokens=context, parameters=-lacking),
-        _op("cross_attention", "cross", parameters=extra, sizes={"context": context}),
-        _op("cross_out", "out", spec.hidden, depth=queries, bias=bias),
-    ), spec.norm_width if norm < 0 else norm)  # fmt: skip
+    return _in_block(
+        "cross",
+        (
+            _op("cross_q", "into", queries, bias=bias),
+            _op(
+                "cross_kv", "into", 2 * keys, depth=width or spec.hidden, bias=bias, tokens=context, parameters=-lacking
+            ),
+            _op("cross_attention", "cross", parameters=extra, sizes={"context": context}),
+            _op("cross_out", "out", spec.hidden, depth=queries, bias=bias),
+        ),
+        spec.norm_width if norm < 0 else norm,
+    )
 
 
-def stated(
-    hidden: int, *, parameters: int = 0, flops_per_token: float = 0.0, bytes_per_token: float = 0.0,
-    kept_bytes_per_token: float = 0.0, cut: bool = True,
-) -> Operators:  # fmt: skip
-    """A layer of which only its work is known, as the model file states it.
-
-    Args:
-        hidden: width of the stream.
-        parameters: of a layer.
-        flops_per_token: of its products forward.
-        bytes_per_token: that it moves forward.
-        kept_bytes_per_token: that it keeps for the backward pass.
-        cut: whether tensor ranks share all of this; false: each has it whole.
-    """
-    sizes = {"flops": flops_per_token, "moved": bytes_per_token, "kept": kept_bytes_per_token, "cut": float(cut)}
-    return (_op("stated", "stated", hidden, parameters=parameters, sizes=sizes),)
-
-
-MIXERS: Final[Mapping[str, Callable[..., Operators]]] = {
-    "mamba": mamba1,
-    "mamba2": mamba2,
-    "delta_net": gated_delta,
-    "kimi_delta": kimi_delta,
-    "gated_linear": gated_linear,
-    "lightning": lightning,
-    "recurrent": recurrent,
-    "indexer": indexer,
-    "stated": stated,
+MIXERS: Final[Mapping[str, type[Mixer]]] = {
+    "mamba": Mamba,
+    "mamba2": Mamba2,
+    "delta_net": DeltaNet,
+    "kimi_delta": KimiDelta,
+    "gated_linear": GatedLinear,
+    "lightning": Lightning,
+    "recurrent": Recurrent,
+    "indexer": Indexer,
+    "cross": Cross,
+    "modulation": Modulation,
+    "opaque": Opaque,
 }
 """Name in a model file -> what the mixer is made of. A further kind of layer is a further row."""
 
@@ -341,8 +462,6 @@ def with_kinds(spec: ModelSpec, kinds: Iterable[LayerKind], pattern: Iterable[st
     >>> with_kinds(gpt, [LayerKind(name="a", block=gpt, mlp=False)], ["a"] * 3).layers
     3
     """
-    from dataclasses import replace
-
     order = tuple(pattern)
     held = [
         replace(kind, block=replace(kind.block, **_of_block(kind.block, order.count(kind.name))))
@@ -354,9 +473,15 @@ def with_kinds(spec: ModelSpec, kinds: Iterable[LayerKind], pattern: Iterable[st
 
 def _of_block(block: ModelSpec, layers: int) -> dict[str, object]:
     """What a specification of equal blocks has where ``layers`` of them are one kind of a model."""
-    from dataclasses import replace
-
     experts = None if block.experts is None else replace(block.experts, moe_layers=layers)
     windowed = layers if block.windowed_layers else 0
-    return {"layers": layers, "experts": experts, "windowed_layers": windowed, "vocab": 0, "kinds": (), "pattern": (),
-            "stem": (), "mtp_depth": 0}  # fmt: skip
+    return {
+        "layers": layers,
+        "experts": experts,
+        "windowed_layers": windowed,
+        "vocab": 0,
+        "kinds": (),
+        "pattern": (),
+        "stem": (),
+        "mtp_depth": 0,
+    }

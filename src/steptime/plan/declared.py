@@ -273,13 +273,13 @@ def _core(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     return [replace(rows[0], weights=rows[0].weights + op.parameters), *rows[1:]]
 
 
-def _stated(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
+def _opaque(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     size = op.size
     share: Num = 1.0 / s.tp if size["cut"] else 1.0
     tokens = s.tokens * share
     shape = {"matrix_flops": tokens * size["flops"], "moved_bytes": tokens * size["moved"]}
     weights = op.parameters * share
-    return [Row(name=op.name, block=BLOCK, operator="stated", shape=shape, kept_bytes=tokens * size["kept"],
+    return [Row(name=op.name, block=BLOCK, operator="opaque", shape=shape, kept_bytes=tokens * size["kept"],
                 weights=weights, replicated=0.0 * weights if size["cut"] else weights)]  # fmt: skip
 
 
@@ -316,6 +316,6 @@ ROWS: Final[Mapping[str, Callable[[Ends, Shape, LayerOperator], Rows]]] = {
     "index_scores": _index_scores,
     "cross": _cross,
     "core": _core,
-    "stated": _stated,
+    "opaque": _opaque,
 }
 """Form of an operator -> its rows."""

@@ -33,7 +33,7 @@ def test_the_file_has_the_fields_of_the_specification() -> None:
         Experts: library._ExpertsTable, Vision: library._VisionTable,
     }  # fmt: skip
     for record, table in tables.items():
-        assert set(table.model_fields) == {entry.name for entry in fields(record)} - {"stem"}
+        assert set(table.model_fields) == {entry.name for entry in fields(record)}
 
 
 def test_nested_tables_and_their_defaults(tmp_path: Path) -> None:

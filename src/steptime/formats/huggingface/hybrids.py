@@ -11,14 +11,15 @@ from steptime.formats.huggingface.dense import gated_rms
 from steptime.formats.huggingface.experts import EXPERTS
 from steptime.formats.huggingface.fields import LLAMA, QWEN, Family, Fields, Values, activation, dimensions
 from steptime.model.kinds import (
+    DeltaNet,
+    Indexer,
+    KimiDelta,
+    Lightning,
+    Mamba,
+    Mamba2,
+    Mixer,
     Operators,
-    gated_delta,
-    indexer,
-    kimi_delta,
-    lightning,
-    mamba1,
-    mamba2,
-    recurrent,
+    Recurrent,
     with_kinds,
 )
 from steptime.model.spec import LIMITS, Experts, LatentAttention, LayerKind, LayerOperator, ModelSpec
@@ -36,13 +37,15 @@ def block_of(values: Values, **changes: Any) -> ModelSpec:
     return ModelSpec(name="block", family="kind", source="", **(values | changes))
 
 
-def kind(name: str, values: Values, operators: Operators = (), **changes: Any) -> LayerKind:
+def kind(name: str, values: Values, mixer: Operators | Mixer = (), **changes: Any) -> LayerKind:
     """A kind whose attention and MLP have the values of the family but for ``changes``.
 
     ``attention``, ``mlp``, ``tokens`` and ``distinct`` among the changes are those of the kind.
     """
     own = {key: changes.pop(key) for key in ("attention", "mlp", "tokens", "distinct") if key in changes}
-    return LayerKind(name=name, block=block_of(values, **changes), operators=operators, **own)
+    block = block_of(values, **changes)
+    operators = mixer.operators(block) if isinstance(mixer, Mixer) else mixer
+    return LayerKind(name=name, block=block, operators=operators, **own)
 
 
 def of_kinds(values: Values, kinds: Iterable[LayerKind], pattern: Iterable[str]) -> Values:
@@ -95,8 +98,8 @@ def _mamba(f: Fields) -> Values:
     """Mamba and Falcon Mamba, whose norms inside the mixer have no weights."""
     channels = _inner_width(f, "intermediate_size")
     values = _alone(f, channels, 1)
-    mixer = mamba1(
-        values["hidden"], channels=channels, state=f.count("state_size"), kernel=f.count("conv_kernel"),
+    mixer = Mamba(
+        channels=channels, state=f.count("state_size"), kernel=f.count("conv_kernel"),
         rank=_rank(f, "time_step_rank"), bias=f.flag("use_bias"), conv_bias=f.flag("use_conv_bias"),
     )  # fmt: skip
     layer = kind(MAMBA, values, mixer, attention=False, mlp=False)
@@ -105,8 +108,8 @@ def _mamba(f: Fields) -> Values:
 
 def _mamba2(f: Fields) -> Values:
     heads, head_dim = f.count("num_heads"), f.count("head_dim")
-    mixer = mamba2(
-        f.count("hidden_size"), heads=heads, head_dim=head_dim, state=f.count("state_size"), groups=f.count("n_groups"),
+    mixer = Mamba2(
+        heads=heads, head_dim=head_dim, state=f.count("state_size"), groups=f.count("n_groups"),
         kernel=f.count("conv_kernel"), chunk=f.count("chunk_size"), bias=f.flag("use_bias"),
         conv_bias=f.flag("use_conv_bias"),
     )  # fmt: skip
@@ -120,8 +123,8 @@ def _jamba(f: Fields) -> Values:
     """Jamba (arXiv 2403.19887): attention every ``attn_layer_period``-th layer, experts every second."""
     values = gated_rms(f) | {"position": "none"}
     hidden, layers, experts = values["hidden"], values["layers"], f.count("num_experts")
-    mixer = mamba1(
-        hidden, channels=f.count("mamba_expand") * hidden, state=f.count("mamba_d_state"),
+    mixer = Mamba(
+        channels=f.count("mamba_expand") * hidden, state=f.count("mamba_d_state"),
         kernel=f.count("mamba_d_conv"), rank=_rank(f, "mamba_dt_rank"), bias=f.flag("mamba_proj_bias"),
         conv_bias=f.flag("mamba_conv_bias"), norms=True,
     )  # fmt: skip
@@ -149,13 +152,13 @@ def _periodic(f: Fields, layers: int, period: str, offset: str) -> list[bool]:
     return [layer % every == first for layer in range(layers)]
 
 
-def _ssd_of(f: Fields, hidden: int, **more: Any) -> Operators:
+def _ssd_of(f: Fields, hidden: int, **more: Any) -> Mamba2:
     """The Mamba-2 mixer under the names of Bamba, Granite 4 and Falcon-H1."""
     heads = f.count("mamba_n_heads")
     inner = f.optional("mamba_d_ssm") or f.count("mamba_expand") * hidden
     width = f.automatic("mamba_d_head")
-    return mamba2(
-        hidden, heads=heads, head_dim=width or inner // heads, state=f.count("mamba_d_state"),
+    return Mamba2(
+        heads=heads, head_dim=width or inner // heads, state=f.count("mamba_d_state"),
         groups=f.count("mamba_n_groups"), kernel=f.count("mamba_d_conv"), chunk=f.count("mamba_chunk_size"),
         **({"bias": f.flag("mamba_proj_bias"), "conv_bias": f.flag("mamba_conv_bias")} | more),
     )  # fmt: skip
@@ -194,7 +197,7 @@ def _falcon_h1(f: Fields) -> Values:
     values = gated_rms(f) | {"out_bias": f.flag("attention_bias")}
     if f.flag("projectors_bias") != f.flag("mamba_proj_bias"):
         raise f.error("projectors_bias", "differs from mamba_proj_bias, which is not supported yet")
-    mixer = _ssd_of(f, values["hidden"], norm=0, residual=False, gated_norm=f.flag("mamba_rms_norm"))
+    mixer = _ssd_of(f, values["hidden"], alone=False, gated_norm=f.flag("mamba_rms_norm"))
     return of_kinds(values, [kind("hybrid", values, mixer)], ["hybrid"] * values["layers"])
 
 
@@ -215,9 +218,9 @@ def _nemotron_h(f: Fields) -> Values:
     values = gated_rms(f) | {"gated_mlp": False, "activation": activation(f, "mlp_hidden_act"), "position": "none"}
     if f.optional("moe_latent_size"):
         raise f.error("moe_latent_size", "is given: experts on a compressed stream are not supported yet")
-    hidden, bias = values["hidden"], f.flag("use_bias")
-    mixer = mamba2(
-        hidden, heads=f.count("mamba_num_heads"), head_dim=f.count("mamba_head_dim"), state=f.count("ssm_state_size"),
+    bias = f.flag("use_bias")
+    mixer = Mamba2(
+        heads=f.count("mamba_num_heads"), head_dim=f.count("mamba_head_dim"), state=f.count("ssm_state_size"),
         groups=f.count("n_groups"), kernel=f.count("conv_kernel"), chunk=f.count("chunk_size"), bias=bias,
         conv_bias=f.flag("use_conv_bias"),
     )  # fmt: skip
@@ -252,15 +255,18 @@ def _zamba2(f: Fields) -> Values:
     layers, bias = values["layers"], f.flag("add_bias_linear")
     first = layer_names(f, layers, _zamba2_layers(layers), ("layers_block_type",))
     mamba_heads = f.count("n_mamba_heads")
-    mixer = mamba2(
-        hidden, heads=mamba_heads, head_dim=f.count("mamba_expand") * hidden // mamba_heads,
+    mixer = Mamba2(
+        heads=mamba_heads, head_dim=f.count("mamba_expand") * hidden // mamba_heads,
         state=f.count("mamba_d_state"), groups=f.count("mamba_ngroups"), kernel=f.count("mamba_d_conv"),
         chunk=f.count("chunk_size"), bias=bias, conv_bias=f.flag("use_conv_bias"),
     )  # fmt: skip
     shared = _shared_block(f, values, bias)
     alone = {"attention": False, "mlp": False}
     blocks = f.count("num_mem_blocks")
-    kinds = [kind(MAMBA, values, mixer, **alone), kind("hybrid", values, shared + mixer, **alone, distinct=blocks)]
+    kinds = [
+        kind(MAMBA, values, mixer, **alone),
+        kind("hybrid", values, shared + mixer.operators(block_of(values)), **alone, distinct=blocks),
+    ]
     return of_kinds(values, kinds, first)
 
 
@@ -310,8 +316,8 @@ def _qwen3_next(f: Fields) -> Values:
         expert_ffn_hidden=f.count("moe_intermediate_size"),
         shared_ffn_hidden=f.count("shared_expert_intermediate_size"), moe_layers=layers, shared_gate=True,
     )  # fmt: skip
-    mixer = gated_delta(
-        values["hidden"], key_heads=f.count("linear_num_key_heads"), value_heads=f.count("linear_num_value_heads"),
+    mixer = DeltaNet(
+        key_heads=f.count("linear_num_key_heads"), value_heads=f.count("linear_num_value_heads"),
         key_dim=f.count("linear_key_head_dim"), value_dim=f.count("linear_value_head_dim"),
         kernel=f.count("linear_conv_kernel_dim"),
     )  # fmt: skip
@@ -349,7 +355,7 @@ def _kimi_linear(f: Fields) -> Values:
         own.count(theirs) if given else f.count(ours)
         for ours, theirs in zip(_KDA_NAMES, ("num_heads", "head_dim", "short_conv_kernel_size"), strict=True)
     )
-    mixer = kimi_delta(values["hidden"], heads=heads, head_dim=width, kernel=kernel)
+    mixer = KimiDelta(heads=heads, head_dim=width, kernel=kernel)
     kinds = [
         kind(f"{name}{end}", values, () if name == FULL else mixer, attention=name == FULL, experts=experts)
         for name in ("linear", FULL)
@@ -366,7 +372,7 @@ def _deepseek_v32(f: Fields) -> Values:
     rank = values["latent"].q_lora_rank
     if rank is None:
         raise f.error("q_lora_rank", "is missing: the indexer reads the compressed queries")
-    mixer = indexer(values["hidden"], heads=f.count("index_n_heads"), head_dim=f.count("index_head_dim"), rank=rank,
+    mixer = Indexer(heads=f.count("index_n_heads"), head_dim=f.count("index_head_dim"), rank=rank,
                     top_k=top_k)  # fmt: skip
     values |= {"window": top_k, "windowed_layers": layers}
     dense = layers - (values["experts"].moe_layers if values.get("experts") else 0)
@@ -375,7 +381,7 @@ def _deepseek_v32(f: Fields) -> Values:
 
 
 def _recurrent_gemma(f: Fields) -> Values:
-    """RecurrentGemma (arXiv 2404.07839): two recurrent layers to one of local attention; half of the stated MLP."""
+    """RecurrentGemma (arXiv 2404.07839): two recurrent layers to one of local attention; the MLP has half its width."""
     f.default("num_key_value_heads", f.count("num_attention_heads"), "as many as heads")
     f.default("max_position_embeddings", 8192, "the model card")
     values = gated_rms(f) | {"activation": activation(f, "hidden_activation"), "out_bias": True, "mlp_bias": True}
@@ -385,7 +391,7 @@ def _recurrent_gemma(f: Fields) -> Values:
     if unknown := set(given) - {"recurrent", "attention"}:
         raise f.error("block_types", f"has {sorted(unknown)}", hint="known: recurrent, attention")
     pattern = (["recurrent" if name == "recurrent" else FULL for name in given] * layers)[:layers]
-    mixer = recurrent(values["hidden"], width=f.optional("lru_width") or 0, blocks=values["heads"],
+    mixer = Recurrent(width=f.optional("lru_width") or 0, blocks=values["heads"],
                       kernel=f.count("conv1d_width"))  # fmt: skip
     return of_kinds(values, [kind("recurrent", values, mixer, attention=False), kind(FULL, values)], pattern)
 
@@ -400,7 +406,7 @@ def _minimax(f: Fields) -> Values:
     names = ["linear" if name == MAMBA else name for name in layer_names(f, layers, usual)]
     values["experts"] = Experts(experts=f.count("num_local_experts"), experts_per_token=f.count("num_experts_per_tok"),
                                 expert_ffn_hidden=values["ffn_hidden"], moe_layers=layers)  # fmt: skip
-    mixer = lightning(values["hidden"], heads=values["heads"], head_dim=values["head_dim"], chunk=f.count("block_size"))
+    mixer = Lightning(heads=values["heads"], head_dim=values["head_dim"], chunk=f.count("block_size"))
     return of_kinds(values, [kind("linear", values, mixer, attention=False), kind(FULL, values)], names)
 
 
