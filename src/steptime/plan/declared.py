@@ -82,7 +82,7 @@ def of_job(job: Job, kind: LayerKind) -> Job:
 
 def of_kind(rows: Iterable[Row], kind: LayerKind, share: Num) -> Rows:
     """Rows of a layer of one kind as rows of the mean layer of which it is a share."""
-    return [replace(row, name=f"{kind.name}_{row.name}", share=row.share * share) for row in rows]
+    return [replace(row, name=f"{kind.name}_{row.name}", kind=kind.name, share=row.share * share) for row in rows]
 
 
 def _tokens(s: Shape, op: LayerOperator) -> Num:

@@ -129,6 +129,8 @@ class Row:
     share: Num = 1.0
     """Share of the layers that have the row (or how often a layer has it): times, kept bytes and weights count so
     often in a layer."""
+    kind: str = ""
+    """Kind of layers that has it (:class:`~steptime.model.spec.LayerKind`), where there are several."""
     expert: bool = False
     """Its weights are those of routed experts: cut over ``ep`` and ``etp``, reduced and sharded over ``edp``."""
     trained: bool = True
