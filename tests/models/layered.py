@@ -46,7 +46,8 @@ def counted(config: Mapping[str, Any]) -> int:
     tensors = dict(module.named_parameters())
     tensors |= {name: each for name, each in module.named_buffers() if name.endswith("e_score_correction_bias")}
     own_head = config["model_type"].endswith("t5") and not config.get("tie_word_embeddings", True)
-    return sum(each.numel() for each in tensors.values()) + own_head * config["vocab_size"] * config.get("d_model", 0)
+    head = config["vocab_size"] * config["d_model"] if own_head else 0
+    return sum(each.numel() for each in tensors.values()) + head
 
 
 BATCH, TOKENS, CHUNK = 2, 128, 32
@@ -94,7 +95,7 @@ NARROW = {
                                        "q_lora_rank": 48, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64},
     "kimi_linear": _TEXT | _LATENT | {
         "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_token": 4, "num_shared_experts": 1,
-        "first_k_dense_replace": 4, "moe_layer_freq": 1, "q_lora_rank": None,
+        "first_k_dense_replace": 4, "moe_layer_freq": 1, "q_lora_rank": None, "pad_token_id": None, "v_head_dim": 24,
         "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 32, "num_heads": 4,
                                "short_conv_kernel_size": 4}},
 }  # fmt: skip

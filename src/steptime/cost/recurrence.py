@@ -315,6 +315,30 @@ def index_scores_bytes(pairs: Num, index_rows: Num, index_heads: Num, index_dim:
     return index_rows * index_dim * (index_heads + 1) * element_bytes + 8 * pairs
 
 
+def index_scores_backward_flops(chosen: Num, index_heads: Num, index_dim: Num) -> Num:
+    r"""Gradients of the scores of $c$ = `chosen` pairs, which alone meet the indexer's loss: $F' = 4 c h (d + 1)$.
+
+    Source: as :func:`index_scores_flops`, equation 4 (the loss of sparse training is over the chosen keys).
+
+    >>> index_scores_backward_flops(3, 2, 4)
+    120
+    """
+    return 2 * index_scores_flops(chosen, index_heads, index_dim)
+
+
+def index_scores_backward_bytes(
+    chosen: Num, index_rows: Num, index_heads: Num, index_dim: Num, element_bytes: Num
+) -> Num:
+    r"""Queries and keys and their gradients, the gradient of each chosen sum: $M' = 2 r d (h + 1) E + 4 c$.
+
+    Source: as :func:`index_scores_backward_flops`.
+
+    >>> index_scores_backward_bytes(3, 2, 2, 4, 2)
+    108
+    """
+    return 2 * index_rows * index_dim * (index_heads + 1) * element_bytes + 4 * chosen
+
+
 def twice_matrix_flops(matrix_flops: Num) -> Num:
     r"""Backward pass of given work, a gradient of input and of weights for each product: $F' = 2F$.
 

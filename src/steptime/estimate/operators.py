@@ -290,7 +290,8 @@ OPERATORS: Mapping[str, Operator] = {
         backward=_phase(None, _R.linear_recurrence_flops, _R.linear_recurrence_backward_bytes),
     ),
     "index_scores": Operator(
-        forward=_phase(_R.index_scores_flops, _R.index_scores_vector_flops, _R.index_scores_bytes), backward=_phase()
+        forward=_phase(_R.index_scores_flops, _R.index_scores_vector_flops, _R.index_scores_bytes),
+        backward=_phase(_R.index_scores_backward_flops, None, _R.index_scores_backward_bytes),
     ),
     "opaque": Operator(
         forward=_phase(roofline.counted_matrix_flops, None, roofline.counted_bytes),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
-from steptime.cost.attention import causal_pairs
+from steptime.cost.attention import causal_pairs, windowed_pairs
 from steptime.model.spec import LayerKind, LayerOperator
-from steptime.num import Num, ceil_div, where
+from steptime.num import Num, ceil_div, minimum, where
 from steptime.plan.attention import Heads, attention_rows
 from steptime.plan.job import Job
 from steptime.plan.rows import (
@@ -169,7 +169,8 @@ def _inner_norm(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     width = op.width / per_token if per_token > 1 else ceil_div(op.width, cut)
     weights = op.parameters if per_token > 1 else op.parameters / cut
     row = norm(op.name, BLOCK, s.tokens * local, width, element_bytes=s.element_bytes, kind="rms_norm", weights=weights)
-    return [row if per_token > 1 or size.get("whole") else replace(row, replicated=0.0 * weights)]
+    row = row if per_token > 1 or size.get("whole") else replace(row, replicated=0.0 * weights)
+    return [_keeping(row, op)]
 
 
 def _convolution(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -199,17 +200,21 @@ def _table(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 def _selective_scan(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     channels, state = ceil_div(op.width, s.tp), op.size["state"]
     shape = {"tokens": s.tokens, "channels": channels, "state": state, "element_bytes": s.element_bytes}
-    kept = s.tokens * (2 * channels + 2 * state) * s.element_bytes
+    # The step size and both matrices: its input is kept by the product that made these.
+    kept = s.tokens * (channels + 2 * state) * s.element_bytes
     return [_recurrence(s, op, "selective_scan", shape, kept, channels * state)]
 
 
 def _ssd(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """Ranks with fewer heads than a group has share its input and output matrices."""
+    """Ranks with fewer heads than a group has share its input and output matrices.
+
+    The backward kernel makes its inputs again from those of the convolution; the step sizes alone are kept.
+    """
     size = op.size
     heads, groups = ceil_div(size["heads"], s.tp), ceil_div(size["groups"], s.tp)
     shape = {"tokens": s.tokens, "heads": heads, "head_dim": size["head_dim"], "state": size["state"],
              "groups": groups, "chunk": _chunk(s, size), "element_bytes": s.element_bytes}  # fmt: skip
-    kept = s.tokens * (heads * (size["head_dim"] + 1) + 2 * groups * size["state"]) * s.element_bytes
+    kept = s.tokens * heads * s.element_bytes
     return [_recurrence(s, op, "ssd", shape, kept, heads * size["head_dim"] * size["state"])]
 
 
@@ -250,9 +255,9 @@ def _chunk(s: Shape, size: Mapping[str, float]) -> float:
 def _index_scores(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     """Every rank chooses for its sequence shard, for all heads: the indexer is whole on each."""
     size, rows = op.size, s.sharded_tokens
-    pairs = causal_pairs(rows, s.attended)
-    shape = {"pairs": pairs, "index_rows": rows, "index_heads": size["heads"], "index_dim": size["head_dim"],
-             "element_bytes": s.element_bytes}  # fmt: skip
+    pairs, chosen = causal_pairs(rows, s.attended), windowed_pairs(rows, s.attended, minimum(size["top_k"], s.attended))
+    shape = {"pairs": pairs, "chosen": chosen, "index_rows": rows, "index_heads": size["heads"],
+             "index_dim": size["head_dim"], "element_bytes": s.element_bytes}  # fmt: skip
     return [Row(name=op.name, block=BLOCK, operator="index_scores", shape=shape)]
 
 
