@@ -51,8 +51,11 @@ def _op(
     return LayerOperator(name=name, form=form, width=width, sizes=tuple((sizes or {}).items()), **further)  # type: ignore[arg-type]
 
 
-def _convolution(name: str, channels: int, kernel: int, bias: bool) -> LayerOperator:
-    return _op(name, "convolution", channels, parameters=channels * (kernel + bias), sizes={"kernel": kernel})
+def _convolution(
+    name: str, channels: int, kernel: int, bias: bool, shared: Mapping[str, float] | None = None
+) -> LayerOperator:
+    sizes = {"kernel": kernel, **(shared or {})}
+    return _op(name, "convolution", channels, parameters=channels * (kernel + bias), sizes=sizes)
 
 
 def _in_block(name: str, inner: Iterable[LayerOperator], norm: int) -> Operators:
@@ -144,10 +147,11 @@ class Mamba2(Mixer):
             "groups": self.groups,
             "chunk": self.chunk,
         }
+        shared = {"groups": self.groups, "group_width": 2 * self.state}
         after = _op("ssm_norm", "inner_norm", inner, parameters=inner)
         found = (
-            _op("mamba_in", "into", inner + mixed + self.heads, bias=self.bias),
-            _convolution("mamba_conv", mixed, self.kernel, self.conv_bias),
+            _op("mamba_in", "into", inner + mixed + self.heads, bias=self.bias, sizes=shared),
+            _convolution("mamba_conv", mixed, self.kernel, self.conv_bias, shared),
             _op("mamba_ssd", "ssd", inner, parameters=3 * self.heads, sizes=sizes),
             _op("mamba_gate", "gate", inner),
             *((after,) if self.gated_norm else ()),

@@ -112,7 +112,7 @@ def _residual(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _into(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    n, depth = ceil_div(op.width, s.tp), op.depth or s.hidden
+    (n, copied), depth = _columns(s, op), op.depth or s.hidden
     row = ends.into_block(s, op.name, BLOCK, n)
     if op.tokens or depth != s.hidden:
         tokens = _tokens(s, op)
@@ -121,7 +121,16 @@ def _into(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
                      traffic=Traffic(s.gather(size), s.gather_again(size)))  # fmt: skip
     if op.parameters:
         row = replace(row, weights=row.weights + op.parameters / s.tp)
+    if "groups" in op.size:
+        row = replace(row, replicated=copied * depth)
     return [_keeping(row, op), *_bias(s, op, _tokens(s, op), n)]
+
+
+def _columns(s: Shape, op: LayerOperator) -> tuple[Num, Num]:
+    """Columns on a rank, and those of them that all ranks hold: matrices of one group that more ranks share."""
+    groups, width = op.size.get("groups", 0), op.size.get("group_width", 0)
+    shared = ceil_div(groups, s.tp) * width
+    return ceil_div(op.width - groups * width, s.tp) + shared, where(s.tp > groups, shared, 0)
 
 
 def _out(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -174,12 +183,12 @@ def _inner_norm(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _convolution(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    channels = ceil_div(op.width, s.tp)
-    elements = s.tokens * channels
+    channels, copied = _columns(s, op)
+    elements, each = s.tokens * channels, op.parameters / op.width
     return [Row(
         name=op.name, block=BLOCK, operator="convolution",
         shape={"elements": elements, "kernel": op.size["kernel"], "element_bytes": s.element_bytes},
-        kept_bytes=elements * s.element_bytes, weights=op.parameters / s.tp,
+        kept_bytes=elements * s.element_bytes, weights=channels * each, replicated=copied * each,
     )]  # fmt: skip
 
 
