@@ -62,6 +62,11 @@ _STATES = {
 }  # fmt: skip
 _LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 _LATENT |= {"moe_intermediate_size": 32, "num_key_value_heads": 4}
+_STACKS = {
+    "vocab_size": 512, "d_model": 128, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 192, "decoder_ffn_dim": 256, "dropout": 0.0,
+    "activation_function": "gelu",
+}  # fmt: skip
 
 NARROW = {
     "mamba": _BARE | {"num_hidden_layers": 2, "state_size": 16, "intermediate_size": 256},
@@ -98,5 +103,15 @@ NARROW = {
         "first_k_dense_replace": 4, "moe_layer_freq": 1, "q_lora_rank": None, "pad_token_id": None, "v_head_dim": 24,
         "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 32, "num_heads": 4,
                                "short_conv_kernel_size": 4}},
+    "t5": {"vocab_size": 512, "d_model": 128, "d_kv": 32, "d_ff": 192, "num_layers": 2, "num_heads": 4,
+           "dropout_rate": 0.0, "n_positions": TOKENS},
+    "bart": _STACKS | {"max_position_embeddings": TOKENS},
+    "whisper": _STACKS | {"num_mel_bins": 16, "max_source_positions": 64, "max_target_positions": TOKENS,
+                          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+    "llava": {"text_config": _TEXT | {"model_type": "llama", "num_hidden_layers": 2},
+              "vision_config": {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 96,
+                                "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56, "patch_size": 14,
+                                "projection_dim": 64},
+              "image_token_index": 3},
 }  # fmt: skip
 """Configurations of small width, with every kind of layer of the family."""

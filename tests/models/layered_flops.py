@@ -51,12 +51,34 @@ def rows_flops(spec: ModelSpec) -> dict[str, float]:
     return dict(found)
 
 
+def _images(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sequences that begin with the tokens of an image each."""
+    ids[:, :16] = 3
+    return {"input_ids": ids, "pixel_values": torch.zeros(BATCH, 3, 56, 56, dtype=torch.bfloat16)}
+
+
+INPUTS: Mapping[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+    "t5": lambda ids: {"input_ids": ids, "decoder_input_ids": ids.clone()},
+    "bart": lambda ids: {"input_ids": ids, "decoder_input_ids": ids.clone()},
+    "whisper": lambda ids: {
+        "input_features": torch.zeros(BATCH, 16, 128, dtype=torch.bfloat16), "decoder_input_ids": ids},
+    "llava": _images,
+}  # fmt: skip
+"""Family -> arguments of its module, where they are others than token ids."""
+
+
 @cache
 def module_flops(family: str) -> Mapping[str, float]:
     """Matrix operations of the recorded module, by phase."""
     module = module_of(NARROW[family] | {"model_type": family}).to(torch.bfloat16)
-    ids = torch.zeros(BATCH, TOKENS, dtype=torch.int64, device="meta")
-    program = capture(module, (ids,), optimizer=None, target="cuda", loss=lambda out: out.logits.float().sum())
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
+    program = capture(
+        module,
+        INPUTS.get(family, lambda ids: {"input_ids": ids})(ids),
+        optimizer=None,
+        target="cuda",
+        loss=lambda out: out.logits.float().sum(),
+    )
     found: Counter[str] = Counter()
     for call in program.calls:
         found[call.phase] += 0 if call.view else work_of(call.node).matrix_flops
@@ -157,6 +179,34 @@ def _dense_mask(kind: LayerKind) -> dict[str, Amounts]:
     }  # fmt: skip
 
 
+def _first_products(spec: ModelSpec) -> dict[str, Amounts]:
+    """Products of images and sounds, whose gradient nobody asks for."""
+    flops = sum(2.0 * BATCH * op.tokens * op.width * op.depth for op in spec.stem if op.name in _OF_INPUTS)
+    return {"inputs have no gradient": (0.0, -flops)}
+
+
+_OF_INPUTS = ("encoder_convolution_1", "image_patches")
+
+
+def _scores_with_bias(kind: LayerKind) -> dict[str, Amounts]:
+    """T5 adds a bias to scores, which no causal kernel takes."""
+    block, masked = kind.block, BATCH * TOKENS * (TOKENS - 1) / 2
+    if kind.name != "decoder" or block.position != "none":
+        return {}
+    flops = 4.0 * masked * block.heads * block.head_dim
+    return {"a mask is a tensor, and nothing of it is skipped": (flops, 2.5 * flops)}
+
+
+def _discarded(kind: LayerKind) -> dict[str, Amounts]:
+    """LLaVA reads what the last layer but one of the tower returned; the last one runs forward alone."""
+    if kind.name != "image":
+        return {}
+    block, rows = kind.block, BATCH * kind.tokens
+    products = 2.0 * rows * block.hidden * (4 * block.hidden + 2 * block.ffn_hidden) * 2
+    attention = 4.0 * rows * kind.tokens * block.hidden * 2.5
+    return {"the last layer of the tower has no gradient": (0.0, -(products + attention) / kind.layers)}
+
+
 def differences(spec: ModelSpec) -> dict[str, Amounts]:
     """What the module has more than the rows, by name."""
     found: Counter[tuple[str, int]] = Counter()
@@ -164,8 +214,14 @@ def differences(spec: ModelSpec) -> dict[str, Amounts]:
         table = dict(DIFFERENCES)
         if any(op.name == "decay_up" for op in kind.operators):
             table["delta_rule"] = _decayed_columns
-        each = [_dense_mask(kind), *(table[op.form](op) for op in kind.operators if op.form in table)]
+        each = [
+            _dense_mask(kind),
+            _scores_with_bias(kind),
+            _discarded(kind),
+            *(table[op.form](op) for op in kind.operators if op.form in table),
+        ]
         for name, amounts in ((name, amounts) for one in each for name, amounts in one.items()):
             for phase, amount in enumerate(amounts):
                 found[name, phase] += kind.layers * amount
-    return {name: (found[name, 0], found[name, 1]) for name, _ in found}
+    whole = {name: (found[name, 0], found[name, 1]) for name, _ in found}
+    return whole | _first_products(spec)

@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 
 from models.layered_flops import PHASES, differences, module_flops, rows_flops, spec_of
 
-FAST = ("mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2", "qwen3_next", "minimax", "deepseek_v32")
+FAST = ("mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2", "qwen3_next", "minimax", "deepseek_v32", "bart",
+        "whisper", "llava")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAST)
