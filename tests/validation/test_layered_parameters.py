@@ -16,6 +16,7 @@ import pytest
 from steptime.formats.huggingface import read_huggingface
 from steptime.formats.huggingface.encoders import ENCODERS
 from steptime.formats.huggingface.hybrids import HYBRIDS
+from steptime.formats.huggingface.linear import LINEAR
 from steptime.formats.huggingface.towers import WITH_TOWERS
 from steptime.model import parameter_terms
 

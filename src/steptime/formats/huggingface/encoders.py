@@ -46,19 +46,31 @@ def _t5(f: Fields, tables_in_all: bool = False) -> Values:
     first = f.count("num_layers", high=LIMITS["layers"])
     layers = (first, f.optional("num_decoder_layers", high=LIMITS["layers"]) or first)
     values: Values = {
-        "layers": sum(layers), "hidden": hidden, "heads": heads, "kv_heads": heads, "head_dim": f.count("d_kv"),
-        "ffn_hidden": f.count("d_ff"), "gated_mlp": gated, "activation": "relu" if how[-1] == "relu" else "gelu",
-        "norm": "rmsnorm", "causal": True, "seq_len": f.count("n_positions", high=LIMITS["max_positions"]),
-        "vocab": f.count("vocab_size", high=LIMITS["vocab"]), "tied_embeddings": f.flag("tie_word_embeddings"),
-        "position": "none", "dropout": has_dropout(f) or f.number("dropout_rate") > 0,
+        "layers": sum(layers),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": f.count("d_kv"),
+        "ffn_hidden": f.count("d_ff"),
+        "gated_mlp": gated,
+        "activation": "relu" if how[-1] == "relu" else "gelu",
+        "norm": "rmsnorm",
+        "causal": True,
+        "seq_len": f.count("n_positions", high=LIMITS["max_positions"]),
+        "vocab": f.count("vocab_size", high=LIMITS["vocab"]),
+        "tied_embeddings": f.flag("tie_word_embeddings"),
+        "position": "none",
+        "dropout": has_dropout(f) or f.number("dropout_rate") > 0,
         "weight_bytes": quantised_weight_bytes(f),
-    }  # fmt: skip
+    }
     # One table for each half; of umT5 one for each layer.
     tables = sum(layers) if tables_in_all else 2
     rows = f.count("relative_attention_num_buckets")
     f.optional("relative_attention_max_distance")
-    values["stem"] = (_stem("positions", "table", parameters=tables * rows * heads),
-                      _stem("final_norm", "norm", parameters=hidden))  # fmt: skip
+    values["stem"] = (
+        _stem("positions", "table", parameters=tables * rows * heads),
+        _stem("final_norm", "norm", parameters=hidden),
+    )
     return _halves(f, values, layers, {})
 
 
@@ -69,13 +81,27 @@ def _biased(f: Fields, key: str) -> Values:
         raise f.error("decoder_attention_heads", f"{heads} does not divide d_model {hidden}")
     positions = f.count(key, high=LIMITS["max_positions"])
     return {
-        "hidden": hidden, "heads": heads, "kv_heads": heads, "head_dim": hidden // heads,
-        "ffn_hidden": f.count("decoder_ffn_dim"), "gated_mlp": False,
-        "activation": activation(f, "activation_function"), "norm": "layernorm", "causal": True, "seq_len": positions,
-        "vocab": f.count("vocab_size", high=LIMITS["vocab"]), "tied_embeddings": f.flag("tie_word_embeddings"),
-        "position": "learned", "max_positions": positions, "qkv_bias": True, "out_bias": True, "mlp_bias": True,
-        "norm_bias": True, "dropout": has_dropout(f), "weight_bytes": quantised_weight_bytes(f),
-    }  # fmt: skip
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn_hidden": f.count("decoder_ffn_dim"),
+        "gated_mlp": False,
+        "activation": activation(f, "activation_function"),
+        "norm": "layernorm",
+        "causal": True,
+        "seq_len": positions,
+        "vocab": f.count("vocab_size", high=LIMITS["vocab"]),
+        "tied_embeddings": f.flag("tie_word_embeddings"),
+        "position": "learned",
+        "max_positions": positions,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "norm_bias": True,
+        "dropout": has_dropout(f),
+        "weight_bytes": quantised_weight_bytes(f),
+    }
 
 
 def _sides(f: Fields, values: Values) -> tuple[tuple[int, int], Values]:
@@ -102,7 +128,7 @@ def _bart(f: Fields) -> Values:
         _stem("positions", "table", parameters=values["max_positions"] * values["hidden"]),
         _stem("embedding_norm", "norm", parameters=norm),
         *((_stem("final_norm", "norm", parameters=norm),) if values["final_norm"] else ()),
-    )  # fmt: skip
+    )
     return _halves(f, values, layers, own, bias=True)
 
 
@@ -118,21 +144,44 @@ def _whisper(f: Fields) -> Values:
         _stem("gelu_2", "pass", hidden, tokens=tokens),
         _stem("positions", "table", parameters=tokens * hidden),
         _stem("final_norm", "norm", parameters=2 * hidden, tokens=tokens),
-    )  # fmt: skip
+    )
     return _halves(f, values, layers, own | {"tokens": tokens}, bias=True, key_bias=False)
 
 
 _T5 = {
-    "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "n_positions": 512,
-    "relative_attention_num_buckets": 32, "dropout_rate": 0.1, "tie_word_embeddings": True,
-}  # fmt: skip
-_MT5 = _T5 | {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "tie_word_embeddings": False,
-              "feed_forward_proj": "gated-gelu"}  # fmt: skip
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "n_positions": 512,
+    "relative_attention_num_buckets": 32,
+    "dropout_rate": 0.1,
+    "tie_word_embeddings": True,
+}
+_MT5 = _T5 | {
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "tie_word_embeddings": False,
+    "feed_forward_proj": "gated-gelu",
+}
 _BART = {
-    "vocab_size": 50265, "max_position_embeddings": 1024, "encoder_layers": 12, "decoder_layers": 12, "d_model": 1024,
-    "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "encoder_attention_heads": 16, "decoder_attention_heads": 16,
-    "activation_function": "gelu", "dropout": 0.1, "tie_word_embeddings": True,
-}  # fmt: skip
+    "vocab_size": 50265,
+    "max_position_embeddings": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "d_model": 1024,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "dropout": 0.1,
+    "tie_word_embeddings": True,
+}
 
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
 ENCODERS: dict[str, Family] = {
@@ -143,9 +192,20 @@ ENCODERS: dict[str, Family] = {
     "mbart": Family(build=_bart, defaults=_BART | {"final_norms": True}),
     "whisper": Family(
         build=_whisper,
-        defaults={"vocab_size": 51865, "num_mel_bins": 80, "encoder_layers": 4, "decoder_layers": 4, "d_model": 384,
-                  "encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_ffn_dim": 1536,
-                  "decoder_ffn_dim": 1536, "max_source_positions": 1500, "max_target_positions": 448,
-                  "activation_function": "gelu", "tie_word_embeddings": True},
+        defaults={
+            "vocab_size": 51865,
+            "num_mel_bins": 80,
+            "encoder_layers": 4,
+            "decoder_layers": 4,
+            "d_model": 384,
+            "encoder_attention_heads": 6,
+            "decoder_attention_heads": 6,
+            "encoder_ffn_dim": 1536,
+            "decoder_ffn_dim": 1536,
+            "max_source_positions": 1500,
+            "max_target_positions": 448,
+            "activation_function": "gelu",
+            "tie_word_embeddings": True,
+        },
     ),
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""Families whose layers are of several kinds: state-space models, linear attention, hybrids, sparse attention."""
+"""Families whose layers are of several kinds: state-space models and hybrids of them with attention."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import replace
 from typing import Any, Final
 
 from steptime.formats.huggingface.dense import gated_rms
-from steptime.formats.huggingface.experts import EXPERTS
-from steptime.formats.huggingface.fields import LLAMA, QWEN, Family, Fields, Values, activation, dimensions
+from steptime.formats.huggingface.fields import LLAMA, Family, Fields, Values, activation, dimensions
 from steptime.model.kinds import (
-    DeltaNet,
-    Indexer,
-    KimiDelta,
-    Lightning,
     Mamba,
     Mamba2,
     Mixer,
     Operators,
-    Recurrent,
     with_kinds,
 )
-from steptime.model.spec import LIMITS, Experts, LatentAttention, LayerKind, LayerOperator, ModelSpec
+from steptime.model.spec import LIMITS, Experts, LayerKind, LayerOperator, ModelSpec
 
 MAMBA, FULL = "mamba", "attention"
 _LINEAR: Final = {
-    "linear_attention": MAMBA, "mamba": MAMBA, "recurrent": MAMBA, "hybrid": "hybrid", "full_attention": FULL,
-    "attention": FULL, "sliding_attention": FULL, "moe": "moe", "mlp": "mlp",
-}  # fmt: skip
+    "linear_attention": MAMBA,
+    "mamba": MAMBA,
+    "recurrent": MAMBA,
+    "hybrid": "hybrid",
+    "full_attention": FULL,
+    "attention": FULL,
+    "sliding_attention": FULL,
+    "moe": "moe",
+    "mlp": "mlp",
+}
 """Name of a layer in a file -> ours."""
 
 
@@ -79,8 +80,11 @@ def _alone(f: Fields, heads: int, head_dim: int) -> Values:
         f.force(key, value, "of the states")
     f.default("intermediate_size", f.count("hidden_size"), "no MLP")
     return dimensions(f) | {
-        "gated_mlp": False, "activation": activation(f), "norm": "rmsnorm", "position": "none",
-    }  # fmt: skip
+        "gated_mlp": False,
+        "activation": activation(f),
+        "norm": "rmsnorm",
+        "position": "none",
+    }
 
 
 def _inner_width(f: Fields, key: str, expand: str = "expand") -> int:
@@ -99,9 +103,13 @@ def _mamba(f: Fields) -> Values:
     channels = _inner_width(f, "intermediate_size")
     values = _alone(f, channels, 1)
     mixer = Mamba(
-        channels=channels, state=f.count("state_size"), kernel=f.count("conv_kernel"),
-        rank=_rank(f, "time_step_rank"), bias=f.flag("use_bias"), conv_bias=f.flag("use_conv_bias"),
-    )  # fmt: skip
+        channels=channels,
+        state=f.count("state_size"),
+        kernel=f.count("conv_kernel"),
+        rank=_rank(f, "time_step_rank"),
+        bias=f.flag("use_bias"),
+        conv_bias=f.flag("use_conv_bias"),
+    )
     layer = kind(MAMBA, values, mixer, attention=False, mlp=False)
     return of_kinds(values, [layer], [MAMBA] * values["layers"])
 
@@ -109,10 +117,15 @@ def _mamba(f: Fields) -> Values:
 def _mamba2(f: Fields) -> Values:
     heads, head_dim = f.count("num_heads"), f.count("head_dim")
     mixer = Mamba2(
-        heads=heads, head_dim=head_dim, state=f.count("state_size"), groups=f.count("n_groups"),
-        kernel=f.count("conv_kernel"), chunk=f.count("chunk_size"), bias=f.flag("use_bias"),
+        heads=heads,
+        head_dim=head_dim,
+        state=f.count("state_size"),
+        groups=f.count("n_groups"),
+        kernel=f.count("conv_kernel"),
+        chunk=f.count("chunk_size"),
+        bias=f.flag("use_bias"),
         conv_bias=f.flag("use_conv_bias"),
-    )  # fmt: skip
+    )
     f.number("expand")
     values = _alone(f, heads, head_dim)
     layer = kind(MAMBA, values, mixer, attention=False, mlp=False)
@@ -124,12 +137,20 @@ def _jamba(f: Fields) -> Values:
     values = gated_rms(f) | {"position": "none"}
     hidden, layers, experts = values["hidden"], values["layers"], f.count("num_experts")
     mixer = Mamba(
-        channels=f.count("mamba_expand") * hidden, state=f.count("mamba_d_state"),
-        kernel=f.count("mamba_d_conv"), rank=_rank(f, "mamba_dt_rank"), bias=f.flag("mamba_proj_bias"),
-        conv_bias=f.flag("mamba_conv_bias"), norms=True,
-    )  # fmt: skip
-    moe = Experts(experts=experts, experts_per_token=f.count("num_experts_per_tok"),
-                  expert_ffn_hidden=values["ffn_hidden"], moe_layers=layers)  # fmt: skip
+        channels=f.count("mamba_expand") * hidden,
+        state=f.count("mamba_d_state"),
+        kernel=f.count("mamba_d_conv"),
+        rank=_rank(f, "mamba_dt_rank"),
+        bias=f.flag("mamba_proj_bias"),
+        conv_bias=f.flag("mamba_conv_bias"),
+        norms=True,
+    )
+    moe = Experts(
+        experts=experts,
+        experts_per_token=f.count("num_experts_per_tok"),
+        expert_ffn_hidden=values["ffn_hidden"],
+        moe_layers=layers,
+    )
     attends = _periodic(f, layers, "attn_layer_period", "attn_layer_offset")
     has_experts = _periodic(f, layers, "expert_layer_period", "expert_layer_offset")
     if experts == 1:
@@ -158,10 +179,14 @@ def _ssd_of(f: Fields, hidden: int, **more: Any) -> Mamba2:
     inner = f.optional("mamba_d_ssm") or f.count("mamba_expand") * hidden
     width = f.automatic("mamba_d_head")
     return Mamba2(
-        heads=heads, head_dim=width or inner // heads, state=f.count("mamba_d_state"),
-        groups=f.count("mamba_n_groups"), kernel=f.count("mamba_d_conv"), chunk=f.count("mamba_chunk_size"),
+        heads=heads,
+        head_dim=width or inner // heads,
+        state=f.count("mamba_d_state"),
+        groups=f.count("mamba_n_groups"),
+        kernel=f.count("mamba_d_conv"),
+        chunk=f.count("mamba_chunk_size"),
         **({"bias": f.flag("mamba_proj_bias"), "conv_bias": f.flag("mamba_conv_bias")} | more),
-    )  # fmt: skip
+    )
 
 
 def _bamba(f: Fields) -> Values:
@@ -181,9 +206,12 @@ def _granite_hybrid(f: Fields) -> Values:
         values["position"] = "none"
     if count:
         values["experts"] = Experts(
-            experts=count, experts_per_token=f.count("num_experts_per_tok"), expert_ffn_hidden=values["ffn_hidden"],
-            shared_ffn_hidden=width, moe_layers=values["layers"],
-        )  # fmt: skip
+            experts=count,
+            experts_per_token=f.count("num_experts_per_tok"),
+            expert_ffn_hidden=values["ffn_hidden"],
+            shared_ffn_hidden=width,
+            moe_layers=values["layers"],
+        )
     else:
         values["ffn_hidden"] = width
         f.optional("num_experts_per_tok", low=0)
@@ -220,19 +248,27 @@ def _nemotron_h(f: Fields) -> Values:
         raise f.error("moe_latent_size", "is given: experts on a compressed stream are not supported yet")
     bias = f.flag("use_bias")
     mixer = Mamba2(
-        heads=f.count("mamba_num_heads"), head_dim=f.count("mamba_head_dim"), state=f.count("ssm_state_size"),
-        groups=f.count("n_groups"), kernel=f.count("conv_kernel"), chunk=f.count("chunk_size"), bias=bias,
+        heads=f.count("mamba_num_heads"),
+        head_dim=f.count("mamba_head_dim"),
+        state=f.count("ssm_state_size"),
+        groups=f.count("n_groups"),
+        kernel=f.count("conv_kernel"),
+        chunk=f.count("chunk_size"),
+        bias=bias,
         conv_bias=f.flag("use_conv_bias"),
-    )  # fmt: skip
+    )
     routed = {}
     if "moe" in pattern:
         routed["experts"] = Experts(
-            experts=f.count("n_routed_experts"), experts_per_token=f.count("num_experts_per_tok"),
-            expert_ffn_hidden=f.count("moe_intermediate_size"), router_bias=True,
+            experts=f.count("n_routed_experts"),
+            experts_per_token=f.count("num_experts_per_tok"),
+            expert_ffn_hidden=f.count("moe_intermediate_size"),
+            router_bias=True,
             shared_ffn_hidden=f.count("moe_shared_expert_intermediate_size") * f.count("n_shared_experts", low=0),
-            moe_layers=pattern.count("moe"), groups=f.optional("n_group") or 1,
+            moe_layers=pattern.count("moe"),
+            groups=f.optional("n_group") or 1,
             groups_per_token=f.optional("topk_group") or 1,
-        )  # fmt: skip
+        )
     kinds = [
         kind(MAMBA, values, mixer, attention=False, mlp=False),
         kind(FULL, values, mlp=False),
@@ -256,10 +292,15 @@ def _zamba2(f: Fields) -> Values:
     first = layer_names(f, layers, _zamba2_layers(layers), ("layers_block_type",))
     mamba_heads = f.count("n_mamba_heads")
     mixer = Mamba2(
-        heads=mamba_heads, head_dim=f.count("mamba_expand") * hidden // mamba_heads,
-        state=f.count("mamba_d_state"), groups=f.count("mamba_ngroups"), kernel=f.count("mamba_d_conv"),
-        chunk=f.count("chunk_size"), bias=bias, conv_bias=f.flag("use_conv_bias"),
-    )  # fmt: skip
+        heads=mamba_heads,
+        head_dim=f.count("mamba_expand") * hidden // mamba_heads,
+        state=f.count("mamba_d_state"),
+        groups=f.count("mamba_ngroups"),
+        kernel=f.count("mamba_d_conv"),
+        chunk=f.count("chunk_size"),
+        bias=bias,
+        conv_bias=f.flag("use_conv_bias"),
+    )
     shared = _shared_block(f, values, bias)
     alone = {"attention": False, "mlp": False}
     blocks = f.count("num_mem_blocks")
@@ -280,8 +321,10 @@ def _shared_block(f: Fields, values: Values, bias: bool) -> Operators:
     inner, ffn, rank = heads * values["head_dim"], values["ffn_hidden"], f.count("adapter_rank")
     attention = [_op("shared_qkv", "into", inner + 2 * kv * values["head_dim"], depth=wide, shared=True)]
     if f.flag("use_shared_attention_adapter"):
-        attention += [_op("qkv_adapter_down", "whole", 3 * rank, depth=wide, kept=False),
-                      _op("qkv_adapter_up", "up", 3 * wide, depth=rank)]  # fmt: skip
+        attention += [
+            _op("qkv_adapter_down", "whole", 3 * rank, depth=wide, kept=False),
+            _op("qkv_adapter_up", "up", 3 * wide, depth=rank),
+        ]
     return (
         _op("shared_input_norm", "norm", wide, parameters=wide, shared=True),
         *attention,
@@ -301,158 +344,90 @@ def _op(name: str, form: str, width: int = 0, **more: Any) -> LayerOperator:
     return LayerOperator(name=name, form=form, width=width, **more)
 
 
-def _qwen3_next(f: Fields) -> Values:
-    """Qwen3-Next: Gated DeltaNet but for every fourth layer, whose attention has a gate; experts in all."""
-    values = gated_rms(f) | {"qk_norm": "head", "attention_gate": True}
-    layers = values["layers"]
-    every = f.count("full_attention_interval")
-    usual = [FULL if (layer + 1) % every == 0 else MAMBA for layer in range(layers)]
-    pattern = layer_names(f, layers, usual)
-    step, dense = f.count("decoder_sparse_step"), set(f.items("mlp_only_layers", int) or ())
-    if dense or step != 1:
-        raise f.error("mlp_only_layers", "or decoder_sparse_step leave layers without experts: not supported yet")
-    values["experts"] = Experts(
-        experts=f.count("num_experts"), experts_per_token=f.count("num_experts_per_tok"),
-        expert_ffn_hidden=f.count("moe_intermediate_size"),
-        shared_ffn_hidden=f.count("shared_expert_intermediate_size"), moe_layers=layers, shared_gate=True,
-    )  # fmt: skip
-    mixer = DeltaNet(
-        key_heads=f.count("linear_num_key_heads"), value_heads=f.count("linear_num_value_heads"),
-        key_dim=f.count("linear_key_head_dim"), value_dim=f.count("linear_value_head_dim"),
-        kernel=f.count("linear_conv_kernel_dim"),
-    )  # fmt: skip
-    return of_kinds(values, [kind("linear", values, mixer, attention=False), kind(FULL, values)],
-                    ["linear" if name == MAMBA else name for name in pattern])  # fmt: skip
-
-
-def _kimi_linear(f: Fields) -> Values:
-    """Kimi-Linear (arXiv 2510.26692): Kimi delta attention but for every fourth layer, which is latent attention."""
-    f.force("head_dim", f.count("qk_nope_head_dim") + f.count("qk_rope_head_dim"), "both parts of a head")
-    latent = LatentAttention(
-        q_lora_rank=f.optional("q_lora_rank"), kv_lora_rank=f.count("kv_lora_rank"),
-        qk_nope_head_dim=f.count("qk_nope_head_dim"), qk_rope_head_dim=f.count("qk_rope_head_dim"),
-        v_head_dim=f.count("v_head_dim"),
-    )  # fmt: skip
-    values = gated_rms(f) | {"latent": latent}
-    layers, given = values["layers"], f.table("linear_attn_config")
-    own = Fields(given or {}, where=f.where, prefix=f"{f.prefix}linear_attn_config.", defaults=_KDA)
-    full = own.items("full_attn_layers", int) or [layer + 1 for layer in range(1, layers) if layer % 4 == 0]
-    own.items("kda_layers", int)
-    usual = [FULL if layer + 1 in full else MAMBA for layer in range(layers)]
-    names = ["linear" if name == MAMBA else name for name in layer_names(f, layers, usual)]
-    if f.count("moe_layer_freq") != 1:
-        raise f.error("moe_layer_freq", "is not 1, which is not supported yet", hint="supported: 1")
-    listed = f.items("mlp_layer_types", str, layers)
-    first = f.count("first_k_dense_replace", low=0)
-    routed = [layer >= first for layer in range(layers)] if listed is None else [name == "sparse" for name in listed]
-    width = f.count("moe_intermediate_size")
-    moe = Experts(
-        experts=f.count("num_experts"), experts_per_token=f.count("num_experts_per_tok"), expert_ffn_hidden=width,
-        shared_ffn_hidden=width * f.count("n_shared_experts", low=0), moe_layers=sum(routed), router_bias=True,
-        groups=f.optional("n_group") or 1, groups_per_token=f.optional("topk_group") or 1,
-    )  # fmt: skip
-    heads, width, kernel = (
-        own.count(theirs) if given else f.count(ours)
-        for ours, theirs in zip(_KDA_NAMES, ("num_heads", "head_dim", "short_conv_kernel_size"), strict=True)
-    )
-    mixer = KimiDelta(heads=heads, head_dim=width, kernel=kernel)
-    kinds = [
-        kind(f"{name}{end}", values, () if name == FULL else mixer, attention=name == FULL, experts=experts)
-        for name in ("linear", FULL)
-        for end, experts in (("_dense", None), ("_moe", moe))
-    ]
-    pattern = [f"{name}_{'moe' if one else 'dense'}" for name, one in zip(names, routed, strict=True)]
-    return of_kinds(values | {"experts": moe if any(routed) else None}, kinds, pattern)
-
-
-def _deepseek_v32(f: Fields) -> Values:
-    """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 with attention to ``index_topk`` keys that an indexer chose."""
-    values: dict[str, Any] = EXPERTS["deepseek_v3"].build(f) | {"mtp_depth": 0}
-    top_k, layers = f.count("index_topk"), values["layers"]
-    rank = values["latent"].q_lora_rank
-    if rank is None:
-        raise f.error("q_lora_rank", "is missing: the indexer reads the compressed queries")
-    mixer = Indexer(heads=f.count("index_n_heads"), head_dim=f.count("index_head_dim"), rank=rank,
-                    top_k=top_k)  # fmt: skip
-    values |= {"window": top_k, "windowed_layers": layers}
-    dense = layers - (values["experts"].moe_layers if values.get("experts") else 0)
-    kinds = [kind("dense", values, mixer, experts=None), kind("moe", values, mixer)]
-    return of_kinds(values, kinds, ["dense"] * dense + ["moe"] * (layers - dense))
-
-
-def _recurrent_gemma(f: Fields) -> Values:
-    """RecurrentGemma (arXiv 2404.07839): two recurrent layers to one of local attention; the MLP has half its width."""
-    f.default("num_key_value_heads", f.count("num_attention_heads"), "as many as heads")
-    f.default("max_position_embeddings", 8192, "the model card")
-    values = gated_rms(f) | {"activation": activation(f, "hidden_activation"), "out_bias": True, "mlp_bias": True}
-    layers, window = values["layers"], f.count("attention_window_size")
-    values |= {"ffn_hidden": values["ffn_hidden"] // 2, "window": window, "windowed_layers": layers}
-    given = f.items("block_types", str) or ["recurrent", "recurrent", "attention"]
-    if unknown := set(given) - {"recurrent", "attention"}:
-        raise f.error("block_types", f"has {sorted(unknown)}", hint="known: recurrent, attention")
-    pattern = (["recurrent" if name == "recurrent" else FULL for name in given] * layers)[:layers]
-    mixer = Recurrent(width=f.optional("lru_width") or 0, blocks=values["heads"],
-                      kernel=f.count("conv1d_width"))  # fmt: skip
-    return of_kinds(values, [kind("recurrent", values, mixer, attention=False), kind(FULL, values)], pattern)
-
-
-def _minimax(f: Fields) -> Values:
-    """MiniMax-01 (arXiv 2501.08313): lightning attention but for every eighth layer; experts in all."""
-    values = gated_rms(f)
-    layers = values["layers"]
-    listed = f.items("attn_type_list", int, layers)
-    usual = [FULL if one else MAMBA for one in listed] if listed else [
-        FULL if (layer + 1) % 2 else MAMBA for layer in range(layers)]  # fmt: skip
-    names = ["linear" if name == MAMBA else name for name in layer_names(f, layers, usual)]
-    values["experts"] = Experts(experts=f.count("num_local_experts"), experts_per_token=f.count("num_experts_per_tok"),
-                                expert_ffn_hidden=values["ffn_hidden"], moe_layers=layers)  # fmt: skip
-    mixer = Lightning(heads=values["heads"], head_dim=values["head_dim"], chunk=f.count("block_size"))
-    return of_kinds(values, [kind("linear", values, mixer, attention=False), kind(FULL, values)], names)
-
-
-_KDA: Final = {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
-_KDA_NAMES: Final = {"linear_num_heads": 32, "linear_head_dim": 128, "linear_conv_kernel_dim": 4}
 _SSM: Final = {"hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4, "expand": 2}
 _SSM_NAMES: Final = {"hidden_size": ("d_model",), "num_hidden_layers": ("n_layer",), "intermediate_size": ("d_inner",)}
 _SSD: Final = LLAMA | {
-    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
-    "mamba_chunk_size": 256, "mamba_conv_bias": True,
-}  # fmt: skip
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+}
 _NEMOTRON: Final = {
-    "vocab_size": 131072, "max_position_embeddings": 4096, "hidden_act": "silu", "mlp_hidden_act": "relu2",
-    "use_conv_bias": True, "conv_kernel": 4, "chunk_size": 128, "n_groups": 8, "ssm_state_size": 128,
-    "mamba_num_heads": 128, "mamba_head_dim": 64, "n_shared_experts": 1, "num_key_value_heads": 8, "head_dim": 128,
-    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
+    "vocab_size": 131072,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "mlp_hidden_act": "relu2",
+    "use_conv_bias": True,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_shared_experts": 1,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
-}  # fmt: skip
+}
 _ZAMBA2: Final = {
-    "vocab_size": 32000, "max_position_embeddings": 4096, "hidden_act": "gelu", "tie_word_embeddings": True,
-    "use_conv_bias": True, "chunk_size": 256, "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2,
-    "mamba_ngroups": 1, "n_mamba_heads": 8, "num_mem_blocks": 1, "adapter_rank": 128,
-}  # fmt: skip
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+    "use_conv_bias": True,
+    "chunk_size": 256,
+    "mamba_d_state": 64,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_ngroups": 1,
+    "n_mamba_heads": 8,
+    "num_mem_blocks": 1,
+    "adapter_rank": 128,
+}
 
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
 HYBRIDS: dict[str, Family] = {
     "mamba": Family(
-        build=_mamba, aliases=_SSM_NAMES,
+        build=_mamba,
+        aliases=_SSM_NAMES,
         defaults=_SSM | {"vocab_size": 50280, "state_size": 16, "tie_word_embeddings": True, "time_step_rank": "auto"},
     ),
     "falcon_mamba": Family(
-        build=_mamba, aliases=_SSM_NAMES,
+        build=_mamba,
+        aliases=_SSM_NAMES,
         defaults=_SSM | {"vocab_size": 50280, "state_size": 16, "tie_word_embeddings": True, "time_step_rank": "auto"},
     ),
     "mamba2": Family(
-        build=_mamba2, aliases=_SSM_NAMES,
-        defaults=_SSM | {"vocab_size": 32768, "state_size": 128, "num_heads": 128, "head_dim": 64, "n_groups": 8,
-                         "chunk_size": 256},
+        build=_mamba2,
+        aliases=_SSM_NAMES,
+        defaults=_SSM
+        | {"vocab_size": 32768, "state_size": 128, "num_heads": 128, "head_dim": 64, "n_groups": 8, "chunk_size": 256},
     ),
     "jamba": Family(
         build=_jamba,
-        defaults=LLAMA | {"vocab_size": 65536, "max_position_embeddings": 262144, "num_key_value_heads": 8,
-                          "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
-                          "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4,
-                          "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
-                          "mamba_dt_rank": "auto"},
+        defaults=LLAMA
+        | {
+            "vocab_size": 65536,
+            "max_position_embeddings": 262144,
+            "num_key_value_heads": 8,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_dt_rank": "auto",
+        },
         aliases={"num_experts": ("num_local_experts",)},
     ),
     "bamba": Family(
@@ -461,54 +436,32 @@ HYBRIDS: dict[str, Family] = {
     ),
     "granitemoehybrid": Family(
         build=_granite_hybrid,
-        defaults=_SSD | {"vocab_size": 32000, "max_position_embeddings": 2048, "num_local_experts": 8,
-                         "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
+        defaults=_SSD
+        | {
+            "vocab_size": 32000,
+            "max_position_embeddings": 2048,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+        },
     ),
     "falcon_h1": Family(
         build=_falcon_h1,
-        defaults=_SSD | {"vocab_size": 128000, "max_position_embeddings": 8192, "num_key_value_heads": 8,
-                         "mamba_d_ssm": 1024},
+        defaults=_SSD
+        | {"vocab_size": 128000, "max_position_embeddings": 8192, "num_key_value_heads": 8, "mamba_d_ssm": 1024},
     ),
     "nemotron_h": Family(
-        build=_nemotron_h, defaults=_NEMOTRON,
-        aliases={"n_groups": ("mamba_n_groups",), "conv_kernel": ("mamba_d_conv",), "expand": ("mamba_expand",),
-                 "use_conv_bias": ("mamba_conv_bias",), "chunk_size": ("mamba_chunk_size",),
-                 "head_dim": ("attention_head_dim",), "n_routed_experts": ("num_local_experts",)},
+        build=_nemotron_h,
+        defaults=_NEMOTRON,
+        aliases={
+            "n_groups": ("mamba_n_groups",),
+            "conv_kernel": ("mamba_d_conv",),
+            "expand": ("mamba_expand",),
+            "use_conv_bias": ("mamba_conv_bias",),
+            "chunk_size": ("mamba_chunk_size",),
+            "head_dim": ("attention_head_dim",),
+            "n_routed_experts": ("num_local_experts",),
+        },
     ),
     "zamba2": Family(build=_zamba2, defaults=_ZAMBA2),
-    "qwen3_next": Family(
-        build=_qwen3_next,
-        defaults=QWEN | {"num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4,
-                         "decoder_sparse_step": 1, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-                         "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-                         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-                         "num_experts_per_tok": 10, "num_experts": 512},
-        aliases={"num_experts": ("num_local_experts",)},
-    ),
-    "kimi_linear": Family(
-        build=_kimi_linear,
-        defaults=LLAMA | {"vocab_size": 163840, "max_position_embeddings": 1048576, "kv_lora_rank": 512,
-                          "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "num_experts": 256,
-                          "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 1024,
-                          "first_k_dense_replace": 1, "moe_layer_freq": 1} | _KDA_NAMES,
-        aliases={"num_experts": ("num_local_experts", "n_routed_experts"), "n_group": ("num_expert_group",),
-                 "num_experts_per_tok": ("num_experts_per_token",), "n_shared_experts": ("num_shared_experts",)},
-    ),
-    "deepseek_v32": Family(
-        build=_deepseek_v32,
-        defaults=dict(EXPERTS["deepseek_v3"].defaults) | {
-            "max_position_embeddings": 163840, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
-        aliases=EXPERTS["deepseek_v3"].aliases,
-    ),
-    "recurrent_gemma": Family(
-        build=_recurrent_gemma,
-        defaults={"vocab_size": 256000, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh",
-                  "tie_word_embeddings": True, "attention_window_size": 2048, "conv1d_width": 4},
-    ),
-    "minimax": Family(
-        build=_minimax,
-        defaults=LLAMA | {"vocab_size": 32000, "max_position_embeddings": 131072, "num_key_value_heads": 8,
-                          "num_local_experts": 8, "num_experts_per_tok": 2, "block_size": 256},
-        aliases={"num_local_experts": ("num_experts",)},
-    ),
-}  # fmt: skip
+}

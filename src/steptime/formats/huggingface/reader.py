@@ -26,12 +26,13 @@ from steptime.formats.huggingface.fields import (
     ImportReport,
 )
 from steptime.formats.huggingface.hybrids import HYBRIDS
+from steptime.formats.huggingface.linear import LINEAR
 from steptime.formats.huggingface.towers import WITH_TOWERS
 from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
-FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | ENCODERS | WITH_TOWERS
+FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | LINEAR | ENCODERS | WITH_TOWERS
 
 _OPEN_LIMITS = ("time_step_limit", "mamba_dt_limit")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")

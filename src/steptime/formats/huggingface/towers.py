@@ -13,9 +13,17 @@ from steptime.model.spec import LayerOperator, Vision
 
 SIGLIP = Family(
     build=bare_tower,
-    defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-              "image_size": 224, "patch_size": 16, "num_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
-)  # fmt: skip
+    defaults={
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "image_size": 224,
+        "patch_size": 16,
+        "num_channels": 3,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+)
 TOWERS = {"clip_vision_model": VISION["clip_vision_model"], "siglip_vision_model": SIGLIP}
 """model_type of a tower -> how it is read."""
 _TEXTS = DENSE | EXPERTS
@@ -73,19 +81,25 @@ def _llava(f: Fields) -> Values:
     image = _part(f, "vision_config", "clip_vision_model", TOWERS)
     f.text("projector_hidden_act")
     tokens, hidden, width = image["vision"].tokens - image["vision"].class_token, text["hidden"], image["hidden"]
-    return _with_tower(f, text, image, (
-        _op("projector_in", "whole", hidden, depth=width, bias=True, tokens=tokens),
-        _op("projector_gelu", "pass", hidden, tokens=tokens),
-        _op("projector_out", "whole", hidden, bias=True, tokens=tokens),
-    ))  # fmt: skip
+    return _with_tower(
+        f,
+        text,
+        image,
+        (
+            _op("projector_in", "whole", hidden, depth=width, bias=True, tokens=tokens),
+            _op("projector_gelu", "pass", hidden, tokens=tokens),
+            _op("projector_out", "whole", hidden, bias=True, tokens=tokens),
+        ),
+    )
 
 
 def _paligemma(f: Fields) -> Values:
     """PaliGemma (arXiv 2407.07726): SigLIP, a linear projector, Gemma."""
     text = _part(f, "text_config", "gemma", _TEXTS)
     image = _part(f, "vision_config", "siglip_vision_model", TOWERS)
-    projector = _op("projector", "whole", text["hidden"], depth=image["hidden"], bias=True,
-                    tokens=image["vision"].tokens)  # fmt: skip
+    projector = _op(
+        "projector", "whole", text["hidden"], depth=image["hidden"], bias=True, tokens=image["vision"].tokens
+    )
     return _with_tower(f, text, image, (projector,))
 
 
