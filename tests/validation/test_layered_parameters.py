@@ -58,7 +58,7 @@ def test_parameters_are_those_of_the_modules(tmp_path: Path) -> None:
 
 
 def test_every_family_has_a_checkpoint() -> None:
-    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= {*HYBRIDS, *ENCODERS, *WITH_TOWERS}
+    assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= {*HYBRIDS, *LINEAR, *ENCODERS, *WITH_TOWERS}
 
 
 @pytest.mark.parametrize("name", ["mamba-130m", "zamba2-7b", "kimi-linear-48b-a3b", "falcon-h1-0.5b"])
