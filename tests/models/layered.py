@@ -19,6 +19,8 @@ CLASSES = {
     "umt5": "UMT5ForConditionalGeneration", "bart": "BartForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration", "whisper": "WhisperForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration", "paligemma": "PaliGemmaForConditionalGeneration",
+    "idefics3": "Idefics3ForConditionalGeneration", "smolvlm": "SmolVLMForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
 }  # fmt: skip
 LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from steptime.cost.attention import causal_pairs, windowed_pairs
 from steptime.model.spec import LayerKind, LayerOperator
 from steptime.num import Num, ceil_div, minimum, where
-from steptime.plan.attention import Heads, attention_rows
+from steptime.plan.attention import Heads, attention_rows, context_traffic
 from steptime.plan.job import Job
 from steptime.plan.rows import (
     SILENT,
@@ -271,14 +271,18 @@ def _index_scores(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _cross(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
+    """Context ranks exchange keys and values as those of attention do."""
     heads, context = Heads(s), op.size["context"] or s.seq_len
     queries, columns = heads.rows, s.plans.micro_batch * context
     core = Core(pairs=queries * context, rows=queries, keys=columns * heads.heads, kv_rows=columns * heads.kv_heads,
                 head_dim=heads.head_dim, element_bytes=s.element_bytes, dropout=s.model.dropout)  # fmt: skip
-    kept = (2 * queries + 2 * core.kv_rows) * heads.head_dim + 2 * queries
+    local = core.kv_rows / (1 if heads.exchanged else heads.ranks)
     tiles = {"batch": heads.batch, "heads": heads.heads, "kv_heads": heads.kv_heads, "queries": heads.queries,
              "seen_keys": context, "causal": 0.0, "window": 0.0}  # fmt: skip
-    row = fused_attention(op.name, BLOCK, core, kept_elements=kept - queries * heads.head_dim, tiles=tiles)
+    row = fused_attention(
+        op.name, BLOCK, core, kept_elements=(queries + 2 * local) * heads.head_dim + 2 * queries, tiles=tiles,
+        traffic=context_traffic(s, heads, 2 * core.kv_rows * heads.head_dim * s.element_bytes),
+    )  # fmt: skip
     return [replace(row, weights=op.parameters, replicated=op.parameters)]
 
 

@@ -114,10 +114,12 @@ def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, Imp
         ignored = {key: _reason(key, outer_type) for key in raw if key not in (inner_key, *taken)}
     if model_type is None:
         raise FieldError(where, f"{prefix}model_type", "is missing", hint=f"supported: {_supported()}")
-    family = _family(model_type, where, prefix)
+    seen = model_type in WITH_TOWERS and bool(raw.get("vision_config"))
+    family = WITH_TOWERS[model_type] if seen else _family(model_type, where, prefix)
     f = Fields(config, where=where, prefix=prefix, defaults=family.defaults, aliases=family.aliases)
     values = family.build(f)
-    spec = ModelSpec(name=name, family=SAME_TYPE.get(model_type, model_type), source=f"config {where}", **values)
+    known = model_type if seen else SAME_TYPE.get(model_type, model_type)
+    spec = ModelSpec(name=name, family=known, source=f"config {where}", **values)
     ignored |= {prefix + key: _reason(key.rpartition(".")[2], model_type) for key in f.unused()}
     names = {ours: prefix + theirs for ours, theirs in THEIR_NAMES.items()}
     given = {**raw, **{prefix + key: value for key, value in config.items()}}
