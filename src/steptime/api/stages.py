@@ -364,8 +364,8 @@ def _layers(e: Evaluation, again: float) -> list[_Kind]:
             if row.block != "mlp" or (isinstance(row.share, float) and row.share == 1.0)
         ]
         kinds = [(tuple(dense), 1.0), (tuple(later), 0.0)]
-    first, later = (_layer(e, own, of_first, again) for own, of_first in kinds)
-    return [first] * ahead + [later] * (model.layers - ahead)
+    leading, other = (_layer(e, own, of_first, again) for own, of_first in kinds)
+    return [leading] * ahead + [other] * (model.layers - ahead)
 
 
 def _layer(e: Evaluation, rows: Sequence[Row], ahead: float, again: float) -> _Kind:

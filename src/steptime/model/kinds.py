@@ -64,6 +64,7 @@ def _in_block(name: str, inner: Iterable[LayerOperator], norm: int) -> Operators
     return (*before, *inner, _op(f"{name}_residual", "residual"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer(ABC):
     """What a layer has in addition to attention and MLP, or in their place; its fields are those of a model file."""
 
@@ -467,25 +468,24 @@ def with_kinds(spec: ModelSpec, kinds: Iterable[LayerKind], pattern: Iterable[st
     3
     """
     order = tuple(pattern)
-    held = [
-        replace(kind, block=replace(kind.block, **_of_block(kind.block, order.count(kind.name))))
-        for kind in kinds
-        if kind.name in order
-    ]
+    held = [replace(kind, block=_alone(kind.block, order.count(kind.name))) for kind in kinds if kind.name in order]
     return replace(spec, layers=len(order), kinds=tuple(held), pattern=order)
 
 
-def _of_block(block: ModelSpec, layers: int) -> dict[str, object]:
-    """What a specification of equal blocks has where ``layers`` of them are one kind of a model."""
-    experts = None if block.experts is None else replace(block.experts, moe_layers=layers)
-    windowed = layers if block.windowed_layers else 0
-    return {
-        "layers": layers,
-        "experts": experts,
-        "windowed_layers": windowed,
-        "vocab": 0,
-        "kinds": (),
-        "pattern": (),
-        "stem": (),
-        "mtp_depth": 0,
-    }
+def _alone(block: ModelSpec, layers: int) -> ModelSpec:
+    """Equal blocks as ``layers`` of one kind: where they are not all layers, each has the window and the experts."""
+    experts, windowed = block.experts, block.windowed_layers
+    if layers != block.layers:
+        experts = None if experts is None else replace(experts, moe_layers=layers)
+        windowed = layers if windowed else 0
+    return replace(
+        block,
+        layers=layers,
+        experts=experts,
+        windowed_layers=windowed,
+        vocab=0,
+        kinds=(),
+        pattern=(),
+        stem=(),
+        mtp_depth=0,
+    )

@@ -192,13 +192,25 @@ def _with_kinds(spec: ModelSpec, table: Mapping[str, Any], parsed: _ModelTable, 
         name = given.get("name")
         if not isinstance(name, str) or not name.isidentifier():
             raise FieldError(where, f"{at}.name", f"is {shown(name, 40)}", hint="give a name of letters, digits and _")
+        if of_model := [key for key in given if key in _OF_MODELS and key != "name"]:
+            raise FieldError(where, f"{at}.{of_model[0]}", "is of the whole model", hint="give it outside of the kinds")
         own = common | {key: value for key, value in given.items() if key not in _OF_KINDS}
         own["layers"] = spec.layers
         block = spec_from_table(own, where=f"{where}: {at}", name=name, source=spec.source)
         operators = tuple(_mixers(given.get("mixers", []), block, where, at))
-        counts = {key: _count(given.get(key, 0), where, f"{at}.{key}") for key in ("tokens", "distinct")}
-        flags = {key: _flag(given.get(key, not operators), where, f"{at}.{key}") for key in ("attention", "mlp")}
-        kinds.append(LayerKind(name=name, block=block, operators=operators, **flags, **counts))
+        tokens, distinct = (_count(given.get(key, 0), where, f"{at}.{key}") for key in ("tokens", "distinct"))
+        attention, mlp = (_flag(given.get(key, not operators), where, f"{at}.{key}") for key in ("attention", "mlp"))
+        kinds.append(
+            LayerKind(
+                name=name,
+                block=block,
+                operators=operators,
+                attention=attention,
+                mlp=mlp,
+                tokens=tokens,
+                distinct=distinct,
+            )
+        )
     found = with_kinds(
         spec, kinds, _pattern(parsed.pattern or [kind.name for kind in kinds], kinds, spec.layers, where)
     )

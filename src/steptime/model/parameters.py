@@ -37,7 +37,7 @@ def parameter_terms(spec: ModelSpec) -> Terms:
     >>> int(terms["embedding/token"]) == 50257 * 768
     True
     """
-    terms = _embedding(spec)
+    terms: dict[str, float] = dict(_embedding(spec))
     if spec.kinds:
         for kind in spec.kinds:
             terms |= {path.replace("layers", f"layers/{kind.name}", 1): n for path, n in _kind(kind).items()}

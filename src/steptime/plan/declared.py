@@ -117,8 +117,13 @@ def _into(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     if op.tokens or depth != s.hidden:
         tokens = _tokens(s, op)
         size = tokens * depth * s.element_bytes
-        row = matmul(op.name, BLOCK, s.product(tokens, n, depth), kept_elements=_sharded(s, op) * depth,
-                     traffic=Traffic(s.gather(size), s.gather_again(size)))  # fmt: skip
+        row = matmul(
+            op.name,
+            BLOCK,
+            s.product(tokens, n, depth),
+            kept_elements=_sharded(s, op) * depth,
+            traffic=Traffic(s.gather(size), s.gather_again(size)),
+        )
     if op.parameters:
         row = replace(row, weights=row.weights + op.parameters / s.tp)
     if "groups" in op.size:
@@ -147,15 +152,27 @@ def _whole(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 def _up(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     n, size = ceil_div(op.width, s.tp), s.tokens * op.depth * s.element_bytes
-    row = matmul(op.name, BLOCK, s.product(s.tokens, n, op.depth), kept_elements=s.sharded_tokens * op.depth,
-                 traffic=Traffic(s.gather(size), s.gather_again(size)))  # fmt: skip
+    row = matmul(
+        op.name,
+        BLOCK,
+        s.product(s.tokens, n, op.depth),
+        kept_elements=s.sharded_tokens * op.depth,
+        traffic=Traffic(s.gather(size), s.gather_again(size)),
+    )
     return [row, *_bias(s, op, s.tokens, n)]
 
 
 def _narrow(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     k, sent = ceil_div(op.depth, s.tp), over("tp", "all_reduce", s.tokens * op.width * s.element_bytes)
-    return [matmul(op.name, BLOCK, s.product(s.tokens, op.width, k), kept_elements=s.tokens * k,
-                   traffic=Traffic((sent,), (sent,)))]  # fmt: skip
+    return [
+        matmul(
+            op.name,
+            BLOCK,
+            s.product(s.tokens, op.width, k),
+            kept_elements=s.tokens * k,
+            traffic=Traffic((sent,), (sent,)),
+        )
+    ]
 
 
 def _blocks(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -164,8 +181,9 @@ def _blocks(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     local = blocks / s.tp
     width = op.depth / blocks
     product = s.product(s.tokens * local, width * copies, width)
-    row = grouped_matmul(op.name, BLOCK, product, local, kept_elements=s.tokens * op.depth / s.tp,
-                         weights=op.parameters / s.tp)  # fmt: skip
+    row = grouped_matmul(
+        op.name, BLOCK, product, local, kept_elements=s.tokens * op.depth / s.tp, weights=op.parameters / s.tp
+    )
     return [replace(row, expert=False)]
 
 
@@ -185,11 +203,17 @@ def _inner_norm(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 def _convolution(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     channels, copied = _columns(s, op)
     elements, each = s.tokens * channels, op.parameters / op.width
-    return [Row(
-        name=op.name, block=BLOCK, operator="convolution",
-        shape={"elements": elements, "kernel": op.size["kernel"], "element_bytes": s.element_bytes},
-        kept_bytes=elements * s.element_bytes, weights=channels * each, replicated=copied * each,
-    )]  # fmt: skip
+    return [
+        Row(
+            name=op.name,
+            block=BLOCK,
+            operator="convolution",
+            shape={"elements": elements, "kernel": op.size["kernel"], "element_bytes": s.element_bytes},
+            kept_bytes=elements * s.element_bytes,
+            weights=channels * each,
+            replicated=copied * each,
+        )
+    ]
 
 
 def _gate(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -202,8 +226,9 @@ def _pass(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _table(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    return [Row(name=op.name, block=BLOCK, operator="nothing", shape={}, weights=op.parameters,
-                replicated=op.parameters)]  # fmt: skip
+    return [
+        Row(name=op.name, block=BLOCK, operator="nothing", shape={}, weights=op.parameters, replicated=op.parameters)
+    ]
 
 
 def _selective_scan(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -221,8 +246,15 @@ def _ssd(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     """
     size = op.size
     heads, groups = ceil_div(size["heads"], s.tp), ceil_div(size["groups"], s.tp)
-    shape = {"tokens": s.tokens, "heads": heads, "head_dim": size["head_dim"], "state": size["state"],
-             "groups": groups, "chunk": _chunk(s, size), "element_bytes": s.element_bytes}  # fmt: skip
+    shape = {
+        "tokens": s.tokens,
+        "heads": heads,
+        "head_dim": size["head_dim"],
+        "state": size["state"],
+        "groups": groups,
+        "chunk": _chunk(s, size),
+        "element_bytes": s.element_bytes,
+    }
     kept = s.tokens * heads * s.element_bytes
     return [_recurrence(s, op, "ssd", shape, kept, heads * size["head_dim"] * size["state"])]
 
@@ -230,8 +262,14 @@ def _ssd(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 def _linear(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     size = op.size
     heads, keys, values = ceil_div(size["heads"], s.tp), size["key_dim"], size["value_dim"]
-    shape = {"tokens": s.tokens, "heads": heads, "key_dim": keys, "value_dim": values, "chunk": _chunk(s, size),
-             "element_bytes": s.element_bytes}  # fmt: skip
+    shape = {
+        "tokens": s.tokens,
+        "heads": heads,
+        "key_dim": keys,
+        "value_dim": values,
+        "chunk": _chunk(s, size),
+        "element_bytes": s.element_bytes,
+    }
     kept = s.tokens * heads * (2 * keys + values + 2) * s.element_bytes
     if op.form == "delta_rule":  # the inverse within a chunk
         kept = kept + s.tokens * heads * shape["chunk"] * s.element_bytes
@@ -252,8 +290,16 @@ def _recurrence(s: Shape, op: LayerOperator, operator: str, shape: Mapping[str, 
         ranks: Num = getattr(s.plans, s.axis)
         handed = over(s.axis, "all_gather", s.plans.micro_batch * states * STATE_BYTES * where(ranks > 1, ranks, 0))
         traffic = Traffic((handed,), (handed,))
-    return Row(name=op.name, block=BLOCK, operator=operator, shape=shape, kept_bytes=kept,
-               weights=op.parameters / s.tp, forward=traffic.forward, backward=traffic.backward)  # fmt: skip
+    return Row(
+        name=op.name,
+        block=BLOCK,
+        operator=operator,
+        shape=shape,
+        kept_bytes=kept,
+        weights=op.parameters / s.tp,
+        forward=traffic.forward,
+        backward=traffic.backward,
+    )
 
 
 def _chunk(s: Shape, size: Mapping[str, float]) -> float:
@@ -265,8 +311,14 @@ def _index_scores(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     """Every rank chooses for its sequence shard, for all heads: the indexer is whole on each."""
     size, rows = op.size, s.sharded_tokens
     pairs, chosen = causal_pairs(rows, s.attended), windowed_pairs(rows, s.attended, minimum(size["top_k"], s.attended))
-    shape = {"pairs": pairs, "chosen": chosen, "index_rows": rows, "index_heads": size["heads"],
-             "index_dim": size["head_dim"], "element_bytes": s.element_bytes}  # fmt: skip
+    shape = {
+        "pairs": pairs,
+        "chosen": chosen,
+        "index_rows": rows,
+        "index_heads": size["heads"],
+        "index_dim": size["head_dim"],
+        "element_bytes": s.element_bytes,
+    }
     return [Row(name=op.name, block=BLOCK, operator="index_scores", shape=shape)]
 
 
@@ -274,15 +326,33 @@ def _cross(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     """Context ranks exchange keys and values as those of attention do."""
     heads, context = Heads(s), op.size["context"] or s.seq_len
     queries, columns = heads.rows, s.plans.micro_batch * context
-    core = Core(pairs=queries * context, rows=queries, keys=columns * heads.heads, kv_rows=columns * heads.kv_heads,
-                head_dim=heads.head_dim, element_bytes=s.element_bytes, dropout=s.model.dropout)  # fmt: skip
+    core = Core(
+        pairs=queries * context,
+        rows=queries,
+        keys=columns * heads.heads,
+        kv_rows=columns * heads.kv_heads,
+        head_dim=heads.head_dim,
+        element_bytes=s.element_bytes,
+        dropout=s.model.dropout,
+    )
     local = core.kv_rows / (1 if heads.exchanged else heads.ranks)
-    tiles = {"batch": heads.batch, "heads": heads.heads, "kv_heads": heads.kv_heads, "queries": heads.queries,
-             "seen_keys": context, "causal": 0.0, "window": 0.0}  # fmt: skip
+    tiles = {
+        "batch": heads.batch,
+        "heads": heads.heads,
+        "kv_heads": heads.kv_heads,
+        "queries": heads.queries,
+        "seen_keys": context,
+        "causal": 0.0,
+        "window": 0.0,
+    }
     row = fused_attention(
-        op.name, BLOCK, core, kept_elements=(queries + 2 * local) * heads.head_dim + 2 * queries, tiles=tiles,
+        op.name,
+        BLOCK,
+        core,
+        kept_elements=(queries + 2 * local) * heads.head_dim + 2 * queries,
+        tiles=tiles,
         traffic=context_traffic(s, heads, 2 * core.kv_rows * heads.head_dim * s.element_bytes),
-    )  # fmt: skip
+    )
     return [replace(row, weights=op.parameters, replicated=op.parameters)]
 
 
@@ -297,8 +367,17 @@ def _opaque(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     tokens = s.tokens * share
     shape = {"matrix_flops": tokens * size["flops"], "moved_bytes": tokens * size["moved"]}
     weights = op.parameters * share
-    return [Row(name=op.name, block=BLOCK, operator="opaque", shape=shape, kept_bytes=tokens * size["kept"],
-                weights=weights, replicated=0.0 * weights if size["cut"] else weights)]  # fmt: skip
+    return [
+        Row(
+            name=op.name,
+            block=BLOCK,
+            operator="opaque",
+            shape=shape,
+            kept_bytes=tokens * size["kept"],
+            weights=weights,
+            replicated=0.0 * weights if size["cut"] else weights,
+        )
+    ]
 
 
 def _keeping(row: Row, op: LayerOperator) -> Row:

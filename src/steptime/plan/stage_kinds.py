@@ -67,7 +67,7 @@ def _busiest(pattern: tuple[str, ...], work: Work, ranks: int, chunks: int) -> t
 def _sizes(layers: int, ranks: int, chunks: int) -> list[int]:
     """Layers of each virtual stage, as the default method splits them."""
     count = ranks * chunks
-    each, lacking = virtual_stage(layers, ranks, chunks)
+    each, lacking = (int(value) for value in virtual_stage(layers, ranks, chunks))
     if chunks > 1 and equal_but_for_ends(each, lacking):
         last = min(each, -(-lacking // 2))
         return [each - (lacking - last), *[each] * (count - 2), each - last]

@@ -105,6 +105,7 @@ def test_what_runs_once_per_sample(tmp_path: Path) -> None:
         ('name = "attention"', 'name = "attention"\nmlp = 3', "kinds[1].mlp: is 3"),
         ('name = "attention"', 'name = "attention"\ntokens = -1', "kinds[1].tokens: is -1"),
         ('name = "attention"', 'name = "attention"\nheads = 0', "heads"),
+        ('name = "attention"', 'name = "attention"\nvocab = 9', "kinds[1].vocab: is of the whole model"),
         ("mixers = [{", "mixers = 3 #[{", "mixers: is 3"),
         ('name = "attention"', 'name = "attention"\n[[stem]]\nname = "a"\nform = "ssd"', "stem.0.form"),
     ],

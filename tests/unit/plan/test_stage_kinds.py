@@ -60,7 +60,7 @@ def test_a_block_of_plans_is_as_single_plans(name: str) -> None:
     block = stage_shares(job, Plans(pp=pp, vpp=vpp))
     for place, (ranks, chunks) in enumerate(zip(pp, vpp, strict=True)):
         single = stage_shares(job, Plans(pp=int(ranks), vpp=int(chunks)))
-        assert {kind: float(values[place]) for kind, values in block.items()} == pytest.approx(single)
+        assert {kind: float(np.asarray(values)[place]) for kind, values in block.items()} == pytest.approx(single)
 
 
 @pytest.mark.each("name", KINDS)

@@ -232,8 +232,8 @@ def _falcon_h1(f: Fields) -> Values:
 _LETTERS: Final = {"M": MAMBA, "-": "mlp", "*": FULL, "E": "moe"}
 
 
-def _nemotron_h(f: Fields) -> Values:
-    """Nemotron-H (arXiv 2504.03624): each layer is a mixer, attention, an MLP or experts alone."""
+def _nemotron_pattern(f: Fields) -> list[str]:
+    """The kind of each layer, from letters or a list of names."""
     letters = f.text("hybrid_override_pattern")
     listed = f.items("layers_block_type", str) or f.items("layer_types", str)
     if letters is None and listed is None:
@@ -241,8 +241,13 @@ def _nemotron_h(f: Fields) -> Values:
     if unknown := set(letters or "") - set(_LETTERS):
         raise f.error("hybrid_override_pattern", f"has {sorted(unknown)}", hint=f"known: {' '.join(_LETTERS)}")
     count = len(letters or listed or ())
-    pattern = [_LETTERS[each] for each in letters] if letters else layer_names(f, count, (), ("layers_block_type",))
-    f.force("num_hidden_layers", count, "layers of the pattern")
+    return [_LETTERS[each] for each in letters] if letters else layer_names(f, count, (), ("layers_block_type",))
+
+
+def _nemotron_h(f: Fields) -> Values:
+    """Nemotron-H (arXiv 2504.03624): each layer is a mixer, attention, an MLP or experts alone."""
+    pattern = _nemotron_pattern(f)
+    f.force("num_hidden_layers", len(pattern), "layers of the pattern")
     values = gated_rms(f) | {"gated_mlp": False, "activation": activation(f, "mlp_hidden_act"), "position": "none"}
     if f.optional("moe_latent_size"):
         raise f.error("moe_latent_size", "is given: experts on a compressed stream are not supported yet")

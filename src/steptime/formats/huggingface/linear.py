@@ -44,16 +44,20 @@ def _qwen3_next(f: Fields) -> Values:
     )
 
 
-def _kimi_linear(f: Fields) -> Values:
-    """Kimi-Linear (arXiv 2510.26692): Kimi delta attention but for every fourth layer, which is latent attention."""
+def _kimi_latent(f: Fields) -> LatentAttention:
     f.force("head_dim", f.count("qk_nope_head_dim") + f.count("qk_rope_head_dim"), "both parts of a head")
-    latent = LatentAttention(
+    return LatentAttention(
         q_lora_rank=f.optional("q_lora_rank"),
         kv_lora_rank=f.count("kv_lora_rank"),
         qk_nope_head_dim=f.count("qk_nope_head_dim"),
         qk_rope_head_dim=f.count("qk_rope_head_dim"),
         v_head_dim=f.count("v_head_dim"),
     )
+
+
+def _kimi_linear(f: Fields) -> Values:
+    """Kimi-Linear (arXiv 2510.26692): Kimi delta attention but for every fourth layer, which is latent attention."""
+    latent = _kimi_latent(f)
     values = gated_rms(f) | {"latent": latent}
     layers, given = values["layers"], f.table("linear_attn_config")
     own = Fields(given or {}, where=f.where, prefix=f"{f.prefix}linear_attn_config.", defaults=_KDA)
