@@ -1,8 +1,8 @@
 """Step times of a hybrid of Mamba-2 and attention as NVIDIA measured them; no hybrid had a part in any fit.
 
 Nemotron-H-56B (arXiv 2504.03624, table 1: 54 Mamba-2 layers, 54 MLPs, 10 attentions) in FP8 on H100, tensor parallel
-over 8, one sequence a micro-batch, 24 micro-batches. Source: NVIDIA/dgxc-benchmarking v25.05.05, nemotronh/README.md. The
-order of its layers is ours: with one pipeline stage it changes nothing.
+over 8, one sequence a micro-batch, 24 micro-batches. Source: NVIDIA/dgxc-benchmarking v25.05.05, nemotronh/README.md.
+The order of its layers is ours: with one pipeline stage it changes nothing.
 """
 
 from __future__ import annotations
