@@ -31,7 +31,7 @@ def stage_shares(job: Job, plans: Plans) -> Mapping[str, Num]:
     pairs = np.stack(np.broadcast_arrays(plans.pp, plans.vpp), axis=-1).astype(np.int64)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     rows = np.array([_busiest(model.pattern, work, int(pp), int(vpp)) for pp, vpp in distinct])
-    return dict(zip(_names(work), rows[inverse.reshape(-1)].T, strict=True))
+    return dict(zip(_names(work), rows.reshape(-1, len(work))[inverse.reshape(-1)].T, strict=True))
 
 
 def _names(work: Work) -> tuple[str, ...]:

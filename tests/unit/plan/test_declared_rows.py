@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steptime.formats.huggingface import read_huggingface
@@ -25,7 +26,7 @@ def spec_of(name: str, folder: Path, **changes: Any) -> ModelSpec:
     return read_huggingface(path)[0]
 
 
-def block_of(spec: ModelSpec, strategy: str = "1d", **degrees: int) -> Block:
+def block_of(spec: ModelSpec, strategy: str = "1d", **degrees: Any) -> Block:
     job = Job(model=spec, gpus=16, global_batch=16, seq_len=4096, precision=PRECISIONS["bf16"],
               optimizer=OPTIMIZERS["adam"])  # fmt: skip
     return CORRECTED.strategies[strategy].block(job, Plans(**{"micro_batch": 1, **degrees}))
@@ -82,6 +83,13 @@ def test_a_chosen_window_is_what_sparse_attention_reads(tmp_path: Path) -> None:
     assert pairs == 128 * 4096 * (2048 - 2048 * 2047 / 8192)
     scores = row_named(block, "moe_index_scores").shape
     assert (scores["pairs"], scores["chosen"]) == (4096 * 4097 / 2, pairs / 128)
+
+
+def test_a_block_of_no_plans_has_no_shares(tmp_path: Path) -> None:
+    """A search asks for rows of no candidate where all costs are kept."""
+    none = np.zeros(0)
+    block = block_of(spec_of("jamba-v0.1", tmp_path), pp=none, vpp=none)
+    assert all(np.size(row.share) == 0 for row in block.layer)
 
 
 def test_only_layers_of_a_kind_have_its_rows(tmp_path: Path) -> None:
