@@ -44,6 +44,10 @@ FORMS: Final[Mapping[str, str]] = {
 """Form of an operator -> what it is."""
 
 
+NORMED: Final = {"factors": 1}
+"""A gate in one kernel with the norm before it, which keeps the other factor."""
+
+
 def _op(
     name: str, form: str, width: int = 0, *, sizes: Mapping[str, float] | None = None, **more: int
 ) -> LayerOperator:
@@ -75,7 +79,11 @@ class Mixer(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba(Mixer):
-    """Mamba (arXiv 2312.00752, section 3.4): products in, convolution, selective scan, product out."""
+    """Mamba (arXiv 2312.00752, section 3.4): products in, convolution, selective scan, product out.
+
+    One kernel does all but the product in; backward it makes the convolution, the step size and the gated output again.
+    With ``norms`` each operator is a kernel of its own.
+    """
 
     channels: int = 0
     """Inner width; 0: twice the hidden width."""
@@ -102,19 +110,30 @@ class Mamba(Mixer):
         inner = (
             _op("mamba_in", "into", 2 * channels, bias=self.bias),
             _convolution("mamba_conv", channels, self.kernel, self.conv_bias),
-            _op("mamba_x", "narrow", narrow, depth=channels),
+            _op("mamba_x", "narrow", narrow, depth=channels, kept=self.norms),
             *((norms,) if self.norms else ()),
             _op("mamba_dt", "up", channels, depth=rank, bias=True),
-            _op("mamba_scan", "selective_scan", channels, parameters=scanned, sizes={"state": self.state}),
+            _op(
+                "mamba_scan",
+                "selective_scan",
+                channels,
+                parameters=scanned,
+                sizes={"state": self.state},
+                kept=self.norms,
+            ),
             _op("mamba_gate", "gate", channels),
-            _op("mamba_out", "out", hidden, depth=channels, bias=self.bias),
+            _op("mamba_out", "out", hidden, depth=channels, bias=self.bias, kept=self.norms),
         )
         return _in_block("mamba", inner, block.norm_width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2(Mixer):
-    """Mamba-2 (arXiv 2405.21060, section 7): product in, convolution, state-space duality, gated norm, product out."""
+    """Mamba-2 (arXiv 2405.21060, section 7): product in, convolution, state-space duality, gated norm, product out.
+
+    Convolution, duality and gated norm are one kernel; it keeps what the product in returned and the output before the
+    gate (mamba_ssm 2.2, ``MambaSplitConv1dScanCombinedFn``).
+    """
 
     heads: int
     """Of the state-space model."""
@@ -149,7 +168,7 @@ class Mamba2(Mixer):
             "chunk": self.chunk,
         }
         shared = {"groups": self.groups, "group_width": 2 * self.state}
-        after = _op("ssm_norm", "inner_norm", inner, parameters=inner)
+        after = _op("ssm_norm", "inner_norm", inner, parameters=inner, kept=False)
         found = (
             _op("mamba_in", "into", inner + mixed + self.heads, bias=self.bias, sizes=shared),
             _convolution("mamba_conv", mixed, self.kernel, self.conv_bias, shared),
@@ -193,7 +212,7 @@ class DeltaNet(Mixer):
             _convolution("delta_conv", mixed, self.kernel, False),
             _op("delta_rule", "delta_rule", values, parameters=2 * self.value_heads * self.decay, sizes=sizes),
             _op("delta_norm", "inner_norm", values, parameters=self.value_dim, sizes={"rows": self.value_heads}),
-            *((_op("delta_gate", "gate", values),) if self.gated else ()),
+            *((_op("delta_gate", "gate", values, sizes=NORMED),) if self.gated else ()),
             _op("delta_out", "out", block.hidden, depth=values),
         )
         return _in_block("delta", inner, block.norm_width)
@@ -228,7 +247,7 @@ class KimiDelta(Mixer):
             _op("gate_down", "whole", rank, kept=False),
             _op("gate_up", "up", inner, depth=rank),
             _op("delta_norm", "inner_norm", inner, parameters=width, sizes={"rows": heads}),
-            _op("delta_gate", "gate", inner),
+            _op("delta_gate", "gate", inner, sizes=NORMED),
             _op("delta_out", "out", block.hidden, depth=inner),
         )
         return _in_block("delta", found, block.norm_width)
@@ -261,7 +280,7 @@ class GatedLinear(Mixer):
             _op("decay_up", "up", keys, depth=self.rank, bias=True),
             _op("linear_attention", "linear_attention", values, sizes=sizes),
             _op("linear_norm", "inner_norm", values, parameters=value_dim, sizes={"rows": heads}),
-            _op("linear_gate", "gate", values),
+            _op("linear_gate", "gate", values, sizes=NORMED),
             _op("linear_out", "out", hidden, depth=values),
         )
         return _in_block("linear", inner, block.norm_width)
@@ -286,7 +305,7 @@ class Lightning(Mixer):
             _op("linear_in", "into", 4 * inner),
             _op("linear_attention", "linear_attention", inner, sizes=sizes),
             _op("linear_norm", "inner_norm", inner, parameters=inner),
-            _op("linear_gate", "gate", inner),
+            _op("linear_gate", "gate", inner, sizes=NORMED),
             _op("linear_out", "out", block.hidden, depth=inner),
         )
         return _in_block("linear", found, block.norm_width)

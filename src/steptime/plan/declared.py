@@ -139,7 +139,7 @@ def _columns(s: Shape, op: LayerOperator) -> tuple[Num, Num]:
 
 
 def _out(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    rows = [ends.out_of_block(s, op.name, BLOCK, ceil_div(op.depth, s.tp), op.depth)]
+    rows = [_keeping(ends.out_of_block(s, op.name, BLOCK, ceil_div(op.depth, s.tp), op.depth), op)]
     return [*rows, ends.out_bias(s, f"{op.name}_bias", BLOCK)] if op.bias else rows
 
 
@@ -164,15 +164,9 @@ def _up(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 def _narrow(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     k, sent = ceil_div(op.depth, s.tp), over("tp", "all_reduce", s.tokens * op.width * s.element_bytes)
-    return [
-        matmul(
-            op.name,
-            BLOCK,
-            s.product(s.tokens, op.width, k),
-            kept_elements=s.tokens * k,
-            traffic=Traffic((sent,), (sent,)),
-        )
-    ]
+    product = s.product(s.tokens, op.width, k)
+    row = matmul(op.name, BLOCK, product, kept_elements=s.tokens * k, traffic=Traffic((sent,), (sent,)))
+    return [_keeping(row, op)]
 
 
 def _blocks(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -217,8 +211,10 @@ def _convolution(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _gate(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
+    """Both factors are kept, or one where the kernel before it keeps what makes the other."""
     elements = s.tokens * ceil_div(op.width, s.tp)
-    return [activation(op.name, BLOCK, elements, element_bytes=s.element_bytes, gated=True)]
+    row = activation(op.name, BLOCK, elements, element_bytes=s.element_bytes, gated=True)
+    return [replace(row, kept_bytes=op.size.get("factors", 2) * elements * s.element_bytes)]
 
 
 def _pass(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
@@ -234,8 +230,9 @@ def _table(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 def _selective_scan(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     channels, state = ceil_div(op.width, s.tp), op.size["state"]
     shape = {"tokens": s.tokens, "channels": channels, "state": state, "element_bytes": s.element_bytes}
-    # The step size and both matrices: its input is kept by the product that made these.
-    kept = s.tokens * (channels + 2 * state) * s.element_bytes
+    # The step size and both matrices: its input is kept by the product that made these. A kernel of the whole layer
+    # makes its input and the step size again.
+    kept = s.tokens * ((channels if op.kept else 0) + 2 * state) * s.element_bytes
     return [_recurrence(s, op, "selective_scan", shape, kept, channels * state)]
 
 
