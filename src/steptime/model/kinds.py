@@ -271,7 +271,8 @@ class GatedLinear(Mixer):
     def operators(self, block: ModelSpec) -> Operators:
         """Its operators in a layer of these dimensions."""
         hidden, heads = block.hidden, self.heads
-        key_dim, value_dim = self.key_dim or hidden // heads // 2, self.value_dim or hidden // heads
+        key_dim = self.key_dim or max(hidden // heads // 2, 1)
+        value_dim = self.value_dim or max(hidden // heads, 1)
         keys, values = heads * key_dim, heads * value_dim
         sizes = {"heads": heads, "key_dim": key_dim, "value_dim": value_dim, "chunk": self.chunk}
         inner = (

@@ -171,6 +171,9 @@ def spec_from_table(table: Mapping[str, Any], *, where: str, name: str, source: 
         "max_positions": _or(parsed.max_positions, seq_len if parsed.position == "learned" else 0),
         "windowed_layers": _or(parsed.windowed_layers, parsed.layers if parsed.window else 0),
     }
+    for number, each in enumerate(parsed.stem):
+        if each.form in ("whole", "pass") and not each.width:
+            raise FieldError(where, f"stem[{number}].width", "is missing", hint="give the columns of the result")
     stem = tuple(LayerOperator(**each.model_dump()) for each in parsed.stem)
     spec = ModelSpec(**values, latent=latent, experts=experts, vision=vision, stem=stem)
     if parsed.kinds is not None:

@@ -108,6 +108,7 @@ def test_what_runs_once_per_sample(tmp_path: Path) -> None:
         ('name = "attention"', 'name = "attention"\nvocab = 9', "kinds[1].vocab: is of the whole model"),
         ("mixers = [{", "mixers = 3 #[{", "mixers: is 3"),
         ('name = "attention"', 'name = "attention"\n[[stem]]\nname = "a"\nform = "ssd"', "stem.0.form"),
+        ('name = "attention"', 'name = "attention"\n[[stem]]\nname = "a"\nform = "pass"', "stem[0].width: is missing"),
     ],
 )
 def test_bad_files_are_refused_by_name(old: str, new: str, says: str, tmp_path: Path) -> None:
