@@ -1,4 +1,4 @@
-"""Chunked forms of recurrences, run: they return what the recurrence returns token by token, in the counted operations."""
+"""Chunked recurrences, run: they return what the recurrence returns token by token, in the counted operations."""
 
 from __future__ import annotations
 
