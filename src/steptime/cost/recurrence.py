@@ -271,7 +271,7 @@ def convolution_flops(elements: Num, kernel: Num) -> Num:
 
 
 def convolution_backward_flops(elements: Num, kernel: Num) -> Num:
-    r"""Gradients of input and taps, the function again: $F_v' = x(6k + 8)$.
+    r"""Gradients of input and taps, the function again: $F_v' = x(6k + 8)$ of $x$ = `elements`, $k$ = `kernel` taps.
 
     Source: definition.
 
@@ -329,7 +329,8 @@ def index_scores_backward_flops(chosen: Num, index_heads: Num, index_dim: Num) -
 def index_scores_backward_bytes(
     chosen: Num, index_rows: Num, index_heads: Num, index_dim: Num, element_bytes: Num
 ) -> Num:
-    r"""Queries and keys and their gradients, the gradient of each chosen sum: $M' = 2 r d (h + 1) E + 4 c$.
+    r"""Queries and keys and their gradients, the gradient of each chosen sum: $M' = 2 r d (h + 1) E + 4 c$ of $r$ =
+    `index_rows` and $c$ = `chosen` pairs.
 
     Source: as :func:`index_scores_backward_flops`.
 
@@ -340,7 +341,8 @@ def index_scores_backward_bytes(
 
 
 def twice_matrix_flops(matrix_flops: Num) -> Num:
-    r"""Backward pass of given work, a gradient of input and of weights for each product: $F' = 2F$.
+    r"""Backward pass of given work, a gradient of input and of weights for each product: $F' = 2F$ of $F$ =
+    `matrix_flops`.
 
     Source: definition.
 
@@ -351,7 +353,7 @@ def twice_matrix_flops(matrix_flops: Num) -> Num:
 
 
 def twice_bytes(moved_bytes: Num) -> Num:
-    r"""Traffic of the backward pass of given work: $M' = 2M$.
+    r"""Traffic of the backward pass of given work: $M' = 2M$ of $M$ = `moved_bytes`.
 
     Source: definition.
 
