@@ -13,8 +13,7 @@ pytest.importorskip("transformers")
 
 from models.layered_flops import PHASES, differences, module_flops, rows_flops, spec_of
 
-FAST = ("mamba2", "bamba", "falcon_h1", "nemotron_h", "zamba2", "qwen3_next", "minimax", "deepseek_v32", "bart",
-        "whisper", "llava")  # fmt: skip
+FAST = ("mamba2", "nemotron_h", "falcon_h1", "minimax", "deepseek_v32", "bart", "whisper", "llava")
 
 
 @pytest.mark.parametrize("family", FAST)
@@ -27,6 +26,6 @@ def test_products_are_those_of_the_module(family: str, tmp_path: Path) -> None:
 
 def test_differences_are_small_next_to_the_step(tmp_path: Path) -> None:
     """None of the names stands for the bulk of a step."""
-    for family in FAST[:5]:
+    for family in FAST[:4]:
         spec = spec_of(family, tmp_path)
         assert sum(abs(forward) for forward, _ in differences(spec).values()) < 0.05 * rows_flops(spec)["forward"]

@@ -67,7 +67,7 @@ def test_every_family_has_a_checkpoint() -> None:
     assert {row["config"]["model_type"] for row in CHECKPOINTS.values()} >= {*HYBRIDS, *LINEAR, *ENCODERS, *WITH_TOWERS}
 
 
-@pytest.mark.parametrize("name", ["mamba-130m", "zamba2-7b", "kimi-linear-48b-a3b", "falcon-h1-0.5b"])
+@pytest.mark.parametrize("name", ["zamba2-7b", "falcon-h1-0.5b"])
 def test_modules_are_counted_again(name: str) -> None:
     pytest.importorskip("transformers")
     from models.layered import counted
