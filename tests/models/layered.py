@@ -14,6 +14,7 @@ CLASSES = {
     "jamba": "JambaForCausalLM", "bamba": "BambaForCausalLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM", "nemotron_h": "NemotronHForCausalLM", "zamba2": "Zamba2ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM", "kimi_linear": "KimiLinearForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM", "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "minimax": "MiniMaxForCausalLM", "t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration", "bart": "BartForConditionalGeneration",

@@ -13,23 +13,28 @@ from steptime.model.spec import Experts, LatentAttention
 
 
 def _qwen3_next(f: Fields) -> Values:
-    """Qwen3-Next: Gated DeltaNet but for every fourth layer, whose attention has a gate; experts in all."""
-    values = gated_rms(f) | {"qk_norm": "head", "attention_gate": True}
-    layers = values["layers"]
-    every = f.count("full_attention_interval")
-    usual = [FULL if (layer + 1) % every == 0 else MAMBA for layer in range(layers)]
-    pattern = layer_names(f, layers, usual)
+    """Qwen3-Next and Qwen3.5-MoE: experts in all layers."""
     step, dense = f.count("decoder_sparse_step"), set(f.items("mlp_only_layers", int) or ())
     if dense or step != 1:
         raise f.error("mlp_only_layers", "or decoder_sparse_step leave layers without experts: not supported yet")
-    values["experts"] = Experts(
+    f.default("intermediate_size", f.count("moe_intermediate_size"), "no layer has an MLP without experts")
+    experts = Experts(
         experts=f.count("num_experts"),
         experts_per_token=f.count("num_experts_per_tok"),
         expert_ffn_hidden=f.count("moe_intermediate_size"),
         shared_ffn_hidden=f.count("shared_expert_intermediate_size"),
-        moe_layers=layers,
+        moe_layers=f.count("num_hidden_layers"),
         shared_gate=True,
     )
+    return _gated_delta(f, gated_rms(f) | {"experts": experts})
+
+
+def _gated_delta(f: Fields, values: Values) -> Values:
+    """Gated DeltaNet but for every fourth layer, whose attention has a gate."""
+    values = values | {"qk_norm": "head", "attention_gate": True}
+    layers, every = values["layers"], f.count("full_attention_interval")
+    usual = [FULL if (layer + 1) % every == 0 else MAMBA for layer in range(layers)]
+    pattern = layer_names(f, layers, usual)
     mixer = DeltaNet(
         key_heads=f.count("linear_num_key_heads"),
         value_heads=f.count("linear_num_value_heads"),
@@ -42,6 +47,11 @@ def _qwen3_next(f: Fields) -> Values:
         [kind("linear", values, mixer, attention=False), kind(FULL, values)],
         ["linear" if name == MAMBA else name for name in pattern],
     )
+
+
+def _qwen3_5(f: Fields) -> Values:
+    """Qwen3.5 with an MLP in all layers."""
+    return _gated_delta(f, gated_rms(f))
 
 
 def _kimi_latent(f: Fields) -> LatentAttention:
@@ -149,26 +159,33 @@ _KDA: Final = {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
 _KDA_NAMES: Final = {"linear_num_heads": 32, "linear_head_dim": 128, "linear_conv_kernel_dim": 4}
 
 #: model_type -> how its files are read. Defaults are those of the families' own configuration classes.
+_DELTA: Final = QWEN | {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_DELTA_EXPERTS: Final = _DELTA | {
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+}
 LINEAR: dict[str, Family] = {
-    "qwen3_next": Family(
+    "qwen3_next": Family(build=_qwen3_next, defaults=_DELTA_EXPERTS, aliases={"num_experts": ("num_local_experts",)}),
+    "qwen3_5": Family(
+        build=_qwen3_5,
+        defaults=_DELTA | {"vocab_size": 248320, "max_position_embeddings": 32768, "num_key_value_heads": 4},
+    ),
+    "qwen3_5_moe": Family(
         build=_qwen3_next,
-        defaults=QWEN
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "full_attention_interval": 4,
-            "decoder_sparse_step": 1,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "num_experts_per_tok": 10,
-            "num_experts": 512,
-        },
-        aliases={"num_experts": ("num_local_experts",)},
+        defaults=_DELTA_EXPERTS
+        | {"vocab_size": 248320, "max_position_embeddings": 32768, "num_experts_per_tok": 8, "num_experts": 256},
     ),
     "kimi_linear": Family(
         build=_kimi_linear,
