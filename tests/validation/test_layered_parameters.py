@@ -1,8 +1,9 @@
 """Models whose layers are of several kinds: parameters of published configurations, and of the modules themselves.
 
 `tests/data/layered_checkpoints.json` has configurations as they are published (of Qwen3.5 the defaults of its
-configuration class, without keys that change no cost), and the parameters of the `transformers` module made from each on the meta device, with the biases that balance experts,
-which checkpoints keep as buffers. `python benchmarks/bench_layers.py` counts all again (10 s).
+configuration class) without keys that change no cost, and the parameters of the `transformers` module made from each on
+the meta device, with the biases that balance experts, which checkpoints keep as buffers. `python
+benchmarks/bench_layers.py` counts all again (10 s).
 """
 
 from __future__ import annotations
