@@ -159,4 +159,4 @@ def test_rows_of_one_device_hold_the_parameters_of_the_ledger(name, strategy):
     total = sizes.layer.weights * model.layers + sizes.first.weights + sizes.last.weights
     # The norm before the first layer of CLIP, 1024 weights and biases, is in no row.
     missing = 2 * 1024 if name == "clip-vit-l14" else 0
-    assert total + missing == parameter_terms(model).total
+    assert total + missing == pytest.approx(parameter_terms(model).total, rel=1e-15 if model.kinds else 0, abs=0)

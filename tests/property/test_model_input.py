@@ -17,7 +17,9 @@ from steptime.formats.huggingface import read_huggingface
 from steptime.model import parameter_terms, read_model_toml
 
 FILES = sorted((Path(__file__).parents[1] / "data" / "huggingface").glob("*.json"))
+LAYERED = json.loads((FILES[0].parents[1] / "layered_checkpoints.json").read_text(encoding="utf-8"))
 CONFIGS = [json.loads(path.read_text(encoding="utf-8")) for path in FILES]
+CONFIGS += [row["config"] for row in LAYERED.values()]
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TOML_KEYS = (
@@ -40,7 +42,10 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
     if "text_config" in config and draw(st.booleans()):
         target = config["text_config"] = dict(config["text_config"])
     for _ in range(draw(st.integers(1, 4))):
-        key = draw(st.sampled_from(sorted(target)) | st.sampled_from(["head_dim", "layer_types", "architectures"]))
+        key = draw(
+            st.sampled_from(sorted(target))
+            | st.sampled_from(["head_dim", "layer_types", "architectures", "layers_block_type"])
+        )
         if draw(st.booleans()):
             target[key] = draw(VALUES)
         else:

@@ -61,6 +61,16 @@ def test_what_is_pruned_changes_nothing(job):
         assert _found(job) == pruned
 
 
+@pytest.mark.parametrize("model", ["jamba-v0.1", "whisper-large-v3"])
+def test_layers_of_several_kinds_are_pruned_and_kept_alike(model):
+    job = {"model": model, "cluster": "dgx-h100", "gpus": 16, "global_batch": 48, "top": 3}
+    pruned = _found(job)
+    with mock.patch.object(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape)):
+        assert _found(job) == pruned
+    kept.forget()
+    assert _found(job) == pruned and pruned["plans"]
+
+
 def test_a_bound_is_near_and_prunes_most():
     result = plan("llama3.1-70b", "dgx-h100", gpus=512, global_batch=1024)
     assert result.stop.reason == "pruned"

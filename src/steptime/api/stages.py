@@ -279,19 +279,18 @@ def items_of(e: Evaluation) -> ModelItems:
     The first layers of some models have no experts and are shorter. The head's products and loss for further tokens
     count as the head's.
     """
-    layers, depth, ahead = int(e.job.model.layers), int(e.job.model.mtp_depth), int(e.sizes.leading)
+    layers, depth = int(e.job.model.layers), int(e.job.model.mtp_depth)
     is_next = [row.name.startswith(PREDICTED) and row.block != "head" for row in e.block.last]
     predicted = [row for row, each in zip(e.block.last, is_next, strict=True) if each]
     head = [row for row, each in zip(e.block.last, is_next, strict=True) if not each]
     again = float(e.inputs.layout.recomputed)
-    kinds = [_end(e, "E", e.block.first), *_layers(e, again), _end(e, "m", predicted), _end(e, "L", head)]
-    times = [1, ahead, layers - ahead, depth, 1]
-    shares = [1, 1, 1, max(depth, 1), 1]
+    kinds = [_end(e, "E", e.block.first), *_layers(e, again), *[_end(e, "m", predicted)] * depth, _end(e, "L", head)]
+    shares = np.array([1] * (1 + layers) + [depth] * depth + [1])
     columns = {
-        name: np.repeat([getattr(each, name) / share for each, share in zip(kinds, shares, strict=True)], times)
+        name: np.array([getattr(each, name) for each in kinds]) / shares
         for name in ("forward_s", "input_gradient_s", "weight_gradient_s", "state_bytes", "activation_bytes")
     }
-    weights = np.repeat([each.weights_bytes / share for each, share in zip(kinds, shares, strict=True)], times)
+    weights = np.array([each.weights_bytes for each in kinds]) / shares
     letters = "E" + "t" * layers + "m" * depth + "L"
     working, loss = (_working(e, phase) for phase in ("backward", "loss"))
     columns["state_bytes"][-1] += max(loss - working, 0.0)
@@ -340,10 +339,24 @@ def _end(e: Evaluation, letter: str, rows: Sequence[Row]) -> _Kind:
 
 
 def _layers(e: Evaluation, again: float) -> list[_Kind]:
-    """A layer of those without experts that stand first, and one of the others."""
-    rows, last = e.block.layer, e.sizes.last
+    """The layers in order: those without experts that stand first and the others, or each of its kind."""
+    model, ahead = e.job.model, int(e.sizes.leading)
+    if model.kinds:
+        block = e.strategy.block(e.job, replace(e.plans, pp=1, vpp=1))
+        alone = {
+            kind.name: [
+                replace(r, share=r.share * model.layers / kind.layers) for r in block.layer if r.kind == kind.name
+            ]
+            for kind in model.kinds
+        }
+        of_kind = {
+            name: _layer(replace(e, sizes=replace(e.sizes, layer=part_of(rows))), rows, 0.0, again)
+            for name, rows in alone.items()
+        }
+        return [of_kind[name] for name in model.pattern]
+    rows = e.block.layer
     kinds = [(rows, 0.0)] * 2
-    if e.sizes.leading:
+    if ahead:
         dense = [replace(row, share=1.0 if row.block == "mlp" else row.share) for row in rows if row.block != "experts"]
         later = [
             replace(row, share=1.0 if row.block == "experts" else row.share)
@@ -351,13 +364,16 @@ def _layers(e: Evaluation, again: float) -> list[_Kind]:
             if row.block != "mlp" or (isinstance(row.share, float) and row.share == 1.0)
         ]
         kinds = [(tuple(dense), 1.0), (tuple(later), 0.0)]
-    found = []
-    for own, ahead in kinds:
-        whole = _pass(e, own)
-        exposed = exposed_pass(whole, overlapped_exchanges(e.inputs.layout, whole))
-        kept = kept_of_layer(part_of(own).kept_bytes, e.sizes.boundary_bytes, e.plans)
-        found.append(_kind(exposed, again, float(kept), _held(e, last, 1.0, ahead, 0.0, 0.0)))
-    return found
+    leading, other = (_layer(e, own, of_first, again) for own, of_first in kinds)
+    return [leading] * ahead + [other] * (model.layers - ahead)
+
+
+def _layer(e: Evaluation, rows: Sequence[Row], ahead: float, again: float) -> _Kind:
+    """A layer of these rows."""
+    whole = _pass(e, rows)
+    exposed = exposed_pass(whole, overlapped_exchanges(e.inputs.layout, whole))
+    kept = kept_of_layer(part_of(rows).kept_bytes, e.sizes.boundary_bytes, e.plans)
+    return _kind(exposed, again, float(kept), _held(e, e.sizes.last, 1.0, ahead, 0.0, 0.0))
 
 
 def _stage(layers: float, ahead: float, first: float, last: float) -> Stage:

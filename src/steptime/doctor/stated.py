@@ -229,9 +229,11 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
 
 
 def _plainest_first() -> list[str]:
-    """Models of the catalogue; of those with equal dimensions LLaMA's come first, and parallel blocks last."""
+    """Models of the catalogue; of those with equal dimensions LLaMA's come first, parallel blocks and kinds last."""
     specs = {name: load_catalogue_model(name) for name in catalogue_names()}
-    return sorted(specs, key=lambda name: (specs[name].parallel_block, specs[name].family != "llama"))
+    return sorted(
+        specs, key=lambda name: (bool(specs[name].kinds), specs[name].parallel_block, specs[name].family != "llama")
+    )
 
 
 def _joined(name: str) -> str:

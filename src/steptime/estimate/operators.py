@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
-from steptime.cost import attention, collective, elementwise, experts, matmul, memory_bound, roofline
+from steptime.cost import attention, collective, elementwise, experts, matmul, memory_bound, recurrence, roofline
 from steptime.dataclass import dataclass
 from steptime.num import Num
 
@@ -111,7 +111,7 @@ def _phase(matrix: Any = None, vector: Any = None, moved: Any = None) -> Phase:
     return Phase(matrix_flops=wrap[0], vector_flops=wrap[1], moved_bytes=wrap[2])
 
 
-_A, _E, _M, _X = attention, elementwise, matmul, experts
+_A, _E, _M, _R, _X = attention, elementwise, matmul, recurrence, experts
 _MOVE = _phase(None, None, memory_bound.streamed_bytes)
 
 _COUNTED = _phase(roofline.counted_matrix_flops, roofline.counted_vector_flops, roofline.counted_bytes)
@@ -259,6 +259,43 @@ OPERATORS: Mapping[str, Operator] = {
     "plain_rms_norm": Operator(
         forward=_phase(None, _E.rms_norm_flops, memory_bound.plain_rms_norm_bytes),
         backward=_phase(None, _E.rms_norm_backward_flops, memory_bound.plain_rms_norm_backward_bytes),
+    ),
+    "convolution": Operator(
+        forward=_phase(None, _R.convolution_flops, _E.map_bytes),
+        backward=_phase(None, _R.convolution_backward_flops, _E.map_backward_bytes),
+    ),
+    "selective_scan": Operator(
+        forward=_phase(None, _R.selective_scan_flops, _R.selective_scan_bytes),
+        backward=_phase(None, _R.selective_scan_backward_flops, _R.selective_scan_backward_bytes),
+    ),
+    "ssd": Operator(
+        forward=_phase(_R.ssd_flops, _R.ssd_vector_flops, _R.ssd_bytes),
+        backward=_phase(_R.ssd_backward_flops, _R.ssd_vector_flops, _R.ssd_backward_bytes),
+        attends=True,
+    ),
+    "delta_rule": Operator(
+        forward=_phase(_R.delta_rule_flops, _R.delta_rule_vector_flops, _R.linear_attention_bytes),
+        backward=_phase(_R.delta_rule_backward_flops, _R.delta_rule_vector_flops, _R.linear_attention_backward_bytes),
+        attends=True,
+    ),
+    "linear_attention": Operator(
+        forward=_phase(_R.linear_attention_flops, _R.linear_attention_vector_flops, _R.linear_attention_bytes),
+        backward=_phase(
+            _R.linear_attention_backward_flops, _R.linear_attention_vector_flops, _R.linear_attention_backward_bytes
+        ),
+        attends=True,
+    ),
+    "linear_recurrence": Operator(
+        forward=_phase(None, _R.linear_recurrence_flops, _R.linear_recurrence_bytes),
+        backward=_phase(None, _R.linear_recurrence_flops, _R.linear_recurrence_backward_bytes),
+    ),
+    "index_scores": Operator(
+        forward=_phase(_R.index_scores_flops, _R.index_scores_vector_flops, _R.index_scores_bytes),
+        backward=_phase(_R.index_scores_backward_flops, None, _R.index_scores_backward_bytes),
+    ),
+    "opaque": Operator(
+        forward=_phase(roofline.counted_matrix_flops, None, roofline.counted_bytes),
+        backward=_phase(_R.twice_matrix_flops, None, _R.twice_bytes),
     ),
     "embedding": Operator(
         forward=_phase(None, None, _E.embedding_bytes), backward=_phase(None, None, _E.embedding_bytes)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from steptime.api.calls import AskedPlan, asked_plan
 from steptime.api.models import load_model
-from steptime.errors import PlanError
+from steptime.errors import PlanError, UserError
 from steptime.formats.run_spec import RunSpec
 from steptime.hardware import load_cluster
 from steptime.launch.values import NEUTRAL, OFFLOADS, OVERLAPS, Values, relevant
@@ -140,7 +140,17 @@ EXPERTS: Final = ("experts", "experts_per_token", "expert_ffn_hidden", "shared_f
 
 
 def dimensions(model: ModelSpec) -> Values:
-    """Dimensions of a model under the names of launch files, those that say nothing left out."""
+    """Dimensions of a model under the names of launch files, those that say nothing left out.
+
+    Raises:
+        UserError: its layers are of several kinds.
+    """
+    if model.kinds:
+        names = ", ".join(kind.name for kind in model.kinds)
+        hint = "training software has names of its own for each; take the plan's degrees from the estimate"
+        raise UserError(
+            f"{model.name} has layers of several kinds ({names}): no launch file is written for them", hint=hint
+        )
     out = {f"model.{name}": getattr(model, name) for name in DIMENSIONS}
     experts, latent = model.experts, model.latent
     if experts is not None:

@@ -368,8 +368,9 @@ class _Reader:
         if not said.keys() >= MIN_DIMENSIONS:
             return ""
         for name in catalogue_names():
-            own = dimensions(load_catalogue_model(name))
-            if all(own.get(concept, _NOTHING.get(concept)) == value for concept, value in said.items()):
+            spec = load_catalogue_model(name)
+            own = {} if spec.kinds else dimensions(spec)
+            if own and all(own.get(concept, _NOTHING.get(concept)) == value for concept, value in said.items()):
                 self.notes.append(f"model {name}: the dimensions of the file fit it")
                 return name
         self.model_table = nested({name.removeprefix("model."): value for name, value in said.items()})

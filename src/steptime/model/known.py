@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from steptime.errors import FieldError, UnknownNameError
-from steptime.model.spec import Experts, LatentAttention, ModelSpec, Vision
+from steptime.model.spec import Experts, LatentAttention, LayerKind, LayerOperator, ModelSpec, Vision
 from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text
 
@@ -26,10 +26,28 @@ MAX_FILE_BYTES: Final = 16 * 2**20
 _HYPHEN: Final = re.compile(r"(?<=[a-z])-(?=v?\d)")
 _TRAINED: Final = re.compile(r"(-(instruct|chat|base|hf|it|pt))+(?=v?[\d.]*$)")
 FOLDER: Final = Path(__file__).parent / "catalogue"
-CODE: Final = (Path(__file__).with_name("library.py"), Path(__file__).with_name("spec.py"))
+CODE: Final = tuple(Path(__file__).with_name(f"{name}.py") for name in ("library", "spec", "kinds"))
 """What a specification follows from in addition to its table: defaults and checks."""
-PARTS: Final[Mapping[str, Callable[..., Any]]] = {"latent": LatentAttention, "experts": Experts, "vision": Vision}
-"""Fields of a specification that are records themselves."""
+
+
+def _operator(values: Mapping[str, Any]) -> LayerOperator:
+    return LayerOperator(**{**values, "sizes": tuple((name, size) for name, size in values["sizes"])})
+
+
+def _kind(values: Mapping[str, Any]) -> LayerKind:
+    operators = tuple(map(_operator, values["operators"]))
+    return LayerKind(**{**values, "block": _rebuilt(values["block"]), "operators": operators})
+
+
+PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "latent": lambda values: LatentAttention(**values),
+    "experts": lambda values: Experts(**values),
+    "vision": lambda values: Vision(**values),
+    "kinds": lambda values: tuple(map(_kind, values)),
+    "pattern": tuple,
+    "stem": lambda values: tuple(map(_operator, values)),
+}
+"""Fields of a specification that are records themselves, or lists of them -> from a document to these."""
 
 
 @cache
@@ -121,7 +139,7 @@ def _checked(written: str, table: Mapping[str, Any]) -> ModelSpec:
 
 
 def _rebuilt(values: Mapping[str, Any]) -> ModelSpec:
-    parts = {name: values[name] and made(**values[name]) for name, made in PARTS.items()}
+    parts = {name: None if values[name] is None else made(values[name]) for name, made in PARTS.items()}
     return ModelSpec(**{**values, **parts})
 
 
@@ -138,7 +156,7 @@ def catalogue_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Specifications of the catalogue as documents, with the texts that they follow from, for the build."""
     for written, table in _catalogue().values():
         spec = _checked(written, table)
-        if _rebuilt(values := asdict(spec)) == spec:
+        if _rebuilt(values := json.loads(json.dumps(asdict(spec)))) == spec:
             yield _texts(written, table), values
 
 

@@ -8,9 +8,10 @@ A matrix of shape (rows, columns) has rows x columns parameters; a bias has one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from steptime.model.spec import Experts, LatentAttention, ModelSpec
+from steptime.model.spec import Experts, LatentAttention, LayerKind, LayerOperator, ModelSpec
 from steptime.terms import Terms
 
 
@@ -36,13 +37,18 @@ def parameter_terms(spec: ModelSpec) -> Terms:
     >>> int(terms["embedding/token"]) == 50257 * 768
     True
     """
-    terms = _embedding(spec) | _attention(spec) | _mlp(spec)
-    if spec.experts is not None:
-        terms |= _experts(spec, spec.experts)
-    norm = spec.hidden * (1 + spec.norm_bias)
-    terms["layers/norms"] = spec.layers * spec.norms_per_layer * norm
-    terms["layers/scales"] = spec.layers * 2 * spec.hidden * spec.layer_scale
-    terms["final_norm"] = norm * spec.final_norm
+    terms: dict[str, float] = dict(_embedding(spec))
+    if spec.kinds:
+        for kind in spec.kinds:
+            terms |= {path.replace("layers", f"layers/{kind.name}", 1): n for path, n in _kind(kind).items()}
+        terms |= {f"embedding/{each.name}": operator_parameters(each, spec.hidden) for each in spec.stem}
+    else:
+        terms |= _attention(spec) | _mlp(spec)
+        if spec.experts is not None:
+            terms |= _experts(spec, spec.experts)
+        terms["layers/norms"] = spec.layers * spec.norms_per_layer * spec.norm_width
+        terms["layers/scales"] = spec.layers * 2 * spec.hidden * spec.layer_scale
+    terms["final_norm"] = spec.norm_width * spec.final_norm
     terms["head"] = _head(spec)
     terms |= _further_tokens(spec)
     return Terms({path: count for path, count in terms.items() if count})
@@ -60,11 +66,69 @@ def active_parameter_terms(spec: ModelSpec) -> Terms:
     >>> f"{active_parameter_terms(load_catalogue_model('mixtral-8x7b')).total / 1e9:.1f}"
     '12.9'
     """
-    terms = dict(parameter_terms(spec))
-    if spec.experts is not None:
-        for path in ("layers/experts/up", "layers/experts/down"):
-            terms[path] = terms[path] / spec.experts.experts * spec.experts.experts_per_token
+    owners = {f"layers/{kind.name}": kind.block.experts for kind in spec.kinds} or {"layers": spec.experts}
+    return _active(parameter_terms(spec), owners)
+
+
+def _active(terms: Mapping[str, float], owners: Mapping[str, Experts | None]) -> Terms:
+    """Terms with the experts that a token chooses, of the layers whose paths start with each owner."""
+    terms = dict(terms)
+    for owner, experts in owners.items():
+        for path in (f"{owner}/experts/up", f"{owner}/experts/down"):
+            if experts is not None and path in terms:
+                terms[path] = terms[path] / experts.experts * experts.experts_per_token
     return Terms(terms)
+
+
+def operator_parameters(operator: LayerOperator, hidden: int) -> int:
+    """Parameters of one operator in a layer of a hidden width.
+
+    >>> operator_parameters(LayerOperator(name="in", form="into", width=6, bias=True), 4)
+    30
+    """
+    depth = operator.depth or hidden
+    return operator.parameters + MATRICES.get(operator.form, _no_matrix)(operator.width, depth, operator.bias)
+
+
+def _matrix(width: int, depth: int, bias: bool) -> int:
+    return width * (depth + bias)
+
+
+def _no_matrix(width: int, depth: int, bias: bool) -> int:
+    return 0
+
+
+MATRICES = dict.fromkeys(("into", "out", "whole", "up", "narrow"), _matrix)
+"""Forms of operators that have a matrix -> its parameters by width, depth and bias."""
+
+
+def layer_parameters(kind: LayerKind) -> tuple[float, float]:
+    """Parameters that a layer of a kind works with, all of them and those that one token meets; shared ones are whole.
+
+    >>> from steptime.model.known import load_catalogue_model
+    >>> gpt = load_catalogue_model("gpt2")
+    >>> layer_parameters(LayerKind(name="a", block=gpt, mlp=False))[0] == 4 * 768**2 + 4 * 768 + 2 * 768
+    True
+    """
+    terms = Terms(_kind(replace(kind, distinct=0)))
+    active = _active(terms, {"layers": kind.block.experts})
+    return terms.total / kind.layers, active.total / kind.layers
+
+
+def _kind(kind: LayerKind) -> dict[str, float]:
+    """Parameters of the layers of one kind; shared weights count once."""
+    spec, shared = kind.block, kind.own_share
+    terms: dict[str, float] = dict(_attention(spec)) if kind.attention else {}
+    if kind.mlp:
+        terms |= _mlp(spec) | ({} if spec.experts is None else _experts(spec, spec.experts))
+    terms["layers/norms"] = kind.layers * kind.norms * spec.norm_width
+    terms["layers/scales"] = kind.layers * 2 * spec.hidden * spec.layer_scale
+    if shared != 1.0:
+        terms = {path: round(count * shared) for path, count in terms.items()}
+    for each in kind.operators:
+        count = kind.layers * operator_parameters(each, spec.hidden)
+        terms[f"layers/{each.name}"] = round(count * shared) if each.shared else count
+    return terms
 
 
 def _embedding(spec: ModelSpec) -> dict[str, int]:
@@ -76,17 +140,18 @@ def _embedding(spec: ModelSpec) -> dict[str, int]:
         terms["embedding/patch"] = (vision.channels * vision.patch_size**2 + vision.patch_bias) * width
         terms["embedding/class_token"] = vision.class_token * width
         terms["embedding/mask_token"] = vision.mask_token * width
-    terms["embedding/norm"] = spec.embedding_norm * width * (1 + spec.norm_bias)
+    terms["embedding/norm"] = spec.embedding_norm * spec.norm_width
     return terms
 
 
 def _attention(spec: ModelSpec) -> dict[str, int]:
     if spec.latent is not None:
         return _latent_attention(spec, spec.latent)
-    qkv_width = spec.query_width + 2 * spec.kv_width
+    qkv_width = spec.query_width * (1 + spec.attention_gate) + 2 * spec.kv_width
+    lacking = spec.kv_width if spec.qkv_bias and not spec.key_bias else 0
     norm_width = {"none": 0, "head": 2 * spec.head_dim, "full": spec.query_width + spec.kv_width}[spec.qk_norm]
     return {
-        "layers/attention/qkv": spec.layers * qkv_width * (spec.hidden + spec.qkv_bias),
+        "layers/attention/qkv": spec.layers * (qkv_width * (spec.hidden + spec.qkv_bias) - lacking),
         "layers/attention/qk_norm": spec.layers * norm_width,
         "layers/attention/sinks": spec.layers * spec.heads * spec.attention_sinks,
         "layers/attention/out": spec.layers * spec.hidden * (spec.query_width + spec.out_bias),
@@ -150,7 +215,7 @@ def _further_tokens(spec: ModelSpec) -> dict[str, int]:
         return {}
     experts = None if spec.experts is None else replace(spec.experts, moe_layers=depth)
     layers = replace(spec, mtp_depth=0, layers=depth, experts=experts, vocab=0, position="none", embedding_norm=False)
-    norm = spec.hidden * (1 + spec.norm_bias)
+    norm = spec.norm_width
     whole = sum(count for path, count in parameter_terms(layers).items() if path.startswith("layers/"))
     return {
         "mtp/projection": depth * 2 * spec.hidden**2,

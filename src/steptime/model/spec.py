@@ -76,11 +76,79 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOperator:
+    """An operator that a kind of layer has in addition to attention and MLP, whole: before ranks cut it.
+
+    ``form`` is one of :data:`steptime.model.kinds.FORMS`, which says what the other fields mean to it.
+    """
+
+    name: str
+    form: str
+    width: int = 0
+    """Columns of the result on all ranks."""
+    depth: int = 0
+    """Columns of the input; 0: the hidden width."""
+    bias: bool = False
+    parameters: int = 0
+    """Parameters other than a matrix of depth x width and its bias."""
+    tokens: int = 0
+    """Rows per sample; 0: the tokens of the layer."""
+    shared: bool = False
+    """Whether layers of the kind share its weights (:attr:`LayerKind.distinct`)."""
+    kept: bool = True
+    """Whether it keeps its input for the backward pass; false where an operator before it keeps the same."""
+    sizes: tuple[tuple[str, float], ...] = ()
+    """Arguments of the form's formulas by name."""
+
+    @property
+    def size(self) -> dict[str, float]:
+        """The arguments as a table."""
+        return dict(self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Layers of one kind, which are costed once: attention, further operators, an MLP or experts; each may be absent.
+
+    Their order in the model is that of :attr:`ModelSpec.pattern`.
+    """
+
+    name: str
+    block: ModelSpec
+    """Dimensions of its attention and its MLP, as if a model had these ``layers`` alone."""
+    attention: bool = True
+    mlp: bool = True
+    operators: tuple[LayerOperator, ...] = ()
+    """Between attention and MLP, with norms and residual additions of their own."""
+    tokens: int = 0
+    """Tokens per sample that it works on; 0: those of the sequence."""
+    distinct: int = 0
+    """Sets of weights of attention, MLP and shared operators that its layers have together; 0: each has its own."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the kind."""
+        return self.block.layers
+
+    @property
+    def norms(self) -> int:
+        """Norms of the residual stream around attention and MLP."""
+        own = self.block.norms_per_layer
+        return own if self.attention and self.mlp else (own + 1) // 2 if self.attention or self.mlp else 0
+
+    @property
+    def own_share(self) -> float:
+        """Sets of shared weights per layer."""
+        return 1.0 if not self.distinct else self.distinct / self.layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only or ViT transformer of equal blocks.
+    """A transformer of equal blocks, or where ``kinds`` are given a model of layers of several kinds.
 
     A block is: norm, attention (qkv projection, scores, output projection), norm, MLP. Widths are
-    elements, ``layers`` blocks.
+    elements, ``layers`` blocks. With kinds the dimensions here are those of the residual stream, the embedding and the
+    head; what attention and MLP have is said by each kind.
     """
 
     name: str
@@ -111,6 +179,8 @@ class ModelSpec:
     max_positions: int = 0
     """Rows of the learned position table; 0 where positions are computed."""
     qkv_bias: bool = False
+    key_bias: bool = True
+    """False: with ``qkv_bias``, queries and values have one alone (Whisper)."""
     out_bias: bool = False
     mlp_bias: bool = False
     norm_bias: bool = False
@@ -139,6 +209,21 @@ class ModelSpec:
     mtp_depth: int = 0
     """Further tokens that each position predicts, each by a layer of its own (arXiv 2412.19437, section 2.2)."""
     vision: Vision | None = None
+    attention_gate: bool = False
+    """A sigmoid of a further projection as wide as the queries on what attention returns (Qwen3-Next)."""
+    norm_weights: bool = True
+    """False: norms of the residual stream have no weights."""
+    kinds: tuple[LayerKind, ...] = ()
+    """Kinds of layers, where not all are equal blocks of these dimensions."""
+    pattern: tuple[str, ...] = ()
+    """Kind of each layer, in order."""
+    stem: tuple[LayerOperator, ...] = ()
+    """What runs once per sample with the embedding: patches, convolutions, norms and tables of towers, projectors."""
+
+    @property
+    def norm_width(self) -> int:
+        """Parameters of a norm of the residual stream."""
+        return self.hidden * (1 + self.norm_bias) * self.norm_weights
 
     @property
     def predicted_share(self) -> float:
@@ -231,6 +316,23 @@ def _contradictions(spec: ModelSpec) -> Iterator[tuple[str, str, str]]:
         yield "kv_heads", "differs from heads, with latent attention", f"give {spec.heads}"
     if spec.experts is not None:
         yield from _expert_contradictions(spec, spec.experts)
+    if spec.kinds:
+        yield from _kind_contradictions(spec)
+
+
+def _kind_contradictions(spec: ModelSpec) -> Iterator[tuple[str, str, str]]:
+    names = [kind.name for kind in spec.kinds]
+    if len(spec.pattern) != spec.layers:
+        yield "pattern", f"names {len(spec.pattern)} of {spec.layers} layers", "name as many, or a part that repeats"
+    for name in dict.fromkeys(spec.pattern):
+        if names.count(name) != 1:
+            yield "pattern", f"{name!r} names {names.count(name)} kinds", f"kinds: {', '.join(names)}"
+    for kind in spec.kinds:
+        count = spec.pattern.count(kind.name)
+        if kind.layers != count:
+            yield f"kinds.{kind.name}", f"has {kind.layers} layers, and the pattern names {count}", "name it there"
+    if spec.mtp_depth:
+        yield "mtp_depth", f"is {spec.mtp_depth}, with kinds of layers", "further tokens need equal blocks: 0"
 
 
 def _expert_contradictions(spec: ModelSpec, experts: Experts) -> Iterator[tuple[str, str, str]]:

@@ -176,7 +176,7 @@ def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) ->
         heads.core(s, pairs),
         kept_elements=heads.kept_elements + 2 * heads.rows,
         tiles=_tiles(s, heads, pairs, window),
-        traffic=_traffic(s, heads, 2 * heads.kv_rows * heads.head_dim * s.element_bytes),
+        traffic=context_traffic(s, heads, 2 * heads.kv_rows * heads.head_dim * s.element_bytes),
     )
     if s.model.attention_sinks:
         row = replace(row, weights=s.heads)
@@ -197,7 +197,7 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
         kept_scores=(heads.rows + heads.kv_local) * heads.key_dim,
         kept_attend=heads.kv_local * heads.value_dim,
         recomputed=again,
-        traffic=_traffic(s, heads, heads.kv_rows * heads.head_dim * s.element_bytes),
+        traffic=context_traffic(s, heads, heads.kv_rows * heads.head_dim * s.element_bytes),
     )
     if s.job.triangular_softmax and s.model.causal:
         rest = [replace(row, operator="triangular_softmax") if row.operator == "softmax" else row for row in rest]
@@ -213,7 +213,7 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
     return (scores, *[replace(row, recomputed=again) for row in masking], *rest)
 
 
-def _traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
+def context_traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
     """What context ranks exchange; ``gathered`` are the bytes of all keys and values that a kernel sees."""
     if not s.axis:
         return SILENT

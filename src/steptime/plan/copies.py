@@ -231,3 +231,12 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
         ),
     ]
     return [*out, *(row for row in made if np.any(row.share))]
+
+
+def boundary_element_bytes(job: Job) -> float:
+    """Bytes on the device per element of the input that a recomputed layer keeps."""
+    memory, quantised = job.memory, job.adapter is not None and job.adapter.weight_bytes is not None
+    if memory.boundaries_on_host:
+        return 0.0
+    own = job.precision.element_bytes
+    return own if memory.stream_bytes is None or not quantised else memory.stream_bytes

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial, reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any
 
 import numpy as np
 
 from steptime.dataclass import dataclass
+from steptime.model.spec import LayerKind
 from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
 from steptime.plan.job import (
     Job,
@@ -292,6 +293,21 @@ class Rule:
     """Whether degrees break it whatever the micro-batch and the virtual stages are, if they do with one of each."""
 
 
+def _indivisible_heads(job: Job, p: Plans) -> Any:
+    """With kinds of layers, of attention and of mixers."""
+    model, ranks = job.model, _tensor_ranks(job, p)
+    heads = {each for kind in model.kinds for each in cut_heads(kind)} or {model.heads}
+    return reduce(or_, (each % ranks != 0 for each in sorted(heads)))
+
+
+def cut_heads(kind: LayerKind) -> list[int]:
+    """Numbers that the tensor ranks have to divide in a layer of a kind."""
+    found = [kind.block.heads] if kind.attention or any(op.form in ("core", "cross") for op in kind.operators) else []
+    for op in kind.operators:
+        found += [int(value) for name, value in op.sizes if name in ("heads", "blocks") and op.form != "index_scores"]
+    return found
+
+
 def _indivisible_kv(job: Job, p: Plans) -> Any:
     kv_heads, ranks = job.model.kv_heads, _tensor_ranks(job, p)
     return (kv_heads % ranks != 0) & (ranks % kv_heads != 0)
@@ -355,7 +371,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="heads",
         meaning="tp (with Ulysses tp x cp) does not divide the attention heads",
-        broken=lambda job, p: job.model.heads % _tensor_ranks(job, p) != 0,
+        broken=_indivisible_heads,
     ),
     Rule(name="kv_heads", meaning="tp and the key-value heads do not divide each other", broken=_indivisible_kv),
     Rule(
@@ -412,8 +428,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="summa_model",
-        meaning="SUMMA is not modelled for experts and latent attention",
-        broken=lambda job, p: (job.model.experts is not None or job.model.latent is not None) & (p.tp2 > 1),
+        meaning="SUMMA is not modelled for experts, latent attention and kinds of layers",
+        broken=lambda job, p: (
+            (job.model.experts is not None or job.model.latent is not None or bool(job.model.kinds)) & (p.tp2 > 1)
+        ),
     ),
     Rule(
         name="shard",

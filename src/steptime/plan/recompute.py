@@ -469,7 +469,7 @@ def _with_copies(row: Row, profile: MemoryProfile, plans: Plans, trained: bool) 
 
 def leading_dense(model: ModelSpec) -> int:
     """First layers without experts. At most three stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
-    dense = 0 if model.experts is None else model.layers - model.experts.moe_layers
+    dense = 0 if model.experts is None or model.kinds else model.layers - model.experts.moe_layers
     return dense if dense <= MOST_LEADING and model.experts is not None and model.experts.moe_layers else 0
 
 

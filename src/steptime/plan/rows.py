@@ -129,6 +129,8 @@ class Row:
     share: Num = 1.0
     """Share of the layers that have the row (or how often a layer has it): times, kept bytes and weights count so
     often in a layer."""
+    kind: str = ""
+    """Kind of layers that has it (:class:`~steptime.model.spec.LayerKind`), where there are several."""
     expert: bool = False
     """Its weights are those of routed experts: cut over ``ep`` and ``etp``, reduced and sharded over ``edp``."""
     trained: bool = True
@@ -491,7 +493,7 @@ class Shape:
         self.heads, self.kv_heads = ceil_div(model.heads, plans.tp), ceil_div(model.kv_heads, plans.tp)
         self.value_dim = model.head_dim if model.latent is None else model.latent.v_head_dim
         self.query_width = self.heads * self.value_dim
-        self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
+        self.qkv_width = (self.heads * (1 + model.attention_gate) + 2 * self.kv_heads) * model.head_dim
         self.ffn = ceil_div(model.ffn_hidden, plans.tp)
         self.ffn_in = self.ffn * model.mlp_inputs
         self.vocab = ceil_div(model.vocab, plans.tp)

@@ -20,9 +20,10 @@ from typing import ClassVar
 from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
-from steptime.num import Num, ceil_div, floor_div, minimum, where
+from steptime.num import Num, ceil_div, floor_div, maximum, minimum, where
 from steptime.plan.attention import adapted, attention_rows, expert_rows, latent_rows, shared_gate
-from steptime.plan.copies import quantised, unsharded, wide
+from steptime.plan.copies import boundary_element_bytes, quantised, unsharded, wide
+from steptime.plan.declared import declared_rows, of_job, of_kind, shared_weights
 from steptime.plan.job import Job, equal_but_for_ends, replica_micro_batches, virtual_stage
 from steptime.plan.overlap import with_overlapped_transfers
 from steptime.plan.plans import RULES, Plans, Rule
@@ -50,6 +51,7 @@ from steptime.plan.rows import (
     rope,
     summa_traffic,
 )
+from steptime.plan.stage_kinds import stage_shares
 from steptime.registry import Registry
 
 
@@ -124,21 +126,14 @@ class Method(ABC):
         """Share of a message that a link between domains is charged in the pipeline: 1, or a reproduced defect."""
 
 
-def boundary_element_bytes(job: Job) -> float:
-    """Bytes on the device per element of the input that a recomputed layer keeps."""
-    memory, quantised = job.memory, job.adapter is not None and job.adapter.weight_bytes is not None
-    if memory.boundaries_on_host:
-        return 0.0
-    own = job.precision.element_bytes
-    return own if memory.stream_bytes is None or not quantised else memory.stream_bytes
-
-
 class Corrected(Strategy):
     """Base of the corrected strategies: the order of the rows."""
 
     def block(self, job: Job, plans: Plans) -> Block:
         """Rows of one layer, of the embedding and of the head."""
         shape = Shape(job, plans, self.sequence_axis)
+        if job.model.kinds:
+            return self._block_of_kinds(shape)
         layer = [*self._attention_block(shape), *self._mlp_block(shape)]
         last = (*self._head(shape), *self._predicted_tokens(shape))
         return Block(
@@ -149,6 +144,33 @@ class Corrected(Strategy):
             working_bytes=layer_elements(shape) * shape.element_bytes,
             loss_bytes=loss_bytes(shape) if job.model.vocab else 0.0,
             leading_dense=leading_dense(job.model),
+        )
+
+    def _block_of_kinds(self, s: Shape) -> Block:
+        """The mean layer of the busiest stage: rows of each kind with its share of the layers there."""
+        job, plans, model = s.job, s.plans, s.model
+        layer: list[Row] = []
+        working: Num = 0.0
+        boundary = self.stream_elements(s)
+        shares = stage_shares(job, plans)
+        for kind in model.kinds:
+            own, share = of_job(job, kind), kind.own_share
+            shape = Shape(own, plans, self.sequence_axis)
+            rows = shared_weights(self._attention_block(shape) if kind.attention else [], share)
+            rows += declared_rows(self, shape, kind.operators, share)
+            rows += shared_weights(self._mlp_block(shape) if kind.mlp else [], share)
+            layer += of_kind(finished(rows, own, plans), kind, shares[kind.name])
+            working = maximum(working, layer_elements(shape))
+            boundary = maximum(boundary, self.stream_elements(shape))
+        first = (*self._embedding(s), *declared_rows(self, s, model.stem))
+        last = wide(adapted(self._head(s), job, layer=False), job.precision)
+        return Block(
+            layer=tuple(layer),
+            first=tuple(unsharded(adapted(first, job, layer=False), job, plans, end="embedding")),
+            last=tuple(unsharded(last, job, plans, end="head")),
+            boundary_bytes=boundary * boundary_element_bytes(job),
+            working_bytes=working * s.element_bytes,
+            loss_bytes=loss_bytes(s) if model.vocab else 0.0,
         )
 
     sequence_axis: ClassVar[str | None]
@@ -209,6 +231,9 @@ class Corrected(Strategy):
     def _attention_block(self, s: Shape) -> list[Row]:
         model = s.model
         rows = [self.norm(s, "attention_norm", "attention"), *self._queries_and_keys(s), *attention_rows(s)]
+        if model.attention_gate:
+            gate = activation("attention_gate", "attention", s.tokens * s.query_width, element_bytes=s.element_bytes)
+            rows.append(replace(gate, kept_bytes=2 * gate.kept_bytes))
         whole_width = model.heads * s.value_dim
         rows.append(self.out_of_block(s, "attention_out", "attention", s.query_width, whole_width))
         if model.out_bias:
@@ -222,7 +247,8 @@ class Corrected(Strategy):
             return latent_rows(s, model.latent, self.into_block(s, "q", "attention", s.heads * model.head_dim))
         rows = [self.into_block(s, "qkv", "attention", s.qkv_width)]
         if model.qkv_bias:
-            rows.append(self._inner_bias(s, "qkv_bias", "attention", s.qkv_width))
+            lacking = 0 if model.key_bias else s.kv_heads * model.head_dim
+            rows.append(self._inner_bias(s, "qkv_bias", "attention", s.qkv_width - lacking))
         if model.qk_norm != "none":
             rows.append(self._qk_norm(s))
         if model.position == "rope":
@@ -416,7 +442,7 @@ class Tensor1D(Corrected):
 
     def norm(self, shape: Shape, name: str, block: str) -> Row:
         """A norm on the sequence shard; its weights are replicated over ``tp``."""
-        weights = shape.norm_weights * shape.hidden
+        weights = shape.norm_weights * shape.hidden * shape.model.norm_weights
         return norm(
             name,
             block,
@@ -484,7 +510,7 @@ class Summa2D(Corrected):
     def norm(self, shape: Shape, name: str, block: str) -> Row:
         """A norm of rows that are cut over ``tp``: their statistics are reduced."""
         width = ceil_div(shape.hidden, shape.tp)
-        weights = shape.norm_weights * width
+        weights = shape.norm_weights * width * shape.model.norm_weights
         statistics = (over("tp", "all_reduce", shape.norm_weights * shape.tokens * shape.element_bytes),)
         return norm(
             name,

@@ -124,7 +124,8 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
 def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
     """Leaves out columns that this job's rows do not read, and adds those that only some jobs' rows do.
 
-    Rows of experts depend on ``dp``; passes once a step or after each gathering on what is gathered, and how often.
+    Rows of experts depend on ``dp``, kinds of layers on the stages; passes once a step or after each gathering on what
+    is gathered, and how often.
     """
     unread = set()
     codes = [np.asarray(listing.configurations.recompute) for listing in listings]
@@ -132,11 +133,13 @@ def _shape_columns(job: Job, listings: list[Listing]) -> tuple[str, ...]:
     passes = job.copied_parameters or job.precision.quantised_bytes is not None
     if whole and job.attention == "fused" and not passes:
         unread.add("recompute")
-    if not job.model.tied_embeddings:
+    if not job.model.tied_embeddings and not job.model.kinds:
         unread.add("pp")
     if job.model.experts is None:
         unread.update(("ep", "etp"))
     more = {"dp"} if job.model.experts is not None else set()
+    if job.model.kinds:
+        more.add("vpp")
     if passes:
         more |= {"dp", "zero", "shard", "recompute_every"}
     return (*(name for name in SHAPE_COLUMNS if name not in unread), *sorted(more - set(SHAPE_COLUMNS)))

@@ -17,6 +17,7 @@ from steptime.formats.huggingface.reader import FAMILIES, read_huggingface
 from steptime.model import load_catalogue_model, parameter_terms
 
 FOLDER = Path(__file__).parents[2] / "data" / "huggingface"
+LAYERED = json.loads((FOLDER.parent / "layered_checkpoints.json").read_text(encoding="utf-8"))
 FILES = sorted(FOLDER.glob("*.json"))
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -67,6 +68,8 @@ def test_import_equals_the_catalogue(path: Path) -> None:
 
 def test_fixtures_cover_the_families() -> None:
     known = {read_huggingface(path)[0].family for path in FILES}
+    # tests/validation/test_layered_parameters.py
+    known |= {row["config"]["model_type"].removesuffix("_text") for row in LAYERED.values()}
     assert known | COUNTED_BY_HAND == set(FAMILIES) and not known & COUNTED_BY_HAND
 
 
@@ -156,7 +159,7 @@ def test_family_is_found_by_architectures(tmp_path: Path) -> None:
 
 def test_wrapper_is_read_through_its_text_config(tmp_path: Path) -> None:
     wrapper = {
-        "model_type": "llava",
+        "model_type": "mistral3",
         "text_config": LLAMA,
         "vision_config": {"hidden_size": 3},
         "torch_dtype": "float16",
@@ -166,6 +169,20 @@ def test_wrapper_is_read_through_its_text_config(tmp_path: Path) -> None:
     assert spec.tied_embeddings
     assert report.ignored["vision_config"] == "only the language model is read"
     assert report.ignored["torch_dtype"] == "does not change the cost"
+
+
+def test_a_tower_is_read_with_its_language_model(tmp_path: Path) -> None:
+    tower = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64,
+             "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = {"model_type": "llava", "text_config": LLAMA, "vision_config": tower | {"wings": 2}}
+    spec, report = read_huggingface(write(tmp_path, config))
+    assert [(kind.name, kind.layers, kind.tokens, kind.block.hidden) for kind in spec.kinds] == [
+        ("image", 3, 5, 32), ("text", 2, 0, 64)]  # fmt: skip
+    assert report.ignored["vision_config.wings"] == UNKNOWN_KEY
+    assert report.assumed["images"] == "one of 28 x 28 per sample, within its sequence"
+    bad = config | {"vision_config": tower | {"model_type": "pixtral"}}
+    with pytest.raises(UserError, match=r"vision_config.model_type: 'pixtral' is not supported here"):
+        read_huggingface(write(tmp_path, bad))
 
 
 def test_mixed_dense_and_expert_layers(tmp_path: Path) -> None:
@@ -235,14 +252,14 @@ def test_bad_files_name_the_field(tmp_path: Path, config: Any, says: str) -> Non
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["t5", "whisper", "mamba2", "qwen3_next", "bert"])
+@pytest.mark.parametrize("kind", ["rwkv", "zamba", "bert", "glm_moe_dsa"])
 def test_known_but_unsupported_kinds_are_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UserError, match="not supported yet") as caught:
         read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))
-    assert "supported: bloom, " in str(caught.value)
+    assert "supported: bamba, " in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "toml"), [("bert", True), ("modernbert", True), ("mamba2", False), ("t5", False)])
+@pytest.mark.parametrize(("kind", "toml"), [("bert", True), ("modernbert", True), ("rwkv", False)])
 def test_refused_kinds_are_told_what_works(tmp_path: Path, kind: str, toml: bool) -> None:
     with pytest.raises(UserError) as caught:
         read_huggingface(write(tmp_path, LLAMA | {"model_type": kind}))

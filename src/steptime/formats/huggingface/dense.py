@@ -398,6 +398,11 @@ def _vit(f: Fields) -> Values:
     return _tower(f, vision) | {"qkv_bias": f.flag("qkv_bias")}
 
 
+def bare_tower(f: Fields) -> Values:
+    """SigLIP (arXiv 2303.15343) without its head: no class token."""
+    return _tower(f, _vision(f, class_token=False))
+
+
 def _classes(f: Fields) -> int:
     """Classes of a classifier: the entries of ``id2label``; a bare backbone has none."""
     names = f.items("architectures", str) or []

@@ -173,12 +173,14 @@ def _deepseek_experts(f: Fields, layers: int, *, router_bias: bool) -> Experts:
     first = f.count("first_k_dense_replace", low=0, high=LIMITS["layers"])
     frequency = f.count("moe_layer_freq", high=LIMITS["layers"])
     groups = f.optional("n_group", high=LIMITS["groups"]) or 1
+    listed = f.items("mlp_layer_types", str, layers)
+    routed = [layer >= first and layer % frequency == 0 for layer in range(layers)]
     return Experts(
         experts=f.count("n_routed_experts", high=LIMITS["experts"]),
         experts_per_token=f.count("num_experts_per_tok"),
         expert_ffn_hidden=width,
         shared_ffn_hidden=width * (f.optional("n_shared_experts", low=0, high=LIMITS["experts"]) or 0),
-        moe_layers=sum(layer >= first and layer % frequency == 0 for layer in range(layers)),
+        moe_layers=sum(routed) if listed is None else listed.count("sparse"),
         router_bias=router_bias,
         groups=groups,
         groups_per_token=f.optional("topk_group", high=LIMITS["groups_per_token"]) or groups,

@@ -45,6 +45,16 @@ class Fields:
         self._aliases = dict(aliases or {})
         self._why: dict[str, str] = {}
         self._used: set[str] = set()
+        self._nested: dict[str, Fields] = {}
+
+    def nested(
+        self, key: str, raw: Mapping[str, Any], defaults: Mapping[str, Any], aliases: Mapping[str, Sequence[str]]
+    ) -> Fields:
+        """Fields of an object under a key, whose notes and unused keys are those of this one."""
+        made = Fields(raw, where=self.where, prefix=f"{self.prefix}{key}.", defaults=defaults, aliases=aliases)
+        made.assumed, made.chosen = self.assumed, self.chosen
+        self._nested[key] = made
+        return made
 
     def _find(self, key: str) -> tuple[str, Any]:
         """The name under which the file has that key, and its value (None where it has none)."""
@@ -118,6 +128,11 @@ class Fields:
             raise self.error(name, f"is {shorten(str(value), 40)}", hint=f"allowed: {low} to {high}")
         return value
 
+    def automatic(self, key: str, *, high: int = LARGEST) -> int | None:
+        """A whole number; None where the file says ``auto`` or nothing."""
+        name, value = self._value(key, needed=False)
+        return None if value is None or value == "auto" else self._whole(name, value, 1, high)
+
     def flag(self, key: str) -> bool:
         """A truth value; false where neither file nor family has one."""
         name, value = self._value(key, needed=False)
@@ -166,7 +181,8 @@ class Fields:
 
     def unused(self) -> list[str]:
         """Keys of the file that nobody asked for."""
-        return [key for key in self._raw if key not in self._used]
+        inner = [f"{key}.{each}" for key, fields in self._nested.items() for each in fields.unused()]
+        return [key for key in self._raw if key not in self._used] + inner
 
 
 _NO_COST = "does not change the cost"
@@ -193,7 +209,12 @@ _KEYS_BY_REASON = {
     "max_window_layers use_sliding_window sliding_window projection_dim use_bfloat16 model_max_length "
     "apply_layernorm reshape_hidden_states out_features out_indices stage_names order_of_interleaved_layers "
     "use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding max_model_len "
-    "shared_moe_mode mlp_intermediate_size",
+    "shared_moe_mode mlp_intermediate_size residual_in_fp32 rescale_prenorm_residual use_mambapy use_associative_scan "
+    "use_mamba_kernels num_logits_to_keep use_mem_eff_path use_falcon_mambapy hidden_act_fn ssm_cfg "
+    "fused_add_norm rms_norm pad_vocab_size_multiple mamba_ssm_cache_dtype mamba_hidden_act kv_channels "
+    "num_query_groups attention_hidden_size attention_head_dim mamba_headdim use_long_context layers_block_type "
+    "num_attn_heads moe_shared_expert_overlap mamba_proj_fusion router_dtype add_scale_bias num_image_tokens "
+    "vision_use_head expand mamba_expand time_step_rank mamba_proj_bias qk_head_dim",
     _VALUES: "alibi_bias_max apply_residual_connection_post_layernorm attn_logit_softcapping attn_scale "
     "attn_temperature_tuning embedding_multiplier final_logit_softcapping floor_scale initializer_factor "
     "initializer_range layer_norm_eps layer_norm_epsilon layer_norm_rms_epsilon layernorm_epsilon "
@@ -205,12 +226,21 @@ _KEYS_BY_REASON = {
     "summary_use_proj swiglu_limit topk_group topk_method use_qk_norm router_jitter_noise head_dim_scale "
     "use_bidirectional_attention rotary_embedding_base clip_qkv input_jitter_noise layerscale_value "
     "logit_scale no_rope_layers no_rope_layer_interval norm_eps position_embedding_type rope_percent "
-    "attention_multiplier residual_multiplier logits_scaling",
-    _SMALL_LOSS: "aux_loss_alpha output_router_logits router_aux_loss_coef router_z_loss_coef seq_aux z_loss",
+    "attention_multiplier residual_multiplier logits_scaling time_step_min time_step_max time_step_floor "
+    "time_step_limit time_step_scale time_step_init_scheme mixer_rms_eps mamba_dt_min mamba_dt_max mamba_dt_init_floor "
+    "mamba_dt_limit mamba_norm_before_gate lm_head_multiplier mlp_multipliers key_multiplier attention_out_multiplier "
+    "attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier logits_soft_cap "
+    "w_init_variance_scale final_w_init_variance_scale moe_router_activation_func mla_use_nope use_grouped_topk "
+    "full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor mlp_alpha_factor "
+    "mlp_beta_factor layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha "
+    "layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta postnorm linear_layer_ids hybrid_layer_ids "
+    "tie_embedding_scale mamba_norm_eps",
+    _SMALL_LOSS: "z_loss_coefficient aux_loss_alpha output_router_logits router_aux_loss_coef router_z_loss_coef "
+    "seq_aux z_loss",
     "layers dropped at random are counted as run": "layerdrop layer_dropout drop_path_rate",
     _GENERATION: "use_cache generation_config max_length temperature top_k top_p max_new_tokens",
     "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": ""
-    "num_nextn_predict_layers num_mtp_layers use_mtp num_mtp_modules mtp_transformer_layers",
+    "num_nextn_predict_layers num_mtp_layers use_mtp num_mtp_modules mtp_transformer_layers mtp_layers_block_type",
     "only the language model is read": "vision_config audio_config",
 }
 
@@ -237,13 +267,12 @@ WAYS = {
 NOT_YET = {
     model_type: kind
     for kind, model_types in {
-        _ENCODER_DECODER: "t5 mt5 umt5 longt5 whisper bart mbart marian pegasus m2m_100 t5gemma",
-        _STATE_SPACE: "mamba mamba2 falcon_mamba rwkv",
-        _HYBRID: "qwen3_next jamba bamba zamba2 falcon_h1 granitemoehybrid nemotron_h minimax minimax_text_01 "
-        "recurrent_gemma zamba kimi_linear",
+        _ENCODER_DECODER: "longt5 marian pegasus m2m_100 t5gemma",
+        _STATE_SPACE: "rwkv",
+        _HYBRID: "zamba olmo_hybrid lfm2",
         _ENCODER: "bert roberta distilbert deberta-v2 modernbert",
         _BARE_NORMS: "olmo",
-        _SPARSE: "deepseek_v32 glm_moe_dsa",
+        _SPARSE: "glm_moe_dsa",
     }.items()
     for model_type in model_types.split()
 }
@@ -265,6 +294,8 @@ SAME_TYPE = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",

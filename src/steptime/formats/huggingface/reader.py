@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten, shown
 from steptime.formats.huggingface.dense import DENSE, PARALLEL, VISION
+from steptime.formats.huggingface.encoders import ENCODERS
 from steptime.formats.huggingface.experts import EXPERTS
 from steptime.formats.huggingface.fields import (
     CAPTURE,
@@ -24,12 +25,16 @@ from steptime.formats.huggingface.fields import (
     Fields,
     ImportReport,
 )
+from steptime.formats.huggingface.hybrids import HYBRIDS
+from steptime.formats.huggingface.linear import LINEAR
+from steptime.formats.huggingface.towers import WITH_TOWERS
 from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
-FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION
+FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | LINEAR | ENCODERS | WITH_TOWERS
 
+_OPEN_LIMITS = ("time_step_limit", "mamba_dt_limit")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")
 _INNER = ("text_config", "vision_config")
 #: Keys that stand next to a nested configuration but belong to it.
@@ -67,18 +72,32 @@ def _is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _parse(where: str, text: str) -> dict[str, Any]:
-    def refuse(constant: str) -> NoReturn:
-        raise InputFileError(where, f"has {constant}, which is no JSON number")
-
     try:
-        raw = json.loads(text, parse_constant=refuse)
+        raw = json.loads(text, parse_constant=_Constant)
+        constant = next(_constants(raw), None)
     except RecursionError:
         raise InputFileError(where, "is nested too deeply") from None
     except ValueError as error:
         raise InputFileError(where, f"is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise InputFileError(where, f"holds a {type(raw).__name__}, not a JSON object", hint="give a config.json")
+    if constant is not None:
+        raise InputFileError(where, f"has {constant}, which is no JSON number")
     return raw
+
+
+class _Constant(str):
+    """NaN or Infinity as a file has it."""
+
+
+def _constants(value: Any) -> Iterator[_Constant]:
+    """Constants in a document, except in the limits of step sizes, which state-space models leave open."""
+    if isinstance(value, _Constant):
+        yield value
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        if key not in _OPEN_LIMITS:
+            yield from _constants(part)
 
 
 def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, ImportReport]:
@@ -95,14 +114,16 @@ def _read(raw: Mapping[str, Any], where: str, name: str) -> tuple[ModelSpec, Imp
         ignored = {key: _reason(key, outer_type) for key in raw if key not in (inner_key, *taken)}
     if model_type is None:
         raise FieldError(where, f"{prefix}model_type", "is missing", hint=f"supported: {_supported()}")
-    family = _family(model_type, where, prefix)
+    seen = model_type in WITH_TOWERS and bool(raw.get("vision_config"))
+    family = WITH_TOWERS[model_type] if seen else _family(model_type, where, prefix)
     f = Fields(config, where=where, prefix=prefix, defaults=family.defaults, aliases=family.aliases)
     values = family.build(f)
-    spec = ModelSpec(name=name, family=SAME_TYPE.get(model_type, model_type), source=f"config {where}", **values)
-    ignored |= {prefix + key: _reason(key, model_type) for key in f.unused()}
+    known = model_type if seen else SAME_TYPE.get(model_type, model_type)
+    spec = ModelSpec(name=name, family=known, source=f"config {where}", **values)
+    ignored |= {prefix + key: _reason(key.rpartition(".")[2], model_type) for key in f.unused()}
     names = {ours: prefix + theirs for ours, theirs in THEIR_NAMES.items()}
     given = {**raw, **{prefix + key: value for key, value in config.items()}}
-    telling = f.chosen | {key for key, reason in ignored.items() if _matters(reason, given[key])}
+    telling = f.chosen | {key for key, reason in ignored.items() if _matters(reason, given.get(key, True))}
     report = ImportReport(source=where, ignored=ignored, assumed=dict(f.assumed), telling=frozenset(telling))
     return check_spec(spec, where, names), report
 
@@ -142,7 +163,11 @@ def _model_type(raw: Mapping[str, Any], where: str, prefix: str = "") -> str | N
 def _inner_key(raw: Mapping[str, Any], model_type: str | None, where: str) -> str | None:
     """The nested configuration to read, if this one is a wrapper."""
     for key in _INNER[::-1] if model_type == "clip" else _INNER[:1]:
-        if raw.get(key) is None or (model_type in FAMILIES and "hidden_size" in raw):
+        if (
+            (model_type in WITH_TOWERS and raw.get("vision_config"))
+            or raw.get(key) is None
+            or (model_type in FAMILIES and "hidden_size" in raw)
+        ):
             continue
         if not isinstance(raw[key], dict):
             raise FieldError(where, key, f"is {shown(raw[key], 40)}", hint="allowed: an object")
