@@ -78,6 +78,7 @@ COMMANDS: Final = {
         "steptime.hierarchy.cli.cache",
         "Simulate caches on access patterns: hits, causes of misses, reuse, predicted levels.",
     ),
+    "iterate": ("steptime.iterate.cli", "An iteration of Lanczos, CG or a loop of yours, on a matrix."),
     "tile": ("steptime.hierarchy.cli.tile", "The best tiles of a product at every level of a machine; warps."),
     "compress": (
         "steptime.hierarchy.cli.compress",
