@@ -120,8 +120,8 @@ COMMANDS = (
     "plan", "estimate", "fleet", "shadow", "lengths", "rl", "simulate", "profile", "fit", "diff",
     "collective", "consistency", "mixed", "export", "import", "schedules",
     "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
-    "report", "cache", "tile", "compress", "doctor", "limits", "calibrate", "score", "devices", "clusters", "models",
-    "frameworks",
+    "report", "cache", "tile", "compress", "iterate", "doctor", "limits",
+    "calibrate", "score", "devices", "clusters", "models", "frameworks",
 )  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"
 REPORTS = (
@@ -147,6 +147,7 @@ REPORTS = (
     "fleet llama3-8b --cluster dgx-h100,dgx-b200 --gpus 64..256 --global-batch 256 --tokens 1T --deadline '30 days'",
     f"shadow llama3-8b --cluster dgx-h100 {JOB} --tokens 1T",
     "rl grpo llama3-8b --cluster dgx-h100 --gpus 64 --tp 2 --zero 1 --reward rule --micro-batch 1",
+    "iterate lanczos --matrix banded:20000",
     f"lengths llama3-8b --cluster dgx-h100 {JOB} --micro-batch 2 --seq 4096 --zero 3 --lengths lognormal:900,1",
     "mixed llama3-8b --cluster inputs/halls.toml --global-batch 512 --top 1",
     f"export llama3-8b --cluster dgx-h100 {JOB} --tp 2 --pp 2 --framework megatron-core --for megatron-lm",
