@@ -78,6 +78,7 @@ COMMANDS: Final = {
         "steptime.hierarchy.cli.cache",
         "Simulate caches on access patterns: hits, causes of misses, reuse, predicted levels.",
     ),
+    "tune": ("steptime.hierarchy.cli.tune", "The fastest tiles of a product here: a cost model, then measurements."),
     "iterate": ("steptime.iterate.cli", "An iteration of Lanczos, CG or a loop of yours, on a matrix."),
     "tile": ("steptime.hierarchy.cli.tile", "The best tiles of a product at every level of a machine; warps."),
     "compress": (

@@ -58,8 +58,14 @@ class Product:
             self.kernels[key] = loaded(compiled(schedule, self.core, self.folder))
         kernel, columns = self.kernels[key], block_columns(schedule, self.shape[1], self.core)
         work = self._room(schedule, columns)
-        given = (*self.shape, *(x.ctypes.data for x in (self.a, self.b, self.result)), schedule.block_rows, columns,
-                 schedule.block_depth, work.ctypes.data)  # fmt: skip
+        given = (
+            *self.shape,
+            *(x.ctypes.data for x in (self.a, self.b, self.result)),
+            schedule.block_rows,
+            columns,
+            schedule.block_depth,
+            work.ctypes.data,
+        )
 
         def run() -> None:
             kernel(*given)
@@ -95,7 +101,7 @@ def product_of(shape: tuple[int, int, int], core: Core, folder: Path, seed: int 
     words, free = m * k + k * n + 3 * m * n, _free_bytes()
     if words * WORD > SPARE * free:
         raise UserError(
-            f"{m} x {n} x {k}: matrices of {words * WORD / 2**30:.1f} GiB do not fit {free / 2**30:.1f} GiB that are free",
+            f"{m} x {n} x {k}: {words * WORD / 2**30:.1f} GiB do not fit {free / 2**30:.1f} GiB that are free",
             hint="a smaller product; blocks of a large one are tuned as well by a part of it",
         )
     random = np.random.default_rng(seed)
@@ -163,7 +169,7 @@ def loaded(path: Path) -> Callable[..., None]:
     size, pointer = ctypes.c_long, ctypes.c_void_p
     function.argtypes = [*[size] * 3, *[pointer] * 3, *[size] * 3, pointer]
     function.restype = None
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def timed(runs: Sequence[Callable[[], None]], *, best_s: float, rounds: int = ROUNDS, cut: float = CUT) -> list[float]:

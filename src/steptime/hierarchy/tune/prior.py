@@ -60,8 +60,9 @@ def predicted(
     strips = _Strips(rows=rows, width=width, depth=depth, block_rows=np.minimum(block_rows, m))
     words = _traffic(shape, core, strips, panel, packs_a, packs_b)
     rates, rounds, tiles = core.rates, -(-k // depth), (-(-m // rows)) * (-(-n // width))
-    step = register_tile.step_cycles(rows, vectors, core.processor.vector_registers, rates.fma_per_clock,
-                                     rates.fma_latency, rates.loads_per_clock)  # fmt: skip
+    step = register_tile.step_cycles(
+        rows, vectors, core.processor.vector_registers, rates.fma_per_clock, rates.fma_latency, rates.loads_per_clock
+    )
     fills = [moved * WORD / rate for moved, rate in zip(words[1:], rates.fill_bytes_per_clock, strict=False)]
     edges_a, edges_b = (m % rows) * k, (n % width) * k
     aligned = n * WORD % core.processor.levels[0].line_bytes == 0

@@ -49,8 +49,8 @@ RATES: Final[Mapping[str, Rates]] = {
         loads_per_clock=1.0,
         fill_bytes_per_clock=(32.0, 16.0, 8.0),
         clock_Hz=3.5e9,
-        source="AMD, Software optimization guide for the AMD Zen4 microarchitecture (57647): vectors of 512 bits in two "
-        "halves, 32 bytes a cycle from the second level; further fills and the clock assumed",
+        source="AMD, Software optimization guide for the AMD Zen4 microarchitecture (57647): vectors of 512 bits in "
+        "two halves, 32 bytes a cycle from the second level; further fills and the clock assumed",
     )
 }
 GENERIC: Final = Rates(
@@ -158,14 +158,19 @@ def check_shape(shape: tuple[int, int, int]) -> None:
 def static_reasons(shape: tuple[int, int, int], core: Core, schedules: Sequence[Schedule]) -> list[str | None]:
     """Why each schedule is left out without any prediction; None where it is not.
 
-    ``registers``: its sums do not fit. ``same``: blocks end where the product does, so that a smaller block is the same.
+    ``registers``: its sums do not fit. ``same``: blocks end where the product does: a smaller one is the same.
     """
     m, _, k = shape
     seen: set[tuple[int, int, int, int, str]] = set()
     out: list[str | None] = []
     for one in schedules:
-        key = (one.rows, one.vectors, min(one.block_rows, -(-m // one.rows) * one.rows), min(one.block_depth, k),
-               one.packing)  # fmt: skip
+        key = (
+            one.rows,
+            one.vectors,
+            min(one.block_rows, -(-m // one.rows) * one.rows),
+            min(one.block_depth, k),
+            one.packing,
+        )
         spills = vector_registers(one.rows, one.vectors) > core.processor.vector_registers
         out.append("registers" if spills else "same" if key in seen else None)
         seen.add(key)

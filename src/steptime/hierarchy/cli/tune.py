@@ -1,0 +1,85 @@
+"""``steptime tune``: the fastest tiles of a product on this machine, by a cost model and measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from typer.core import TyperGroup
+
+from steptime.cli import options as o
+
+GROUP: Final = typer.Typer(
+    name="tune",
+    cls=TyperGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+SHOWN: Final = 8
+
+
+@GROUP.callback()
+def tune() -> None:
+    """Kernels tuned by a cost model: search space, planner, measurements, history."""
+
+
+@GROUP.command()
+def matmul(
+    m: Annotated[int, typer.Option("--m", metavar="M", help="Rows of the result.")] = 512,
+    n: Annotated[int, typer.Option("--n", metavar="N", help="Columns of the result.")] = 512,
+    k: Annotated[int, typer.Option("--k", metavar="K", help="Depth of the product.")] = 512,
+    trials: Annotated[int, o.number("--trials", "N", "Schedules that are measured; 0: none.", 0, 1000)] = 16,
+    strategy: Annotated[str, typer.Option("--strategy", help="model, random or grid.")] = "model",
+    processor: Annotated[
+        str, typer.Option("--processor", metavar="NAME", help="Caches, of steptime cache list.")
+    ] = "machine",
+    folder: Annotated[str, typer.Option("--folder", metavar="DIR", help="Kernels and history.")] = "steptime-tune",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Earlier measurements do not count.")] = False,
+    seed: Annotated[int, o.number("--seed", "N", "Of the random strategy.", 0, 2**31)] = 0,
+    json: o.Json = False,
+) -> None:
+    """Tune a product in single precision on one thread: compile tiled kernels, check them, measure the promising ones.
+
+    Ctrl-C keeps what was measured; the next run goes on from there.
+    """
+    from steptime.hierarchy.tune.search import tune as search
+
+    def told(text: str) -> None:
+        typer.echo(text, err=True)
+
+    found = search(
+        (m, n, k),
+        name=processor,
+        trials=trials,
+        strategy=strategy,
+        seed=seed,
+        folder=Path(folder),
+        reuse=not fresh,
+        progress=None if json else told,
+    )
+    if json:
+        from steptime.cli.output import print_json
+
+        print_json(found.to_json())
+        return
+    from steptime.report import text as t
+
+    out = t.console()
+    out.print(t.printable(f"{m} x {n} x {k} on {found.processor}, {found.strategy}"), style="bold")
+    left = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items() if count)
+    out.print(t.printable(f"{found.space} schedules; left out: {left or 'none'}"))
+    table = t.grid(("schedule", "predicted", "measured", "GFLOP/s"), left=(0,))
+    for each in found.ranked[:SHOWN]:
+        timed = each.measured_s < float("inf")
+        cells = (t.seconds(each.measured_s), f"{2e-9 * m * n * k / each.measured_s:.1f}") if timed else ("", "")
+        table.add_row(each.schedule.text, t.seconds(each.predicted_s), *cells)
+    out.print(table)
+    moved = zip(("registers", "L1", "L2", "L3"), found.traffic_bytes, strict=False)
+    out.print(t.printable("read by the best into " + ", ".join(f"{name} {t.memory(size)}" for name, size in moved)))
+    if found.model_rows:
+        out.print(t.printable(f"the cost model learned from {found.model_rows} measurements"))
+    if found.history:
+        out.print(t.printable(f"history: {found.history}"))
