@@ -67,7 +67,7 @@ def test_the_bracket_holds_and_terms_add_up(data):
     e = case.evaluate(data.draw(legal_plans(case)))
     low, high = bracket_s(e)
     assert 0 < low <= e.step_time_s <= high
-    optimizer = streamed(e.machine.models, optimizer_bytes(e.job, e.step.owned))
+    optimizer = streamed(e.machine.models, optimizer_bytes(e, e.step.owned))
     assert optimizer is not None
     own_s = float(optimizer.seconds) * case.job.framework.optimizer
     assert "optimizer" in case.job.offload or close(float(e.step.optimizer_s), own_s)

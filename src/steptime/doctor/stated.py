@@ -220,7 +220,7 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
     found = []
     for name in names if not known else (*names, *_plainest_first()):
         model = load_catalogue_model(name)
-        alike = bool(model.experts) == bool(stated.get("experts"))
+        alike = bool(model.experts) == bool(stated.get("experts")) and not model.kinds
         if not model_contradictions(model, stated) and (name in names or alike):
             if padded is None or 0 <= padded - model.vocab <= PADDING * padded:
                 return name

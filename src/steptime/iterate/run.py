@@ -96,20 +96,20 @@ def works_of(loop: Loop, shape: Structure, name: str, vectors: int, last_share: 
     sizes = array_bytes(loop, int(shape.rows), int(shape.nonzeros), vectors)
     out = []
     for kernel, levels in zip(loop.kernels, served_bytes(loop, sizes, capacities), strict=True):
+        near, far = levels
         if kernel.op == "spmv":
-            out.append(
-                Work(
-                    op="spmv",
-                    elements=shape.rows,
-                    level_bytes=levels,
-                    nonzeros=shape.nonzeros,  # type: ignore[arg-type]
-                    uneven_rows=shape.uneven_rows,
-                    gathered=shape.gathered,
-                )
+            work = Work(
+                op="spmv",
+                elements=shape.rows,
+                level_bytes=(near, far),
+                nonzeros=shape.nonzeros,
+                uneven_rows=shape.uneven_rows,
+                gathered=shape.gathered,
             )
-            continue
-        times = vectors if OPS[kernel.op].basis else 1
-        out.append(Work(op=kernel.op, elements=shape.rows * times, level_bytes=levels))  # type: ignore[arg-type]
+        else:
+            times = vectors if OPS[kernel.op].basis else 1
+            work = Work(op=kernel.op, elements=shape.rows * times, level_bytes=(near, far))
+        out.append(work)
     return out
 
 

@@ -166,7 +166,7 @@ def test_progress_ends_at_all_candidates():
     "wrong",
     [
         {"gpus": 0}, {"gpus": -4}, {"gpus": True}, {"gpus": 2.0}, {"global_batch": 0}, {"top": 0}, {"dtype": "fp7"},
-        {"strategy": "3d"}, {"mode": "fast"}, {"optimizer": "lion"}, {"fix": {"tq": 1}}, {"fix": {"tp": "x"}},
+        {"strategy": "3d"}, {"mode": "fast"}, {"optimizer": "lamb"}, {"fix": {"tq": 1}}, {"fix": {"tp": "x"}},
         {"limit": ["pp~3"]}, {"limit": ["xx<=3"]}, {"seq": 0},
     ],
     ids=str,

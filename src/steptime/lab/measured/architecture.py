@@ -54,13 +54,13 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1, load: ModelFile |
     file = _from_file(row, name, load) if load is not None and is_path(name) else None
     known = None if file else known_model(name)
     family = _family(name, row.flag("gated_mlp"))
-    if family.get("unsupported") and known is None:
-        raise RowProblem(Reason.UNSUPPORTED_ARCHITECTURE, name)
     for column in ("layers", "hidden"):
         if row.whole(column) is None and column in row.unread:
             raise RowProblem(Reason.BAD_NUMBER, f"{column}: {row.text(column)!r}")
     flags: set[Flag] = set()
     base = file or _base(row, known)
+    if family.get("unsupported") and base is None:
+        raise RowProblem(Reason.UNSUPPORTED_ARCHITECTURE, name)
     spec = _from_catalogue(row, base, known or {}) if base else _from_family(row, name, family, seq_len, stages, flags)
     spec = replace(spec, name=name[:120], source="columns of the row", seq_len=seq_len)
     spec = replace(spec, dropout=spec.dropout and (file is not None or not spec.causal or _drops_out(row)))
