@@ -120,7 +120,7 @@ COMMANDS = (
     "plan", "estimate", "fleet", "shadow", "lengths", "rl", "simulate", "profile", "fit", "diff",
     "collective", "consistency", "mixed", "export", "import", "schedules",
     "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
-    "report", "cache", "tile", "compress", "iterate", "doctor", "limits",
+    "report", "cache", "tile", "compress", "iterate", "tune", "doctor", "limits",
     "calibrate", "score", "devices", "clusters", "models", "frameworks",
 )  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"
@@ -148,6 +148,7 @@ REPORTS = (
     f"shadow llama3-8b --cluster dgx-h100 {JOB} --tokens 1T",
     "rl grpo llama3-8b --cluster dgx-h100 --gpus 64 --tp 2 --zero 1 --reward rule --micro-batch 1",
     "iterate lanczos --matrix banded:20000",
+    "tune matmul --processor zen4 --trials 0",
     f"lengths llama3-8b --cluster dgx-h100 {JOB} --micro-batch 2 --seq 4096 --zero 3 --lengths lognormal:900,1",
     "mixed llama3-8b --cluster inputs/halls.toml --global-batch 512 --top 1",
     f"export llama3-8b --cluster dgx-h100 {JOB} --tp 2 --pp 2 --framework megatron-core --for megatron-lm",
