@@ -37,7 +37,8 @@ GROUP = 8
 NOTES = """How much slower the schedule is that a way picks than the fastest of all, of {count} products in single
 precision on one thread; CPU time, each schedule timed twice in three rounds. The fastest is that of the mean of both; a
 search sees the first. *Learned*: trees that have seen the other products (history). Pruning leaves out {left:.0f} % of
-the schedules whose sums fit the registers. Random: mean of {seeds} seeds. Targets: 5 % without a measurement, 1 % with 16.
+the schedules whose sums fit the registers. Random: mean of {seeds} seeds. Targets: 5 % without a measurement, 1 % with
+16.
 """
 
 
