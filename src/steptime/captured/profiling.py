@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
 from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
@@ -206,6 +208,24 @@ class Profile:
             return None
         return arena_of(self.program).size_bytes
 
+    @cached_property
+    def cache_hit_rates(self) -> dict[str, float]:
+        """Hit rate of every cache of this machine in the matrix products, weighted by their operations.
+
+        In closed form, with the best tiles (:func:`steptime.hierarchy.tiles.product_hit_rates`). Empty on devices that
+        are no processor of a host, and where the system does not list its caches.
+        """
+        if not self.device.is_host:
+            return {}
+        shapes: dict[tuple[int, int, int, str], float] = {}
+        for cost, number in zip(self.table.kinds, np.bincount(self.table.kind), strict=False):
+            for call in cost.work.kernels:
+                if {"m", "n", "k"} <= set(call.shape) and cost.work.dtype in ("fp32", "fp64"):
+                    m, n, k = (max(int(call.shape[side]), 1) for side in "mnk")
+                    key = (m, n, k, cost.work.dtype)
+                    shapes[key] = shapes.get(key, 0.0) + 2.0 * m * n * k * float(number)
+        return _mean_hit_rates(shapes)
+
     @property
     def metrics(self) -> Metrics:
         """Static and dynamic metrics, as a rewriter weighs them."""
@@ -240,7 +260,7 @@ class Profile:
             "feasible": self.needed_bytes <= self.device.memory_bytes,
             "memory": dict(self.live.peak().by_category),
             "peaks": {phase: self._peak(peak) for phase, peak in self.live.peaks().items()},
-            "arena_bytes": self.arena_bytes,
+            "arena_bytes": self.arena_bytes, "cache_hit_rates": self.cache_hit_rates,
             "roofs": self._roofs(),
             "by_phase": _groups(self.table.by_phase()), "by_operator": _groups(self.table.by_operator()),
             "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
@@ -295,6 +315,21 @@ class Profile:
             "band": "errors of the fitted curves",
             "memory": "liveness of recorded storages" + (", CUDA caching allocator simulated" if self.cuda else ""),
         }
+
+
+def _mean_hit_rates(shapes: Mapping[tuple[int, int, int, str], float]) -> dict[str, float]:
+    """Of products with their operations."""
+    from steptime.hierarchy.tiles import product_hit_rates
+
+    out: dict[str, float] = {}
+    whole = sum(shapes.values())
+    try:
+        for (m, n, k, dtype), flops in shapes.items():
+            for level, rate in product_hit_rates((m, n, k), "machine", dtype).items():
+                out[level] = out.get(level, 0.0) + rate * flops / whole
+    except UserError:  # the system does not list its caches
+        return {}
+    return out
 
 
 def profile(

@@ -148,6 +148,9 @@ def settings_lines(profile: Profile) -> list[str]:
     if s.stored is not None:
         kinds = (f"{name} {t.count(k.elements)} ({t.memory(k.size_bytes)})" for name, k in s.stored.items())
         lines += [f"stored: {', '.join(kinds)}"]
+    if rates := profile.cache_hit_rates:
+        hits = ", ".join(f"{level} {t.percent(rate)}" for level, rate in rates.items())
+        lines += [f"caches in products with the best tiles: {hits} hit"]
     return [t.printable(line) for line in (*lines, *(f"note: {note}" for note in s.notes))]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.hierarchy.tune.prior import Predicted
 from steptime.num import Array
 
-LEAST: Final = 24
+LEAST: Final = 8
 """Measurements from which on the closed form is corrected."""
 TREES: Final = 200
 

@@ -166,6 +166,9 @@ def _next(
     else:
         scores = model.scores(found)
         order = np.array(sorted(rest, key=lambda place: scores[place]))
+        if model.trees is None:  # nothing is learned yet: every second one is drawn, for the model to learn from
+            drawn = np.random.default_rng(seed + len(times)).permutation(order[count:])
+            order = np.array([*order[: count - count // 2], *drawn[: count // 2], *order])
     return [found.schedules[int(place)] for place in order[:count]]
 
 
