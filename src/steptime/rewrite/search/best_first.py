@@ -51,6 +51,8 @@ class _Search:
     growth: float
     best: Flow
     best_cost: float
+    most: float = float("inf")
+    """Graphs that are priced."""
     way: Way | None = None
     popped: int = 0
     told: int = 0
@@ -73,6 +75,8 @@ class _Search:
             estimate, _, flow, way, move = heapq.heappop(self._heap)
             if estimate >= self.alpha * self.best_cost and move is not None:
                 return "nothing left below alpha times the best"
+            if self.space.graphs >= self.most:
+                return f"{self.space.graphs:,} graphs priced"
             if self.popped >= budget:
                 return f"budget of {budget:,} graphs"
             self._follow(flow, way, move)
@@ -108,6 +112,7 @@ def best_first(
     alpha: float = ALPHA,
     budget: int = BUDGET,
     growth: float = float("inf"),
+    most: float = float("inf"),
     layout_cost: LayoutCost | None = None,
     control: Control | None = None,
     name: str = "best-first",
@@ -119,6 +124,7 @@ def best_first(
         alpha: 1 is greedy; above 1 a move may cost more for the sake of later ones.
         budget: graphs that are followed; the same graph counts once.
         growth: graphs with more operators than this many times the first are dropped.
+        most: graphs that are priced.
         layout_cost: cost of a graph with the best layouts; it then decides, instead of the model's.
         control: when to stop before, and whom to tell.
         name: of the search, for who watches.
@@ -130,7 +136,7 @@ def best_first(
     space = Space(problem=problem)
     flow = space.tidied(problem.flow)
     price = layout_cost or space.cost
-    search = _Search(space=space, price=price, alpha=alpha, growth=growth, best=flow, best_cost=price(flow))
+    search = _Search(space=space, price=price, alpha=alpha, growth=growth, most=most, best=flow, best_cost=price(flow))
     search.start(flow)
     why = search.run(budget, control, name)
     return Found(

@@ -23,7 +23,9 @@ PART_GRAPHS: Final = 256
 PART_BUDGET: Final = 128
 """Graphs that are followed in a part by best-first."""
 WHOLE: Final = 4 * MOST
-"""Operators up to which the whole graph is searched best-first too, as TASO does."""
+"""Operators up to which the whole graph is searched best-first too, as TASO does; greedily where it is larger."""
+GREEDY: Final = 2_500
+"""Graphs that are priced then."""
 ROUNDS: Final = 3
 """Times that parts and seams are searched again after a change."""
 
@@ -69,8 +71,9 @@ def recommended(
         other = metaflow(problem, alpha, budget, control)
         graphs += other.graphs
         ways.append(_finished(space, (other.flow, other.path)))
-    if operators(flow) <= WHOLE and not control.why():
-        other = best_first(problem, alpha=alpha, budget=budget, control=control, name="whole graph")
+    if not control.why():
+        wide, most = (alpha, float("inf")) if operators(flow) <= WHOLE else (1.0, GREEDY)
+        other = best_first(problem, alpha=wide, budget=budget, most=most, control=control, name="whole graph")
         graphs += other.graphs
         ways.append(_finished(space, (other.flow, other.path)))
     best, path = min(ways, key=lambda way: space.cost(way[0]))
