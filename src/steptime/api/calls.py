@@ -40,6 +40,7 @@ from steptime.api.request import (
 from steptime.api.training import all_trained, check_training, samples_of, trained
 from steptime.dataclass import dataclass
 from steptime.errors import PlanError, UserError, shown
+from steptime.estimate.learned import correction_named
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, recompute_taken, stage_taken
@@ -356,27 +357,25 @@ def estimate(
     training: Mapping[str, Any] | None = None,
     failures: str | None = None,
     prices: str | None = None,
+    predictor: str | None = None,
 ) -> Estimate:
     """Explains one plan.
 
     Args:
         plan: degrees and choices: ``dp tp tp2 cp pp vpp ep etp sp micro_batch panels zero shard recompute
             recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
-            document_length expert_imbalance expert_load expert_capacity`` and ``placement`` (axis -> ranks inside
-            a fast domain). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices
-            that are left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's.
-            Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``);
-            in published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
+            document_length expert_imbalance expert_load expert_capacity``, ``placement`` (axis -> ranks inside a fast
             domain) and ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or
             ``search``: the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the
-            devices that are left; ``sp`` is on, nothing is recomputed, and the ZeRO stage and the choices are the
+            devices that are left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the
             framework's. Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``,
-            ``dp``, ``pp``); in published mode it is the fastest one. The ``plan`` of an estimate or of a
-            search may be given as it is.
-
+            ``dp``, ``pp``); in published mode it is the fastest one. The ``plan`` of an estimate or of a search may be
+            given as it is.
         failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
             :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.
         prices: ``default`` or a TOML file; then :attr:`Estimate.run` has energy and money.
+        predictor: a learned correction that multiplies the times of operators: ``learned``, that of the kind of
+            device, or its file.
 
     The other arguments are those of :func:`plan`. The command asks for ``gpus`` and ``global_batch``; here both may be
     left out. Without ``gpus`` the product of the degrees is taken. Without ``global_batch`` it is one micro-batch per
@@ -401,12 +400,14 @@ def estimate(
         lora=lora,
         plan=plan,
     )
-    job = asked.setting.job
+    job, setting = asked.setting.job, asked.setting
     _refuse_length(length, job)
-    found = trained(estimate_plan(asked.setting, asked.strategy, asked.plans, explain=True), length, job)
+    if predictor is not None:
+        setting = replace(setting, correction=correction_named(predictor, setting.cluster.device))
+    found = trained(estimate_plan(setting, asked.strategy, asked.plans, explain=True), length, job)
     if failures is not None or prices is not None:
         billed: Callable[..., Estimate] = loaded("steptime.goodput.bill:billed")
-        found = billed(found, asked.setting, asked.strategy, asked.plans, failures, prices)
+        found = billed(found, setting, asked.strategy, asked.plans, failures, prices)
     return replace(found, notes=(*asked.notes, *_taken(found, job, asked.given), *found.notes))
 
 

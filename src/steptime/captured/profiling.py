@@ -16,12 +16,14 @@ from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
 from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
+from steptime.captured.cost.timing import described_work
 from steptime.captured.graph import BEFORE, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
 from steptime.captured.graph.placement import Placement, arena_of, place
 from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import parse_inputs
 from steptime.errors import InputFileError, UserError, shorten
+from steptime.estimate.learned import correction_named
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
@@ -264,7 +266,8 @@ class Profile:
             "roofs": self._roofs(),
             "by_phase": _groups(self.table.by_phase()), "by_operator": _groups(self.table.by_operator()),
             "by_module": _groups(self.table.by_module(depth, folded=True)), "by_bound": _groups(self.table.by_bound()),
-            "coverage": asdict(self.table.coverage), "metrics": asdict(self.metrics), "provenance": self._provenance(),
+            "coverage": asdict(self.table.coverage), "predictor": self.predictor, "metrics": asdict(self.metrics),
+            "provenance": self._provenance(),
         }  # fmt: skip
 
     @property
@@ -304,6 +307,24 @@ class Profile:
         peaks = {f"{dtype} matrix": device.matrix_flops_per_s[dtype] for dtype in used}
         peaks["vector"] = device.peak_vector_flops_per_s
         return {"memory_Bps": device.memory_Bps, "flops_per_s": peaks}
+
+    @cached_property
+    def predictor(self) -> dict[str, Any] | None:
+        """What a learned correction does to the times, and what it rests on; None without one."""
+        found = self.table.timer.correction
+        if found is None:
+            return None
+        plain = replace(self.table.timer, correction=None, _machines={}, _costs={})
+        known = [cost for cost in self.table.kinds if cost.seconds]
+        strange = {described_work(c.work, c.seconds, self.table.timer.machine(c.dtype))[0] for c in known}
+        return {
+            "name": found.name,
+            "factors": self.table.learned(),
+            "step_time_before_s": cost_table(self.program, plain).totals.step_s,
+            "unseen_operators": sorted(name for name in strange if not found.knows(name)),
+            "error": found.error,
+            "provenance": dict(found.provenance),
+        }
 
     def _provenance(self) -> dict[str, Any]:
         bases = [group for group in self.table.by_basis() if group.seconds]
@@ -347,6 +368,7 @@ def profile(
     fold: bool = True,
     nonzero_share: float | None = None,
     dims: Mapping[str, int] | None = None,
+    predictor: str | None = None,
 ) -> Profile:
     """Capture a model and cost it on a device; no weights, no data, no GPU.
 
@@ -365,11 +387,13 @@ def profile(
         fold: record a few blocks of each run of equal ones.
         nonzero_share: share of a mask to take as true where shapes depend on data.
         dims: sizes of the named dims of an ONNX file.
+        predictor: learned correction of the times: ``learned``, that of the kind of device, or its file.
 
     Raises:
         UserError: the model cannot be imported, built or captured; an unknown device; the message says what to do.
     """
     target = device_within(name_or_path("device", device))
+    correction = None if predictor is None else correction_named(predictor, target)
     if isinstance(model, Program):
         known = any(call.phase != "forward" for call in model.calls)
         program, settings = model, Settings(inputs=input_texts(model), training=known)
@@ -382,7 +406,7 @@ def profile(
         program, settings = captured(
             named, batch=batch, seq=seq, dtype=dtype, inputs=inputs, options=options, dims=dims
         )
-    table = cost_table(program, Timer(device=target))
+    table = cost_table(program, Timer(device=target, correction=correction))
     return Profile(program=program, settings=settings, device=target, table=table, cuda=target.runs_cuda)
 
 

@@ -107,6 +107,7 @@ def command(
     dataset_samples: o.DatasetSamples = None,
     failures: o.Failures = None,
     prices: o.Prices = None,
+    predictor: o.Predictor = None,
     plot: o.Plot = None,
     show_all: o.All = False,
     json: o.Json = False,
@@ -119,7 +120,7 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
-    length = {**o.training_given(locals()), **o.given(failures=failures, prices=prices)}
+    length = {**o.training_given(locals()), **o.given(failures=failures, prices=prices, predictor=predictor)}
     draw = o.drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))

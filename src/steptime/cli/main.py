@@ -87,6 +87,7 @@ COMMANDS: Final = {
     ),
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),
     "calibrate": ("steptime.lab.cli.calibrate", "Measure this machine, or fit time models to measurements."),
+    "predict": ("steptime.lab.cli.predict", "Learned corrections of times: measure graphs, fit factors, score."),
     "score": ("steptime.lab.cli.score", "Predict a table of measurements and report the errors."),
     "devices": ("steptime.cli.catalogue", "List devices, or show one with the source of every number."),
     "clusters": ("steptime.cli.catalogue", "List clusters, or show one with the source of every number."),

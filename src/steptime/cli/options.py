@@ -74,6 +74,10 @@ All = Annotated[bool, typer.Option("--all", help="Show small terms and every con
 ModelOrRun = Annotated[
     str, typer.Argument(metavar="MODEL|RUN.toml", help="Model (catalogue name, config.json, TOML) or run.")
 ]
+Predictor = Annotated[
+    str | None,
+    typer.Option("--predictor", metavar="learned|FILE", help="Multiply the times of operators by learned factors."),
+]
 Loss = Annotated[
     str | None,
     typer.Option("--loss", metavar="NAME", help="own, cross-entropy, mse, sum, mean; or let the factory give one."),

@@ -9,6 +9,7 @@ from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import Collective, collective_of
 from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
+from steptime.estimate.learned import described
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
 from steptime.num import Num, maximum, where
@@ -55,6 +56,8 @@ class PhaseTime(NamedTuple):
     """A product in a format narrower than 16 bits."""
     peak_s: Num = 0.0
     """Its products at the peak of the matrix units."""
+    learned: Num = 1.0
+    """Factor of a learned correction in its time."""
     times: Num = 1.0
     """How often a layer has it; everything above counts it so often."""
     once: PhaseTime | None = None
@@ -158,13 +161,31 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
     else:
         compute, exposed = fitted.seconds, 0.0 * moved
+    learned = _learned(row, phase, machine, (matrix, vector, moved), compute + exposed)
     return PhaseTime(
-        row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute,
-        timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed,
+        row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute * learned,
+        timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed * learned,
+        learned=learned,
         transfers=tuple(_transfer_times(row, phase, sent, plans, machine)) if sent else (),
         issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
         peak_s=_peak_s(row, matrix, flops_per_s / machine.matrix_efficiency, fitted),
     )  # fmt: skip
+
+
+def _learned(row: Row, phase: str, machine: Machine, counts: tuple[Num, Num, Num], seconds: Num) -> Num:
+    """Factor of the machine's learned correction on a row; 1 without one."""
+    if machine.correction is None:
+        return 1.0
+    work = dict(zip(("matrix_flops", "vector_flops", "moved_bytes"), counts, strict=True))
+    numbers = described(
+        row.shape,
+        work,
+        seconds,
+        backward=phase == BACKWARD,
+        peak_flops_per_s=machine.matrix_flops_per_s,
+        memory_Bps=machine.memory_Bps,
+    )
+    return machine.correction.factor(row.operator, numbers)
 
 
 def _peak_s(row: Row, matrix_flops: Num, peak_flops_per_s: Num, fitted: Timed | None) -> Num:
@@ -206,7 +227,7 @@ def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
         moved_bytes=time.moved_bytes * times, compute_s=time.compute_s * times, timed=time.timed,
         memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
         transfers=_repeated(time, times), issued=time.issued * times, narrow=time.narrow,
-        peak_s=time.peak_s * times, times=times,
+        peak_s=time.peak_s * times, learned=time.learned, times=times,
         once=None if isinstance(times, float) and times == 1.0 else time,
     )  # fmt: skip
 

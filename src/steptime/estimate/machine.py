@@ -10,6 +10,7 @@ from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, memory_models, models_of, profile_of
+from steptime.estimate.learned import Correction
 from steptime.estimate.measured import Groups, groups_of
 from steptime.estimate.network import Network, network_of
 from steptime.estimate.stated_device import as_measured, restated
@@ -54,6 +55,8 @@ class Machine:
     """Matrix rate of products that stay wide beside narrow ones, over :attr:`attention_flops_per_s`."""
     models: Models = field(default_factory=dict)
     """Fitted time models by operator; what has none is timed by the roofline."""
+    correction: Correction | None = None
+    """Learned correction of the times of operators."""
     fabric: FabricModel | None = None
     """Fitted collectives; without them transfers are textbook rings."""
     groups: Groups | None = None

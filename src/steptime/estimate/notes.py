@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from steptime.cost.attention import fits_matrix_units
 from steptime.errors import counted
 from steptime.estimate.evaluate import kept_choices
+from steptime.estimate.learned import Correction
 from steptime.hardware.load import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
@@ -13,6 +16,7 @@ from steptime.plan.overlap import RULES
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import Strategy
 from steptime.terms import Terms
+from steptime.units import format_seconds
 
 DTYPES = RATES["matrix"][1]
 HOST = "host"
@@ -263,4 +267,14 @@ def scattered(pool: int, mean_s: float, worst_s: float) -> str:
     return (
         f"nodes lie anywhere among {pool:,} devices: {mean_s:.4g} s are the mean of neighbours drawn at random, "
         f"{worst_s:.4g} s if no two share a leaf"
+    )
+
+
+def corrected(correction: Correction, before_s: float, after_s: float, operators: Collection[str]) -> str:
+    """What a learned correction did to a step, and which operators it never saw."""
+    strange = sorted(name for name in operators if not correction.knows(name))
+    unseen = f"; never seen, corrected by size alone: {', '.join(strange)}" if strange else ""
+    return (
+        f"learned correction {correction.name}: {format_seconds(before_s)} x {after_s / before_s:.3f}; --explain has "
+        f"the factor of every term{unseen}; the framework's own factors, fitted without it, stay"
     )

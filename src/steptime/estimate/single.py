@@ -18,6 +18,7 @@ from steptime.estimate.evaluate import (
 )
 from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
+from steptime.estimate.learned import Correction
 from steptime.estimate.machine import (
     Constant,
     Machine,
@@ -33,6 +34,7 @@ from steptime.estimate.memory_definitions import memory_by_definition, oom_proba
 from steptime.estimate.notes import (
     beyond_framework,
     changed_device,
+    corrected,
     dropped_choices,
     idle_overlap,
     mostly_overhead,
@@ -94,9 +96,16 @@ class Setting:
     first_limit: float | None = None
     """Largest chance of running out of memory with which a plan of a search is put before others; None: any."""
 
+    correction: Correction | None = None
+    """Learned correction of the times of operators, for single estimates: bounds of a search do not know it."""
+
     @cached_property
     def machine(self) -> Machine:
         """Numbers of the cluster for this job."""
+        return replace(self._machine, correction=self.correction)
+
+    @cached_property
+    def _machine(self) -> Machine:
         machine = machine_of(
             self.cluster, self.job.gpus, self.job.precision,
             lone_rank_has_all_links=self.method.lone_rank_has_all_links, calibrated=self.method.calibrated,
@@ -209,7 +218,19 @@ def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: fl
 def compared(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
     """Notes that other choices for the plan give rise to, evaluated as ``e``."""
     own = idle_overlaps(setting, strategy, plans, float(e.step_time_s))
+    own = (*_learned(setting, strategy, plans, e), *own)
     return (*own, *copies_saved(setting, strategy, plans, e), *if_scattered(setting, strategy, plans, e))
+
+
+def _learned(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
+    """A note on what a learned correction does to the step."""
+    correction = setting.correction
+    if correction is None:
+        return ()
+    plain = replace(setting, correction=None).machine
+    before_s = float(evaluate(setting.method, strategy, setting.job, plain, plans).step_time_s)
+    names = {row.operator for part in (e.block.layer, e.block.first, e.block.last) for row in part}
+    return (corrected(correction, before_s, float(e.step_time_s), names),)
 
 
 def if_scattered(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:

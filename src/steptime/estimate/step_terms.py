@@ -303,7 +303,14 @@ def _phase_lines(time: PhaseTime, phase: str, count: float, e: Evaluation, shown
 
 
 def _timed_recipe(time: PhaseTime, timed: Timed, count: float, factor: float) -> Made:
-    return timed_calls(timed, times_per_step=count * time.times, framework_factor=factor), timed.model.basis
+    factors = _factors(time, count, factor)
+    return timed_calls(timed, **factors), timed.model.basis
+
+
+def _factors(time: PhaseTime, count: float, factor: float) -> dict[str, Num]:
+    """What the time of one call is multiplied by; a learned correction only where there is one."""
+    learned = {} if isinstance(time.learned, float) and time.learned == 1.0 else {"learned_factor": time.learned}
+    return {"times_per_step": count * time.times, "framework_factor": factor, **learned}
 
 
 def _roofline_lines(time: PhaseTime, name: str, count: float, factor: float, e: Evaluation) -> list[Line]:
@@ -322,13 +329,17 @@ def _compute_recipe(time: PhaseTime, machine: Machine, count: float, factor: flo
         "matrix_flops": one.matrix_flops, "vector_flops": one.vector_flops, "matrix_flops_per_s": matrix,
         "vector_flops_per_s": vector, "kernel_latency_s": latency_s,
     }  # fmt: skip
-    return [called(COMPUTE, work, times_per_step=count * time.times, framework_factor=factor)], ""
+    return [called(COMPUTE, work, **_factors(time, count, factor))], ""
 
 
 def _traffic_recipe(time: PhaseTime, machine: Machine, count: float, factor: float) -> Made:
     one = time.once or time
-    traffic = {"moved_bytes": one.moved_bytes, "memory_Bps": machine.memory_Bps, "compute_s": one.compute_s}
-    return [called(EXPOSED_MEMORY, traffic, times_per_step=count * time.times, framework_factor=factor)], ""
+    traffic = {
+        "moved_bytes": one.moved_bytes,
+        "memory_Bps": machine.memory_Bps,
+        "compute_s": one.compute_s / one.learned,
+    }
+    return [called(EXPOSED_MEMORY, traffic, **_factors(time, count, factor))], ""
 
 
 def _transfer_lines(time: PhaseTime, name: str, count: float, e: Evaluation, shown: float) -> Iterator[Line]:

@@ -91,6 +91,7 @@ def command(
         Path | None,
         typer.Option("--compare", metavar="FILE.pickle", help="A measured memory snapshot beside the prediction."),
     ] = None,
+    predictor: o.Predictor = None,
     show_all: o.All = False,
     json: o.Json = False,
 ) -> None:
@@ -115,7 +116,7 @@ def command(
     found = profile(
         model, device, batch=batch, seq=seq, dtype=dtype, inputs=inputs or (), optimizer=optimizer or CAPTURED_DEFAULT,
         loss=loss, autocast=autocast, training=not inference, fold=not whole, nonzero_share=nonzero_share,
-        dims=parse_dims(dim or []),
+        dims=parse_dims(dim or []), predictor=predictor,
     )  # fmt: skip
     _write(found, files)
     compared = _compared(found, snapshot_measured)

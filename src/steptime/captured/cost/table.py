@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -166,6 +166,34 @@ def tree_order(groups: Mapping[str, T]) -> list[T]:
     return out
 
 
+Issuer = Literal["forward", "backward", "optimizer", "inside"]
+ISSUERS: Final[tuple[Issuer, ...]] = (*PHASES, "inside")
+"""Who issues a call: Python in its phase, or from the inside of PyTorch one operator that loops over tokens."""
+LOOPS: Final = ("GRU", "LSTM", "RNN")
+"""Modules that are one call from Python, whatever number of operators it has."""
+
+
+def issuers(program: Program) -> tuple[int, ...]:
+    """Who issues each call of a program, as a place in :data:`ISSUERS`."""
+    inside = ISSUERS.index("inside")
+    out = []
+    before = ("", "")
+    for call in program.calls:
+        here = (call.module, call.phase)
+        looped = here == before and call.phase != "optimizer" and program.modules.get(call.module) in LOOPS
+        out.append(inside if looped else ISSUERS.index(call.phase))
+        before = here
+    return tuple(out)
+
+
+def bare(issuer: Issuer, timer: Timer) -> bool:
+    """Whether no module and no Python stands between one call and the next.
+
+    On the host itself that is so in optimisers too, which record no gradients.
+    """
+    return issuer == "inside" or (timer.in_turn and issuer == "optimizer")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Sums over some calls."""
@@ -284,13 +312,34 @@ class CostTable:
         return self.column(lambda c: c.seconds)
 
     @cached_property
+    def issued(self) -> tuple[int, ...]:
+        """Who issues each call, a place in :data:`ISSUERS`."""
+        return issuers(self.program)
+
+    @cached_property
     def host_s(self) -> Array:
-        """Time of the host to issue each call; on the host itself, optimisers go without modules and gradients."""
+        """Time of the host to issue each call, less where no Python stands between (:func:`bare`)."""
         host_s = self.column(lambda c: c.host_s)
-        if not self.timer.in_turn:
-            return host_s
-        bare = np.array([call.phase == "optimizer" for call in self.program.calls], dtype=bool)
-        return np.where(bare, np.minimum(host_s, self.launches * self.timer.host_more_s), host_s)
+        short = np.array([bare(issuer, self.timer) for issuer in ISSUERS])[np.array(self.issued, int)]
+        host_s = np.where(short, np.minimum(host_s, self.launches * self.timer.host_more_s), host_s)
+        correction = self.timer.correction
+        return host_s if correction is None else host_s * np.exp(correction.host)[np.array(self.issued, int)]
+
+    @cached_property
+    def analytic_s(self) -> Array:
+        """Time of the device for each call without a learned correction."""
+        return self.seconds / self.column(lambda c: c.learned)
+
+    def learned(self) -> dict[str, float]:
+        """Operator -> factor by which the learned correction changes its time, those that take longest first."""
+        names = [call.node.op for call in self.program.calls]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        codes = np.array([numbers[name] for name in names], np.int64)
+        sums = [
+            np.bincount(codes, weights=column, minlength=len(numbers)) for column in (self.seconds, self.analytic_s)
+        ]
+        found = {name: (sums[0][n], sums[0][n] / sums[1][n]) for name, n in numbers.items() if sums[1][n]}
+        return {name: float(factor) for name, (_, factor) in sorted(found.items(), key=lambda each: -each[1][0])}
 
     @cached_property
     def recomputed(self) -> Array:
@@ -415,10 +464,14 @@ class CostTable:
         with $T_c$ the time on curve $c$ and $f_c$ an end of its band, $d = \sum_c T_c$ and $h$ the times of device and
         host, $(d/t)^{p-1}$ and $(h/t)^{p-1}$ the derivatives of their soft maximum $t$ of exponent $p$
         (:func:`steptime.cost.host.issued_s`), and $f_s$ what a step takes against the sum of its kernels. Above the
-        time count the ends above 1, below it those below 1.
+        time count the ends above 1, below it those below 1. Under a learned correction the band is that of the steps
+        on which it was calibrated.
         """
         if not step_s:
             return (0.0, 0.0)
+        if self.timer.correction is not None:
+            low, high = self.timer.correction.band
+            return (step_s * low, step_s * high)
         bands = {cost.basis: cost.band for cost in self.kinds}
         groups = self.by_basis()
         device_s = sum(group.seconds for group in groups)

@@ -21,6 +21,7 @@ from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
 from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
+from steptime.estimate.learned import Correction, described
 from steptime.estimate.machine import Machine, issue_sharpness
 from steptime.estimate.measured import CPU_CALL, CPU_TURN, CPU_VIEW
 from steptime.hardware.records import Device
@@ -103,6 +104,8 @@ class OperatorCost:
     """Element type at whose rate it runs."""
     host_s: float
     """Time of the host to issue it."""
+    learned: float = 1.0
+    """Factor of the learned correction in its time; 1 without one."""
     scatter: float | None = None
     """Relative standard deviation of its time that no kernel of nearly the same size shares; None: not known."""
 
@@ -145,6 +148,8 @@ class Timer:
     """Time of the host for every further kernel of the same operator."""
     working_bytes: float = math.inf
     """Memory that a step goes through before it comes back to the same tensors; infinite: no cache keeps any."""
+    correction: Correction | None = None
+    """Learned correction of the times of operators and of the host."""
     recorded: bool = True
     """Modules issue the operators and record gradients; else a graph issues them, as measured one by one."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
@@ -251,8 +256,11 @@ class Timer:
         seconds, basis, band = self._seconds(machine, work, rate) if bound != "none" else (0.0, *NO_COST)
         launches = float(work.launches)
         host_s = self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
+        learned = 1.0
+        if self.correction is not None and seconds:
+            learned = float(self.correction.factor(*described_work(work, seconds, machine)))
         return OperatorCost(
-            op=op, work=work, seconds=seconds, bound=bound, basis=basis, band=band,
+            op=op, work=work, seconds=seconds * learned, bound=bound, basis=basis, band=band, learned=learned,
             peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=host_s,
         )  # fmt: skip
 
@@ -277,6 +285,24 @@ class Timer:
         compute_s = roofline_compute_s(work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s)
         exposed_s = roofline_exposed_memory_s(work.moved_bytes, machine.memory_Bps, compute_s)
         return float(compute_s + exposed_s), "roofline", ROOFLINE_BAND
+
+
+OTHER: Final = "other"
+"""Time model of work that has none."""
+
+
+def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, tuple[Num, ...]]:
+    """The time model of some work and its features (:func:`steptime.estimate.learned.described`).
+
+    Of work in several kernels the first one names it; counts and time are those of all.
+    """
+    first = work.kernels[0] if work.kernels else None
+    counts = {n: float(getattr(work, n)) for n in ("matrix_flops", "vector_flops", "moved_bytes", "launches")}
+    numbers = described(
+        {} if first is None else first.shape, counts, seconds, backward=first is not None and first.backward,
+        peak_flops_per_s=machine.matrix_flops_per_s, memory_Bps=machine.memory_Bps,
+    )  # fmt: skip
+    return OTHER if first is None else first.operator, numbers
 
 
 def _are_streams(calls: tuple[KernelCall, ...]) -> bool:

@@ -70,6 +70,24 @@ def memory_lines(profile: Profile) -> list[str]:
     ]
 
 
+def predictor_lines(profile: Profile) -> list[str]:
+    """What a learned correction did to the times, if there is one."""
+    found = profile.predictor
+    if found is None:
+        return []
+    before_s = found["step_time_before_s"]
+    factors = [f"{short_operator(name)} x{factor:.2f}" for name, factor in list(found["factors"].items())[:LISTED]]
+    lines = [
+        f"learned correction {found['name']}: step {t.seconds(before_s)} x "
+        f"{profile.table.totals.step_s / before_s if before_s else 1.0:.2f}; mean error {t.percent(found['error'])} on "
+        f"unseen {found['provenance'].get('unseen', 'graphs')}",
+        f"  {', '.join(factors)}",
+    ]
+    if strange := found["unseen_operators"]:
+        lines.append(f"  never seen, corrected by size alone: {', '.join(strange[:NAMED_UNKNOWN])}")
+    return lines
+
+
 def _print_peaks(out: Console, profile: Profile) -> None:
     peaks = profile.live.peaks()
     kinds = list(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_category))
@@ -148,6 +166,7 @@ def settings_lines(profile: Profile) -> list[str]:
     if s.stored is not None:
         kinds = (f"{name} {t.count(k.elements)} ({t.memory(k.size_bytes)})" for name, k in s.stored.items())
         lines += [f"stored: {', '.join(kinds)}"]
+    lines += predictor_lines(profile)
     if rates := profile.cache_hit_rates:
         hits = ", ".join(f"{level} {t.percent(rate)}" for level, rate in rates.items())
         lines += [f"caches in products with the best tiles: {hits} hit"]

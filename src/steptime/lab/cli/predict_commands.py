@@ -1,0 +1,129 @@
+"""``steptime predict measure``, ``train`` and ``score``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli import options as o
+
+if TYPE_CHECKING:
+    from steptime.hardware.records import Device
+    from steptime.lab.learned.data import Rows
+    from steptime.lab.learned.measuring import Graph
+
+Journal = Annotated[Path, typer.Argument(metavar="GRAPHS.jsonl", help="Measured graphs.")]
+Machine = Annotated[
+    str, typer.Option("--device", metavar="MACHINE.toml", help="This machine: steptime calibrate machine wrote it.")
+]
+
+
+def measure(
+    out: Annotated[Path, typer.Option("--out", metavar="GRAPHS.jsonl", help="Journal to write.")] = Path(
+        "graphs.jsonl"
+    ),
+    graphs: Annotated[int, o.number("--graphs", "N", "Graphs of whole networks.", 0, 100_000)] = 2000,
+    singles: Annotated[int, o.number("--singles", "N", "Graphs of one operator.", 0, 100_000)] = 600,
+    family: Annotated[
+        list[str] | None, typer.Option("--family", metavar="NAME", help="This family alone; once for each.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew: what FILE holds is lost.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Measure random graphs of nine families: CPU time of their steps, and the peak of PyTorch's allocator.
+
+    About half a second a graph. Ctrl-C loses nothing: the same command goes on.
+    """
+    from steptime.cli.output import Progress, document, print_json
+    from steptime.lab.learned.measuring import measure as run
+    from steptime.lab.learned.measuring import require_torch
+
+    require_torch()
+    with Progress("measuring") as progress:
+        count = run(
+            out,
+            graphs=graphs,
+            singles=singles,
+            families=tuple(family) if family else None,
+            resume=not fresh,
+            told=progress,
+        )
+    if json:
+        print_json(document(journal=str(out), records=count))
+        return
+    print(f"{count:,} measurements in {out}; steptime predict train {out} fits a correction to them.")
+
+
+def train(
+    journal: Journal,
+    device: Machine,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Correction to write.")] = Path(
+        "correction.json"
+    ),
+    seed: Annotated[int, o.number("--seed", "N", "Seed of the first weights.", 0, 2**31 - 1)] = 0,
+    json: o.Json = False,
+) -> None:
+    """Fit the factors, with every family left out once: that gives the error and the band.
+
+    Takes a few minutes. The file serves as --predictor FILE in profile and estimate.
+    """
+    from steptime.cli.output import document, print_json
+    from steptime.lab.learned.additive import Options
+    from steptime.lab.learned.measuring import header
+    from steptime.lab.learned.train import noise_of, trained, written
+    from steptime.store.files import refuse_unwritable
+
+    refuse_unwritable(out)
+    graphs, rows, machine = _read(journal, device)
+    known = {"device": machine.name, "data": journal.name, **header(), "noise": noise_of(graphs)}
+    found = trained(
+        rows, out.stem, known, unseen="families", options=Options(seed=seed), told=_quiet if json else print
+    )
+    written(found, out)
+    if json:
+        print_json(document(file=str(out), error=found.error, band=list(found.band), provenance=dict(found.provenance)))
+        return
+    low, high = found.band
+    print(f"{out}: mean error {100 * found.error:.1f} % on families left out; 90 % within x{low:.2f} .. x{high:.2f}")
+
+
+def score(
+    journal: Journal,
+    device: Machine,
+    quick: Annotated[bool, typer.Option("--quick", help="Without the predictors that take minutes.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Errors of every predictor: graphs by chance, the largest left out, each family left out."""
+    from steptime.cli.output import document, print_json
+    from steptime.lab.learned.scores import LEARNED, PREDICTORS, table
+    from steptime.lab.learned.train import noise_of
+
+    graphs, rows, _ = _read(journal, device)
+    names = [name for name in PREDICTORS if not (quick and name in LEARNED)]
+    lines = table(graphs, rows, names, told=None if json else print)
+    if json:
+        print_json(document(noise=noise_of(graphs), scores=lines))
+
+
+def _quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def _read(journal: Path, device: str) -> tuple[list[Graph], Rows, Device]:
+    from steptime.captured.cost.timing import Timer
+    from steptime.errors import UserError
+    from steptime.hardware import device_within
+    from steptime.lab.learned.data import rows_here
+    from steptime.lab.learned.measuring import read_graphs, require_torch
+
+    require_torch()
+    machine = device_within(device)
+    if not machine.is_host:
+        raise UserError(
+            f"{machine.name} is not the processor that measured the graphs",
+            hint="give the file that steptime calibrate machine --device cpu wrote",
+        )
+    graphs = read_graphs(journal)
+    return graphs, rows_here(graphs, Timer(device=machine)), machine

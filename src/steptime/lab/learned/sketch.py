@@ -1,0 +1,184 @@
+"""What a recorded step asks of a device, as plain numbers: features of operators, tensors and memory for predictors.
+
+A sketch keeps each distinct piece of work once, the order in which work is called, which call feeds which, and the
+memory in use at each. It does not depend on a device: the analytic time of every piece of work is computed anew for the
+device that a prediction is for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from steptime.captured.cost.table import issuers
+from steptime.captured.cost.timing import work_of
+from steptime.captured.cost.work import KernelCall, Work
+from steptime.captured.graph import PHASES, Node, Program
+from steptime.captured.graph.liveness import Liveness
+from steptime.captured.graph.program import Call, Value
+from steptime.dataclass import dataclass
+
+COUNTS: Final = ("matrix_flops", "repeated_flops", "vector_flops", "moved_bytes", "launches")
+"""Numbers of a work that are kept in files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One distinct piece of work: an operator with its sizes."""
+
+    op: str
+    work: Work
+    read_bytes: float
+    """Of all inputs."""
+    written_bytes: float
+    """Of all outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """A step as pieces of work."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    calls: tuple[int, ...]
+    """Number of the piece of each call, in order; looks at memory are left out."""
+    phases: tuple[int, ...]
+    """Number of each call's phase (:data:`steptime.captured.graph.PHASES`)."""
+    issuers: tuple[int, ...]
+    """Who issues each call (:data:`steptime.captured.cost.table.ISSUERS`)."""
+    edges: tuple[tuple[int, int, float], ...]
+    """Call that makes a tensor, call that reads it, bytes of the tensor; calls are numbered as in ``calls``."""
+    views: int
+    """Looks at memory."""
+    held_bytes: tuple[int, ...]
+    """Memory in use while each call runs, without what a kernel takes for itself."""
+    static_bytes: int
+    """Memory in use before the step."""
+    peak_bytes: int
+    """Peak of the simulated allocator."""
+    parameters: int
+
+    @property
+    def counts(self) -> Mapping[tuple[int, int], int]:
+        """Piece and issuer -> calls."""
+        return Counter(zip(self.calls, self.issuers, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; :func:`sketch_from` reads it."""
+        pieces = [
+            [
+                p.op,
+                p.work.family,
+                p.work.dtype,
+                [float(getattr(p.work, n)) for n in COUNTS],
+                p.read_bytes,
+                p.written_bytes,
+                [[k.operator, k.backward, {n: float(v) for n, v in k.shape.items()}] for k in p.work.kernels],
+            ]
+            for p in self.pieces
+        ]
+        plain = {n: v for n, v in asdict(self).items() if n != "pieces"}
+        return {**plain, "pieces": pieces}
+
+
+def sketch_from(data: Mapping[str, Any]) -> Sketch:
+    """A sketch as :meth:`Sketch.to_json` wrote it.
+
+    Raises:
+        KeyError, ValueError, TypeError: it is something else.
+    """
+    pieces = tuple(
+        Piece(
+            op=op,
+            read_bytes=read,
+            written_bytes=written,
+            work=Work(
+                family=family,
+                dtype=dtype,
+                **dict(zip(COUNTS, counts, strict=True)),
+                kernels=tuple(KernelCall(operator=o, backward=b, shape=s) for o, b, s in kernels),
+            ),
+        )
+        for op, family, dtype, counts, read, written, kernels in data["pieces"]
+    )
+    own: dict[str, Any] = {n: tuple(data[n]) for n in ("calls", "phases", "issuers", "held_bytes")}
+    edges = tuple((int(a), int(b), float(c)) for a, b, c in data["edges"])
+    rest: dict[str, Any] = {n: data[n] for n in ("name", "views", "static_bytes", "peak_bytes", "parameters")}
+    return Sketch(pieces=pieces, edges=edges, **own, **rest)
+
+
+def sketch(program: Program) -> Sketch:
+    """The sketch of a recorded step."""
+    liveness = Liveness(program)
+    pieces: dict[tuple[Any, ...], int] = {}
+    found: list[Piece] = []
+    calls, phases, held, issued, places = list[int](), list[int](), list[int](), list[int](), dict[int, int]()
+    who = issuers(program)
+    views = 0
+    for number, call in enumerate(program.calls):
+        work = None if call.view else work_of(call.node, inplace=call.inplace)
+        if work is None or not (work.launches or work.moved_bytes or work.matrix_flops):
+            views += 1
+            continue
+        piece = _piece(call, work)
+        key = (piece.op, piece.read_bytes, piece.written_bytes, work.dtype, str(work.kernels))
+        at = pieces.setdefault(key, len(found))
+        if at == len(found):
+            found.append(piece)
+        places[number] = len(calls)
+        calls.append(at)
+        phases.append(PHASES.index(call.phase))
+        issued.append(who[number])
+        held.append(int(liveness.in_use_bytes[number + 1]))
+    return Sketch(
+        name=program.name,
+        pieces=tuple(found),
+        calls=tuple(calls),
+        phases=tuple(phases),
+        views=views,
+        issuers=tuple(issued),
+        edges=tuple(_edges(program, places)),
+        held_bytes=tuple(held),
+        static_bytes=int(liveness.in_use_bytes[0]),
+        peak_bytes=liveness.peak().size_bytes,
+        parameters=program.parameter_count,
+    )
+
+
+def variant(node: Node) -> str:
+    """Name of an operator with what changes the memory that it takes: transposed, of an input that is expanded."""
+    marks = [".transposed"] if node.attribute("transposed") else []
+    for value in node.inputs:
+        strides = value.type.strides or ()
+        if value.type.elements > 1 and any(
+            not step and size > 1 for step, size in zip(strides, value.type.shape, strict=False)
+        ):
+            marks.append(".expanded")
+            break
+    return node.op + "".join(marks)
+
+
+def _piece(call: Call, work: Work) -> Piece:
+    return Piece(
+        op=variant(call.node),
+        work=work,
+        read_bytes=float(sum(value.type.size_bytes for value in dict.fromkeys(call.node.inputs))),
+        written_bytes=float(sum(output.size_bytes for output in call.node.outputs)),
+    )
+
+
+def _edges(program: Program, places: Mapping[int, int]) -> list[tuple[int, int, float]]:
+    """Edges between calls that do something; what only looks at memory passes its maker on."""
+    makers: dict[Value, int] = {}
+    out: list[tuple[int, int, float]] = []
+    for number, call in enumerate(program.calls):
+        fed = {makers[value]: value.type.size_bytes for value in call.node.inputs if value in makers}
+        here = places.get(number)
+        maker = here if here is not None else next(iter(fed), None)
+        if here is not None:
+            out += [(source, here, float(size)) for source, size in fed.items() if source != here]
+        if maker is not None:
+            makers.update((call.node.value(index), maker) for index in range(len(call.node.outputs)))
+    return out

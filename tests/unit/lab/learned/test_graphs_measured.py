@@ -1,0 +1,114 @@
+"""Graphs made from their names, their sketches, and the journal of measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.captured.cost import Timer, cost_table
+from steptime.captured.record import capture
+from steptime.errors import InputFileError, UserError
+from steptime.hardware import load_device
+from steptime.lab.learned import measuring
+from steptime.lab.learned.data import rows_here, rows_of
+from steptime.lab.learned.graphs import ALL, SINGLE, case
+from steptime.lab.learned.sketch import sketch, sketch_from
+from steptime.store.journal import read_journal
+
+DEVICE = load_device("a100-sxm-80gb")
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_graph_is_made_from_its_name_alone(family: str) -> None:
+    one, same, other = case(family, 3), case(family, 3), case(family, 4)
+    assert repr(one.module) == repr(same.module) and one.optimizer == same.optimizer and one.loss == same.loss
+    assert [x.shape for x in one.inputs] == [x.shape for x in same.inputs]
+    assert (repr(one.module), [x.shape for x in one.inputs]) != (repr(other.module), [x.shape for x in other.inputs])
+
+
+def test_an_unknown_family_is_named() -> None:
+    with pytest.raises(UserError, match="family of graphs"):
+        case("resnet", 1)
+
+
+@pytest.fixture(scope="module")
+def recurrent():  # type: ignore[no-untyped-def]
+    made = case("recurrent", 5)  # a GRU: many operators of one call
+    return capture(made.module, made.inputs, loss=made.loss, optimizer=made.optimizer, target="cpu", name=made.key)
+
+
+def test_a_sketch_costs_what_its_program_costs(recurrent) -> None:  # type: ignore[no-untyped-def]
+    timer = Timer(device=DEVICE)
+    table, drawn = cost_table(recurrent, timer), sketch(recurrent)
+    rows = rows_of([(drawn, timer, 1.0, "recurrent")])
+    assert float((rows.device_s * rows.count).sum()) == pytest.approx(table.totals.device_s)
+    assert float((rows.host_s * rows.count).sum()) == pytest.approx(table.totals.host_s)
+    assert rows.analytic_s[0] == pytest.approx(table.totals.step_s)
+    assert len(drawn.calls) + drawn.views == len(recurrent.calls)
+
+
+def test_operators_of_a_loop_over_tokens_are_issued_from_the_inside(recurrent) -> None:  # type: ignore[no-untyped-def]
+    table = cost_table(recurrent, Timer(device=DEVICE))
+    inside = np.array(table.issued) == 3
+    assert inside.sum() > 50
+    first = next(n for n, call in enumerate(recurrent.calls) if inside[n] and table.works[n])
+    assert table.host_s[first] <= table.launches[first] * table.timer.host_more_s
+
+
+def test_edges_lead_from_earlier_to_later_calls_through_views(recurrent) -> None:  # type: ignore[no-untyped-def]
+    drawn = sketch(recurrent)
+    assert drawn.edges and all(source < target for source, target, _ in drawn.edges)
+    assert max(target for _, target, _ in drawn.edges) < len(drawn.calls)
+
+
+def test_a_sketch_is_read_as_it_was_written(recurrent) -> None:  # type: ignore[no-untyped-def]
+    drawn = sketch(recurrent)
+    back = sketch_from(drawn.to_json())
+    assert (back.calls, back.edges, back.held_bytes, back.counts) == (
+        drawn.calls, drawn.edges, drawn.held_bytes, drawn.counts,
+    )  # fmt: skip
+    timer = Timer(device=DEVICE)
+    assert rows_of([(back, timer, 1.0, "")]).analytic_s == pytest.approx(rows_of([(drawn, timer, 1.0, "")]).analytic_s)
+
+
+def test_measuring_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "BUDGET_S", 0.0)
+    path, wanted = tmp_path / "g.jsonl", {"graphs": 2, "singles": 2, "families": ("mlp", SINGLE)}
+    told: list[tuple[int, int]] = []
+
+    def stopped(done: int, of: int) -> None:
+        told.append((done, of))
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measuring.measure(path, told=stopped, **wanted)  # type: ignore[arg-type]
+    first = read_journal(path).records
+    assert len(first) == 2
+    assert measuring.measure(path, **wanted) == 5  # type: ignore[arg-type]
+    assert read_journal(path).records[:2] == first
+    graphs = measuring.read_graphs(path)
+    assert [graph.key for graph in graphs] == ["mlp:0", "single:0", "mlp:1", "single:1"]
+    assert graphs[0].again_s is not None and graphs[1].again_s is None
+    assert all(graph.seconds > 0 and graph.allocated_bytes > graph.sketch.static_bytes for graph in graphs)
+    rows = rows_here(graphs, Timer(device=DEVICE))
+    assert rows.only(np.array([2, 0])).measured_s.tolist() == [graphs[2].seconds, graphs[0].seconds]
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "g.jsonl"
+    path.write_text('{"journal":1,"of":"graphs","torch":"0.1"}\n')
+    with pytest.raises(InputFileError, match="another measurement"):
+        measuring.measure(path, graphs=1, singles=0)
+    with pytest.raises(UserError, match="holds no measured graph"):
+        measuring.read_graphs(path)
+
+
+def test_the_peak_is_what_a_step_takes_beyond_what_was_there() -> None:
+    import torch
+
+    kept = torch.zeros(1000)
+    assert measuring.grown_bytes(lambda: (kept + 1).add_(1)) == pytest.approx(4000, abs=64)
+    assert measuring.grown_bytes(lambda: (kept + 1) * (kept + 2)) == pytest.approx(12000, abs=64)
