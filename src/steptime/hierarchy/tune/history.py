@@ -54,7 +54,7 @@ class Past:
     own: Mapping[Schedule, float] = field(default_factory=dict)
     """Seconds from the interrupted run that goes on; they count as trials."""
     run: str = ""
-    """Key of that run; empty for a new one."""
+    """Key of the run that goes on; empty for a new one."""
     notes: tuple[str, ...] = ()
 
     @property

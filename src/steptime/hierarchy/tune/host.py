@@ -11,9 +11,10 @@ from typing import Final
 from steptime.store.journal import content_key
 
 CPUINFO: Final = Path("/proc/cpuinfo")
-FIELDS: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer",
-                 "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")  # fmt: skip
-"""Lines of Linux that say which processor it is and which instructions it has; of x86, then of Arm."""
+X86: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+ARM: Final = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
+FIELDS: Final = (*X86, *ARM)
+"""Lines of Linux that say which processor it is and which instructions it has."""
 LONGEST: Final = 32
 """Letters of the model that a file name has at most."""
 
