@@ -182,8 +182,8 @@ def test_without_scikit_learn_the_command_says_so(tmp_path, bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     few = run(tmp_path, trials=8)
     assert few.ranking == "closed form" and not few.notes  # as with it: there was nothing to learn from
-    said = "scikit-learn is not installed: the closed form ranks, and half of each batch is drawn at random"
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*COMMAND, str(tmp_path), "--trials", "4"])
+    said = "no scikit-learn: ranked by the closed form, half of each batch at random"
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*COMMAND, str(tmp_path), "--trials", "4"])
     assert done.exit_code == 0 and said in done.stdout.splitlines()
     printed = json.loads(CliRunner().invoke(app, [*COMMAND, str(tmp_path), "--trials", "1", "--json"]).stdout)
     assert printed["ranking"] == "closed form" and printed["model_rows"] == 0 and printed["notes"] == [said]

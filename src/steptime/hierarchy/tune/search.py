@@ -26,7 +26,7 @@ from steptime.store.journal import Journal, content_key
 STRATEGIES: Final = ("model", "random", "grid")
 BATCH: Final = 4
 """Schedules that are measured at a time; what a batch under way has measured is lost when the search is interrupted."""
-LACKING: Final = "{} is not installed: the closed form ranks, and half of each batch is drawn at random"
+LACKING: Final = "no {}: ranked by the closed form, half of each batch at random"
 Progress = Callable[[str], None]
 Measure = Callable[[Sequence[Schedule], float], list[float]]
 
