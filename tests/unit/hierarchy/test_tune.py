@@ -1,4 +1,4 @@
-"""Tuned products: the space and its prices by hand, compiled kernels against NumPy, searches, history."""
+"""Tuned products: the space and its prices by hand, compiled kernels against NumPy, searches, the command."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from steptime.cli.main import app
 from steptime.errors import UserError
 from steptime.hardware.caches import machine_caches, processor
+from steptime.hierarchy.tune import model as model_room
+from steptime.hierarchy.tune import search as search_room
+from steptime.hierarchy.tune.history import Past, Request
 from steptime.hierarchy.tune.kernel import Product, product_of, timed
 from steptime.hierarchy.tune.model import Seen, learned
 from steptime.hierarchy.tune.prior import PARTS, predicted
@@ -24,8 +27,24 @@ SHAPE = (96, 80, 64)
 gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 
+KERNELS = ((4, 1, "both"), (6, 2, "none"), (6, 2, "b"), (6, 2, "both"))
+"""Register tiles and packings that are compiled here."""
+COMPILED = [one for one in space() if (one.rows, one.vectors, one.packing) in KERNELS]
+
+
 def here():
     return core_of(machine_caches())
+
+
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch):
+    monkeypatch.setattr(model_room, "TREES", 40)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """A folder of compiled kernels."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 def test_sums_that_do_not_fit_the_registers_are_left_out():
@@ -48,21 +67,20 @@ def test_cycles_by_hand():
 
 @gcc
 @pytest.mark.parametrize("shape", [(96, 80, 64), (7, 5, 3), (50, 130, 600)])
-def test_every_kernel_computes_the_product(tmp_path_factory, shape):
-    product = product_of(shape, here(), tmp_path_factory.getbasetemp() / "kernels")
-    some = [one for one in space() if (one.rows, one.vectors) in ((4, 1), (6, 2)) and one.block_depth != 256]
-    for one in some:
+def test_every_kernel_computes_the_product(kernels, shape):
+    product = product_of(shape, here(), kernels)
+    for one in (each for each in COMPILED if each.block_depth != 256):
         product.runner(one)()
         np.testing.assert_allclose(product.result, product.expected, rtol=1e-4, atol=1e-3)
 
 
 @gcc
-def test_a_wrong_result_is_no_candidate(tmp_path_factory):
-    good = product_of(SHAPE, here(), tmp_path_factory.getbasetemp() / "kernels")
+def test_a_wrong_result_is_no_candidate(kernels):
+    good = product_of(SHAPE, here(), kernels)
     wrong = Product(shape=SHAPE, core=good.core, folder=good.folder, a=good.a, b=good.b,
                     expected=good.expected + 1, result=good.result)  # fmt: skip
     with pytest.raises(Exception, match="is wrong"):
-        wrong.runner(space()[0])
+        wrong.runner(COMPILED[0])
 
 
 def test_slow_functions_are_not_timed_again():
@@ -79,7 +97,11 @@ def test_slow_functions_are_not_timed_again():
     assert times[0] < times[1] and calls["fast"] == 6 and calls["slow"] < 6
 
 
-def truth(found, seed=0):
+def asked(trials, strategy="model"):
+    return Request(shape=(512, 512, 512), trials=trials, strategy=strategy, seed=3)
+
+
+def truth(found):
     """Times that differ from the closed form by a factor of the packing."""
     factor = {"none": 1.4, "b": 1.0, "both": 1.2}
     return {one: cycles * factor[one.packing] * 1e-9 for one, cycles in zip(found.schedules, found.cycles, strict=True)}
@@ -108,38 +130,38 @@ def test_trees_learn_what_the_closed_form_misses():
 
 @pytest.mark.parametrize("strategy", ["model", "random", "grid"])
 def test_searches_measure_as_many_as_asked_and_none_twice(strategy):
-    found = candidates((512, 512, 512), ZEN4).found
+    found = predicted((512, 512, 512), ZEN4, candidates((512, 512, 512), ZEN4).found.schedules[::5])
     times, measured = truth(found), []
 
     def measure(batch, best_s):
+        assert best_s == min((times[one] for one in measured), default=math.inf)
         measured.extend(batch)
         return [times[one] for one in batch]
 
-    done, _ = searched(found, 16, measure, strategy=strategy, seed=3)
+    done, _ = searched(found, asked(16, strategy), measure)
     assert len(measured) == len(set(measured)) == len(done) == 16
-    again, _ = searched(found, 10**6, measure, strategy=strategy, known=done)
-    assert len(again) == len(found.schedules) and min(again.values()) == min(times.values())
+    again, _ = searched(found, asked(10**6, strategy), measure, past=Past(known=done))
+    assert len(measured) == len(again) == len(found.schedules) and min(again.values()) == min(times.values())
 
 
 def test_feedback_finds_what_the_closed_form_misses():
     pytest.importorskip("sklearn")
     found = candidates((512, 512, 512), ZEN4, prune=False).found
-    times = truth(found)
-    done, _ = searched(found, 16, lambda batch, _: [times[one] for one in batch], seen=[seen_of((384, 384, 384))])
+    times, past = truth(found), Past(seen=[seen_of((384, 384, 384))])
+    done, _ = searched(found, asked(16), lambda batch, _: [times[one] for one in batch], past=past)
     assert min(done.values()) <= 1.01 * min(times.values())
 
 
 @gcc
-def test_history_is_kept_and_used(tmp_path):
-    first = tune(SHAPE, trials=3, folder=tmp_path)
-    assert len(first.ranked) == 3 and not any(each.known for each in first.ranked)
-    more = tune(SHAPE, trials=2, folder=tmp_path)
-    assert len(more.ranked) == 5 and sum(each.known for each in more.ranked) == 3
-    fresh = tune(SHAPE, trials=1, folder=tmp_path, reuse=False)
-    assert len(fresh.ranked) == 1
-    lines = (tmp_path / "history-machine.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + 6
-    json.dumps(more.to_json())
+def test_the_command_compiles_and_measures(kernels, monkeypatch):
+    monkeypatch.setattr(search_room, "space", lambda: COMPILED)
+    shape = [text for name, size in zip("mnk", SHAPE, strict=True) for text in (f"--{name}", str(size))]
+    command = ["tune", "matmul", *shape, "--strategy", "random", "--folder", str(kernels), "--json"]
+    first, second = (json.loads(CliRunner().invoke(app, [*command, "--trials", "2"]).stdout) for _ in range(2))
+    assert [each["known"] for each in first["ranked"]] == [False] * 2
+    assert sorted(each["known"] for each in second["ranked"]) == [False] * 2 + [True] * 2
+    assert 0 < second["ranked"][0]["measured_s"] <= first["ranked"][0]["measured_s"]
+    assert {path.suffix for path in kernels.iterdir()} == {".jsonl", ".so"}
 
 
 @pytest.mark.parametrize(

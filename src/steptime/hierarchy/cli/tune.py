@@ -37,13 +37,24 @@ def matmul(
         str, typer.Option("--processor", metavar="NAME", help="Caches, of steptime cache list.")
     ] = "machine",
     folder: Annotated[str, typer.Option("--folder", metavar="DIR", help="Kernels and history.")] = "steptime-tune",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Earlier measurements do not count.")] = False,
-    seed: Annotated[int, o.number("--seed", "N", "Of the random strategy.", 0, 2**31)] = 0,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start an empty history; the earlier one stays in its file.")
+    ] = False,
+    seed: Annotated[
+        int,
+        o.number(
+            "--seed", "N", "Of random draws: random; of model, half of each batch before 8 measurements.", 0, 2**31
+        ),
+    ] = 0,
     json: o.Json = False,
 ) -> None:
     """Tune a product in single precision on one thread: compile tiled kernels, check them, measure the promising ones.
 
-    Ctrl-C keeps what was measured; the next run goes on from there.
+    Ctrl-C keeps what was measured, but for the four schedules under way; the same command goes on and measures the
+    rest of its trials. After a run that ended, it measures as many again.
+
+    The model strategy draws half of each batch of four at random until there are 8 measurements to learn from, other
+    products included; without scikit-learn it does so throughout.
     """
     from steptime.hierarchy.tune.search import tune as search
 
@@ -57,7 +68,7 @@ def matmul(
         strategy=strategy,
         seed=seed,
         folder=Path(folder),
-        reuse=not fresh,
+        fresh=fresh,
         progress=None if json else told,
     )
     if json:
@@ -81,5 +92,7 @@ def matmul(
     out.print(t.printable("read by the best into " + ", ".join(f"{name} {t.memory(size)}" for name, size in moved)))
     if found.model_rows:
         out.print(t.printable(f"the cost model learned from {found.model_rows} measurements"))
+    for note in found.notes:
+        out.print(t.printable(note))
     if found.history:
         out.print(t.printable(f"history: {found.history}"))

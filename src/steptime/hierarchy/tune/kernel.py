@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import InternalError, UserError
+from steptime.hierarchy.tune.host import this_host
 from steptime.hierarchy.tune.space import WORD, Core, Schedule, block_columns
 from steptime.num import Array
 from steptime.store.files import unwritable
@@ -117,21 +119,33 @@ def _free_bytes() -> float:
         return float("inf")
 
 
-def compiled(schedule: Schedule, core: Core, folder: Path) -> Path:
-    """The library of a schedule's register tile and packing, compiled unless it is there.
+def kernel_key() -> str:
+    """Depends on the source of the kernels and on the flags of the compiler: other ones give other times."""
+    return content_key({"source": SOURCE.read_text(encoding="utf-8"), "flags": list(FLAGS)})
 
-    Raises:
-        UserError: there is no gcc, it fails, or the folder cannot be written.
-    """
-    defines = (
+
+def library_of(schedule: Schedule, core: Core) -> tuple[str, list[str]]:
+    """Name of the library of a register tile and packing on this processor, and the macros of its compilation."""
+    defines = [
         f"-DROWS={schedule.rows}",
         f"-DVECTORS={schedule.vectors}",
         f"-DBYTES={core.processor.vector_bytes}",
         f"-DPACK_A={int(schedule.packing == 'both')}",
         f"-DPACK_B={int(schedule.packing != 'none')}",
-    )
-    name = content_key({"source": SOURCE.read_text(encoding="utf-8"), "flags": [*FLAGS, *defines]})[:12]
-    target = folder / f"product-{schedule.rows}x{schedule.vectors}-{schedule.packing}-{name}.so"
+    ]
+    host = this_host()
+    name = content_key({"kernel": kernel_key(), "defines": defines, "host": host.key})[:12]
+    return f"product-{schedule.rows}x{schedule.vectors}-{schedule.packing}-{host.label}-{name}.so", defines
+
+
+def compiled(schedule: Schedule, core: Core, folder: Path) -> Path:
+    """The library of a schedule's register tile and packing for this processor, compiled unless it is there.
+
+    Raises:
+        UserError: there is no gcc, it fails, or the folder cannot be written.
+    """
+    file, defines = library_of(schedule, core)
+    target = folder / file
     if target.exists():
         return target
     gcc = shutil.which("gcc")
@@ -139,9 +153,9 @@ def compiled(schedule: Schedule, core: Core, folder: Path) -> Path:
         raise UserError(
             "there is no gcc to compile kernels with", hint="install gcc, or --trials 0 for predictions alone"
         )
+    part = target.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
             [gcc, *FLAGS, *defines, str(SOURCE), "-o", str(part)], capture_output=True, text=True, timeout=COMPILE_S
         )
@@ -153,6 +167,9 @@ def compiled(schedule: Schedule, core: Core, folder: Path) -> Path:
         raise UserError(f"gcc took more than {COMPILE_S} s for one kernel") from None
     except OSError as error:
         raise unwritable(folder, error) from None
+    finally:
+        with contextlib.suppress(OSError):  # of a compilation that failed or was interrupted
+            part.unlink(missing_ok=True)
     return target
 
 

@@ -32,6 +32,13 @@ class CostModel:
 
     trees: Any = None
     rows: int = 0
+    lacking: str = ""
+    """Package without which nothing was learned of enough measurements."""
+
+    @property
+    def ranking(self) -> str:
+        """``learned``, or ``closed form`` alone."""
+        return "closed form" if self.trees is None else "learned"
 
     def scores(self, found: Predicted) -> Array:
         """Logarithms of times, up to a number that all schedules of a product share."""
@@ -40,7 +47,7 @@ class CostModel:
 
 
 def learned(seen: Sequence[Seen]) -> CostModel:
-    """The closed form corrected by measurements; by itself where there are few, or scikit-learn is not installed.
+    """The closed form corrected by measurements; by itself where there are few, or where scikit-learn is not installed.
 
     Trees predict $\\log(t / c)$ less its median over the schedules of a product, of $t$ seconds and $c$ cycles: what
     a product takes as a whole says nothing of the order of its schedules.
@@ -51,7 +58,7 @@ def learned(seen: Sequence[Seen]) -> CostModel:
     try:
         from sklearn.ensemble import ExtraTreesRegressor  # type: ignore[import-untyped]
     except ImportError:
-        return CostModel()
+        return CostModel(lacking="scikit-learn")
     missed = []
     for each in seen:
         ratio = np.log(each.seconds / each.cycles)
