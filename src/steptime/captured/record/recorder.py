@@ -21,7 +21,7 @@ from steptime.captured.graph import BEFORE, Attribute, Call, Category, Nodes, Ph
 from steptime.captured.graph.program import OUTSIDE
 from steptime.captured.record.device import filled, scratch_bytes
 from steptime.captured.record.training import scalar_read
-from steptime.captured.record.values import Signature, attribute, dtype_name, signature
+from steptime.captured.record.values import DEVICE, Signature, attribute, dtype_name, signature, tensors_in
 
 
 class Paths:
@@ -105,7 +105,7 @@ class Paths:
         return self._last
 
 
-_QUERIES = frozenset({"prim::device", "prim::layout", "prim::dtype"})
+_QUERIES = frozenset({"prim::layout", "prim::dtype"})
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
 
@@ -228,8 +228,18 @@ class Recorder(TorchDispatchMode):
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a module is captured."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if func is DEVICE:
+            return args[0].device
+        with torch._C.DisableTorchFunction():
+            return self._recorded(func, args, kwargs or {})
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func._schema.name in _QUERIES or func.namespace == "profiler":
             return func(*args, **kwargs)
         known = signature(func)
@@ -270,8 +280,8 @@ class Recorder(TorchDispatchMode):
         scratch: int,
     ) -> None:  # fmt: skip
         read = {storage for _, _, storage in inputs}
-        written = list(_tensors(_named(known, args, kwargs))) if known.written else []
-        results = list(_tensors(output)) or written
+        written = list(tensors_in(_named(known, args, kwargs))) if known.written else []
+        results = list(tensors_in(output)) or written
         before = len(self._held)
         numbers = [self._storage(tensor, len(self.calls)) for tensor in results]
         if known.random:
@@ -330,12 +340,3 @@ def _named(known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> lis
     """The arguments that the operator writes."""
     given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
     return [given[name] for name in known.written if name in given]
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    """Tensors in an argument or a result, lists opened."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for item in given:
-            yield from _tensors(item)

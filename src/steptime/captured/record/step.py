@@ -229,7 +229,7 @@ def _run(
         name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
         modules={path: type(child).__name__ for path, child in named.named_modules()},
         source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
-        assumed=tuple(replaced.values.assumed) if replaced.values is not None else (),
+        assumed=tuple(replaced.values.assumed),
     )  # fmt: skip
 
 
