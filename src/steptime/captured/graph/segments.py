@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from steptime.captured.graph.program import BEFORE, Call, Program
@@ -102,6 +103,7 @@ def below(container: str) -> str:
     return f"{container}." if container else ""
 
 
+@lru_cache(2**14)
 def block_of(container: str, path: str) -> tuple[int, str] | None:
     """Index of the block of a list below which a path lies, and what follows it in the path; None: no block.
 
@@ -132,6 +134,16 @@ class Run:
     def missing(self) -> int:
         """Periods that were not recorded."""
         return self.count // self.period - KEPT
+
+    def is_within(self, other: Run) -> bool:
+        """Whether its blocks are some of another run's, at the other's period or a multiple of it.
+
+        >>> whole = Run("layers", 0, 1, 12)
+        >>> Run("layers", 2, 2, 8).is_within(whole), Run("layers", 8, 1, 6).is_within(whole)
+        (True, False)
+        """
+        inside = other.first <= self.first and self.first + self.count <= other.first + other.count
+        return self.container == other.container and inside and self.period % other.period == 0
 
     def index_of(self, path: str) -> int | None:
         """Index of the block below which a path lies."""

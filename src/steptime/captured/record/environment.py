@@ -61,13 +61,13 @@ class Fakes(FakeTensorMode):
         tensors = list(tensors_in((args, kwargs)))
         if self._inside:  # Of an operator that is made of others only the whole is followed.
             return self._run(func, types, args, kwargs, tensors)
-        real = self.values.arguments(func, args, kwargs, tensors)
+        known = self.values.are_known(func, args, tensors)
         self._inside = True
         try:
             output = self._run(func, types, args, kwargs, tensors)
         finally:
             self._inside = False
-        self.values.follow(func, real, args, kwargs, tensors, output)
+        self.values.follow(func, args, kwargs, tensors, output, known=known)
         return output
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
@@ -86,10 +86,10 @@ class Fakes(FakeTensorMode):
                 RESULTS.learn(key, RESULTS.key(self, func, args, kwargs), self, tensors, output)
             return output
         except (DataDependentOutputException, DynamicOutputShapeException):
-            found = self.values.arguments(func, args, kwargs, tensors)
-            if found is None:
+            if not self.values.are_known(func, args, tensors):
                 raise
         self.values.read((args, kwargs))
+        found = self.values.arguments(args, kwargs)
         with _disable_current_modes(), torch.no_grad():
             real = func(*found[0], **found[1])
         with self:

@@ -142,6 +142,11 @@ def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
 class ScalarsRead(TorchDispatchMode):
     """Values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a module is captured."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return scalar_read(func, args)

@@ -183,14 +183,17 @@ class Values:
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
-    def arguments(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, Any] | None:
-        """The arguments of a call with real tensors; None where the numbers of one of its tensors are not known."""
+    def are_known(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> bool:
+        """Whether the numbers of all tensors of a call are known that its result depends on."""
         if func in _EMPTY:
-            return None
-        if func not in _OF_SHAPE:
-            unknown = next(filter(self._is_unknown, tensors), None)
-            if unknown is not None and not self._is_overwritten(func, unknown, args):
-                return None
+            return False
+        if func in _OF_SHAPE:
+            return True
+        unknown = next(filter(self._is_unknown, tensors), None)
+        return unknown is None or self._is_overwritten(func, unknown, args)
+
+    def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call with real tensors; zeros where numbers are not known."""
 
         def real(tensor: torch.Tensor) -> torch.Tensor:
             found = self.of(tensor)
@@ -221,27 +224,25 @@ class Values:
             return not _is_plain(tensor)
         return content.uniform and content.storage.nbytes() != tensor.element_size()
 
-    def follow(
-        self, func: Any, real: tuple[Any, Any] | None, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any
-    ) -> None:
-        """Run a call on the real tensors too, once the fake ones went through it."""
-        known = signature(func)
-        given = {**dict(zip(known.arguments, args, strict=False)), **kwargs} if known.written else {}
-        written = [tensor for name in known.written for tensor in tensors_in(given.get(name))]
-        if real is None and func not in _ASSUMED:
+    def follow(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any, *, known: bool) -> None:
+        """Run a call on the real tensors too, once the fake ones went through it; ``known``: where it can be."""
+        writes = signature(func).written
+        given = {**dict(zip(signature(func).arguments, args, strict=False)), **kwargs} if writes else {}
+        written = [tensor for name in writes for tensor in tensors_in(given.get(name))]
+        if not known and func not in _ASSUMED:
             return self._forget(written)
         fresh = _fresh(tensors, output)
         contents = [self._content(tensor) for tensor in written]
-        writable = all(known is not None and not known.uniform for known in contents)
-        if real is None or torch.Tag.nondeterministic_seeded in func.tags or not writable:
+        writable = all(content is not None and not content.uniform for content in contents)
+        if not known or torch.Tag.nondeterministic_seeded in func.tags or not writable:
             self._forget(written)
             self._assume(func, args, fresh or written)
         elif func in _OF_SHAPE and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
             pass
         elif written or any(_fits(tensor) for tensor in fresh):
-            self._compute(func, real, written, fresh, args, kwargs)
+            self._compute(func, written, fresh, args, kwargs)
         elif fresh and torch.Tag.pointwise in func.tags:
-            self._spread(func, real, fresh, args, kwargs)
+            self._spread(func, fresh, args, kwargs)
         return None
 
     def _forget(self, written: list[torch.Tensor]) -> None:
@@ -253,10 +254,9 @@ class Values:
         return frozenset(what for content in contents if content is not None for what in content.assumed)
 
     def _compute(
-        self, func: Any, real: tuple[Any, Any], written: list[torch.Tensor], fresh: list[torch.Tensor], args: Any,
-        kwargs: Any,
-    ) -> None:  # fmt: skip
-        assumed = self._rests_on(args, kwargs)
+        self, func: Any, written: list[torch.Tensor], fresh: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> None:
+        assumed, real = self._rests_on(args, kwargs), self.arguments(args, kwargs)
         with _disable_current_modes(), torch.no_grad():
             try:
                 results = list(tensors_in(func(*real[0], **real[1])))
@@ -271,8 +271,9 @@ class Values:
                     self.put(fake, result, assumed)
         return None
 
-    def _spread(self, func: Any, real: tuple[Any, Any], fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+    def _spread(self, func: Any, fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
         """A map of tensors that are one number each, too large to be computed."""
+        real = self.arguments(args, kwargs)
         tensors = list(tensors_in(real))
         if not all(tensor.numel() == 1 or not any(tensor.stride()) for tensor in tensors):
             return

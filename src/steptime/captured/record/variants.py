@@ -71,14 +71,19 @@ def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: S
                 block.__dict__["forward"] = own
 
 
+def caching(module: torch.nn.Module) -> list[Any]:
+    """Configurations of its modules that ask for a cache of keys and values."""
+    configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
+    return [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+
+
 @contextmanager
 def _without_cache(module: torch.nn.Module) -> Iterator[None]:
     """`config.use_cache` of the modules is False: a block that runs again would add to the cache again.
 
     Hugging Face transformers do so themselves when they checkpoint.
     """
-    configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
-    asking = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    asking = caching(module)
     try:
         for config in asking:
             config.use_cache = False
