@@ -344,7 +344,7 @@ class Bench:
     @property
     def has_fused(self) -> bool:
         """Whether the optimiser has a fused implementation."""
-        from steptime.captured.record.variants import FUSED
+        from steptime.captured.record.training import FUSED
 
         return self.family in FUSED
 
@@ -392,7 +392,8 @@ class Bench:
     def _captured(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
         from steptime.captured.record.fold import runs
         from steptime.captured.record.step import StepOptions, as_module, record
-        from steptime.captured.record.variants import FUSED, arranged, caching
+        from steptime.captured.record.training import FUSED
+        from steptime.captured.record.variants import arranged, caching
 
         target = self.target(form.weights, batch, form.adapters)
         module, unchanged = as_module(target.module), tree == plain(len(self.paths))

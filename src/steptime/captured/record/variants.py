@@ -274,14 +274,6 @@ def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
 
 TAKE_BATCH: Final = "let the factory take `batch`, and make its inputs for it"
 
-#: Optimisers that have a fused implementation -> it.
-FUSED: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
-    "adamw": lambda p: torch.optim.AdamW(p, fused=True),
-    "adam": lambda p: torch.optim.Adam(p, fused=True),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
-    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
-}
-
 
 def family_of(optimizer: str) -> str:
     """The optimiser without its implementation.
