@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from steptime.errors import UserError
 from steptime.num import round_up
@@ -187,8 +187,7 @@ class AllocatorSettings:
             raise UserError(f"a device of {self.capacity_bytes} B has no memory")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that the allocator did; sizes of blocks are those asked for, as in PyTorch's traces."""
 
     action: Action

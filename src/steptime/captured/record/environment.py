@@ -58,7 +58,7 @@ class Fakes(FakeTensorMode):
         if func is DEVICE:
             return args[0].device
         kwargs = kwargs or {}
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         if self._inside:  # Of an operator that is made of others only the whole is followed.
             return self._run(func, types, args, kwargs, tensors)
         known = self.values.are_known(func, args, tensors)

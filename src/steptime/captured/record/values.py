@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -259,7 +259,7 @@ class Values:
         assumed, real = self._rests_on(args, kwargs), self.arguments(args, kwargs)
         with _disable_current_modes(), torch.no_grad():
             try:
-                results = list(tensors_in(func(*real[0], **real[1])))
+                results = tensors_in(func(*real[0], **real[1]))
             except Exception:  # It would fail in a real run too, where only weights are wrong: leave it to what reads.
                 return self._forget(written)
             for tensor in written:
@@ -274,7 +274,7 @@ class Values:
     def _spread(self, func: Any, fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
         """A map of tensors that are one number each, too large to be computed."""
         real = self.arguments(args, kwargs)
-        tensors = list(tensors_in(real))
+        tensors = tensors_in(real)
         if not all(tensor.numel() == 1 or not any(tensor.stride()) for tensor in tensors):
             return
         with _disable_current_modes(), torch.no_grad():
@@ -297,16 +297,21 @@ class Values:
                 self.put_all(results[0], 0.5, frozenset({DRAWN}))
 
 
-def tensors_in(given: Any) -> Iterator[torch.Tensor]:
+def tensors_in(given: Any) -> list[torch.Tensor]:
     """Tensors in arguments or results, lists and mappings opened."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for item in given:
-            yield from tensors_in(item)
-    elif isinstance(given, dict):
-        for item in given.values():
-            yield from tensors_in(item)
+    out: list[torch.Tensor] = []
+    _collect((given,), out)
+    return out
+
+
+def _collect(given: Iterable[Any], out: list[torch.Tensor]) -> None:
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            out.append(one)
+        elif isinstance(one, (list, tuple)):
+            _collect(one, out)
+        elif isinstance(one, dict):
+            _collect(one.values(), out)
 
 
 def _fresh(tensors: list[torch.Tensor], output: Any) -> list[torch.Tensor]:
