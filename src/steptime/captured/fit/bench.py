@@ -22,7 +22,7 @@ from steptime.captured.fit.layout import Layout, layout_of
 from steptime.captured.graph import BEFORE, Call, Program, Storage
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.segments import Run as BlockRun
-from steptime.captured.graph.segments import Saves, Tree, plain, text
+from steptime.captured.graph.segments import Saves, Tree, is_chained, plain, text
 from steptime.captured.record import require_torch
 from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import InputSpec
@@ -264,8 +264,9 @@ class Bench:
     _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
     _failed: dict[tuple[object, ...], UserError] = field(default_factory=dict)
     _timers: dict[str, Timer] = field(default_factory=dict)
-    _alike: dict[tuple[str | None, int, int], tuple[BlockRun, ...]] = field(default_factory=dict)
-    """Runs of equal blocks that do equal things in a forward pass, whatever is kept of it."""
+    _folded: dict[tuple[str | None, int, int], tuple[tuple[BlockRun, ...], bool]] = field(default_factory=dict)
+    """Runs of equal blocks that do equal things in a forward pass, whatever is kept of it; whether nothing runs
+    between them."""
     _frozen: tuple[str, ...] = ()
 
     @cached_property
@@ -398,16 +399,18 @@ class Bench:
         target = self.target(form.weights, batch, form.adapters)
         module, unchanged = as_module(target.module), tree == plain(len(self.paths))
         key = (form.weights, form.adapters, batch)
+        alike, chained = self._folded.get(key, ((), False)) if unchanged or not caching(module) else ((), False)
         options = StepOptions(
             optimizer=FUSED[self.family] if fused else self.optimizer, autocast=form.autocast,
             loss=target.loss if self.loss is None else self.loss, name=target.name,
-            target="cuda" if self.device.runs_cuda else "cpu",
-            alike=self._alike.get(key, ()) if unchanged or not caching(module) else (),
+            target="cuda" if self.device.runs_cuda else "cpu", alike=alike,
         )  # fmt: skip
-        with self._inputs(target, batch) as inputs, arranged(target.module, self.paths, tree, saves):
+        arrangement = arranged(target.module, self.paths, tree, saves, chained=chained)
+        with self._inputs(target, batch) as inputs, arrangement:
             program = record(module, inputs, options)
         if program.folded and unchanged and saves == "all":
-            self._alike[key] = tuple(runs(module))
+            found = tuple(runs(module))
+            self._folded[key] = found, all(is_chained(program, run) for run in found)
         if form.adapters:
             program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)
         return program

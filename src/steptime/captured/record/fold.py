@@ -27,6 +27,8 @@ from steptime.captured.graph.segments import KEPT, Run
 from steptime.captured.record.environment import capturing
 from steptime.captured.record.values import DEVICE
 
+LEFT_OUT = "steptime_left_out"
+"""Attribute of a block that is not recorded, for what still refers to it: a checkpoint around several blocks."""
 LEAST_SAVED = 2
 """Periods that folding must save to be worth it."""
 
@@ -140,7 +142,7 @@ def setting(name: str, value: Any) -> str:
 
 @contextmanager
 def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
-    """Keep only a few blocks of each run; the module is whole again when it ends."""
+    """Keep only a few blocks of each run, and mark the others; the module is whole again when it ends."""
     undo: list[tuple[torch.nn.Module, dict[str, Any]]] = []
     try:
         for run in found:
@@ -151,11 +153,15 @@ def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
             undo.append((container, held))
             container._modules.clear()
             container._modules.update({str(number): block for number, block in enumerate(kept)})
+            for block in blocks[run.first + KEPT * run.period : run.first + run.count]:
+                vars(block)[LEFT_OUT] = True
         yield
     finally:
         for container, held in undo:
             container._modules.clear()
             container._modules.update(held)
+            for left in held.values():
+                vars(left).pop(LEFT_OUT, None)
 
 
 Spot = tuple[int, int, str]
