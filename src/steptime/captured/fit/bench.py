@@ -237,9 +237,7 @@ class Run:
         program = accumulating(self.program) if accumulate else self.program
         peaks = {phase: peak.size_bytes for phase, peak in Liveness(program).peaks().items()}
         optimizer = peaks.pop("optimizer", 0)
-        return Footprint(
-            passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=self.state_bytes()
-        )
+        return Footprint(passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=self.state_bytes())
 
 
 @dataclass(kw_only=True)

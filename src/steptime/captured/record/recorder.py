@@ -337,7 +337,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
 
 
 def _named(known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -99,9 +99,11 @@ class Results:
         if key != again or not all(type(one) in free or _is_plain(one, mode) for one in given):
             return
         found = [_result(one, tensors) for one in given]
-        fresh = [one.untyped_storage()._cdata for one, made in zip(given, found, strict=True)
-                 if isinstance(made, _New) and made.of is None]  # fmt: skip
-        if len(set(fresh)) == len(fresh) and all(map(_is_like, (_made(mode, one, tensors) for one in found), given)):
+        fresh = [_address(one) for one, made in zip(given, found, strict=True) if _is_apart(made)]
+        of_arguments = any(isinstance(made, (_Given, _New)) and not _is_apart(made) for made in found)
+        if not _differ(fresh) or (of_arguments and not _differ([_address(one) for one in tensors])):
+            return
+        if all(map(_is_like, (_made(mode, one, tensors) for one in found), given)):
             self._entries[key] = _Entry(tuple(found), kind)
 
 
@@ -121,8 +123,8 @@ def _add(key: list[Any], given: Sequence[Any], mode: FakeTensorMode) -> bool:
         if kind is FakeTensor:
             if not _is_plain(one, mode):
                 return False
-            key += (one.shape, one.stride(), one.storage_offset(), one.dtype, one.fake_device, one.requires_grad,
-                    one.untyped_storage().nbytes())  # fmt: skip
+            key += (one.shape, one.stride(), one.storage_offset(), one.dtype, one.fake_device)
+            key += (one.requires_grad, one.untyped_storage().nbytes())
         elif kind in _PLAIN:
             key += (kind, one)
         elif kind not in _LISTS or not _add(key, one, mode):
@@ -132,10 +134,9 @@ def _add(key: list[Any], given: Sequence[Any], mode: FakeTensorMode) -> bool:
 
 def _is_plain(one: Any, mode: FakeTensorMode) -> bool:
     """Whether a tensor is a fake one of a mode, without a value of its own and without what its layout leaves open."""
-    return (
-        type(one) is FakeTensor and one.fake_mode is mode and one.constant is None
-        and one.layout is torch.strided and not one.dtype.is_complex and not one.is_inference()
-    )  # fmt: skip
+    if type(one) is not FakeTensor or one.fake_mode is not mode or one.constant is not None:
+        return False
+    return one.layout is torch.strided and not one.dtype.is_complex and not one.is_inference()
 
 
 def _result(given: Any, tensors: Sequence[Any]) -> _Result:
@@ -145,9 +146,22 @@ def _result(given: Any, tensors: Sequence[Any]) -> _Result:
     number = next((n for n, tensor in enumerate(tensors) if tensor is given), None)
     if number is not None:
         return _Given(number)
-    address = given.untyped_storage()._cdata
-    of = next((n for n, tensor in enumerate(tensors) if tensor.untyped_storage()._cdata == address), None)
+    of = next((n for n, tensor in enumerate(tensors) if _address(tensor) == _address(given)), None)
     return _New(given.shape, given.stride(), given.storage_offset(), given.dtype, given.fake_device, of)
+
+
+def _address(tensor: Any) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _differ(addresses: list[int]) -> bool:
+    """Whether no two tensors share a storage; of two that do, nothing says whose storage a result has."""
+    return len(set(addresses)) == len(addresses)
+
+
+def _is_apart(made: _Result) -> bool:
+    return isinstance(made, _New) and made.of is None
 
 
 def _is_like(made: Any, given: Any) -> bool:
@@ -161,10 +175,11 @@ def _is_like(made: Any, given: Any) -> bool:
 
 
 def _made(mode: FakeTensorMode, one: _Result, tensors: Sequence[Any]) -> Any:
-    if one is None or type(one) is int:
-        return one
+    """A result for the tensors among the arguments of a call."""
     if isinstance(one, _Given):
         return tensors[one.number]
+    if not isinstance(one, _New):
+        return one
     with torch._C._DisableTorchDispatch():
         made = torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
         if one.of is not None:
@@ -180,7 +195,10 @@ def _fake(mode: FakeTensorMode, made: torch.Tensor, device: torch.device) -> Any
     fake = torch.Tensor._make_subclass(  # type: ignore[attr-defined]
         FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device
     )
-    torch._C._set_throw_on_mutable_data_ptr(fake)
+    if mode._allow_unsafe_data_ptr_access:
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(fake)
     vars(fake).update(of_mode[device])
     return fake
 

@@ -224,7 +224,9 @@ class Values:
             return not _is_plain(tensor)
         return content.uniform and content.storage.nbytes() != tensor.element_size()
 
-    def follow(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any, *, known: bool) -> None:
+    def follow(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any, *, known: bool
+    ) -> None:
         """Run a call on the real tensors too, once the fake ones went through it; ``known``: where it can be."""
         writes = signature(func).written
         given = {**dict(zip(signature(func).arguments, args, strict=False)), **kwargs} if writes else {}
