@@ -386,10 +386,10 @@ class Captured(Batched):
         fused = choice.optimizer != "default"
         program = self.bench.run(form_of(choice), choice.micro_batch, *arranged, fused=fused).program
         program = with_states(accumulating(program) if choice.accumulation > 1 else program, choice.optimizer)
-        placed = place(program)
+        placed = place(program, logs=False)
         if placed.peak_reserved_bytes <= room or room <= 0:
             return float(placed.peak_reserved_bytes), placed.peak_reserved_bytes <= room
-        tight = place(program, AllocatorSettings(capacity_bytes=int(room)))
+        tight = place(program, AllocatorSettings(capacity_bytes=int(room)), logs=False)
         reserved = placed.peak_reserved_bytes if tight.shortage else tight.peak_reserved_bytes
         return float(reserved), tight.shortage is None
 

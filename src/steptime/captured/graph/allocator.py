@@ -278,8 +278,8 @@ class CachingAllocator:
     (20, 0)
     """
 
-    def __init__(self, settings: AllocatorSettings | None = None) -> None:
-        self.settings = settings or AllocatorSettings()
+    def __init__(self, settings: AllocatorSettings | None = None, *, logs: bool = True) -> None:
+        self.settings, self.logs = settings or AllocatorSettings(), logs
         self.events: list[Event] = []
         self.now = 0
         self.reserved_bytes = self.allocated_bytes = self.requested_bytes = 0
@@ -464,7 +464,8 @@ class CachingAllocator:
         return address
 
     def _log(self, action: Action, address: int, size: int, owner: int) -> None:
-        self.events.append(Event(action, address, size, owner, self.now))
+        if self.logs:
+            self.events.append(Event(action, address, size, owner, self.now))
 
 
 def _room(block: Block | None, size: int) -> bool:
