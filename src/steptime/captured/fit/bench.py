@@ -235,7 +235,7 @@ class Run:
 
     def _footprint(self, accumulate: bool) -> Footprint:
         program = accumulating(self.program) if accumulate else self.program
-        peaks = {phase: peak.size_bytes for phase, peak in Liveness(program).peaks().items()}
+        peaks = Liveness(program).peak_bytes()
         optimizer = peaks.pop("optimizer", 0)
         return Footprint(passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=self.state_bytes())
 
