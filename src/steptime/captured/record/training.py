@@ -143,13 +143,14 @@ class _State(NamedTuple):
 
 
 _STATES: dict[tuple[Any, ...], dict[str, Any]] = {}
-"""Optimiser of our tables, shape, strides and type of a weight -> its states: they follow from these."""
+"""Optimiser of our tables, default type, shape, strides and type of a weight -> its states: they follow from these."""
 
 
 def _start(optimizer: torch.optim.Optimizer, own: object, values: Values) -> None:
     """Give an optimiser its states: those that it made before where it is of our tables (``own``), else by a step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    keys = [(own, weight.shape, weight.stride(), weight.dtype) for weight in weights]
+    real = torch.get_default_dtype()
+    keys = [(own, real, weight.shape, weight.stride(), weight.dtype) for weight in weights]
     if own is not None and all(key in _STATES for key in keys):
         for weight, key in zip(weights, keys, strict=True):
             optimizer.state[weight] = {name: _made(state, values) for name, state in _STATES[key].items()}
