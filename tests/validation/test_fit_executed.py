@@ -17,7 +17,8 @@ from steptime.captured.fit.bench import FORMATS, Bench  # noqa: E402
 from steptime.captured.fit.captured import Captured  # noqa: E402
 from steptime.captured.fit.choice import Choice  # noqa: E402
 from steptime.captured.fit.techniques import Change  # noqa: E402
-from steptime.captured.record.variants import FUSED, arranged  # noqa: E402
+from steptime.captured.record.training import FUSED  # noqa: E402
+from steptime.captured.record.variants import arranged  # noqa: E402
 from steptime.hardware import load_device  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"

@@ -155,6 +155,13 @@ def test_states_in_what_activations_left_cost_a_further_segment() -> None:
     assert state_at == activations[:1] and activations[1] != activations[0]
 
 
+def test_without_logs_the_peaks_are_the_same() -> None:
+    for settings in (None, AllocatorSettings(capacity_bytes=10 * MIB)):
+        logged, bare = (place(small_step(), settings, logs=logs) for logs in (True, False))
+        assert (logged.peak_reserved_bytes, logged.shortage) == (bare.peak_reserved_bytes, bare.shortage)
+        assert logged.events and not bare.events and not bare.segments
+
+
 def test_a_step_that_does_not_fit_says_where() -> None:
     placed = place(small_step(), AllocatorSettings(capacity_bytes=10 * MIB), steps=1)
     assert placed.shortage is not None

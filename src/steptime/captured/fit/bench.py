@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import Parameter
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from steptime.captured.cost import CostTable, KernelCall, Timer, Work, cost_tabl
 from steptime.captured.fit.layout import Layout, layout_of
 from steptime.captured.graph import BEFORE, Call, Program, Storage
 from steptime.captured.graph.liveness import Liveness
-from steptime.captured.graph.segments import Saves, Tree, plain, text
+from steptime.captured.graph.segments import Run as BlockRun
+from steptime.captured.graph.segments import Saves, Tree, is_chained, plain, text
 from steptime.captured.record import require_torch
 from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import InputSpec
@@ -30,6 +31,8 @@ from steptime.cost.quantisation import LEAST_STATE_ELEMENTS, dequantised_bytes, 
 from steptime.errors import UserError
 from steptime.hardware.records import Device
 from steptime.num import Array
+
+T = TypeVar("T")
 
 
 def accumulating(program: Program) -> Program:
@@ -196,10 +199,29 @@ class Run:
     layout: Layout | None = None
     more_s: Array | None = None
     """Time of each call on top of its operator: weights that it widens."""
-    _footprints: dict[bool, Footprint] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def _once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What many combinations ask for, found once."""
+        if key not in self._known:
+            self._known[key] = find()
+        found: T = self._known[key]
+        return found
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return self._once("gradients", lambda: gradient_bytes(self.program))
+
+    def state_bytes(self, kind: str = "fused") -> int:
+        """Bytes that the states of the optimiser take on the device."""
+        return self._once(("states", kind), lambda: state_bytes(self.program, kind))
 
     def part(self, *phases: str) -> Issued:
         """Work of some phases."""
+        return self._once(phases, lambda: self._part(phases))
+
+    def _part(self, phases: tuple[str, ...]) -> Issued:
         chosen = [call.phase in phases for call in self.program.calls]
         device_s, host_s = float(self.table.seconds[chosen].sum()), float(self.table.host_s[chosen].sum())
         if self.more_s is not None:
@@ -209,14 +231,13 @@ class Run:
 
     def footprint(self, accumulate: bool) -> Footprint:
         """Memory of a step, or of a later micro-step and the optimiser after it."""
-        if accumulate not in self._footprints:
-            program = accumulating(self.program) if accumulate else self.program
-            peaks = {phase: peak.size_bytes for phase, peak in Liveness(program).peaks().items()}
-            optimizer = peaks.pop("optimizer", 0)
-            self._footprints[accumulate] = Footprint(
-                passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=state_bytes(program)
-            )
-        return self._footprints[accumulate]
+        return self._once(accumulate, lambda: self._footprint(accumulate))
+
+    def _footprint(self, accumulate: bool) -> Footprint:
+        program = accumulating(self.program) if accumulate else self.program
+        peaks = Liveness(program).peak_bytes()
+        optimizer = peaks.pop("optimizer", 0)
+        return Footprint(passes_bytes=max(peaks.values()), optimizer_bytes=optimizer, state_bytes=self.state_bytes())
 
 
 @dataclass(kw_only=True)
@@ -241,6 +262,9 @@ class Bench:
     _runs: dict[tuple[object, ...], Run] = field(default_factory=dict)
     _failed: dict[tuple[object, ...], UserError] = field(default_factory=dict)
     _timers: dict[str, Timer] = field(default_factory=dict)
+    _folded: dict[tuple[str | None, int, int], tuple[tuple[BlockRun, ...], bool]] = field(default_factory=dict)
+    """Runs of equal blocks that do equal things in a forward pass, whatever is kept of it; whether nothing runs
+    between them."""
     _frozen: tuple[str, ...] = ()
 
     @cached_property
@@ -319,7 +343,7 @@ class Bench:
     @property
     def has_fused(self) -> bool:
         """Whether the optimiser has a fused implementation."""
-        from steptime.captured.record.variants import FUSED
+        from steptime.captured.record.training import FUSED
 
         return self.family in FUSED
 
@@ -365,17 +389,26 @@ class Bench:
         return self._programs[key]
 
     def _captured(self, form: Format, batch: int, tree: Tree, saves: Saves, *, fused: bool) -> Program:
-        from steptime.captured.record import capture
-        from steptime.captured.record.variants import FUSED, arranged
+        from steptime.captured.record.fold import runs
+        from steptime.captured.record.step import StepOptions, as_module, record
+        from steptime.captured.record.training import FUSED
+        from steptime.captured.record.variants import arranged, caching
 
         target = self.target(form.weights, batch, form.adapters)
-        optimizer = FUSED[self.family] if fused else self.optimizer
-        with self._inputs(target, batch) as inputs, arranged(target.module, self.paths, tree, saves):
-            program = capture(
-                target.module, inputs, optimizer=optimizer, autocast=form.autocast,
-                loss=target.loss if self.loss is None else self.loss,
-                name=target.name, target="cuda" if self.device.runs_cuda else "cpu",
-            )  # fmt: skip
+        module, unchanged = as_module(target.module), tree == plain(len(self.paths))
+        key = (form.weights, form.adapters, batch)
+        alike, chained = self._folded.get(key, ((), False)) if unchanged or not caching(module) else ((), False)
+        options = StepOptions(
+            optimizer=FUSED[self.family] if fused else self.optimizer, autocast=form.autocast,
+            loss=target.loss if self.loss is None else self.loss, name=target.name,
+            target="cuda" if self.device.runs_cuda else "cpu", alike=alike,
+        )  # fmt: skip
+        arrangement = arranged(target.module, self.paths, tree, saves, chained=chained)
+        with self._inputs(target, batch) as inputs, arrangement:
+            program = record(module, inputs, options)
+        if program.folded and unchanged and saves == "all":
+            found = tuple(runs(module))
+            self._folded[key] = found, all(is_chained(program, run) for run in found)
         if form.adapters:
             program = with_narrow_weights(program, self._frozen, nf4_element_bytes(), WIDE_BYTES)
         return program

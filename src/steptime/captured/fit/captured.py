@@ -14,8 +14,6 @@ from steptime.captured.fit.bench import (
     Issued,
     Run,
     accumulating,
-    gradient_bytes,
-    state_bytes,
     with_states,
 )
 from steptime.captured.fit.choice import Batched, Checkpoints, Choice, Point
@@ -284,7 +282,7 @@ class Captured(Batched):
         if choice.swapped:
             return self._swapped(choice, layout, work, footprint)
         weighed = layout.weigh((*arranged.tree, layout.blocks))
-        extra = gradient_bytes(base.program) if choice.accumulation > 1 else 0
+        extra = base.gradient_bytes if choice.accumulation > 1 else 0
         limit = footprint.passes_bytes
         return Passes(
             work=replace(work, device_s=work.device_s + weighed.recomputed_s, host_s=work.host_s + weighed.reissued_s),
@@ -345,8 +343,8 @@ class Captured(Batched):
     def _point(self, choice: Choice, passes: Passes, *, verify: bool) -> Point:
         base = self.bench.run(form_of(choice), choice.micro_batch)
         count, micro_s = choice.accumulation, passes.work.seconds + passes.stall_s
-        update_s = self._update_s(choice, base)
-        step_s = count * micro_s + (count - 1) * self._adding_s(choice, base) + update_s
+        update_s, adding_s = self._apart(choice, base)
+        step_s = count * micro_s + (count - 1) * adding_s + update_s
         totals = base.table.totals
         scale = step_s / totals.step_s
         memory, phases = self._memory(choice, passes.footprint, base)
@@ -363,7 +361,7 @@ class Captured(Batched):
 
     def _memory(self, choice: Choice, footprint: Footprint, base: Run) -> tuple[float, dict[str, float]]:
         """Peak of live tensors with the states where the optimiser has them."""
-        states = state_bytes(base.program, choice.optimizer) - footprint.state_bytes
+        states = base.state_bytes(choice.optimizer) - footprint.state_bytes
         temporaries = 0.0
         if choice.optimizer == "default" and self.bench.has_fused:
             run = self.bench.run(form_of(choice), self.batch, fused=False)
@@ -388,16 +386,27 @@ class Captured(Batched):
         fused = choice.optimizer != "default"
         program = self.bench.run(form_of(choice), choice.micro_batch, *arranged, fused=fused).program
         program = with_states(accumulating(program) if choice.accumulation > 1 else program, choice.optimizer)
-        placed = place(program)
+        placed = place(program, logs=False)
         if placed.peak_reserved_bytes <= room or room <= 0:
             return float(placed.peak_reserved_bytes), placed.peak_reserved_bytes <= room
-        tight = place(program, AllocatorSettings(capacity_bytes=int(room)))
+        tight = place(program, AllocatorSettings(capacity_bytes=int(room)), logs=False)
         reserved = placed.peak_reserved_bytes if tight.shortage else tight.peak_reserved_bytes
         return float(reserved), tight.shortage is None
 
+    def _apart(self, choice: Choice, base: Run) -> tuple[float, float]:
+        """Time of the optimiser's step, and of adding up the gradients of a micro-step."""
+        key = (form_of(choice), choice.micro_batch, choice.optimizer)
+        if key not in self._updates:
+            self._updates[key] = self._update_s(choice, base), self._adding_s(choice, base)
+        return self._updates[key]
+
+    @cached_property
+    def _updates(self) -> dict[tuple[str, int, str], tuple[float, float]]:
+        return {}
+
     def _adding_s(self, choice: Choice, base: Run) -> float:
         """Adding the gradients of a micro-step to those that are there."""
-        size = gradient_bytes(base.program)
+        size = base.gradient_bytes
         count = sum(one.category == "gradient" for one in base.program.storages)
         return self._streamed_s(form_of(choice), "add", 3.0 * size, size / 4, count)
 
@@ -410,13 +419,13 @@ class Captured(Batched):
         trained = [one for one in program.parameters if one.trained]
         elements, weights = sum(one.elements for one in trained), sum(one.size_bytes for one in trained)
         if kind == "8bit":
-            moved = 2.0 * weights + gradient_bytes(program) + 2.0 * state_bytes(program, "8bit")
+            moved = 2.0 * weights + base.gradient_bytes + 2.0 * base.state_bytes("8bit")
             return self._streamed_s(form_of(choice), "adamw8bit", moved, float(adam_flops(elements)), len(trained))
         if kind == "paged":
-            return update_s + 2.0 * state_bytes(program) / self.host_Bps
+            return update_s + 2.0 * base.state_bytes() / self.host_Bps
         if kind == "offload":
             ranks = host_ranks(self.bench.device, 1, 1)
-            moved = gradient_bytes(program) + weights
+            moved = base.gradient_bytes + weights
             issued_s = OFFLOADED_CALLS * len(trained) * self.bench.timer(form_of(choice)).host_s
             return issued_s + float(host_adam_s(elements, ranks, moved, HOST_ADAM_PER_S, self.host_Bps))
         return update_s

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from steptime.errors import UserError
 from steptime.num import round_up
@@ -187,8 +187,7 @@ class AllocatorSettings:
             raise UserError(f"a device of {self.capacity_bytes} B has no memory")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that the allocator did; sizes of blocks are those asked for, as in PyTorch's traces."""
 
     action: Action
@@ -279,8 +278,8 @@ class CachingAllocator:
     (20, 0)
     """
 
-    def __init__(self, settings: AllocatorSettings | None = None) -> None:
-        self.settings = settings or AllocatorSettings()
+    def __init__(self, settings: AllocatorSettings | None = None, *, logs: bool = True) -> None:
+        self.settings, self.logs = settings or AllocatorSettings(), logs
         self.events: list[Event] = []
         self.now = 0
         self.reserved_bytes = self.allocated_bytes = self.requested_bytes = 0
@@ -465,7 +464,8 @@ class CachingAllocator:
         return address
 
     def _log(self, action: Action, address: int, size: int, owner: int) -> None:
-        self.events.append(Event(action, address, size, owner, self.now))
+        if self.logs:
+            self.events.append(Event(action, address, size, owner, self.now))
 
 
 def _room(block: Block | None, size: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -116,5 +115,10 @@ class Liveness:
 
     def peaks(self) -> dict[Phase, Peak]:
         """The peak of each phase that the program has."""
-        present: Iterable[Phase] = (p for p in PHASES if any(call.phase == p for call in self.program.calls))
-        return {phase: self.peak(phase) for phase in present}
+        return {phase: self.peak(phase) for phase in self.peak_bytes()}
+
+    def peak_bytes(self) -> dict[Phase, int]:
+        """Size of the peak of each phase that the program has."""
+        phases = np.array([call.phase for call in self.program.calls], dtype=object)
+        use = {phase: self.in_use_bytes[1:][phases == phase] for phase in PHASES}
+        return {phase: int(one.max()) for phase, one in use.items() if len(one)}

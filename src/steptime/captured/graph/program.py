@@ -286,6 +286,10 @@ class Storage:
     name: str = ""
     """Parameter, input or state that it holds; else empty."""
 
+    def copy(self, born: int, freed: int | None, name: str) -> Storage:
+        """The same at another time; programs have thousands, and ``dataclasses.replace`` is slow."""
+        return Storage(self.size_bytes, born, freed, self.category, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -307,6 +311,12 @@ class Call:
     """A forward operator that runs again in the backward pass."""
     scratch_bytes: int = 0
     """Memory that it needs while it runs and that no storage shows."""
+
+    def copy(self, module: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> Call:
+        """The same elsewhere; programs have thousands, and ``dataclasses.replace`` is slow."""
+        return Call(
+            self.node, self.phase, module, reads, writes, self.view, self.inplace, self.recomputed, self.scratch_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

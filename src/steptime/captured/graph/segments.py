@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from steptime.captured.graph.program import BEFORE, Call, Program
@@ -102,6 +103,7 @@ def below(container: str) -> str:
     return f"{container}." if container else ""
 
 
+@lru_cache(2**14)
 def block_of(container: str, path: str) -> tuple[int, str] | None:
     """Index of the block of a list below which a path lies, and what follows it in the path; None: no block.
 
@@ -132,6 +134,16 @@ class Run:
     def missing(self) -> int:
         """Periods that were not recorded."""
         return self.count // self.period - KEPT
+
+    def is_within(self, other: Run) -> bool:
+        """Whether its blocks are some of another run's, at the other's period or a multiple of it.
+
+        >>> whole = Run("layers", 0, 1, 12)
+        >>> Run("layers", 2, 2, 8).is_within(whole), Run("layers", 8, 1, 6).is_within(whole)
+        (True, False)
+        """
+        inside = other.first <= self.first and self.first + self.count <= other.first + other.count
+        return self.container == other.container and inside and self.period % other.period == 0
 
     def index_of(self, path: str) -> int | None:
         """Index of the block below which a path lies."""
@@ -186,6 +198,13 @@ def owners(program: Program, run: Run) -> list[int | None]:
     return out
 
 
+def is_chained(program: Program, run: Run) -> bool:
+    """Whether nothing runs between the blocks of a run in the forward pass."""
+    forward = [run.index_of(call.module) for call in program.calls if call.phase == "forward"]
+    inside = [index is not None and run.first <= index < run.first + run.count for index in forward]
+    return any(inside) and all(inside[inside.index(True) : len(inside) - inside[::-1].index(True)])
+
+
 def is_wide(call: Call) -> bool:
     """Whether it works on a list of tensors: one element for each parameter."""
     names = call.node.names
@@ -193,16 +212,28 @@ def is_wide(call: Call) -> bool:
 
 
 def stretches(program: Program, run: Run) -> list[Stretch] | None:
-    """The stretches of a program; None where the blocks of the run do not follow each other."""
+    """The stretches of a program; None where the blocks of the run do not follow each other.
+
+    Blocks of one checkpoint run again one after the other, before the backward pass of the last: two stretches. A block
+    that is a checkpoint runs again in the same stretch.
+    """
     owner = owners(program, run)
+    found = _stretches(program, owner, _spans(program.calls, owner, apart=False))
+    return found or _stretches(program, owner, _spans(program.calls, owner, apart=True), ends=True)
+
+
+def _stretches(
+    program: Program, owner: Sequence[int | None], spans: Sequence[tuple[int, int]], *, ends: bool = False
+) -> list[Stretch] | None:
+    """One per span; with ``ends``, calls of the first or last period alone are none: they stay as they are."""
     out: list[Stretch] = []
-    for start, end in _spans(program.calls, owner):
+    for start, end in spans:
         starts: dict[int, int] = {}
         for number in range(start, end):
             period = owner[number]
             if period is not None and not is_wide(program.calls[number]):
                 starts.setdefault(period, number)
-        if not starts:
+        if not starts or (ends and starts.keys() <= {0, KEPT - 1}):
             continue
         found = [starts.get(period, BEFORE) for period in range(KEPT)]
         if BEFORE in found:
@@ -225,12 +256,16 @@ def _ordered(owner: Sequence[int | None], stretch: Stretch) -> bool:
     ) == len(stretch.segment(2))
 
 
-def _spans(calls: Sequence[Call], owner: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Forward, backward, and the passes of the optimiser over single parameters between operators on lists."""
+def _spans(calls: Sequence[Call], owner: Sequence[int | None], *, apart: bool) -> list[tuple[int, int]]:
+    """Forward, backward, and the passes of the optimiser over single parameters between operators on lists.
+
+    With ``apart``, what runs again is apart from the rest of the backward pass.
+    """
     spans: list[tuple[int, int]] = []
     start, last = 0, BEFORE
     for number in range(1, len(calls) + 1):
-        if number < len(calls) and not _cut(calls[number - 1], calls[number], owner[number], last):
+        again = apart and number < len(calls) and calls[number].recomputed != calls[number - 1].recomputed
+        if number < len(calls) and not again and not _cut(calls[number - 1], calls[number], owner[number], last):
             last = last if owner[number] is None else owner[number] or 0
             continue
         spans.append((start, number))

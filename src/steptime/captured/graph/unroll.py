@@ -390,7 +390,7 @@ class _Unrolled:
                 if len(taken) > 1:
                     raise Unlike
         self.new_call[number] = len(self.calls)
-        call = replace(call, module=self._path(call.module))
+        call = call.copy(self._path(call.module), call.reads, call.writes)
         self.calls.append(self.lists.longer(call) if is_wide(call) else call)
 
     def _emit_stretch(self, group: int) -> None:
@@ -405,7 +405,7 @@ class _Unrolled:
                 if recorded is not None:
                     self.new_call[number] = len(self.calls)
                 if recorded in (0, 3):
-                    self.calls.append(replace(call, module=self._path(call.module)))
+                    self.calls.append(call.copy(self._path(call.module), call.reads, call.writes))
                     continue
                 self.calls.append(self._interior(group, new, local, call))
 
@@ -422,7 +422,7 @@ class _Unrolled:
             )
 
         module = self.run.moved(call.module, new - 1) if recorded is None else self._path(call.module)
-        return replace(call, module=module, reads=meant(call.reads, reads), writes=meant(call.writes, writes))
+        return call.copy(module, meant(call.reads, reads), meant(call.writes, writes))
 
     def _path(self, path: str) -> str:
         """Path of a recorded module in the whole: the last two periods move to the end."""
@@ -442,7 +442,7 @@ class _Unrolled:
             model = self.old.storages[self.template.storages[group, 1][local]]
             start = BEFORE if model.born == BEFORE else born[number]
             end = self.call(self.template.ends[group, local], new)
-            out.append(replace(model, born=start, freed=end, name=self.run.moved(model.name, new - 1)))
+            out.append(model.copy(start, end, self.run.moved(model.name, new - 1)))
         return self._numbered(out)
 
     def _numbered(self, storages: list[Storage]) -> tuple[Storage, ...]:
@@ -461,7 +461,7 @@ class _Unrolled:
             inward = 1 if home.period == 1 else -1
             if isinstance(end, Place) and end.offset == inward:
                 freed = self.call(end, 1 if home.period == 1 else 2 + self.run.missing)
-        return replace(storage, born=born, freed=freed, name=self._path(storage.name))
+        return storage.copy(born, freed, self._path(storage.name))
 
     def _parameters(self) -> tuple[Parameter, ...]:
         home = self.template.home

@@ -29,51 +29,67 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime.captured.record.fake import Replaced, all_modules, take_weights
 from steptime.captured.record.problems import explaining
-from steptime.captured.record.values import Values
+from steptime.captured.record.results import RESULTS
+from steptime.captured.record.values import DEVICE, Values, tensors_in
 
 aten = torch.ops.aten
 
 
 class Fakes(FakeTensorMode):
-    """Fake tensors that look up what an operator gave for such tensors before, where it has one new result.
-
-    Of several, a look-up may forget that two share a storage.
-    """
+    """Fake tensors that look up what an operator gave for such tensors before."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.cache_enabled = False
         self.values = Values()
         self._inside = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a module is captured."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self.dispatch(func, types, args, kwargs)
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on fake tensors, and on real ones too where their contents are known."""
+        if func is DEVICE:
+            return args[0].device
         kwargs = kwargs or {}
+        tensors = tensors_in((args, kwargs))
         if self._inside:  # Of an operator that is made of others only the whole is followed.
-            return self._run(func, types, args, kwargs)
-        real = self.values.arguments(func, args, kwargs)
+            return self._run(func, types, args, kwargs, tensors)
+        known = self.values.are_known(func, args, tensors)
         self._inside = True
         try:
-            output = self._run(func, types, args, kwargs)
+            output = self._run(func, types, args, kwargs, tensors)
         finally:
             self._inside = False
-        self.values.follow(func, real, args, kwargs, output)
+        self.values.follow(func, args, kwargs, tensors, output, known=known)
         return output
 
-    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         rule = SHAPES.get(func)
         if rule is not None:
             with self:
                 return rule(self.values, *args, **kwargs)
-        schema = func._schema
-        one = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TensorType)
-        self.cache_enabled = one and not schema.is_mutable
+        key = RESULTS.key(self, func, args, kwargs)
+        if key is not None:
+            known, output = RESULTS.known(key, self, tensors)
+            if known:
+                return output
         try:
-            return super().dispatch(func, types, args, kwargs)
+            output = super().dispatch(func, types, args, kwargs)
+            if key is not None:
+                RESULTS.learn(key, RESULTS.key(self, func, args, kwargs), self, tensors, output)
+            return output
         except (DataDependentOutputException, DynamicOutputShapeException):
-            found = self.values.arguments(func, args, kwargs)
-            if found is None:
+            if not self.values.are_known(func, args, tensors):
                 raise
         self.values.read((args, kwargs))
+        found = self.values.arguments(args, kwargs)
         with _disable_current_modes(), torch.no_grad():
             real = func(*found[0], **found[1])
         with self:
@@ -170,9 +186,7 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 
 
 @contextmanager
-def capturing(
-    module: torch.nn.Module, inputs: Any, *, name: str, training: bool, meta: bool = False
-) -> Iterator[tuple[Any, Replaced]]:
+def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool) -> Iterator[tuple[Any, Replaced]]:
     """The arguments of the module's forward without memory, and what stands for its tensors.
 
     Args:
@@ -180,13 +194,12 @@ def capturing(
         inputs: positional arguments, or keyword arguments as a mapping.
         name: for messages.
         training: training or evaluation mode.
-        meta: tensors of the meta device instead of fake ones: faster, and less like a CPU.
 
     Raises:
         CaptureError: whatever the module raises, with its line.
     """
-    fakes = None if meta else Fakes(allow_non_fake_inputs=True)
-    replaced = Replaced("meta" if meta else "cpu", None if fakes is None else fakes.values)
+    fakes = Fakes(allow_non_fake_inputs=True)
+    replaced = Replaced(fakes.values)
     with ExitStack() as stack:
         stack.enter_context(explaining(name))
         stack.enter_context(_settings_kept())
@@ -196,12 +209,9 @@ def capturing(
         stack.enter_context(_masks_not_read())
         stack.enter_context(_said_once())
         stack.enter_context(_conversions_to_the_same())
-        if fakes is None:
-            stack.enter_context(torch.device("meta"))
-        else:
-            stack.enter_context(fakes)
-            stack.enter_context(values_read(fakes.values))
-            stack.enter_context(_asked_if_fake())
+        stack.enter_context(fakes)
+        stack.enter_context(values_read(fakes.values))
+        stack.enter_context(_asked_if_fake())
         take_weights(module, replaced)
         module.train(training)
         with replaced.taking_inputs():

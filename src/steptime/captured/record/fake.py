@@ -24,8 +24,7 @@ class Replaced:
     cannot run a fake CUDA backward.
     """
 
-    def __init__(self, device: str = "cpu", values: Values | None = None) -> None:
-        self._device = device
+    def __init__(self, values: Values) -> None:
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._of_inputs = False
         self.values = values
@@ -34,14 +33,13 @@ class Replaced:
         """The fake copy; a parameter stays a parameter."""
         found = self._twins.get(id(tensor))
         if found is None:
-            with torch.device(self._device):
-                made = torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype)
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             if isinstance(tensor, torch.nn.Parameter):
                 made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
             elif tensor.requires_grad:
                 made.requires_grad_()
             found = self._twins[id(tensor)] = (tensor, made)
-            if self.values is not None and not made.requires_grad:
+            if not made.requires_grad:
                 self._tell(self.values, tensor, made)
         return found[1]
 

@@ -25,7 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.captured.graph.segments import KEPT, Run
 from steptime.captured.record.environment import capturing
+from steptime.captured.record.values import DEVICE
 
+LEFT_OUT = "steptime_left_out"
+"""Attribute of a block that is not recorded, for what still refers to it: a checkpoint around several blocks."""
 LEAST_SAVED = 2
 """Periods that folding must save to be worth it."""
 
@@ -139,7 +142,7 @@ def setting(name: str, value: Any) -> str:
 
 @contextmanager
 def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
-    """Keep only a few blocks of each run; the module is whole again when it ends."""
+    """Keep only a few blocks of each run, and mark the others; the module is whole again when it ends."""
     undo: list[tuple[torch.nn.Module, dict[str, Any]]] = []
     try:
         for run in found:
@@ -150,11 +153,15 @@ def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
             undo.append((container, held))
             container._modules.clear()
             container._modules.update({str(number): block for number, block in enumerate(kept)})
+            for block in blocks[run.first + KEPT * run.period : run.first + run.count]:
+                vars(block)[LEFT_OUT] = True
         yield
     finally:
         for container, held in undo:
             container._modules.clear()
             container._modules.update(held)
+            for left in held.values():
+                vars(left).pop(LEFT_OUT, None)
 
 
 Spot = tuple[int, int, str]
@@ -215,8 +222,18 @@ class Watch(TorchDispatchMode):
 
         return noted
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a module is captured."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if func is DEVICE:
+            return args[0].device
+        with torch._C.DisableTorchFunction():
+            return self._noted(func, args, kwargs or {})
+
+    def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
         exact = func._schema.name == "aten::pow"
         given = [self._argument(leaf, exact) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))]
         self.ran.append(hash((func, *given, *flags(), sequence_number() - self.start)))
@@ -331,21 +348,17 @@ Note = tuple[int, int, str, int, tuple[Any, ...]]
 
 def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str, training: bool) -> str | None:
     """Why leaving out the blocks between would not leave everything else as it is; None: it would."""
-    problem = ""
-    for meta in (True, False):
-        try:
-            with capturing(module, inputs, name=name, training=training, meta=meta) as (arguments, _):
-                whole = _notes(module, arguments, found, training)
-                with shortened(module, found):
-                    short = _notes(module, arguments, found, training)
-        except Exception as error:
-            problem = f"a forward pass with fewer blocks fails ({type(error).__name__})"
-            continue
-        if not _interior_alike(whole, found):
-            return "blocks of equal structure run different operators"
-        same = _without_copies(whole, found) == short
-        return None if same else "what runs outside the blocks changes with their number"
-    return problem
+    try:
+        with capturing(module, inputs, name=name, training=training) as (arguments, _):
+            whole = _notes(module, arguments, found, training)
+            with shortened(module, found):
+                short = _notes(module, arguments, found, training)
+    except Exception as error:
+        return f"a forward pass with fewer blocks fails ({type(error).__name__})"
+    if not _interior_alike(whole, found):
+        return "blocks of equal structure run different operators"
+    same = _without_copies(whole, found) == short
+    return None if same else "what runs outside the blocks changes with their number"
 
 
 def _notes(module: torch.nn.Module, arguments: Any, found: list[Run], training: bool) -> list[Note]:

@@ -21,7 +21,7 @@ from steptime.captured.graph import BEFORE, Attribute, Call, Category, Nodes, Ph
 from steptime.captured.graph.program import OUTSIDE
 from steptime.captured.record.device import filled, scratch_bytes
 from steptime.captured.record.training import scalar_read
-from steptime.captured.record.values import Signature, attribute, dtype_name, signature
+from steptime.captured.record.values import DEVICE, Signature, attribute, dtype_name, signature, tensors_in
 
 
 class Paths:
@@ -105,7 +105,7 @@ class Paths:
         return self._last
 
 
-_QUERIES = frozenset({"prim::device", "prim::layout", "prim::dtype"})
+_QUERIES = frozenset({"prim::layout", "prim::dtype"})
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
 
@@ -142,6 +142,7 @@ class Recorder(TorchDispatchMode):
         self._paths = paths
         self._held: list[_Held] = []
         self._number: dict[int, int] = {}
+        self._types: dict[tuple[object, ...], TensorType] = {}
         self._draws = 0
         self._outside = 0
 
@@ -177,8 +178,8 @@ class Recorder(TorchDispatchMode):
             self._outside += source is None
             kind = {"gradient": "state"}.get(category, category)
             held.category, held.name = category, name
-            held.content = self.nodes.source(kind, name, self._type(tensor))
             held.layout = _layout(tensor)
+            held.content = self.nodes.source(kind, name, self._type(tensor, held.layout))
             held.views[held.layout] = held.content
         return number
 
@@ -190,9 +191,13 @@ class Recorder(TorchDispatchMode):
         held.views.clear()
         held.content = None
 
-    def _type(self, tensor: torch.Tensor) -> TensorType:
-        strides = None if tensor.is_contiguous() else tuple(tensor.stride())
-        return TensorType(tuple(tensor.shape), dtype_name(tensor.dtype), strides)
+    def _type(self, tensor: torch.Tensor, layout: Layout) -> TensorType:
+        shape, strides, _, dtype = layout
+        found = self._types.get((shape, strides, dtype))
+        if found is None:
+            found = TensorType(shape, dtype_name(dtype), None if tensor.is_contiguous() else strides)
+            self._types[shape, strides, dtype] = found
+        return found
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -209,13 +214,13 @@ class Recorder(TorchDispatchMode):
         assert held.content is not None
         shape, strides, offset, _ = layout
         attributes: tuple[tuple[str, Attribute], ...] = (("size", shape), ("stride", strides), ("offset", offset))
-        node = self.nodes.node("as_strided", (held.content,), ("self",), attributes, (self._type(tensor),))
+        node = self.nodes.node("as_strided", (held.content,), ("self",), attributes, (self._type(tensor, layout),))
         held.views[layout] = node.value()
         return node.value()
 
-    def _write(self, tensor: torch.Tensor, number: int, value: Value) -> None:
+    def _write(self, number: int, layout: Layout, value: Value) -> None:
         """A new content: what else looked at the storage must look again."""
-        held, layout = self._held[number], _layout(tensor)
+        held = self._held[number]
         if held.content is not None and held.layout != layout and value.type.elements < held.content.type.elements:
             shape, strides, offset, _ = layout
             attributes: tuple[tuple[str, Attribute], ...] = (("size", shape), ("stride", strides), ("offset", offset))
@@ -228,8 +233,18 @@ class Recorder(TorchDispatchMode):
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a module is captured."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if func is DEVICE:
+            return args[0].device
+        with torch._C.DisableTorchFunction():
+            return self._recorded(func, args, kwargs or {})
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func._schema.name in _QUERIES or func.namespace == "profiler":
             return func(*args, **kwargs)
         known = signature(func)
@@ -270,8 +285,9 @@ class Recorder(TorchDispatchMode):
         scratch: int,
     ) -> None:  # fmt: skip
         read = {storage for _, _, storage in inputs}
-        written = list(_tensors(_named(known, args, kwargs))) if known.written else []
-        results = list(_tensors(output)) or written
+        written = tensors_in(_named(known, args, kwargs)) if known.written else []
+        results = tensors_in(output) or written
+        layouts = [_layout(tensor) for tensor in results]
         before = len(self._held)
         numbers = [self._storage(tensor, len(self.calls)) for tensor in results]
         if known.random:
@@ -279,24 +295,22 @@ class Recorder(TorchDispatchMode):
             attributes = [*attributes, ("draw", self._draws)]
         node = self.nodes.node(
             known.name, tuple(value for _, value, _ in inputs), tuple(name for name, _, _ in inputs),
-            tuple(attributes), tuple(self._type(tensor) for tensor in results),
+            tuple(attributes), tuple(map(self._type, results, layouts)),
         )  # fmt: skip
         mutated = {tensor.untyped_storage()._cdata for tensor in written}
-        for index, (tensor, number) in enumerate(zip(results, numbers, strict=True)):
-            self._put(tensor, number, node.value(index), new=number >= before or number not in read, mutated=mutated)
-        over = bool(results) and all(tensor.untyped_storage()._cdata in mutated for tensor in results)
+        over = [tensor.untyped_storage()._cdata in mutated for tensor in results]
+        for index, (number, layout) in enumerate(zip(numbers, layouts, strict=True)):
+            if over[index] or number >= before or number not in read:
+                self._write(number, layout, node.value(index))
+            else:
+                self._held[number].views[layout] = node.value(index)
         view = bool(numbers) and not written and all(number in read for number in numbers)
         call = Call(
-            node, self.phase, path, tuple(storage for _, _, storage in inputs), tuple(numbers), view=view, inplace=over,
+            node, self.phase, path, tuple(storage for _, _, storage in inputs), tuple(numbers), view=view,
+            inplace=bool(over) and all(over),
             recomputed=self.phase == "backward" and self._paths.inside, scratch_bytes=scratch,
         )  # fmt: skip
         self.calls.append(call)
-
-    def _put(self, tensor: torch.Tensor, number: int, value: Value, *, new: bool, mutated: set[int]) -> None:
-        if new or tensor.untyped_storage()._cdata in mutated:
-            self._write(tensor, number, value)
-        else:
-            self._held[number].views[_layout(tensor)] = value
 
     # -- result -------------------------------------------------------------------------------------------------------
 
@@ -323,19 +337,10 @@ class Recorder(TorchDispatchMode):
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
-    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
 
 
 def _named(known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that the operator writes."""
     given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
     return [given[name] for name in known.written if name in given]
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    """Tensors in an argument or a result, lists opened."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for item in given:
-            yield from _tensors(item)

@@ -85,6 +85,8 @@ class StepOptions:
     """Whose kernels: ``cpu`` as PyTorch runs here, ``cuda`` as it would on an NVIDIA GPU."""
     fold: bool = True
     """Record a few blocks of each run of equal ones and unroll them."""
+    alike: tuple[Run, ...] = ()
+    """Runs of this module that were folded before, for the same inputs: their blocks need not be compared again."""
     name: str = ""
 
 
@@ -185,9 +187,10 @@ def observed(
 
 def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | str:
     """Record the shortened module and unroll it; a text says why that is not the whole."""
-    problem = repeats(module, inputs, found, name=options.name, training=options.training)
-    if problem is not None:
-        return problem
+    if not all(any(run.is_within(one) for one in options.alike) for run in found):
+        problem = repeats(module, inputs, found, name=options.name, training=options.training)
+        if problem is not None:
+            return problem
     try:
         with shortened(module, found):
             program = _recorded(module, inputs, options)
@@ -229,7 +232,7 @@ def _run(
         name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
         modules={path: type(child).__name__ for path, child in named.named_modules()},
         source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
-        assumed=tuple(replaced.values.assumed) if replaced.values is not None else (),
+        assumed=tuple(replaced.values.assumed),
     )  # fmt: skip
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn import functional
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from steptime.captured.record.fake import Replaced
+from steptime.captured.record.values import Values
 from steptime.errors import UnknownNameError, UserError
 
 #: A function from the module's output to a scalar, or the name of one of `LOSSES`.
@@ -101,6 +102,13 @@ OPTIMIZERS: Mapping[str, Factory] = {
     "adafactor": lambda p: torch.optim.Adafactor(p, foreach=True),
 }
 
+#: Optimisers that have a fused implementation -> it.
+FUSED: Mapping[str, Factory] = {
+    "adamw": OPTIMIZERS["adamw-fused"], "adam": OPTIMIZERS["adam-fused"],
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+}  # fmt: skip
+
 
 def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced) -> torch.optim.Optimizer | None:
     """The optimiser of the fake parameters, after a step of its own that makes its states.
@@ -120,9 +128,35 @@ def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced)
         optimizer = OPTIMIZERS[given](trained)
     else:
         optimizer = given(trained)
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            weight.grad = torch.empty_like(weight)
+    is_ours = isinstance(given, str) or any(given is one for one in FUSED.values())
+    _start(optimizer, given if is_ours else None, replaced.values)
+    return optimizer
+
+
+class _State(NamedTuple):
+    """A state of an optimiser after a step; the numbers of its tensor where they are known, else None."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    content: torch.Tensor | None
+
+
+_STATES: dict[tuple[Any, ...], dict[str, Any]] = {}
+"""Optimiser of our tables, default type, shape, strides and type of a weight -> its states: they follow from these."""
+
+
+def _start(optimizer: torch.optim.Optimizer, own: object, values: Values) -> None:
+    """Give an optimiser its states: those that it made before where it is of our tables (``own``), else by a step."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    real = torch.get_default_dtype()
+    keys = [(own, real, weight.shape, weight.stride(), weight.dtype) for weight in weights]
+    if own is not None and all(key in _STATES for key in keys):
+        for weight, key in zip(weights, keys, strict=True):
+            optimizer.state[weight] = {name: _made(state, values) for name, state in _STATES[key].items()}
+        return
+    for weight in weights:
+        weight.grad = torch.empty_like(weight)
     try:
         with ScalarsRead():
             optimizer.step()
@@ -130,7 +164,26 @@ def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced)
         hint = "an optimiser whose step needs a closure cannot be captured; take another, or none"
         raise UserError(f"{type(optimizer).__name__}: {error}", hint=hint) from None
     optimizer.zero_grad(set_to_none=True)
-    return optimizer
+    if own is not None:
+        for weight, key in zip(weights, keys, strict=True):
+            _STATES[key] = {name: _noted(state, values) for name, state in optimizer.state[weight].items()}
+
+
+def _noted(state: Any, values: Values) -> Any:
+    if not isinstance(state, torch.Tensor):
+        return state
+    with _disable_current_modes():
+        content = values.of(state)
+        return _State(tuple(state.shape), state.stride(), state.dtype, None if content is None else content.clone())
+
+
+def _made(state: Any, values: Values) -> Any:
+    if not isinstance(state, _State):
+        return state
+    made = torch.empty_strided(state.shape, state.stride, dtype=state.dtype, device="cpu")
+    if state.content is not None:
+        values.put(made, state.content)
+    return made
 
 
 def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
@@ -141,6 +194,11 @@ def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
 
 class ScalarsRead(TorchDispatchMode):
     """Values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a module is captured."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:

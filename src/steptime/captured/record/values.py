@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -103,6 +103,8 @@ DRAWN = "a random number is 0.5"
 ONES = "integer inputs without values are ones"
 
 aten = torch.ops.aten
+DEVICE = torch.ops.prim.device.default
+"""Asks a fake tensor for its device, as PyTorch does many times for each operator."""
 _OF_SHAPE = frozenset({
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default,
     aten.new_ones.default, aten.new_full.default,
@@ -113,6 +115,8 @@ _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 _OVERWRITE = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
 _ARE_EQUAL, _DIFFER = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
 _UNDEFINED = (aten.isnan.default, aten.isinf.default)
+_ASSUMED = frozenset({*_ARE_EQUAL, *_DIFFER, *_UNDEFINED, *_DRAWN})
+"""Operators whose result is assumed where their tensors are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +177,23 @@ class Values:
 
     def read(self, tensors: Any) -> None:
         """Note what the numbers of tensors rest on, since Python reads them now."""
-        found = {what for tensor in _tensors(tensors) if (known := self._content(tensor)) for what in known.assumed}
+        found = {what for tensor in tensors_in(tensors) if (known := self._content(tensor)) for what in known.assumed}
         for what in sorted(found):
             self.assumed[f"{what} ({_reader()})"] = None
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
-    def arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """The arguments of a call with real tensors; None where the numbers of one are not known."""
+    def are_known(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> bool:
+        """Whether the numbers of all tensors of a call are known that its result depends on."""
         if func in _EMPTY:
-            return None
-        if func not in _OF_SHAPE:
-            unknown = next((tensor for tensor in _tensors((args, kwargs)) if self._is_unknown(tensor)), None)
-            if unknown is not None and not self._is_overwritten(func, unknown, args):
-                return None
+            return False
+        if func in _OF_SHAPE:
+            return True
+        unknown = next(filter(self._is_unknown, tensors), None)
+        return unknown is None or self._is_overwritten(func, unknown, args)
+
+    def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call with real tensors; zeros where numbers are not known."""
 
         def real(tensor: torch.Tensor) -> torch.Tensor:
             found = self.of(tensor)
@@ -203,7 +210,7 @@ class Values:
             func not in _OVERWRITE
             or tensor is not args[0]
             or not whole
-            or any(map(self._is_unknown, _tensors(args[1:])))
+            or any(map(self._is_unknown, tensors_in(args[1:])))
         ):
             return False
         with _disable_current_modes():
@@ -217,45 +224,44 @@ class Values:
             return not _is_plain(tensor)
         return content.uniform and content.storage.nbytes() != tensor.element_size()
 
-    def follow(self, func: Any, real: tuple[Any, Any] | None, args: Any, kwargs: Any, output: Any) -> None:
-        """Run a call on the real tensors too, once the fake ones went through it."""
-        known = signature(func)
-        given = {**dict(zip(known.arguments, args, strict=False)), **kwargs} if known.written else {}
-        written = [tensor for name in known.written for tensor in _tensors(given.get(name))]
-        fresh = self._fresh(args, kwargs, output)
+    def follow(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any, *, known: bool
+    ) -> None:
+        """Run a call on the real tensors too, once the fake ones went through it; ``known``: where it can be."""
+        writes = signature(func).written
+        given = {**dict(zip(signature(func).arguments, args, strict=False)), **kwargs} if writes else {}
+        written = [tensor for name in writes for tensor in tensors_in(given.get(name))]
+        if not known and func not in _ASSUMED:
+            return self._forget(written)
+        fresh = _fresh(tensors, output)
         contents = [self._content(tensor) for tensor in written]
-        writable = all(known is not None and not known.uniform for known in contents)
-        if real is None or torch.Tag.nondeterministic_seeded in func.tags or not writable:
+        writable = all(content is not None and not content.uniform for content in contents)
+        if not known or torch.Tag.nondeterministic_seeded in func.tags or not writable:
             self._forget(written)
             self._assume(func, args, fresh or written)
         elif func in _OF_SHAPE and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
-            return
+            pass
         elif written or any(_fits(tensor) for tensor in fresh):
-            self._compute(func, real, written, fresh, args, kwargs)
+            self._compute(func, written, fresh, args, kwargs)
         elif fresh and torch.Tag.pointwise in func.tags:
-            self._spread(func, real, fresh, args, kwargs)
+            self._spread(func, fresh, args, kwargs)
+        return None
 
     def _forget(self, written: list[torch.Tensor]) -> None:
         for tensor in written:
             self._known.pop(tensor.untyped_storage()._cdata, None)
 
-    def _fresh(self, args: Any, kwargs: Any, output: Any) -> list[torch.Tensor]:
-        """Results in storages of their own."""
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-        return [tensor for tensor in _tensors(output) if tensor.untyped_storage()._cdata not in given]
-
     def _rests_on(self, args: Any, kwargs: Any) -> frozenset[str]:
-        contents = (self._content(tensor) for tensor in _tensors((args, kwargs)))
+        contents = (self._content(tensor) for tensor in tensors_in((args, kwargs)))
         return frozenset(what for content in contents if content is not None for what in content.assumed)
 
     def _compute(
-        self, func: Any, real: tuple[Any, Any], written: list[torch.Tensor], fresh: list[torch.Tensor], args: Any,
-        kwargs: Any,
-    ) -> None:  # fmt: skip
-        assumed = self._rests_on(args, kwargs)
+        self, func: Any, written: list[torch.Tensor], fresh: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> None:
+        assumed, real = self._rests_on(args, kwargs), self.arguments(args, kwargs)
         with _disable_current_modes(), torch.no_grad():
             try:
-                results = list(_tensors(func(*real[0], **real[1])))
+                results = tensors_in(func(*real[0], **real[1]))
             except Exception:  # It would fail in a real run too, where only weights are wrong: leave it to what reads.
                 return self._forget(written)
             for tensor in written:
@@ -267,9 +273,10 @@ class Values:
                     self.put(fake, result, assumed)
         return None
 
-    def _spread(self, func: Any, real: tuple[Any, Any], fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+    def _spread(self, func: Any, fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
         """A map of tensors that are one number each, too large to be computed."""
-        tensors = list(_tensors(real))
+        real = self.arguments(args, kwargs)
+        tensors = tensors_in(real)
         if not all(tensor.numel() == 1 or not any(tensor.stride()) for tensor in tensors):
             return
         with _disable_current_modes(), torch.no_grad():
@@ -292,16 +299,27 @@ class Values:
                 self.put_all(results[0], 0.5, frozenset({DRAWN}))
 
 
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
+def tensors_in(given: Any) -> list[torch.Tensor]:
     """Tensors in arguments or results, lists and mappings opened."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for item in given:
-            yield from _tensors(item)
-    elif isinstance(given, dict):
-        for item in given.values():
-            yield from _tensors(item)
+    out: list[torch.Tensor] = []
+    _collect((given,), out)
+    return out
+
+
+def _collect(given: Iterable[Any], out: list[torch.Tensor]) -> None:
+    for one in given:
+        if isinstance(one, torch.Tensor):
+            out.append(one)
+        elif isinstance(one, (list, tuple)):
+            _collect(one, out)
+        elif isinstance(one, dict):
+            _collect(one.values(), out)
+
+
+def _fresh(tensors: list[torch.Tensor], output: Any) -> list[torch.Tensor]:
+    """Results in other storages than those of the arguments."""
+    given = {tensor.untyped_storage()._cdata for tensor in tensors}
+    return [tensor for tensor in tensors_in(output) if tensor.untyped_storage()._cdata not in given]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
@@ -13,6 +13,7 @@ from torch.utils import checkpoint as recompute
 
 from steptime.captured.graph.segments import Checkpoint, Saves, Tree, leaves
 from steptime.captured.record.factory import SIZES, found_factory
+from steptime.captured.record.fold import LEFT_OUT
 from steptime.errors import UserError
 from steptime.model.captured import TARGET
 
@@ -41,24 +42,35 @@ def blocks_of(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 @contextmanager
-def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: Saves = "all") -> Iterator[None]:
+def arranged(
+    module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: Saves = "all", *, chained: bool = False
+) -> Iterator[None]:
     """Run blocks under the checkpoints of a tree.
 
     A checkpoint over several blocks runs all of them when the first is called, with its arguments; the others then
     hand on what they get. So these blocks must follow each other, and take the same further arguments. A cache of keys
     and values that the module's configuration asks for is switched off meanwhile.
+
+    Args:
+        module: has the blocks.
+        paths: of the blocks, in order.
+        tree: which of them run again.
+        saves: what a block saves.
+        chained: nothing runs between blocks: of those in one checkpoint, a few may be recorded for all.
     """
     blocks = [module.get_submodule(path) for path in paths]
     runs = [block.forward for block in blocks]
     before = [block.__dict__.get("forward") for block in blocks]
     try:
         for item in tree:
-            numbers = list(leaves((item,)))
-            wrapped = _run(item, runs, saves)
-            if wrapped is not runs[numbers[0]]:
-                _set(blocks[numbers[0]], wrapped, (len(numbers), repr(_shape(item, numbers[0])), saves))
-            for number in numbers[1:]:
-                _set(blocks[number], _handed_on, (0, number - numbers[0]))
+            first, *others = leaves((item,))
+            handed = {number: _Handed(blocks[number], runs[number]) for number in others}
+            if isinstance(item, Checkpoint) or saves == "8bit":
+                inside = {first: runs[first], **{number: one.within for number, one in handed.items()}}
+                _set(blocks[first], _run(item, inside, saves), (len(inside), repr(_shape(item, first)), saves))
+            begins = dict(_innermost(item))
+            for number, one in handed.items():
+                _set(blocks[number], one, (0, (begins[number] if chained else number) - first))
         again = any(isinstance(item, Checkpoint) for item in tree)
         with _without_cache(module) if again else nullcontext():
             yield
@@ -71,14 +83,19 @@ def arranged(module: torch.nn.Module, paths: Sequence[str], tree: Tree, saves: S
                 block.__dict__["forward"] = own
 
 
+def caching(module: torch.nn.Module) -> list[Any]:
+    """Configurations of its modules that ask for a cache of keys and values."""
+    configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
+    return [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+
+
 @contextmanager
 def _without_cache(module: torch.nn.Module) -> Iterator[None]:
     """`config.use_cache` of the modules is False: a block that runs again would add to the cache again.
 
     Hugging Face transformers do so themselves when they checkpoint.
     """
-    configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
-    asking = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    asking = caching(module)
     try:
         for config in asking:
             config.use_cache = False
@@ -99,7 +116,41 @@ def _shape(item: int | Checkpoint, first: int) -> Any:
     return [_shape(one, first) for one in item.items] if isinstance(item, Checkpoint) else item - first
 
 
-def _run(item: int | Checkpoint, runs: Sequence[Callable[..., Any]], saves: Saves) -> Callable[..., Any]:
+class _Handed:
+    """The forward of a block that runs in the call of the first block of its checkpoint; after that it hands on."""
+
+    def __init__(self, block: torch.nn.Module, run: Callable[..., Any]) -> None:
+        self._block, self._run, self._within = block, run, False
+
+    def __call__(self, first: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._run(first, *args, **kwargs) if self._within else first
+
+    def within(self, first: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run it as a call of the block, so that its path is known; hooks of the user's run when it hands on.
+
+        A block that was left out, so that fewer of its like are recorded, hands on here too.
+        """
+        if LEFT_OUT in vars(self._block):
+            return first
+        if self._block._forward_hooks or self._block._forward_pre_hooks:
+            return self._run(first, *args, **kwargs)
+        self._within = True
+        try:
+            return self._block(first, *args, **kwargs)
+        finally:
+            self._within = False
+
+
+def _innermost(item: int | Checkpoint, begins: int = 0) -> Iterator[tuple[int, int]]:
+    """Blocks of an item, each with the first block of the innermost checkpoint that it stands in."""
+    if isinstance(item, int):
+        yield item, begins
+    else:
+        for one in item.items:
+            yield from _innermost(one, next(leaves((item,))))
+
+
+def _run(item: int | Checkpoint, runs: Mapping[int, Callable[..., Any]], saves: Saves) -> Callable[..., Any]:
     if isinstance(item, int):
         return partial(_narrow, runs[item]) if saves == "8bit" else runs[item]
     inner = [_run(one, runs, saves) for one in item.items]
@@ -119,10 +170,6 @@ def _in_order(runs: Sequence[Callable[..., Any]], first: Any, *args: Any, **kwar
     for run in runs[1:]:
         output = run(output[0] if isinstance(output, tuple) else output, *args, **kwargs)
     return output
-
-
-def _handed_on(first: Any, *args: Any, **kwargs: Any) -> Any:
-    return first
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,14 +315,6 @@ def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
 
 
 TAKE_BATCH: Final = "let the factory take `batch`, and make its inputs for it"
-
-#: Optimisers that have a fused implementation -> it.
-FUSED: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
-    "adamw": lambda p: torch.optim.AdamW(p, fused=True),
-    "adam": lambda p: torch.optim.Adam(p, fused=True),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
-    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
-}
 
 
 def family_of(optimizer: str) -> str:

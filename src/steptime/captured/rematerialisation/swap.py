@@ -27,9 +27,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -280,7 +282,7 @@ def try_all(
     if len(chain) > MOST_TO_TRY:
         raise FieldError("swap", "chain", f"has {len(chain)} segments; try_all takes at most {MOST_TO_TRY}")
     every = itertools.product(allowed, repeat=len(chain))
-    return _answer(chain, limit_bytes, link, _weighed(arrays_of(chain), every, link, limit_bytes))
+    return _answer(chain, limit_bytes, link, _weighed(_weigher(chain, link, limit_bytes), every))
 
 
 def choose_places(
@@ -298,17 +300,24 @@ def choose_places(
     _check(limit_bytes, allowed)
     if len(chain) <= ALWAYS_TRIED:
         return try_all(chain, limit_bytes, link, allowed=allowed)
-    work = arrays_of(chain)
-    found = _weighed(work, _divisions(len(chain), tuple(dict.fromkeys(allowed))), link, limit_bytes)
+    weigh = cache(_weigher(chain, link, limit_bytes))
+    found = _weighed(weigh, _divisions(len(chain), tuple(dict.fromkeys(allowed))))
     starts = found if len(chain) <= GRID else found[:1]
-    return _answer(chain, limit_bytes, link, [_improved(one, work, link, limit_bytes, allowed) for one in starts])
+    return _answer(chain, limit_bytes, link, [_improved(one, weigh, allowed) for one in starts])
 
 
-def _weighed(
-    work: ChainArrays, choices: Iterable[Sequence[Place]], link: HostLink, limit_bytes: float
-) -> list[Swapped]:
+Weigher: TypeAlias = Callable[[tuple[Place, ...]], Swapped]
+
+
+def _weigher(chain: Chain, link: HostLink, limit_bytes: float) -> Weigher:
+    """Costs of places in that chain."""
+    work = arrays_of(chain)
+    return lambda places: timeline(work, places, link, limit_bytes)
+
+
+def _weighed(weigh: Weigher, choices: Iterable[tuple[Place, ...]]) -> list[Swapped]:
     """The best few of those that fit, best first."""
-    every = (timeline(work, places, link, limit_bytes) for places in choices)
+    every = map(weigh, choices)
     return heapq.nsmallest(STARTS, (one for one in every if one.fits), key=_key)
 
 
@@ -346,9 +355,7 @@ def _divisions(count: int, allowed: tuple[Place, ...]) -> Iterable[tuple[Place, 
             yield tuple(place for place, length in zip(order, lengths, strict=True) for _ in range(length))
 
 
-def _improved(
-    best: Swapped, work: ChainArrays, link: HostLink, limit_bytes: float, allowed: Sequence[Place]
-) -> Swapped:
+def _improved(best: Swapped, weigh: Weigher, allowed: Sequence[Place]) -> Swapped:
     """Change one place, or exchange two neighbours, as long as that helps."""
     count = len(best.places)
     better = True
@@ -362,7 +369,7 @@ def _improved(
                     changed[i], changed[j] = changed[j], changed[i]
                     options.append(tuple(changed))
             for places in options:
-                one = timeline(work, places, link, limit_bytes)
+                one = weigh(places)
                 if one.fits and _key(one) < _key(best):
                     best, better = one, True
                     break
