@@ -299,9 +299,13 @@ def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, t
     first = work.kernels[0] if work.kernels else None
     counts = {n: float(getattr(work, n)) for n in ("matrix_flops", "vector_flops", "moved_bytes", "launches")}
     numbers = described(
-        {} if first is None else first.shape, counts, seconds, backward=first is not None and first.backward,
-        peak_flops_per_s=machine.matrix_flops_per_s, memory_Bps=machine.memory_Bps,
-    )  # fmt: skip
+        {} if first is None else first.shape,
+        counts,
+        seconds,
+        backward=first is not None and first.backward,
+        peak_flops_per_s=machine.matrix_flops_per_s,
+        memory_Bps=machine.memory_Bps,
+    )
     return OTHER if first is None else first.operator, numbers
 
 
