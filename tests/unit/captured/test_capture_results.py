@@ -19,6 +19,7 @@ from steptime.captured.graph.placement import place  # noqa: E402
 from steptime.captured.graph.segments import Checkpoint, Tree, every, grouped, plain, text  # noqa: E402
 from steptime.captured.record import capture, step  # noqa: E402
 from steptime.captured.record.environment import Fakes  # noqa: E402
+from steptime.captured.record.fold import repeats  # noqa: E402
 from steptime.captured.record.results import RESULTS, Results  # noqa: E402
 from steptime.hardware import load_device  # noqa: E402
 
@@ -84,6 +85,7 @@ def test_whose_storage_a_result_has_is_not_learnt_from_arguments_that_share_one(
     def called(*tensors: Any) -> tuple[bool, Any]:
         first, second, into = tensors
         key = results.key(mode, aten.add.out, (first, second), {"out": into})
+        assert key is not None
         found = results.known(key, mode, tensors)
         results.learn(key, key, mode, tensors, into)
         return found
@@ -182,9 +184,13 @@ def test_checkpoints_of_a_module_that_was_seen_are_those_of_a_new_one(path: Path
 
 
 def test_blocks_are_compared_once_for_each_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[int] = []
-    repeats = step.repeats
-    monkeypatch.setattr(step, "repeats", lambda *args, **more: compared.append(1) or repeats(*args, **more))
+    compared: list[str] = []
+
+    def counted(*args: Any, **more: Any) -> str | None:
+        compared.append(more["name"])
+        return repeats(*args, **more)
+
+    monkeypatch.setattr(step, "repeats", counted)
     bench = Bench(text=f"{path}:net", device=load_device("rtx-3090"), batch=4)
     for batch in (4, 2):
         for precision in ("fp32", "bf16"):
