@@ -17,13 +17,14 @@ from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
 from steptime.captured.cost.timing import described_work
-from steptime.captured.graph import BEFORE, Program, TensorType
+from steptime.captured.cost.work import variant
+from steptime.captured.graph import BEFORE, Call, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
 from steptime.captured.graph.placement import Placement, arena_of, place
 from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import parse_inputs
 from steptime.errors import InputFileError, UserError, shorten
-from steptime.estimate.learned import correction_named
+from steptime.estimate.learned import Correction, correction_named
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
@@ -175,7 +176,7 @@ class Profile:
         with countable_sizes():
             if self.cuda:
                 return Liveness(without_scratch(self.program), rounding=CUDA_ROUNDING_BYTES)
-            return Liveness(self.program)
+            return Liveness(with_workspaces(self.program, self.table.timer.correction))
 
     @cached_property
     def placement(self) -> Placement | None:
@@ -336,6 +337,21 @@ class Profile:
             "band": "errors of the fitted curves",
             "memory": "liveness of recorded storages" + (", CUDA caching allocator simulated" if self.cuda else ""),
         }
+
+
+def with_workspaces(program: Program, correction: Correction | None) -> Program:
+    """A program whose calls also have what a learned correction says that their kernels take for themselves."""
+    known = {} if correction is None else correction.workspaces
+    if not known:
+        return program
+
+    def taken(call: Call) -> Call:
+        read, write = known.get(variant(call.node), (0.0, 0.0))
+        reads = sum(value.type.size_bytes for value in dict.fromkeys(call.node.inputs))
+        more = read * reads + write * sum(output.size_bytes for output in call.node.outputs)
+        return replace(call, scratch_bytes=call.scratch_bytes + int(more)) if more and not call.view else call
+
+    return replace(program, calls=tuple(map(taken, program.calls)))
 
 
 def _mean_hit_rates(shapes: Mapping[tuple[int, int, int, str], float]) -> dict[str, float]:

@@ -122,6 +122,8 @@ class Correction:
     """Logarithm of the factor on the time of the host, by who issues: forward, backward, optimiser, (issuers,)."""
     machines: Mapping[str, tuple[float, float]]
     """Device -> what it adds to the logarithm of factors on its own times and on those of its host, where measured."""
+    workspaces: Mapping[str, tuple[float, float]]
+    """Operator of a captured module -> shares of what it reads and writes that its kernel takes for itself."""
     band: tuple[float, float]
     """Factors on a step between which nine of ten unseen graphs lay (conformal)."""
     error: float
@@ -175,6 +177,7 @@ class Correction:
             "numbers": list(NUMBERS),
             "operators": list(self.operators),
             **{name: plain(getattr(self, name)) for name in ARRAYS},
+            "workspaces": {name: list(shares) for name, shares in self.workspaces.items()},
             "machines": {name: [round(part, 4) for part in card] for name, card in self.machines.items()},
             "layers": [[plain(weights), plain(bias)] for weights, bias in self.layers],
         }
@@ -197,6 +200,7 @@ def correction_from(data: Any, where: str) -> Correction:
             name=str(data["name"]),
             operators=tuple(map(str, data["operators"])),
             layers=layers,
+            workspaces={str(n): (float(a), float(b)) for n, (a, b) in data["workspaces"].items()},
             machines={str(n): (float(a), float(b)) for n, (a, b) in data["machines"].items()},
             band=(float(data["band"][0]), float(data["band"][1])),
             error=float(data["error"]),

@@ -42,6 +42,7 @@ def flat(log_factor: float, operators: tuple[str, ...] = ("matmul",), reach: flo
         offsets=np.full(len(operators), log_factor),
         host=np.zeros(4),
         machines={},
+        workspaces={},
         band=(0.8, 1.3),
         error=0.1,
         provenance={"unseen": "nothing"},
@@ -90,11 +91,13 @@ def test_arrays_are_corrected_element_by_element() -> None:
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    one = replace(flat(0.2), machines={"card": (0.1, -0.2)})
+    one = replace(flat(0.2), machines={"card": (0.1, -0.2)}, workspaces={"upsample": (2.0, 0.0)})
     path.write_text(json.dumps(one.to_json()))
     back = read_correction(path)
     assert back.factor("matmul", numbers()) == pytest.approx(one.factor("matmul", numbers()), rel=1e-3)
-    assert (back.band, back.machines, back.provenance) == (one.band, one.machines, one.provenance)
+    assert (back.band, back.machines, back.workspaces, back.provenance) == (
+        one.band, one.machines, one.workspaces, one.provenance,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"centre": [math.inf] * SIZE},
         {"band": [1.0]},
         {"machines": []},
+        {"workspaces": {"a": [1.0]}},
         {"operators": 5},
     ],
 )

@@ -167,3 +167,16 @@ def evaluate(row: OperatorRow, node: Node, family: str, inplace: bool) -> Work:
     }  # fmt: skip
     kernels = row.kernels(node, {**shape, **counts})
     return Work(**counts, kernels=kernels, dtype=dtype_of(node), family=family)
+
+
+def variant(node: Node) -> str:
+    """Name of an operator with what changes the memory that it takes: transposed, of an input that is expanded."""
+    marks = [".transposed"] if node.attribute("transposed") else []
+    for value in node.inputs:
+        strides = value.type.strides or ()
+        if value.type.elements > 1 and any(
+            not step and size > 1 for step, size in zip(strides, value.type.shape, strict=False)
+        ):
+            marks.append(".expanded")
+            break
+    return node.op + "".join(marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +73,7 @@ def train(
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.additive import Options
     from steptime.lab.learned.measuring import header
+    from steptime.lab.learned.memory import fitted_workspaces
     from steptime.lab.learned.train import noise_of, trained, written
     from steptime.store.files import refuse_unwritable
 
@@ -81,6 +83,7 @@ def train(
     found = trained(
         rows, out.stem, known, unseen="families", options=Options(seed=seed), told=_quiet if json else print
     )
+    found = replace(found, workspaces=dict(fitted_workspaces(graphs).shares))
     written(found, out)
     if json:
         print_json(document(file=str(out), error=found.error, band=list(found.band), provenance=dict(found.provenance)))

@@ -162,6 +162,7 @@ class Fit:
             offsets=self.offsets.detach().numpy().astype(np.float64) + middle[0],
             host=self.host.detach().numpy().astype(np.float64) + middle[1],
             machines=self._cards(middle),
+            workspaces={},
             band=(1.0, 1.0),
             error=0.0,
             provenance={},

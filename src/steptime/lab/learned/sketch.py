@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from steptime.captured.cost.table import issuers
 from steptime.captured.cost.timing import work_of
-from steptime.captured.cost.work import KernelCall, Work
-from steptime.captured.graph import PHASES, Node, Program
+from steptime.captured.cost.work import KernelCall, Work, variant
+from steptime.captured.graph import PHASES, Program
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.program import Call, Value
 from steptime.dataclass import dataclass
@@ -145,19 +145,6 @@ def sketch(program: Program) -> Sketch:
         peak_bytes=liveness.peak().size_bytes,
         parameters=program.parameter_count,
     )
-
-
-def variant(node: Node) -> str:
-    """Name of an operator with what changes the memory that it takes: transposed, of an input that is expanded."""
-    marks = [".transposed"] if node.attribute("transposed") else []
-    for value in node.inputs:
-        strides = value.type.strides or ()
-        if value.type.elements > 1 and any(
-            not step and size > 1 for step, size in zip(strides, value.type.shape, strict=False)
-        ):
-            marks.append(".expanded")
-            break
-    return node.op + "".join(marks)
 
 
 def _piece(call: Call, work: Work) -> Piece:

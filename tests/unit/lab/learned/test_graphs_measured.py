@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +113,17 @@ def test_the_peak_is_what_a_step_takes_beyond_what_was_there() -> None:
     kept = torch.zeros(1000)
     assert measuring.grown_bytes(lambda: (kept + 1).add_(1)) == pytest.approx(4000, abs=64)
     assert measuring.grown_bytes(lambda: (kept + 1) * (kept + 2)) == pytest.approx(12000, abs=64)
+
+
+def test_a_profile_adds_what_kernels_were_learned_to_take(recurrent) -> None:  # type: ignore[no-untyped-def]
+    from steptime.captured.graph.liveness import Liveness
+    from steptime.captured.profiling import with_workspaces
+    from steptime.estimate.learned import FOLDER, read_correction
+
+    correction = read_correction(FOLDER / "processor.json")
+    assert with_workspaces(recurrent, None) is recurrent
+    one = replace(correction, workspaces={"mm": (0.0, 1.0)})
+    more = with_workspaces(recurrent, one)
+    number = next(n for n, call in enumerate(recurrent.calls) if call.node.op == "mm")
+    before, after = Liveness(recurrent).in_use_bytes, Liveness(more).in_use_bytes
+    assert after[number + 1] - before[number + 1] == recurrent.calls[number].node.outputs[0].size_bytes
