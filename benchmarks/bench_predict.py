@@ -25,6 +25,7 @@ from steptime.lab.learned.measuring import Graph, read_graphs
 from steptime.lab.learned.scores import PREDICTORS, memory_table, table
 from steptime.lab.learned.train import noise_of
 
+ENCODER = next(name for name in PREDICTORS if "DNNPerf" in name)
 KINDS = (RANDOM, SIZE, FAMILY, FAMILY_ALONE)
 
 
@@ -37,7 +38,10 @@ def score_lines(lines: list[dict[str, Any]]) -> list[str]:
     out = []
     for name in dict.fromkeys(line["predictor"] for line in lines):
         mine = {line["split"]: line for line in lines if line["predictor"] == name}
-        cells = [f"{100 * mine[kind]['mean']:.1f} ({100 * mine[kind]['median']:.1f})" for kind in KINDS]
+        cells = [
+            f"{100 * mine[kind]['mean']:.1f} ({100 * mine[kind]['median']:.1f})" if kind in mine else "-"
+            for kind in KINDS
+        ]
         out.append(f"| {name} | {' | '.join(cells)} | {mine[RANDOM]['fit_cpu_s']:.1f} |")
     return [*head, *out]
 
@@ -78,11 +82,15 @@ def main() -> None:
     parser.add_argument("journal", type=Path)
     parser.add_argument("machine")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument(
+        "--encoder", nargs="*", default=[RANDOM, SIZE, FAMILY_ALONE], choices=KINDS, help="splits of the slowest one"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     graphs = read_graphs(given.journal)
     rows = rows_here(graphs, Timer(device=device_within(given.machine)))
-    lines = table(graphs, rows, list(PREDICTORS), told=print)
+    lines = table(graphs, rows, [name for name in PREDICTORS if name != ENCODER], told=print)
+    lines += table(graphs, rows, [ENCODER], told=print, kinds=[kind for kind in KINDS if kind in given.encoder])
     noise = noise_of(graphs)
     whole = sum(graph.family != SINGLE for graph in graphs)
     text = [
