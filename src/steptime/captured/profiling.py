@@ -16,7 +16,7 @@ from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
 from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
-from steptime.captured.cost.timing import described_work
+from steptime.captured.cost.timing import OperatorCost, described_work
 from steptime.captured.cost.work import variant
 from steptime.captured.graph import BEFORE, Call, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
@@ -25,6 +25,7 @@ from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import parse_inputs
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.learned import Correction, correction_named
+from steptime.estimate.machine import Machine
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
@@ -317,15 +318,20 @@ class Profile:
             return None
         plain = replace(self.table.timer, correction=None, _machines={}, _costs={})
         known = [cost for cost in self.table.kinds if cost.seconds]
-        strange = {described_work(c.work, c.seconds, self.table.timer.machine(c.dtype))[0] for c in known}
+        strange = {c.op for c in known if not found.knows(described_work(c.work, c.seconds, self._machine_of(c))[0])}
+        before = cost_table(self.program, plain).totals
         return {
             "name": found.name,
             "factors": self.table.learned(),
-            "step_time_before_s": cost_table(self.program, plain).totals.step_s,
-            "unseen_operators": sorted(name for name in strange if not found.knows(name)),
+            "host_factor": self.table.totals.host_s / before.host_s if before.host_s else 1.0,
+            "step_time_before_s": before.step_s,
+            "unseen_operators": sorted(strange),
             "error": found.error,
             "provenance": dict(found.provenance),
         }
+
+    def _machine_of(self, cost: OperatorCost) -> Machine:
+        return self.table.timer.machine(cost.dtype)
 
     def _provenance(self) -> dict[str, Any]:
         bases = [group for group in self.table.by_basis() if group.seconds]

@@ -120,11 +120,13 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
-    length = {**o.training_given(locals()), **o.given(failures=failures, prices=prices, predictor=predictor)}
+    length = {**o.training_given(locals()), **o.given(failures=failures, prices=prices)}
     draw = o.drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
     if asked.cluster is None:
+        if predictor is not None:
+            raise UserError("--predictor corrects times, and there is no step", hint="give --cluster")
         if length:
             raise UserError("the length of a training means nothing without a step", hint="give --cluster")
         if explain is not None:
@@ -133,7 +135,9 @@ def command(
             raise UserError("--plot: a ledger has no step to draw", hint="give --cluster")
         _show_ledger(ledger_of(asked), json=json)
         return
-    estimate = api.estimate(asked.model, needed(asked, "an estimate"), plan=asked.plan, **asked.settings, **length)
+    estimate = api.estimate(
+        asked.model, needed(asked, "an estimate"), plan=asked.plan, predictor=predictor, **asked.settings, **length
+    )
     if written is not None and (note := not_taken(job["plan"], written.workload, estimate.workload, settings)):
         estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))
     if explain is not None:

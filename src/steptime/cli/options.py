@@ -97,7 +97,9 @@ Dtype = Annotated[
         "fp8-blockwise (per block of 128), mxfp8 (of 32), nvfp4 (4 bits, of 16).",
     ),
 ]
-Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adam (default), adamw, adam8bit, momentum or sgd.")]
+Optimizer = Annotated[
+    str | None, typer.Option("--optimizer", help="adam (default), adamw, adam8bit, sgd, momentum, muon, ...")
+]
 StrategyOption = Annotated[
     Strategy | None, typer.Option("--strategy", help="How tensors are split; 2d is SUMMA; default auto.")
 ]

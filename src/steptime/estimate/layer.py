@@ -177,6 +177,7 @@ def _learned(row: Row, phase: str, machine: Machine, counts: tuple[Num, Num, Num
     if machine.correction is None:
         return 1.0
     work = dict(zip(("matrix_flops", "vector_flops", "moved_bytes"), counts, strict=True))
+    work["launches"] = _launches(row, machine)
     numbers = described(
         row.shape,
         work,
@@ -185,7 +186,7 @@ def _learned(row: Row, phase: str, machine: Machine, counts: tuple[Num, Num, Num
         peak_flops_per_s=machine.matrix_flops_per_s,
         memory_Bps=machine.memory_Bps,
     )
-    return machine.correction.factor(row.operator, numbers)
+    return machine.correction.factor(row.operator, numbers, machine.device)
 
 
 def _peak_s(row: Row, matrix_flops: Num, peak_flops_per_s: Num, fitted: Timed | None) -> Num:

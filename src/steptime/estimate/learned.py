@@ -18,7 +18,7 @@ from steptime.dataclass import dataclass
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.hardware.records import Device
 from steptime.num import Array, Num
-from steptime.store.files import read_bytes
+from steptime.store.files import is_file, read_bytes
 
 MAX_BYTES: Final = 2**24
 VERSION: Final = 1
@@ -44,6 +44,15 @@ NUMBERS: Final = (
 )
 
 
+ISSUED: Final = 4
+"""Kinds of issuers (:data:`steptime.captured.cost.table.ISSUERS`)."""
+MOST: Final = 1e6
+"""Largest number of a correction."""
+MOST_LAYERS: Final = 8
+HOST_LIMIT: Final = 3.0
+"""Largest logarithm of a factor on the time of the host."""
+ANY: Final = ""
+"""Under this name :attr:`Correction.machines` has the mean of all, for devices that were not measured."""
 ARRAYS: Final = ("centre", "spread", "low", "high", "offsets", "host")
 
 
@@ -121,9 +130,11 @@ class Correction:
     host: Array
     """Logarithm of the factor on the time of the host, by who issues: forward, backward, optimiser, (issuers,)."""
     machines: Mapping[str, tuple[float, float]]
-    """Device -> what it adds to the logarithm of factors on its own times and on those of its host, where measured."""
+    """Device -> what it adds to the logarithms of factors on its times and on those of its host."""
     workspaces: Mapping[str, tuple[float, float]]
     """Operator of a captured module -> shares of what it reads and writes that its kernel takes for itself."""
+    of_processor: bool
+    """Fitted on processors of hosts, which issue their own work; else on GPUs."""
     band: tuple[float, float]
     """Factors on a step between which nine of ten unseen graphs lay (conformal)."""
     error: float
@@ -157,9 +168,13 @@ class Correction:
         out: Array = known * LIMIT * np.tanh((x[..., 0] + own @ self.offsets) / LIMIT)
         return out if out.ndim else float(out)
 
-    def factor(self, operator: str, numbers: Sequence[Num]) -> Num:
-        """The factor on the time of an operator (:meth:`log_factor`)."""
-        found = np.exp(self.log_factor(operator, numbers))
+    def card(self, device: str) -> tuple[float, float]:
+        """What a device adds to the logarithms of factors on its times and on those of its host."""
+        return self.machines.get(device, self.machines.get(ANY, (0.0, 0.0)))
+
+    def factor(self, operator: str, numbers: Sequence[Num], device: str = ANY) -> Num:
+        """The factor on the time of an operator (:meth:`log_factor`) on a device (:meth:`card`)."""
+        found = np.exp(self.log_factor(operator, numbers) + self.card(device)[0])
         return found if isinstance(found, np.ndarray) else float(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -172,6 +187,7 @@ class Correction:
             "steptime_correction": VERSION,
             "name": self.name,
             "provenance": dict(self.provenance),
+            "of_processor": self.of_processor,
             "error": round(self.error, 4),
             "band": [round(end, 4) for end in self.band],
             "numbers": list(NUMBERS),
@@ -200,6 +216,7 @@ def correction_from(data: Any, where: str) -> Correction:
             name=str(data["name"]),
             operators=tuple(map(str, data["operators"])),
             layers=layers,
+            of_processor=bool(data["of_processor"]),
             workspaces={str(n): (float(a), float(b)) for n, (a, b) in data["workspaces"].items()},
             machines={str(n): (float(a), float(b)) for n, (a, b) in data["machines"].items()},
             band=(float(data["band"][0]), float(data["band"][1])),
@@ -208,24 +225,38 @@ def correction_from(data: Any, where: str) -> Correction:
             **arrays,
         )
         _check(made)
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise InputFileError(where, f"is damaged: {error}", hint="fit it again: steptime predict train") from None
     return made
 
 
 def _check(made: Correction) -> None:
+    shapes = {"offsets": len(made.operators), "host": ISSUED}
+    if any(getattr(made, name).shape != (shapes.get(name, len(NUMBERS)),) for name in ARRAYS):
+        raise ValueError("a list of it has another length")
     size = len(NUMBERS) + len(made.operators)
     for weights, bias in made.layers:
         if weights.ndim != 2 or weights.shape[0] != size or bias.shape != weights.shape[1:]:
             raise ValueError("its layers do not fit together")
         size = weights.shape[1]
-    if size != 1 or any(len(getattr(made, n)) != len(NUMBERS) for n in ("centre", "spread", "low", "high")):
-        raise ValueError("its layers do not fit its features")
-    if len(made.offsets) != len(made.operators):
-        raise ValueError("it has not one offset an operator")
-    every = [*(getattr(made, name) for name in ARRAYS), *(part for layer in made.layers for part in layer)]
-    if not all(np.isfinite(part).all() for part in every) or not (made.spread > 0).all():
-        raise ValueError("it has numbers that are not finite")
+    if size != 1 or not 1 <= len(made.layers) <= MOST_LAYERS or len(set(made.operators)) != len(made.operators):
+        raise ValueError("its layers or operators do not fit its features")
+    pairs = [part for pair in (*made.machines.values(), *made.workspaces.values()) for part in pair]
+    every = [
+        *(getattr(made, name) for name in ARRAYS),
+        *(part for layer in made.layers for part in layer),
+        np.array(pairs),
+    ]
+    if not all((abs(part) < MOST).all() for part in every) or not (made.spread > 1e-9).all():
+        raise ValueError("it has numbers that are too large or none")
+    if (
+        (made.low > made.high).any()
+        or (abs(made.host) > HOST_LIMIT).any()
+        or any(share < 0 for share in pairs[2 * len(made.machines) :])
+    ):
+        raise ValueError("its numbers are out of range")
+    if not 0 < made.band[0] <= 1 <= made.band[1] < MOST or not 0 <= made.error < MOST:
+        raise ValueError("its band or its error is out of range")
 
 
 def read_correction(path: str | Path) -> Correction:
@@ -252,10 +283,17 @@ def correction_named(name: str, device: Device) -> Correction:
         UserError: there is no such file, or none for that kind of device.
     """
     if name != LEARNED:
-        if not Path(name).is_file():
+        if not is_file(name):
             raise UserError(
                 f"--predictor {shorten(name)!r} is neither {LEARNED!r} nor a file",
                 hint="steptime predict train writes one",
             )
-        return read_correction(name)
+        found = read_correction(name)
+        if found.of_processor != device.is_host:
+            kinds = ("processors", "GPUs") if found.of_processor else ("GPUs", "processors")
+            raise UserError(
+                f"--predictor {shorten(name)!r} was fitted on {kinds[0]}, and {device.name} is none of them",
+                hint=f"--predictor {LEARNED} takes the one for {kinds[1]}",
+            )
+        return found
     return read_correction(FOLDER / ("processor.json" if device.is_host else "gpu.json"))

@@ -55,6 +55,8 @@ class Machine:
     """Matrix rate of products that stay wide beside narrow ones, over :attr:`attention_flops_per_s`."""
     models: Models = field(default_factory=dict)
     """Fitted time models by operator; what has none is timed by the roofline."""
+    device: str = ""
+    """Name of the device in the catalogue."""
     correction: Correction | None = None
     """Learned correction of the times of operators."""
     fabric: FabricModel | None = None
@@ -143,6 +145,7 @@ def machine_of(
     network = network_of(cluster, gpus)
     lone_Bps = lone_Bps if network is None else network.link_Bps
     machine = Machine(
+        device=device.name,
         network=network,
         matrix_flops_per_s=matrix * device.matrix_efficiency,
         attention_flops_per_s=attention * device.matrix_efficiency,

@@ -275,6 +275,6 @@ def corrected(correction: Correction, before_s: float, after_s: float, operators
     strange = sorted(name for name in operators if not correction.knows(name))
     unseen = f"; never seen, corrected by size alone: {', '.join(strange)}" if strange else ""
     return (
-        f"learned correction {correction.name}: {format_seconds(before_s)} x {after_s / before_s:.3f}; --explain has "
+        f"learned factors ({correction.name}): {format_seconds(before_s)} x {after_s / before_s:.3f}; --explain has "
         f"the factor of every term{unseen}; the framework's own factors, fitted without it, stay"
     )

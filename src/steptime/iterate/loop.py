@@ -117,7 +117,7 @@ def _kernel(row: object, known: set[str], where: str) -> Kernel:
         given = row.get(field, [])
         if not isinstance(given, list) or len(given) != count:
             raise FieldError(where, field, f"{name} {field} {count} arrays", hint=f"{field} = [...]")
-        if unknown := [each for each in given if each not in known]:
+        if unknown := [each for each in given if not isinstance(each, str) or each not in known]:
             raise FieldError(where, field, f"{unknown[0]!r} is no array", hint=f"arrays: {', '.join(sorted(known))}")
         found[field] = tuple(map(str, given))
     if op.basis != (BASIS in found["reads"]):

@@ -134,12 +134,16 @@ def matrix_of(text: str, *, seed: int = 0) -> Sparse:
 
 def _of_file(path: str) -> Sparse:
     try:
-        from scipy.io import mmread  # type: ignore[import-untyped]
+        from scipy.io import mminfo, mmread  # type: ignore[import-untyped]
     except ImportError:
         raise UserError("reading a matrix needs scipy", hint="pip install 'steptime[calibrate]'") from None
     if not is_file(path):
         raise InputFileError(path, "is not there")
     try:
+        rows, columns, elements, *_ = mminfo(path)
+        if not 0 < elements <= MOST_NONZEROS or max(rows, columns) > MOST_NONZEROS:
+            problem = f"has {rows:,} rows and {elements:,} elements"
+            raise InputFileError(path, problem, hint=f"1 to {MOST_NONZEROS:,} elements")
         found: Any = mmread(path)
     except (ValueError, OSError, OverflowError, TypeError) as error:
         raise InputFileError(path, f"is no MatrixMarket file: {' '.join(str(error).split())[:200]}") from None

@@ -187,7 +187,8 @@ def _with_kinds(spec: ModelSpec, table: Mapping[str, Any], parsed: _ModelTable, 
     A kind has ``name``, ``attention`` and ``mlp`` (true unless it has mixers, or says so), ``mixers`` (tables with
     ``form``, a name of :data:`~steptime.model.kinds.MIXERS`, and its dimensions), ``tokens`` per sample
     where these are not those of the sequence, ``distinct`` sets of shared weights, and any key of the model that
-    differs. ``pattern`` names the kind of each layer, as ``NAME`` or ``NAME*COUNT``, and repeats until all have one.
+    differs. ``pattern`` names the kind of each layer, as ``NAME`` or ``NAME*COUNT``, and repeats where its length
+    divides the layers.
     """
     kinds, common = [], {key: value for key, value in table.items() if key not in _OF_MODELS}
     for number, given in enumerate(parsed.kinds or ()):
@@ -223,6 +224,8 @@ def _with_kinds(spec: ModelSpec, table: Mapping[str, Any], parsed: _ModelTable, 
 
 
 _OF_MODELS: Final = ("kinds", "pattern", "stem", "name", "family", "source", "layers", "vocab", "tied_embeddings")
+DIGITS: Final = 9
+"""Most digits of a count in a pattern."""
 _OF_KINDS: Final = ("name", "attention", "mlp", "mixers", "tokens", "distinct")
 
 
@@ -240,15 +243,17 @@ def _count(value: Any, where: str, field: str) -> int:
 
 def _pattern(given: Sequence[str], kinds: Sequence[LayerKind], layers: int, where: str) -> list[str]:
     """The kind of each layer."""
-    names, out = {kind.name for kind in kinds}, []
+    names, out, whole = {kind.name for kind in kinds}, list[str](), 0
     for text in given:
         name, _, times = text.partition("*")
-        if name.strip() not in names or not (times or "1").strip().isdigit():
+        if name.strip() not in names or not (times or "1").strip().isdigit() or len(times) > DIGITS:
             hint = f"write NAME or NAME*COUNT of {', '.join(sorted(names))}"
             raise FieldError(where, "pattern", f"has {shown(text, 40)}", hint=hint)
-        out += [name.strip()] * min(int(times or "1"), layers + 1)
-    if not out or layers % len(out):
-        raise FieldError(where, "pattern", f"names {len(out)} layers, of {layers}", hint="its length divides layers")
+        count = int(times or "1")
+        whole += count
+        out += [name.strip()] * min(count, layers + 1)
+    if not out or whole > layers or layers % whole:
+        raise FieldError(where, "pattern", f"names {whole} layers, of {layers}", hint="its length divides layers")
     return out * (layers // len(out))
 
 

@@ -43,6 +43,7 @@ def flat(log_factor: float, operators: tuple[str, ...] = ("matmul",), reach: flo
         host=np.zeros(4),
         machines={},
         workspaces={},
+        of_processor=False,
         band=(0.8, 1.3),
         error=0.1,
         provenance={"unseen": "nothing"},
@@ -115,6 +116,19 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"machines": []},
         {"workspaces": {"a": [1.0]}},
         {"operators": 5},
+        {"operators": ["matmul", "matmul"]},
+        {"host": []},
+        {"host": [1e300] * 4},
+        {"host": [[0.0] * 4]},
+        {"centre": [[0.0] * SIZE]},
+        {"low": [31.0] * SIZE},
+        {"offsets": [10**400]},
+        {"band": [-5.0, -1.0]},
+        {"band": [1.3, 0.8]},
+        {"error": math.nan},
+        {"machines": {"card": [math.nan, 0.0]}},
+        {"workspaces": {"mm": [-1.0, 0.0]}},
+        {"layers": [[[[1.0]] * (SIZE + 1), [0.0]], *[[[[1.0]], [0.0]]] * 20]},
     ],
 )
 def test_damaged_files_are_refused(change: dict[str, Any]) -> None:
@@ -161,7 +175,7 @@ def test_an_estimate_multiplies_the_terms_of_known_operators(tmp_path: Path) -> 
     assert after[path].factors["learned_factor"] == pytest.approx(factor, rel=1e-3)
     norm = next(p for p in before if "norm" in p and p.startswith("memory_bound/forward"))
     assert after[norm].value == before[norm].value
-    assert any("learned correction flat" in note for note in other.notes)
+    assert any("learned factors (flat)" in note for note in other.notes)
     assert other.step_time_s > plain.step_time_s
 
 
@@ -169,3 +183,9 @@ def test_a_correction_by_one_changes_nothing(tmp_path: Path) -> None:
     job: dict[str, Any] = {"gpus": 1, "global_batch": 8}
     plain = estimate("gpt2-xl", "dgx-h100", **job)
     assert estimate("gpt2-xl", "dgx-h100", predictor=written(tmp_path, flat(0.0)), **job).time == plain.time
+
+
+def test_factors_of_processors_are_refused_on_a_gpu(tmp_path: Path) -> None:
+    path = written(tmp_path, replace(flat(0.1), of_processor=True))
+    with pytest.raises(UserError, match="fitted on processors"):
+        correction_named(path, load_device("h100-sxm"))

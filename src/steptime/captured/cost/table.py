@@ -323,7 +323,11 @@ class CostTable:
         short = np.array([bare(issuer, self.timer) for issuer in ISSUERS])[np.array(self.issued, int)]
         host_s = np.where(short, np.minimum(host_s, self.launches * self.timer.host_more_s), host_s)
         correction = self.timer.correction
-        return host_s if correction is None else host_s * np.exp(correction.host)[np.array(self.issued, int)]
+        if correction is None:
+            return host_s
+        factors: Array = np.exp(correction.host + correction.card(self.timer.device.name)[1])
+        out: Array = host_s * factors[np.array(self.issued, int)]
+        return out
 
     @cached_property
     def analytic_s(self) -> Array:

@@ -258,7 +258,7 @@ class Timer:
         host_s = self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
         learned = 1.0
         if self.correction is not None and seconds:
-            learned = float(self.correction.factor(*described_work(work, seconds, machine)))
+            learned = float(self.correction.factor(*described_work(work, seconds, machine), self.device.name))
         return OperatorCost(
             op=op, work=work, seconds=seconds * learned, bound=bound, basis=basis, band=band, learned=learned,
             peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=host_s,

@@ -75,6 +75,9 @@ class Estimated(Batched):
     @property
     def optimizers(self) -> tuple[str, ...]:
         """Kinds of optimiser states that are allowed; the default is fused already."""
+        first = Kind(precision=self.precisions[0], optimizer="default", swapped=False, weights="trained")
+        if self._setting(first).job.optimizer.matrices is not None:  # no software has these in 8 bits or on the host
+            return ("default",)
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
         return ("default", *narrow, *(() if self.is_host else OFFLOADS))
 

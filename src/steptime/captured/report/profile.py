@@ -76,11 +76,12 @@ def predictor_lines(profile: Profile) -> list[str]:
     if found is None:
         return []
     before_s = found["step_time_before_s"]
-    factors = [f"{short_operator(name)} x{factor:.2f}" for name, factor in list(found["factors"].items())[:LISTED]]
+    factors = [f"host x{found['host_factor']:.2f}"]
+    factors += [f"{short_operator(name)} x{factor:.2f}" for name, factor in list(found["factors"].items())[:LISTED]]
     lines = [
-        f"learned correction {found['name']}: step {t.seconds(before_s)} x "
+        f"learned factors ({found['name']}): step {t.seconds(before_s)} x "
         f"{profile.table.totals.step_s / before_s if before_s else 1.0:.2f}; mean error {t.percent(found['error'])} on "
-        f"unseen {found['provenance'].get('unseen', 'graphs')}",
+        f"unseen {found['provenance'].get('unseen', 'graphs')}; fitted to {found['provenance'].get('data', 'graphs')}",
         f"  {', '.join(factors)}",
     ]
     if strange := found["unseen_operators"]:

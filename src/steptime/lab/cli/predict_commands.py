@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,14 +73,14 @@ def train(
     """
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.additive import Options
-    from steptime.lab.learned.measuring import header
     from steptime.lab.learned.memory import fitted_workspaces
     from steptime.lab.learned.train import noise_of, trained, written
     from steptime.store.files import refuse_unwritable
 
     refuse_unwritable(out)
-    graphs, rows, machine = _read(journal, device)
-    known = {"device": machine.name, "data": journal.name, **header(), "noise": noise_of(graphs)}
+    _refuse_other(out)
+    graphs, header, rows, machine = _read(journal, device)
+    known = {"device": machine.name, "data": journal.name, **header, "noise": noise_of(graphs)}
     found = trained(
         rows, out.stem, known, unseen="families", options=Options(seed=seed), told=_quiet if json else print
     )
@@ -95,16 +96,16 @@ def train(
 def score(
     journal: Journal,
     device: Machine,
-    quick: Annotated[bool, typer.Option("--quick", help="Without the predictors that take minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Without the predictor that takes minutes.")] = False,
     json: o.Json = False,
 ) -> None:
     """Errors of every predictor: graphs by chance, the largest left out, each family left out."""
     from steptime.cli.output import document, print_json
-    from steptime.lab.learned.scores import LEARNED, PREDICTORS, table
+    from steptime.lab.learned.scores import PREDICTORS, SLOW, table
     from steptime.lab.learned.train import noise_of
 
-    graphs, rows, _ = _read(journal, device)
-    names = [name for name in PREDICTORS if not (quick and name in LEARNED)]
+    graphs, _, rows, _ = _read(journal, device)
+    names = [name for name in PREDICTORS if not (quick and name in SLOW)]
     lines = table(graphs, rows, names, told=None if json else print)
     if json:
         print_json(document(noise=noise_of(graphs), scores=lines))
@@ -114,7 +115,19 @@ def _quiet(text: str) -> None:
     """Say nothing."""
 
 
-def _read(journal: Path, device: str) -> tuple[list[Graph], Rows, Device]:
+def _refuse_other(out: Path) -> None:
+    """Refuse to write over a file that is no correction."""
+    from steptime.errors import InputFileError
+    from steptime.estimate.learned import read_correction
+
+    if out.exists():
+        try:
+            read_correction(out)
+        except InputFileError:
+            raise InputFileError(str(out), "is there and is no correction", hint="give another --out") from None
+
+
+def _read(journal: Path, device: str) -> tuple[list[Graph], Mapping[str, Any], Rows, Device]:
     from steptime.captured.cost.timing import Timer
     from steptime.errors import UserError
     from steptime.hardware import device_within
@@ -128,5 +141,5 @@ def _read(journal: Path, device: str) -> tuple[list[Graph], Rows, Device]:
             f"{machine.name} is not the processor that measured the graphs",
             hint="give the file that steptime calibrate machine --device cpu wrote",
         )
-    graphs = read_graphs(journal)
-    return graphs, rows_here(graphs, Timer(device=machine)), machine
+    graphs, header = read_graphs(journal)
+    return graphs, header, rows_here(graphs, Timer(device=machine)), machine

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from steptime.captured.cost.table import ISSUERS
+from steptime.cost.host import IN_TURN
 from steptime.dataclass import dataclass
-from steptime.estimate.learned import LIMIT, Correction
+from steptime.estimate.learned import ANY, LIMIT, Correction
 from steptime.lab.learned.data import Rows
 from steptime.num import Array
 
@@ -35,6 +36,8 @@ OFFSETS: Final = 0.002
 """The same for the numbers of operators."""
 FORGOTTEN: Final = 0.15
 """Share of operators whose name is hidden from the network in a step, so that it learns from their numbers."""
+HOST: Final = 0.002
+"""The same for the factors of the host, which steps that wait for the device say nothing of."""
 CARDS: Final = 0.02
 """The same for what one card and its host differ in from all: clocks, power, the host's processor."""
 
@@ -134,18 +137,18 @@ class Fit:
         joined = scale.log() + ((total / scale) ** p + (issued / scale) ** p).log() / p
         error = nn.functional.smooth_l1_loss(joined, goal, beta=0.05, reduction="none")
         kept_near = self.options.prior * (bent**2).mean() + self.options.offsets * (self.offsets**2).mean()
-        kept_near = kept_near + self.options.cards * (self.cards**2).mean()
+        kept_near = kept_near + self.options.cards * (self.cards**2).mean() + HOST * (self.host**2).mean()
         return (error * weight).mean() + kept_near  # type: ignore[no-any-return]
 
-    def _cards(self, middle: Array) -> dict[str, tuple[float, float]]:
-        """What each card differs in from the mean of all, which goes to the operators and to the host."""
+    def _cards(self) -> dict[str, tuple[float, float]]:
+        """What each card adds to logarithms, and the mean of all for cards that were not measured."""
         if len(self.machines) == 1:
             return {}
-        own = self.cards.detach().numpy() - middle
-        return {name: (float(own[n, 0]), float(own[n, 1])) for n, name in enumerate(self.machines)}
+        own = self.cards.detach().numpy().astype(np.float64)
+        every = [*zip(self.machines, own, strict=True), (ANY, own.mean(0))]
+        return {name: (float(card[0]), float(card[1])) for name, card in every}
 
     def _made(self) -> Correction:
-        middle = self.cards.detach().numpy().mean(0) if len(self.machines) > 1 else np.zeros(2)
         layers = tuple(
             (layer.weight.detach().numpy().T.astype(np.float64), layer.bias.detach().numpy().astype(np.float64))
             for layer in self.network
@@ -159,10 +162,11 @@ class Fit:
             low=self.low,
             high=self.high,
             layers=layers,
-            offsets=self.offsets.detach().numpy().astype(np.float64) + middle[0],
-            host=self.host.detach().numpy().astype(np.float64) + middle[1],
-            machines=self._cards(middle),
+            offsets=self.offsets.detach().numpy().astype(np.float64),
+            host=self.host.detach().numpy().astype(np.float64),
+            machines=self._cards(),
             workspaces={},
+            of_processor=self.rows.sharpness == IN_TURN,
             band=(1.0, 1.0),
             error=0.0,
             provenance={},
@@ -186,7 +190,7 @@ def _predicted(correction: Correction, rows: Rows) -> Array:
     for name in sorted(set(rows.operators)):
         chosen = names == name
         factors[chosen] = correction.log_factor(name, tuple(rows.numbers[chosen].T))
-    cards = np.array([correction.machines.get(name, (0.0, 0.0)) for name in rows.machines])[rows.graph]
+    cards = np.array([correction.card(name) for name in rows.machines])[rows.graph]
     device = np.bincount(rows.graph, rows.device_s * rows.count * np.exp(factors + cards[:, 0]), len(rows.measured_s))
     issued = np.exp(correction.host[rows.issuer] + cards[:, 1])
     host = np.bincount(rows.graph, rows.host_s * rows.count * issued, len(rows.measured_s))

@@ -120,8 +120,9 @@ def score(rows: Rows, kind: str, trained: Trained, single: str, seed: int = 0) -
 def conformal(predicted_s: Array, measured_s: Array, covered: float = COVERED) -> tuple[float, float]:
     r"""Factors on a predicted time between which a share of new graphs lies.
 
-    Half of what is not covered is left on either side: the ends are the $\lceil (n + 1)(1 \pm c) / 2 \rceil$-th
-    smallest of the $n$ ratios of measured to predicted time, with $c$ = `covered`.
+    Half of what is not covered is left on either side: the ends are the $\lfloor (n + 1)(1 - c) / 2 \rfloor$-th and
+    the $\lceil (n + 1)(1 + c) / 2 \rceil$-th smallest of the $n$ ratios of measured to predicted time, with
+    $c$ = `covered`. Graphs of one family err alike, so that of a new family less may lie in it (:func:`left_out`).
 
     Source: split conformal prediction (Vovk and others, "Algorithmic Learning in a Random World", 2005).
 
@@ -130,8 +131,8 @@ def conformal(predicted_s: Array, measured_s: Array, covered: float = COVERED) -
     """
     ratios = np.sort(measured_s / predicted_s)
     count = len(ratios)
-    low = max(math.floor((count + 1) * (1 - covered) / 2), 1)
-    high = min(math.ceil((count + 1) * (1 + covered) / 2), count)
+    low = max(math.floor(round((count + 1) * (1 - covered) / 2, 6)), 1)
+    high = min(math.ceil(round((count + 1) * (1 + covered) / 2, 6)), count)
     return float(ratios[low - 1]), float(ratios[high - 1])
 
 
@@ -139,6 +140,17 @@ def coverage(predicted_s: Array, measured_s: Array, band: tuple[float, float]) -
     """Share of graphs that lie in a band."""
     ratios = measured_s / predicted_s
     return float(((ratios >= band[0]) & (ratios <= band[1])).mean())
+
+
+def left_out(predicted_s: Array, measured_s: Array, group: Sequence[str]) -> float:
+    """Mean share of a group of graphs that lies in the interval of all other groups."""
+    names = np.array(group, object)
+    shares = [
+        coverage(predicted_s[names == one], measured_s[names == one],
+                 conformal(predicted_s[names != one], measured_s[names != one]))
+        for one in sorted(set(group))
+    ]  # fmt: skip
+    return float(np.mean(shares))
 
 
 def noise(first_s: Sequence[float], again_s: Sequence[float]) -> Mapping[str, float]:

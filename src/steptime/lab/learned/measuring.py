@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.dataclass import dataclass
-from steptime.errors import UserError
+from steptime.errors import InputFileError, UserError, shorten
 from steptime.lab.learned.sketch import Sketch, sketch, sketch_from
 from steptime.store.journal import Journal, read_journal
 
@@ -33,6 +33,8 @@ RETESTED: Final = 9
 BUDGET_S, LEAST, MOST = 0.25, 6, 24
 """CPU time that the steps of a graph may take, and the fewest and the most of them."""
 QUARTILE: Final = 0.25
+LARGEST: Final = 1e15
+"""Largest number that a journal may hold."""
 TWICE: Final = "#2"
 """End of the key of a second occasion."""
 
@@ -70,7 +72,7 @@ def keys(graphs: int, singles: int, families: tuple[str, ...], single: str) -> I
     every = [*((name, each) for name in chosen), *([(single, singles)] if single in families else [])]
     first = [f"{name}:{n}" for n in range(rounds) for name, count in every if n < count]
     yield from first
-    yield from (f"{key}{TWICE}" for key in first[::RETESTED])
+    yield from (f"{key}{TWICE}" for key in first if not int(key.partition(":")[2]) % RETESTED)
 
 
 def measure(
@@ -153,6 +155,8 @@ def measured(key: str) -> dict[str, Any]:
         return record
     for given in (*trained, *made.inputs):
         given.grad = None
+    held = [*made.module.buffers(), *trained, *made.inputs, *states_of(optimizer)]
+    record["static_bytes"] = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
     record["grown_bytes"] = grown_bytes(step)
     program = capture(
         made.module,
@@ -164,6 +168,12 @@ def measured(key: str) -> dict[str, Any]:
         fold=False,
     )
     return {**record, "sketch": sketch(program).to_json()}
+
+
+def states_of(optimizer: Any) -> list[Any]:
+    """Tensors that an optimiser keeps."""
+    kept = [] if optimizer is None else [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in kept if hasattr(value, "untyped_storage")]
 
 
 def samples_s(step: Callable[[], None]) -> list[float]:
@@ -206,32 +216,65 @@ def _silent() -> Iterator[None]:
         os.close(nothing)
 
 
-def read_graphs(path: Path) -> list[Graph]:
-    """The graphs of a journal.
+def read_graphs(path: Path) -> tuple[list[Graph], Mapping[str, Any]]:
+    """The graphs of a journal, and what they were measured with.
 
     Raises:
-        InputFileError: there is none, or it is damaged.
+        InputFileError: there is no journal, it is one of something else, or a record is damaged.
         UserError: it holds no graph.
     """
     stored = read_journal(path)
-    again = {r["key"].removesuffix(TWICE): r["seconds"] for r in stored.records if r["key"].endswith(TWICE)}
-    found = []
+    if stored.header.get("of") != "graphs":
+        raise InputFileError(
+            str(path), "is no journal of graphs", hint="steptime predict measure --out FILE writes one"
+        )
+    again, found = dict[str, float](), list[Graph]()
+    for record in stored.records:
+        key = record["key"]
+        try:
+            if key.endswith(TWICE):
+                again[key.removesuffix(TWICE)] = positive(record["seconds"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise _damaged(path, key, error) from None
     for record in stored.records:
         if record["key"].endswith(TWICE):
             continue
-        drawn = sketch_from(record["sketch"])
-        found.append(
-            Graph(
-                key=record["key"],
-                family=record["family"],
-                seconds=record["seconds"],
-                again_s=again.get(record["key"]),
-                allocated_bytes=drawn.static_bytes + record["grown_bytes"],
-                sketch=drawn,
-            )
-        )
+        try:
+            found.append(_graph(record, again.get(record["key"])))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise _damaged(path, record["key"], error) from None
     if not found:
         raise UserError(
             f"{path} holds no measured graph", hint="steptime predict measure --out FILE.jsonl measures some"
         )
-    return found
+    return found, {name: value for name, value in stored.header.items() if name not in ("journal", "of")}
+
+
+def _graph(record: Mapping[str, Any], again_s: float | None) -> Graph:
+    drawn = sketch_from(record["sketch"])
+    static = record.get("static_bytes", drawn.static_bytes)
+    return Graph(
+        key=record["key"],
+        family=str(record["family"]),
+        seconds=positive(record["seconds"]),
+        again_s=again_s,
+        allocated_bytes=int(positive(static + record["grown_bytes"])),
+        sketch=drawn,
+    )
+
+
+def positive(value: Any) -> float:
+    """A number above 0 and below :data:`LARGEST`.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is something else.
+    """
+    number = float(value)
+    if isinstance(value, (str, bool)) or not 0 < number < LARGEST:
+        raise ValueError(f"{value!r} is no positive number")
+    return number
+
+
+def _damaged(path: Path, key: str, error: Exception) -> InputFileError:
+    problem = f"the record {shorten(key)} is damaged: {shorten(str(error) or type(error).__name__)}"
+    return InputFileError(str(path), problem, hint="delete its line, or measure again with --fresh")

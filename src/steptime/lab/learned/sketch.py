@@ -7,12 +7,13 @@ device that a prediction is for.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from steptime.captured.cost.table import issuers
+from steptime.captured.cost.table import ISSUERS, issuers
 from steptime.captured.cost.timing import work_of
 from steptime.captured.cost.work import KernelCall, Work, variant
 from steptime.captured.graph import PHASES, Program
@@ -22,6 +23,8 @@ from steptime.dataclass import dataclass
 
 COUNTS: Final = ("matrix_flops", "repeated_flops", "vector_flops", "moved_bytes", "launches")
 """Numbers of a work that are kept in files."""
+MOST: Final = 1e18
+"""Largest number of a work that a file may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +106,21 @@ def sketch_from(data: Mapping[str, Any]) -> Sketch:
         )
         for op, family, dtype, counts, read, written, kernels in data["pieces"]
     )
-    own: dict[str, Any] = {n: tuple(data[n]) for n in ("calls", "phases", "issuers", "held_bytes")}
-    edges = tuple((int(a), int(b), float(c)) for a, b, c in data["edges"])
-    rest: dict[str, Any] = {n: data[n] for n in ("name", "views", "static_bytes", "peak_bytes", "parameters")}
-    return Sketch(pieces=pieces, edges=edges, **own, **rest)
+    numbers = [n for p in pieces for n in (p.read_bytes, p.written_bytes, *(getattr(p.work, c) for c in COUNTS))]
+    numbers += [size for p in pieces for call in p.work.kernels for size in call.shape.values()]
+    if not all(isinstance(n, (int, float)) and 0 <= n < MOST for n in numbers):
+        raise ValueError("a number of its work is negative, too large or none")
+    own: dict[str, Any] = {n: tuple(map(operator.index, data[n])) for n in ("calls", "phases", "issuers", "held_bytes")}
+    for name, count in (("calls", len(pieces)), ("phases", len(PHASES)), ("issuers", len(ISSUERS))):
+        if not own[name] or not all(0 <= each < count for each in own[name]):
+            raise ValueError(f"its {name} are none, or out of range")
+    if len({len(values) for values in own.values()}) != 1:
+        raise ValueError("its calls do not fit together")
+    edges = tuple((operator.index(a), operator.index(b), float(c)) for a, b, c in data["edges"])
+    if not all(0 <= a < len(own["calls"]) and 0 <= b < len(own["calls"]) and 0 <= c < MOST for a, b, c in edges):
+        raise ValueError("an edge leads nowhere")
+    whole: dict[str, Any] = {n: operator.index(data[n]) for n in ("views", "static_bytes", "peak_bytes", "parameters")}
+    return Sketch(name=str(data["name"]), pieces=pieces, edges=edges, **own, **whole)
 
 
 def sketch(program: Program) -> Sketch:

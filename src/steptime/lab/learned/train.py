@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from steptime.estimate.learned import Correction
+from steptime.estimate.learned import Correction, correction_from
 from steptime.lab.learned.additive import Options, fitted, predicted_s
 from steptime.lab.learned.data import Rows
 from steptime.lab.learned.graphs import SINGLE
-from steptime.lab.learned.harness import FAMILY, conformal, coverage, noise, splits
+from steptime.lab.learned.harness import FAMILY, conformal, left_out, noise, splits
 from steptime.lab.learned.measuring import Graph
 from steptime.num import Array
 from steptime.store.files import write_whole
@@ -39,12 +39,13 @@ def trained(
         options: how it is fitted.
         told: called with a line for each group.
     """
-    measured, predicted, errors = list[Array](), list[Array](), list[float]()
+    measured, predicted, errors, groups = list[Array](), list[Array](), list[float](), list[str]()
     for split in splits(rows, FAMILY, SINGLE):
         one = fitted(rows.only(split.train), options)
         found_s = predicted_s(one, rows.only(split.test))
         measured.append(rows.measured_s[split.test])
         predicted.append(found_s)
+        groups += [split.name] * len(found_s)
         errors.append(float(abs(found_s / measured[-1] - 1).mean()))
         told(f"{split.name} left out: error {100 * errors[-1]:.1f} %")
     every_s, all_s = np.concatenate(predicted), np.concatenate(measured)
@@ -56,7 +57,7 @@ def trained(
         "unseen": unseen,
         "seed": (options or Options()).seed,
         "errors_left_out": {s.name: round(e, 4) for s, e in zip(splits(rows, FAMILY, SINGLE), errors, strict=True)},
-        "covered": round(coverage(every_s, all_s, band), 4),
+        "covered": round(left_out(every_s, all_s, groups), 4),
     }
     return replace(found, name=name, band=band, error=float(np.mean(errors)), provenance=known)
 
@@ -67,7 +68,9 @@ def written(correction: Correction, path: Path) -> None:
     Raises:
         InputFileError: the file cannot be written.
     """
-    write_whole(path, json.dumps(correction.to_json(), separators=(",", ":")) + "\n")
+    plain = correction.to_json()
+    correction_from(plain, str(path))
+    write_whole(path, json.dumps(plain, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def noise_of(graphs: Sequence[Graph]) -> dict[str, float]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from steptime.errors import InputFileError, UserError
 from steptime.hardware import load_device
 from steptime.lab.learned import measuring
 from steptime.lab.learned.data import rows_here, rows_of
-from steptime.lab.learned.graphs import ALL, SINGLE, case
+from steptime.lab.learned.graphs import ALL, FAMILIES, SINGLE, case
 from steptime.lab.learned.sketch import sketch, sketch_from
 from steptime.store.journal import read_journal
 
@@ -88,11 +90,12 @@ def test_measuring_goes_on_where_it_was_left(tmp_path: Path, monkeypatch: pytest
         measuring.measure(path, told=stopped, **wanted)  # type: ignore[arg-type]
     first = read_journal(path).records
     assert len(first) == 2
-    assert measuring.measure(path, **wanted) == 5  # type: ignore[arg-type]
+    assert measuring.measure(path, **wanted) == 6  # type: ignore[arg-type]
     assert read_journal(path).records[:2] == first
-    graphs = measuring.read_graphs(path)
+    graphs, header = measuring.read_graphs(path)
+    assert header["threads"] == 1
     assert [graph.key for graph in graphs] == ["mlp:0", "single:0", "mlp:1", "single:1"]
-    assert graphs[0].again_s is not None and graphs[1].again_s is None
+    assert graphs[1].again_s is not None and graphs[2].again_s is None
     assert all(graph.seconds > 0 and graph.allocated_bytes > graph.sketch.static_bytes for graph in graphs)
     rows = rows_here(graphs, Timer(device=DEVICE))
     assert rows.only(np.array([2, 0])).measured_s.tolist() == [graphs[2].seconds, graphs[0].seconds]
@@ -127,3 +130,47 @@ def test_a_profile_adds_what_kernels_were_learned_to_take(recurrent) -> None:  #
     number = next(n for n, call in enumerate(recurrent.calls) if call.node.op == "mm")
     before, after = Liveness(recurrent).in_use_bytes, Liveness(more).in_use_bytes
     assert after[number + 1] - before[number + 1] == recurrent.calls[number].node.outputs[0].size_bytes
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path = tmp_path_factory.mktemp("graphs") / "g.jsonl"
+    measuring.measure(path, graphs=1, singles=0, families=("mlp",))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": 0}, {"seconds": -1.0}, {"seconds": float("nan")}, {"seconds": "1"}, {"seconds": None},
+        {"seconds": 1e300}, {"seconds": 10**400}, {"grown_bytes": "x"}, {"sketch": 3}, {"sketch": {}},
+        {"sketch": {"calls": []}}, {"sketch": {"calls": [99]}}, {"sketch": {"issuers": [9]}},
+        {"sketch": {"edges": [[0, 10**6, 1.0]]}}, {"sketch": {"pieces": [["mm"]]}},
+    ],
+)  # fmt: skip
+def test_damaged_records_are_named(journal: list[dict[str, Any]], tmp_path: Path, change: dict[str, Any]) -> None:
+    header, first, again = journal
+    inner = change.get("sketch")
+    if isinstance(inner, dict) and inner:
+        change = {"sketch": {**first["sketch"], **inner}}
+    path = tmp_path / "g.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in (header, {**first, **change}, again)))
+    with pytest.raises(InputFileError, match="mlp:0"):
+        measuring.read_graphs(path)
+
+
+def test_every_family_is_measured_twice() -> None:
+    for families, singles in ((tuple(FAMILIES), 0), (tuple(ALL), 60), (("mlp", "unet"), 0)):
+        twice = [key for key in measuring.keys(200, singles, families, SINGLE) if key.endswith(measuring.TWICE)]
+        assert {key.partition(":")[0] for key in twice} == {f for f in families if f != SINGLE or singles}
+
+
+def test_training_never_writes_over_what_is_no_correction(journal: list[dict[str, Any]], tmp_path: Path) -> None:
+    from steptime.lab.cli.predict_commands import train
+
+    path = tmp_path / "g.jsonl"
+    text = "".join(json.dumps(each) + "\n" for each in journal)
+    path.write_text(text)
+    with pytest.raises(InputFileError, match="no correction"):
+        train(path, "h100-sxm", out=path)
+    assert path.read_text() == text
