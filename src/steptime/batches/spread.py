@@ -34,6 +34,8 @@ class Lengths:
     longest: int
     cut_share: float
     """Tokens beyond the longest sequence over all."""
+    written: float = 1.0
+    """What shares add up to as they are written; 1 for counts, which are whole numbers."""
 
     def drawn(self, count: int, seed: int = 0) -> Array:
         """Lengths of a number of documents."""
@@ -57,7 +59,14 @@ def lengths_of(text: str, longest: int) -> Lengths:
         merged[min(length, longest)] = merged.get(min(length, longest), 0.0) + counts[length] / whole
     kept = fsum(length * share for length, share in merged.items()) * whole
     shares = tuple((float(length), share) for length, share in merged.items() if share)
-    return Lengths(name=text, shares=shares, longest=longest, cut_share=max(1 - kept / tokens, 0.0))
+    shared = "=" in text and any(count != int(count) for count in counts.values())
+    return Lengths(
+        name=text,
+        shares=shares,
+        longest=longest,
+        cut_share=max(1 - kept / tokens, 0.0),
+        written=whole if shared else 1.0,
+    )
 
 
 def _counts(text: str) -> dict[int, float]:
