@@ -77,7 +77,7 @@ class Batches:
         """Plain data for ``json.dumps``."""
         own = self.lengths
         names = ("name", "what", "useful_share", "attended", "slowest", "step_time_s", "useful_tokens_per_s")
-        names += ("context_load", "peak_memory_bytes", "feasible")
+        more = ("context_load", "peak_memory_bytes", "feasible")
         return {
             "schema_version": SCHEMA_VERSION,
             "lengths": {
@@ -89,7 +89,7 @@ class Batches:
             },
             "ways": [
                 {
-                    **{name: getattr(way, name) for name in names},
+                    **{name: getattr(way, name) for name in (*names, *more)},
                     "reasons": list(way.reasons),
                     "tops": list(way.tops),
                 }

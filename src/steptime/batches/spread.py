@@ -21,6 +21,7 @@ MOST_LENGTHS: Final = 100_000
 LONGEST: Final = 10**7
 POINTS: Final = 512
 """Lengths by which a log-normal distribution is told."""
+FILES: Final = (".csv", ".json")
 USAGE: Final = "lognormal:MEAN,SIGMA, LENGTH=SHARE,..., or a .csv or .json with lengths and counts"
 
 
@@ -59,7 +60,7 @@ def lengths_of(text: str, longest: int) -> Lengths:
         merged[min(length, longest)] = merged.get(min(length, longest), 0.0) + counts[length] / whole
     kept = fsum(length * share for length, share in merged.items()) * whole
     shares = tuple((float(length), share) for length, share in merged.items() if share)
-    shared = "=" in text and any(count != int(count) for count in counts.values())
+    shared = not text.endswith(FILES) and any(count != int(count) for count in counts.values())
     return Lengths(
         name=text,
         shares=shares,
@@ -73,7 +74,7 @@ def _counts(text: str) -> dict[int, float]:
     kind, _, numbers = text.partition(":")
     if kind == "lognormal":
         return _lognormal(text, numbers)
-    if text.endswith((".csv", ".json")):
+    if text.endswith(FILES):
         return _of_file(text)
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     return _checked([(length, share or "1") for length, _, share in pairs], f"lengths {text[:80]}")

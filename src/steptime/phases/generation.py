@@ -108,7 +108,7 @@ def room_of(model: ModelSpec, asked: Responses, *, gpus: int, tp: int, free_byte
         held=max(held, 0),
         at_once=count,
         waves=waves,
-        token_bytes=per_token,
+        token_bytes=float(per_token),
         cache_bytes=float(each * count),
         weight_bytes=float(weights),
     )
