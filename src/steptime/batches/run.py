@@ -22,6 +22,7 @@ from steptime.cost.lengths import (
 )
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
+from steptime.plan.plans import NAMES
 from steptime.registry import loaded
 
 PARTS: Final = 8
@@ -51,20 +52,32 @@ class Way:
     """Attention of the fullest context rank over the mean."""
     tops: tuple[int, ...]
     """Lengths to which sequences are padded."""
+    peak_memory_bytes: float
+    """Of a device, at the longest sequence that comes up."""
+    reasons: tuple[str, ...]
+    """Why the estimates of its lengths are not feasible."""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether each length fits and is legal."""
+        return not self.reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Ways to make batches of one distribution of lengths, fastest first."""
+    """Ways to make batches of one distribution of lengths: those that are feasible first, of them the fastest."""
 
     lengths: Lengths
     ways: tuple[Way, ...]
     plan: Mapping[str, Any]
+    memory_capacity_bytes: float
+    notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         own = self.lengths
         names = ("name", "what", "useful_share", "attended", "slowest", "step_time_s", "useful_tokens_per_s")
+        more = ("context_load", "peak_memory_bytes", "feasible")
         return {
             "schema_version": SCHEMA_VERSION,
             "lengths": {
@@ -76,13 +89,15 @@ class Batches:
             },
             "ways": [
                 {
-                    **{name: getattr(way, name) for name in names},
-                    "context_load": way.context_load,
+                    **{name: getattr(way, name) for name in (*names, *more)},
+                    "reasons": list(way.reasons),
                     "tops": list(way.tops),
                 }
                 for way in self.ways
             ],
             "plan": dict(self.plan),
+            "memory_capacity_bytes": self.memory_capacity_bytes,
+            "notes": list(self.notes),
         }
 
 
@@ -129,8 +144,23 @@ def batches(
         sequences=int(whole.workload["global_batch"]),
     )
     ways = (*_padded(given, job, at, buckets), *_packed(given, job, at))
-    ranked = sorted(ways, key=lambda way: -way.useful_tokens_per_s)
-    return Batches(lengths=given, ways=tuple(ranked), plan=whole.plan)
+    ranked = sorted(ways, key=lambda way: (not way.feasible, -way.useful_tokens_per_s))
+    return Batches(
+        lengths=given,
+        ways=tuple(ranked),
+        plan=whole.plan,
+        memory_capacity_bytes=whole.memory_capacity_bytes,
+        notes=tuple(_notes(given)),
+    )
+
+
+def _notes(given: Lengths) -> list[str]:
+    out = []
+    if given.cut_share:
+        out.append(f"{given.cut_share:.1%} of the tokens are beyond the longest sequence and cut")
+    if abs(given.written - 1) > 1e-6:
+        out.append(f"the shares add up to {given.written:.6g}: they are scaled to 1")
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +178,10 @@ At = Callable[..., Estimate]
 def _padded(given: Lengths, job: _Job, at: At, buckets: int) -> list[Way]:
     """Padded to the longest sequence, to the longest of a micro-batch, to the top of a bucket."""
     found = loaded("steptime.rewrite.buckets:best_buckets")
-    by_length = {int(length): share for length, share in _coarse(given.shares, 64)}
+    by_length: dict[int, float] = {}
+    parts = _coarse(given.shares, 64)
+    for length, share in [*parts[:-1], (given.shares[-1][0], parts[-1][1])]:  # the last top holds the longest
+        by_length[int(length)] = by_length.get(int(length), 0.0) + share
     best = found(by_length, buckets, lambda n: at(_round(n, given.longest)).step_time_s, steps=1, compile_s=0.0)[-1]
     tops = sorted({_round(top, given.longest) for top in best.tops})
     bucketed = _to_tops(given.shares, tops)
@@ -160,12 +193,18 @@ def _padded(given: Lengths, job: _Job, at: At, buckets: int) -> list[Way]:
             f"to the longest of {job.micro_batch}",
             [(_round(n, given.longest), s) for n, s in longest],
         ),
-        ("bucket", f"micro-batches of one of {len(tops)} lengths", bucketed),
+        ("bucket", f"micro-batches of {_lengths_in_words(len(tops))}", bucketed),
     )
     return [_way(name, what, given, job, at, shares) for name, what, shares in rows]
 
 
+def _lengths_in_words(count: int) -> str:
+    return "one length" if count == 1 else f"one of {count} lengths"
+
+
 def _way(name: str, what: str, given: Lengths, job: _Job, at: At, computed: Shares) -> Way:
+    longest = max(int(computed[-1][0]), _round(given.shares[-1][0], given.longest))
+    peak_bytes, reasons = _needs([at(longest), *(at(int(tokens)) for tokens, _ in computed)])
     times = [(at(int(tokens)).step_time_s, share) for tokens, share in computed]
     slowest = slowest_over_mean(sorted(times), job.micro_batches, job.replicas)
     step_s, useful = mean_of(times) * slowest, mean_of(given.shares)
@@ -179,7 +218,15 @@ def _way(name: str, what: str, given: Lengths, job: _Job, at: At, computed: Shar
         useful_tokens_per_s=job.sequences * useful / step_s,
         context_load=1.0,
         tops=tuple(int(tokens) for tokens, _ in computed),
+        peak_memory_bytes=peak_bytes,
+        reasons=reasons,
     )
+
+
+def _needs(estimates: Sequence[Estimate]) -> tuple[float, tuple[str, ...]]:
+    """Memory of the fullest device, and every reason why one of them is not feasible."""
+    found = {name for one in estimates for name in one.reasons}
+    return max(one.peak_memory_bytes for one in estimates), tuple(name for name in NAMES if name in found)
 
 
 def _packed(given: Lengths, job: _Job, at: At) -> list[Way]:
@@ -189,14 +236,15 @@ def _packed(given: Lengths, job: _Job, at: At) -> list[Way]:
     fill = sum(map(sum, bins)) / (len(bins) * given.longest)
     alone = attended_length(given.shares)
     own = [sum(each**2 for each in one) / sum(one) for one in bins]
-    apart, together = at(given.longest, alone).step_time_s, at(given.longest).step_time_s
+    ends = at(given.longest, alone), at(given.longest)
+    apart, together = (one.step_time_s for one in ends)
     slope = (together - apart) / max(given.longest - alone, 1.0)
     spread_s = slope * float(np.std(own)) * largest_normal(job.replicas)
     waits_s = spread_s / sqrt(job.micro_batch * job.micro_batches)
     loads = [context_load(one, job.cp) for one in bins[:: max(len(bins) // SEQUENCES, 1)]] if job.cp > 1 else [1.0]
     rows = (
-        ("pack", "documents apart", apart + waits_s, (apart + waits_s) / apart, alone, float(np.mean(loads))),
-        ("pack mixed", "documents that see each other", together, 1.0, float(given.longest), 1.0),
+        ("pack", "documents apart", ends[0], apart + waits_s, (apart + waits_s) / apart, alone, float(np.mean(loads))),
+        ("pack mixed", "documents that see each other", ends[1], together, 1.0, float(given.longest), 1.0),
     )
     return [
         Way(
@@ -209,8 +257,11 @@ def _packed(given: Lengths, job: _Job, at: At) -> list[Way]:
             useful_tokens_per_s=job.sequences * given.longest * fill / step_s,
             context_load=load,
             tops=(given.longest,),
+            peak_memory_bytes=peak_bytes,
+            reasons=reasons,
         )
-        for name, what, step_s, slowest, attended, load in rows
+        for name, what, one, step_s, slowest, attended, load in rows
+        for peak_bytes, reasons in [_needs([one])]
     ]
 
 

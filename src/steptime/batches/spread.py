@@ -21,6 +21,7 @@ MOST_LENGTHS: Final = 100_000
 LONGEST: Final = 10**7
 POINTS: Final = 512
 """Lengths by which a log-normal distribution is told."""
+FILES: Final = (".csv", ".json")
 USAGE: Final = "lognormal:MEAN,SIGMA, LENGTH=SHARE,..., or a .csv or .json with lengths and counts"
 
 
@@ -34,6 +35,8 @@ class Lengths:
     longest: int
     cut_share: float
     """Tokens beyond the longest sequence over all."""
+    written: float = 1.0
+    """What shares add up to as they are written; 1 for counts, which are whole numbers."""
 
     def drawn(self, count: int, seed: int = 0) -> Array:
         """Lengths of a number of documents."""
@@ -57,14 +60,21 @@ def lengths_of(text: str, longest: int) -> Lengths:
         merged[min(length, longest)] = merged.get(min(length, longest), 0.0) + counts[length] / whole
     kept = fsum(length * share for length, share in merged.items()) * whole
     shares = tuple((float(length), share) for length, share in merged.items() if share)
-    return Lengths(name=text, shares=shares, longest=longest, cut_share=max(1 - kept / tokens, 0.0))
+    shared = not text.endswith(FILES) and any(count != int(count) for count in counts.values())
+    return Lengths(
+        name=text,
+        shares=shares,
+        longest=longest,
+        cut_share=max(1 - kept / tokens, 0.0),
+        written=whole if shared else 1.0,
+    )
 
 
 def _counts(text: str) -> dict[int, float]:
     kind, _, numbers = text.partition(":")
     if kind == "lognormal":
         return _lognormal(text, numbers)
-    if text.endswith((".csv", ".json")):
+    if text.endswith(FILES):
         return _of_file(text)
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     return _checked([(length, share or "1") for length, _, share in pairs], f"lengths {text[:80]}")

@@ -12,8 +12,9 @@ from steptime.api.request import choice, whole
 from steptime.cost.generation import forward_share_s
 from steptime.errors import FieldError, UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
-from steptime.phases.generation import Generation, Responses, generation_of
+from steptime.phases.generation import Generation, Responses, generation_of, room_of
 from steptime.phases.recipes import CRITIC, FORWARD, GENERATE, POLICY, RECIPES, REWARD, TRAIN, Phase, Recipe
+from steptime.plan.plans import MEMORY, NAMES
 from steptime.terms import Terms
 
 RULE, NONE, SAME = "rule", "none", "same"
@@ -45,6 +46,8 @@ class Timed:
     time_s: float
     peak_bytes: float
     """Of a device, all models that it holds included."""
+    reasons: tuple[str, ...]
+    """Why the phase is not feasible: it does not fit, or its estimate breaks a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +74,15 @@ class RlStep:
         return max(phase.peak_bytes for phase in self.phases)
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """Those of all phases."""
+        found = {name for phase in self.phases for name in phase.reasons}
+        return tuple(name for name in NAMES if name in found)
+
+    @property
     def feasible(self) -> bool:
-        """Whether every phase fits."""
-        return self.peak_bytes <= self.capacity_bytes
+        """Whether every phase fits and is legal."""
+        return not self.reasons
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -87,6 +96,7 @@ class RlStep:
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
             "feasible": self.feasible,
+            "reasons": list(self.reasons),
             "generation": None if self.generation is None else self.generation.to_json(),
             "notes": list(self.notes),
         }
@@ -172,14 +182,20 @@ class _Run:
         samples = self.row.samples if given.samples is None else given.samples
         self.sequences = given.prompts * samples
         self.seq_len = given.prompt_len + given.response_len
+        if self.sequences % given.updates:
+            raise UserError(
+                f"{self.sequences} sequences are no multiple of {given.updates} updates",
+                hint="change --prompts, --samples or --updates",
+            )
         phases = [phase for phase in self.row.phases if self._model_of(phase.role) not in (RULE, NONE)]
-        self.estimates = {role: self._estimate(role) for role in dict.fromkeys(phase.role for phase in phases)}
-        held = {role: self._held(role) for role in self.estimates}
+        self.estimates = {key: self._estimate(*key) for key in dict.fromkeys(map(self._key, phases))}
+        # Of a model that scores and is trained, the training comes last and says what is held.
+        held = {phase.role: self._held(phase) for phase in phases}
         self.generation: Generation | None = None
         timed = [self._timed(phase, held) for phase in phases]
         total = sum(each.time_s for each in timed)
         rest = total - sum(each.time_s for each in timed if each.kind == TRAIN)
-        trains = [(e, self._times(p)) for p in phases if p.kind == TRAIN for e in [self.estimates[p.role]]]
+        trains = [(self.estimates[self._key(phase)], self._times(phase)) for phase in phases if phase.kind == TRAIN]
         low, high = (rest + sum(e.step_time_bracket_s[n] * times for e, times in trains) for n in (0, 1))
         return RlStep(
             recipe=self.recipe,
@@ -204,6 +220,10 @@ class _Run:
             raise FieldError("", "samples", f"{self.recipe} has {self.row.samples} sequences a prompt", hint="drop it")
         if given.samples is not None:
             whole("samples", given.samples, 1, MAX_COUNT)
+        generates = any(phase.kind == GENERATE for phase in self.row.phases)
+        for name in () if generates else ("generation_s", "generation_tp", "at_once"):
+            if getattr(given, name) is not None:
+                raise FieldError("", name, f"{self.recipe} generates nothing", hint="drop it, or take ppo or grpo")
         if given.generation_s is not None and not 0 <= given.generation_s < 1e9:
             raise FieldError("", "generation_s", f"{given.generation_s:g} s is out of range", hint="0 or more")
         for role in given.models or {}:
@@ -222,19 +242,18 @@ class _Run:
     def _times(self, phase: Phase) -> int:
         return self.options.epochs * self.options.updates
 
-    def _estimate(self, role: str) -> Estimate:
-        """Training of a model on the sequences of one update; a frozen one without gradients is part of it."""
-        if self.sequences % self.options.updates:
-            raise UserError(
-                f"{self.sequences} sequences are no multiple of {self.options.updates} updates",
-                hint="change --prompts, --samples or --updates",
-            )
+    def _key(self, phase: Phase) -> tuple[str, int]:
+        """Model of a phase, and the sequences that it takes at once: all of them to score, those of an update else."""
+        return phase.role, self.sequences // (1 if phase.kind == FORWARD else self.options.updates)
+
+    def _estimate(self, role: str, sequences: int) -> Estimate:
+        """Training of a model on a number of sequences; a forward pass without gradients is part of it."""
         settings = {**self.settings} if role == POLICY else {k: v for k, v in self.settings.items() if k != "lora"}
         return estimate(
             self._model_of(role),
             self.cluster,
             gpus=self.gpus,
-            global_batch=self.sequences // self.options.updates,
+            global_batch=sequences,
             seq=self.seq_len,
             plan=self.plan,
             **settings,
@@ -243,22 +262,24 @@ class _Run:
     def _trained(self, role: str) -> bool:
         return any(phase.role == role and phase.kind == TRAIN for phase in self.row.phases)
 
-    def _held(self, role: str) -> float:
-        """Bytes of a device that a model keeps from phase to phase."""
-        memory = self.estimates[role].memory
-        kept = HELD if self._trained(role) else ("weights", "expert_weights")
+    def _held(self, phase: Phase) -> float:
+        """Bytes of a device that the model of a phase keeps from phase to phase."""
+        memory = self.estimates[self._key(phase)].memory
+        kept = HELD if self._trained(phase.role) else ("weights", "expert_weights")
         return sum(size for path, size in memory.items() if path.partition("/")[0] in kept)
 
     def _timed(self, phase: Phase, held: Mapping[str, float]) -> Timed:
-        found, resident = self.estimates[phase.role], self._resident(phase, held)
+        found, resident = self.estimates[self._key(phase)], self._resident(phase, held)
         if phase.kind == TRAIN:
             time_s = found.step_time_s * self._times(phase)
             extra = found.peak_memory_bytes - held[phase.role]
         elif phase.kind == FORWARD:
-            time_s = forward_s(found.time) * self.options.updates * phase.share
+            time_s = forward_s(found.time) * phase.share
             extra = forward_bytes(found)
         else:
-            time_s, extra = self._generate(resident)
+            time_s, extra = self._generate(found, resident)
+        fails = set() if phase.kind == GENERATE else {*found.reasons} - {MEMORY}
+        fails |= {MEMORY} if resident + extra > found.memory_capacity_bytes else set()
         return Timed(
             name=phase.name,
             role=phase.role,
@@ -267,6 +288,7 @@ class _Run:
             sequences=self.sequences * phase.share,
             time_s=time_s,
             peak_bytes=resident + extra,
+            reasons=tuple(name for name in NAMES if name in fails),
         )
 
     def _resident(self, phase: Phase, held: Mapping[str, float]) -> float:
@@ -274,18 +296,17 @@ class _Run:
         away = self.options.offload_frozen
         return sum(size for role, size in held.items() if role == phase.role or self._trained(role) or not away)
 
-    def _generate(self, resident: float) -> tuple[float, float]:
-        given = self.options
-        capacity = self.estimates[POLICY].memory_capacity_bytes
-        if given.generation_s is not None:
-            return given.generation_s, 0.0
-        tp = given.generation_tp or int(self.estimates[POLICY].plan.get("tp", 1))
+    def _generate(self, policy: Estimate, resident: float) -> tuple[float, float]:
+        """Time and memory; a time that is given leaves the memory as it is."""
+        given, model = self.options, load_model(self.policy)
+        tp, free = given.generation_tp or int(policy.plan.get("tp", 1)), policy.memory_capacity_bytes - resident
         asked = Responses(
             sequences=self.sequences, prompt=given.prompt_len, response=given.response_len, at_once=given.at_once
         )
-        self.generation = generation_of(
-            load_model(self.policy), self.cluster, asked, gpus=self.gpus, tp=tp, free_bytes=capacity - resident
-        )
+        if given.generation_s is not None:
+            room = room_of(model, asked, gpus=self.gpus, tp=tp, free_bytes=free)
+            return given.generation_s, room.cache_bytes + room.weight_bytes
+        self.generation = generation_of(model, self.cluster, asked, gpus=self.gpus, tp=tp, free_bytes=free)
         return self.generation.total_s, self.generation.cache_bytes + self.generation.weight_bytes
 
     def _notes(self, phases: list[Phase]) -> list[str]:
@@ -293,7 +314,7 @@ class _Run:
         if any(phase.kind == GENERATE for phase in phases):
             given = self.options.generation_s is not None
             out.append(
-                "the time of generation is given"
+                "the time of generation is given; its cache and its copy of the weights count in memory"
                 if given
                 else "generation is a roofline: all responses are equally long, no host time; its weights are a copy"
             )

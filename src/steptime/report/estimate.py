@@ -108,6 +108,25 @@ def failings(e: Estimate) -> list[str]:
     ]
 
 
+def shortfall(name: str, peak_bytes: float, capacity_bytes: float, where: str = "") -> str:
+    """One reason why a job of several estimates is not feasible.
+
+    Args:
+        name: of the reason.
+        peak_bytes: what the job needs at most on a device.
+        capacity_bytes: what a device has.
+        where: parts of the job that have the reason.
+
+    >>> shortfall("memory", 2.0**34, 2.0**33)
+    'does not fit: 16 GiB of 8 GiB'
+    >>> shortfall("batch", 0.0, 0.0, "update").partition(":")[0]
+    'breaks batch (update)'
+    """
+    if name == MEMORY:
+        return f"does not fit: {t.memory(peak_bytes)} of {t.memory(capacity_bytes)}"
+    return f"breaks {name}{f' ({where})' if where else ''}: {MEANING.get(name, '')}".rstrip(": ")
+
+
 def _short(e: Estimate) -> str:
     lacking = e.peak_memory_bytes - e.memory_capacity_bytes
     return f"not feasible: it needs {t.memory(lacking)} more than a device has; try {_enough(e, lacking)}"

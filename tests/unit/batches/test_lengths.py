@@ -103,6 +103,45 @@ def test_packing_beats_buckets_which_beat_padding():
     json.dumps(found.to_json())
 
 
+@pytest.mark.parametrize(
+    ("spread", "seq", "buckets"),
+    [(SPREAD, 8192, 4), ("lognormal:300,0.3", 4096, 1), ("lognormal:300,0.3", 4096, 8)],
+)
+def test_the_last_bucket_holds_the_longest_document(spread, seq, buckets):
+    found = batches("llama3-8b", "dgx-h100", lengths=spread, seq=seq, plan=PLAN, buckets=buckets, **JOB)
+    bucket = next(way for way in found.ways if way.name == "bucket")
+    longest = found.lengths.shares[-1][0]
+    assert longest <= bucket.tops[-1] < longest + 128 and len(bucket.tops) <= buckets
+    assert bucket.what.endswith("of one length" if buckets == 1 else f"of one of {len(bucket.tops)} lengths")
+
+
+def test_ways_that_do_not_fit_come_last_and_say_so():
+    found = batches("llama3-8b", "dgx-h100", lengths="lognormal:300,0.3", seq=8192, plan=PLAN, **JOB)
+    assert {way.name: way.reasons for way in found.ways} == {
+        "bucket": (),
+        "pad micro-batch": (),
+        "pack": ("memory",),
+        "pack mixed": ("memory",),
+        "pad": ("memory",),
+    }
+    assert [way.feasible for way in found.ways] == [True, True, False, False, False]
+    whole = api.estimate("llama3-8b", "dgx-h100", seq=8192, plan=PLAN, **JOB)
+    assert found.ways[-1].peak_memory_bytes == whole.peak_memory_bytes > found.memory_capacity_bytes
+
+
+def test_every_rule_that_is_broken_is_told():
+    options = "--cluster dgx-h100 --gpus 64 --global-batch 256 --tp 8 --seq 1024 --lengths 512=0.7,1024=0.2"
+    done = CliRunner().invoke(app, ["lengths", "gpt2-xl", *options.split(" ")])
+    text = " ".join(done.stdout.split())
+    assert done.exit_code == 0 and "no way is feasible" in text and "breaks heads" in text and "kv_heads" in text
+    assert "note: the shares add up to 0.9" in text
+
+
+@pytest.mark.parametrize(("text", "total"), [("512=0.7,1024=0.2", 0.9), ("512=0.75,1024=0.25", 1), ("512=3,1024=1", 1)])
+def test_shares_that_do_not_add_up_are_told_and_counts_are_not(text, total):
+    assert lengths_of(text, 4096).written == pytest.approx(total)
+
+
 def test_the_command():
     options = "--cluster dgx-h100 --gpus 64 --global-batch 256 --micro-batch 2 --zero 3 --seq 4096"
     job = ["llama3-8b", *options.split(" ")]

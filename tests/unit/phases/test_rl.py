@@ -52,6 +52,44 @@ def test_updates_share_the_sequences_and_epochs_repeat_them():
     assert four.sequences == one.sequences == 512
 
 
+@pytest.mark.parametrize("updates", [2, 8])
+def test_what_scores_does_not_depend_on_the_updates(updates):
+    one, more = (step("grpo", models={"reward": "rule"}, updates=count) for count in (1, updates))
+    assert [phase.kind for phase in one.phases] == ["generate", "forward", "forward", "train"]
+    for before, after in zip(one.phases[:-1], more.phases[:-1], strict=True):
+        assert (after.time_s, after.peak_bytes) == (before.time_s, before.peak_bytes)
+    assert more.phases[-1].time_s > one.phases[-1].time_s
+
+
+def test_a_stated_time_leaves_the_memory_of_generation():
+    timed, given = (step("grpo", generation_s=stated).phases[0] for stated in (None, 3.0))
+    assert given.peak_bytes == timed.peak_bytes > step("grpo").phases[1].peak_bytes
+
+
+def test_every_reason_of_the_estimates_is_told():
+    heads = rl_step("dpo", "gpt2-xl", "dgx-h100", gpus=64, options=Options(), plan={"tp": 8}, framework="ideal")
+    assert (heads.feasible, heads.reasons) == (False, ("heads", "kv_heads"))
+    few = step("grpo", prompts=24, samples=2, updates=4, models={"reward": "rule"})
+    assert few.reasons == ("batch",) and [phase.reasons for phase in few.phases] == [(), (), (), ("batch",)]
+    assert few.peak_bytes < few.capacity_bytes and few.to_json()["reasons"] == ["batch"]
+    assert step("grpo").reasons == ()
+
+
+def test_what_does_not_fit_is_said_on_top():
+    job = "rl grpo llama3-70b --cluster dgx-h100 --gpus 8 --tp 8 --zero 3 --prompts 10 --samples 3 --framework ideal"
+    done = CliRunner().invoke(app, job.split(" "))
+    top = " ".join(done.stdout.partition("phase ")[0].split())
+    assert "not feasible: does not fit: " in top and "holds no sequences of an engine" in top and "with 1 at a" in top
+    fits = CliRunner().invoke(app, ["rl", "dpo", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64"]).stdout
+    assert "fits" in fits and "feasible" not in fits and "warning" not in fits
+
+
+def test_a_device_without_bf16_generates_at_its_fp16_rate():
+    asked, model = Responses(sequences=64, prompt=4096, response=1), load_catalogue_model("gpt2-xl")
+    made = generation_of(model, "dgx-v100", asked, gpus=8, tp=1, free_bytes=30e9)
+    assert made.held > 0 and 1e12 < 2 * 1.5e9 * 4096 * made.at_once / made.prefill_s < 125e12
+
+
 def test_memory_of_a_phase_is_what_is_held_and_what_it_needs():
     whole = trained(256, 1024)
     found = step("dpo", prompts=128)
@@ -97,6 +135,8 @@ def test_every_recipe_runs_and_is_json():
         ("grpo", {"prompts": 0}, "prompts"),
         ("grpo", {"generation_tp": 7}, "no multiple"),
         ("grpo", {"generation_s": -1.0}, "out of range"),
+        ("dpo", {"generation_s": 3.0}, "generates nothing"),
+        ("kto", {"at_once": 3}, "generates nothing"),
         ("grpo", {"updates": 7}, "no multiple of 7 updates"),
         ("grpo", {"models": {"reward": "no-such-model"}}, "no-such-model"),
     ],
