@@ -121,7 +121,7 @@ COMMANDS = (
     "collective", "consistency", "mixed", "export", "import", "schedules",
     "reproduce", "guide", "shard", "planners", "reshard", "rewrite", "rules", "study", "plot", "serve",
     "report", "cache", "tile", "compress", "iterate", "tune", "doctor", "limits",
-    "calibrate", "score", "devices", "clusters", "models", "frameworks",
+    "calibrate", "predict", "score", "devices", "clusters", "models", "frameworks",
 )  # fmt: skip
 JOB = "--gpus 64 --global-batch 256"
 REPORTS = (
@@ -155,6 +155,7 @@ REPORTS = (
     "import 'pretrain_gpt.py --tensor-model-parallel-size 2 --bf16 --micro-batch-size 2' --model llama3-8b",
     "plan gpt3_1T --cluster dgx-a100 --gpus 8 --global-batch 8",
     "profile models:gpt --device h100-sxm --loss cross-entropy",
+    "profile models:gpt --device h100-sxm --loss cross-entropy --predictor learned --depth 1",
     "profile models:moe --device mi300x --loss sum --autocast bf16 --depth 1",
     "profile line.onnx --device l4 --dim rows=2",
     "fit gpt2 --device rtx-4090 --batch 32",
