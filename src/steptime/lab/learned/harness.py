@@ -146,10 +146,13 @@ def left_out(predicted_s: Array, measured_s: Array, group: Sequence[str]) -> flo
     """Mean share of a group of graphs that lies in the interval of all other groups."""
     names = np.array(group, object)
     shares = [
-        coverage(predicted_s[names == one], measured_s[names == one],
-                 conformal(predicted_s[names != one], measured_s[names != one]))
+        coverage(
+            predicted_s[names == one],
+            measured_s[names == one],
+            conformal(predicted_s[names != one], measured_s[names != one]),
+        )
         for one in sorted(set(group))
-    ]  # fmt: skip
+    ]
     return float(np.mean(shares))
 
 

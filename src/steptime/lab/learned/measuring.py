@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -155,8 +155,7 @@ def measured(key: str) -> dict[str, Any]:
         return record
     for given in (*trained, *made.inputs):
         given.grad = None
-    held = [*made.module.buffers(), *trained, *made.inputs, *states_of(optimizer)]
-    record["static_bytes"] = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+    record["static_bytes"] = stored_bytes([*made.module.buffers(), *trained, *made.inputs, *states_of(optimizer)])
     record["grown_bytes"] = grown_bytes(step)
     program = capture(
         made.module,
@@ -168,6 +167,12 @@ def measured(key: str) -> dict[str, Any]:
         fold=False,
     )
     return {**record, "sketch": sketch(program).to_json()}
+
+
+def stored_bytes(tensors: Sequence[Any]) -> int:
+    """Bytes of the storages of tensors, each once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def states_of(optimizer: Any) -> list[Any]:
