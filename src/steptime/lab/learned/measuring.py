@@ -148,7 +148,6 @@ def measured(key: str) -> dict[str, Any]:
         "key": key,
         "family": family,
         "seconds": float(np.quantile(times, QUARTILE)),
-        "least_s": min(times),
         "steps": len(times),
     }
     if key.endswith(TWICE):
