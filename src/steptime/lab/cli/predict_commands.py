@@ -71,6 +71,9 @@ def train(
 
     Takes a few minutes. The file serves as --predictor FILE in profile and estimate.
     """
+    from steptime.lab.learned.measuring import require_torch
+
+    require_torch()
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.additive import Options
     from steptime.lab.learned.memory import fitted_workspaces
@@ -100,6 +103,9 @@ def score(
     json: o.Json = False,
 ) -> None:
     """Errors of every predictor: graphs by chance, the largest left out, each family left out."""
+    from steptime.lab.learned.measuring import require_torch
+
+    require_torch()
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.scores import PREDICTORS, SLOW, table
     from steptime.lab.learned.train import noise_of
@@ -132,9 +138,8 @@ def _read(journal: Path, device: str) -> tuple[list[Graph], Mapping[str, Any], R
     from steptime.errors import UserError
     from steptime.hardware import device_within
     from steptime.lab.learned.data import rows_here
-    from steptime.lab.learned.measuring import read_graphs, require_torch
+    from steptime.lab.learned.measuring import read_graphs
 
-    require_torch()
     machine = device_within(device)
     if not machine.is_host:
         raise UserError(
