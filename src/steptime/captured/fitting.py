@@ -178,7 +178,7 @@ def _estimated(asked: _Asked) -> FitResult:
 
     engine = Estimated(
         make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
-        allow=asked.allow, is_host=device.is_host,
+        allow=asked.allow, is_host=device.is_host, of_matrices=states.matrices is not None,
     )  # fmt: skip
     found = search(engine)
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]

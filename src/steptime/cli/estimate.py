@@ -136,7 +136,12 @@ def command(
         _show_ledger(ledger_of(asked), json=json)
         return
     estimate = api.estimate(
-        asked.model, needed(asked, "an estimate"), plan=asked.plan, predictor=predictor, **asked.settings, **length
+        asked.model,
+        needed(asked, "an estimate"),
+        plan=asked.plan,
+        **o.given(predictor=predictor),
+        **asked.settings,
+        **length,
     )
     if written is not None and (note := not_taken(job["plan"], written.workload, estimate.workload, settings)):
         estimate = dataclasses.replace(estimate, notes=(note, *estimate.notes))

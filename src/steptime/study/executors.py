@@ -161,7 +161,7 @@ class RayEngine(Engine):
             try:
                 self._ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
                 return
-            except (RuntimeError, OSError) as error:
+            except Exception as error:
                 self._ray.shutdown()
                 because = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"Ray did not start: {because}", hint="a busy machine needs longer; or --executor local")

@@ -52,6 +52,8 @@ class Estimated(Batched):
     strategy: Strategy
     rates: frozenset[str]
     """Element types that the device's matrix units have."""
+    of_matrices: bool = False
+    """The optimiser updates whole matrices, which no software does in 8 bits or on the host."""
     _settings: dict[Kind, Setting] = field(default_factory=dict)
     _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
 
@@ -75,8 +77,7 @@ class Estimated(Batched):
     @property
     def optimizers(self) -> tuple[str, ...]:
         """Kinds of optimiser states that are allowed; the default is fused already."""
-        first = Kind(precision=self.precisions[0], optimizer="default", swapped=False, weights="trained")
-        if self._setting(first).job.optimizer.matrices is not None:  # no software has these in 8 bits or on the host
+        if self.of_matrices:
             return ("default",)
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
         return ("default", *narrow, *(() if self.is_host else OFFLOADS))
