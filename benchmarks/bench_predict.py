@@ -70,7 +70,8 @@ of two measurements of the same graphs, half an hour apart. Splits: random 80/20
 %, tested on the longest 15 %; each family left out in turn, with and without graphs of one operator. The
 attention over edges is the published encoder (DNNPerf) with its pooled readout, on the features that it has
 there. DNNPerf's own figures, 7.4 % for time and 13.7 % for memory, are of TensorFlow on GPUs, of a random
-split, of configurations of ten kinds of networks: the first row of splits is the comparable one, against a
+split, of configurations of ten kinds of networks: the
+random split is the comparable one, against a
 noise that there is far smaller. Memory is the peak of PyTorch's allocator on the processor; DNNPerf's is
 that of a GPU's allocator with its workspaces.
 """
