@@ -8,17 +8,12 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from steptime.hierarchy.tune.host import this_host
+
 
 def machine() -> str:
     """Processor, cores, system, interpreter."""
-    name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    return f"{name}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    return f"{this_host().cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
 def report(name: str, title: str, table: str, notes: str) -> None:

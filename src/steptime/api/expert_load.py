@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable
 from math import isfinite
 from typing import Final
@@ -48,7 +47,7 @@ def expert_load_of(text: str | None, model: ModelSpec) -> ExpertLoad | None:
     if len(tokens) != count:
         raise InputFileError(text, f"has {len(tokens)} experts, and {model.name} has {count}")
     whole = sum(tokens)
-    if not 0 < whole < math.inf:
+    if not (whole > 0 and isfinite(whole)):
         raise InputFileError(text, "no expert has a token")
     return ExpertLoad(name=text, shares=tuple(each / whole for each in tokens))
 

@@ -16,8 +16,8 @@ from steptime.api.jobs import CAPTURED_DEFAULT, captured_optimizer
 from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
-from steptime.captured.cost.timing import OperatorCost, described_work
-from steptime.captured.cost.work import variant
+from steptime.captured.cost.timing import time_model
+from steptime.captured.cost.work import variant, whole_bytes
 from steptime.captured.graph import BEFORE, Call, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
 from steptime.captured.graph.placement import Placement, arena_of, place
@@ -25,7 +25,6 @@ from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import parse_inputs
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.estimate.learned import Correction, correction_named
-from steptime.estimate.machine import Machine
 from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
@@ -317,21 +316,18 @@ class Profile:
         if found is None:
             return None
         plain = replace(self.table.timer, correction=None, _machines={}, _costs={})
-        known = [cost for cost in self.table.kinds if cost.seconds]
-        strange = {c.op for c in known if not found.knows(described_work(c.work, c.seconds, self._machine_of(c))[0])}
-        before = cost_table(self.program, plain).totals
+        strange = {cost.op for cost in self.table.kinds if cost.seconds and not found.knows(time_model(cost.work))}
+        table = cost_table(self.program, plain)
+        before, plainly_s = table.totals, {group.name: group.seconds for group in table.by_operator()}
         return {
             "name": found.name,
-            "factors": self.table.learned(),
+            "factors": {each.name: each.seconds / plainly_s[each.name] for each in self.table.by_operator()},
             "host_factor": self.table.totals.host_s / before.host_s if before.host_s else 1.0,
             "step_time_before_s": before.step_s,
             "unseen_operators": sorted(strange),
             "error": found.error,
             "provenance": dict(found.provenance),
         }
-
-    def _machine_of(self, cost: OperatorCost) -> Machine:
-        return self.table.timer.machine(cost.dtype)
 
     def _provenance(self) -> dict[str, Any]:
         bases = [group for group in self.table.by_basis() if group.seconds]
@@ -352,9 +348,8 @@ def with_workspaces(program: Program, correction: Correction | None) -> Program:
         return program
 
     def taken(call: Call) -> Call:
-        read, write = known.get(variant(call.node), (0.0, 0.0))
-        reads = sum(value.type.size_bytes for value in dict.fromkeys(call.node.inputs))
-        more = read * reads + write * sum(output.size_bytes for output in call.node.outputs)
+        shares = known.get(variant(call.node), (0.0, 0.0))
+        more = sum(share * size for share, size in zip(shares, whole_bytes(call.node), strict=True))
         return replace(call, scratch_bytes=call.scratch_bytes + int(more)) if more and not call.view else call
 
     return replace(program, calls=tuple(map(taken, program.calls)))

@@ -174,6 +174,33 @@ class LazyGroup(TyperGroup):
         return code
 
 
+def group(name: str, commands: Mapping[str, tuple[str, str]], text: str) -> typer.Typer:
+    """A command that is a group of commands.
+
+    Args:
+        name: of the group.
+        commands: as :attr:`LazyGroup.table`.
+        text: what the group is for.
+    """
+
+    class Commands(LazyGroup):
+        table = commands
+
+    def nothing() -> None:
+        """A group does nothing itself."""
+
+    return typer.Typer(
+        name=name,
+        cls=Commands,
+        callback=nothing,
+        help=text,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+    )
+
+
 def _load(path: str, name: str) -> Any:
     """Import a command's module: its group ``GROUP``, its function ``command``, or the one of the command's name."""
     module = importlib.import_module(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -43,9 +43,9 @@ NUMBERS: Final = (
     *SIZES,
 )
 
-
-ISSUED: Final = 4
-"""Kinds of issuers (:data:`steptime.captured.cost.table.ISSUERS`)."""
+Issuer = Literal["forward", "backward", "optimizer", "inside"]
+ISSUERS: Final[tuple[Issuer, ...]] = ("forward", "backward", "optimizer", "inside")
+"""Who issues a call: Python in its phase, or from the inside of PyTorch one operator that loops over tokens."""
 MOST: Final = 1e6
 """Largest number of a correction."""
 MOST_LAYERS: Final = 8
@@ -53,15 +53,16 @@ HOST_LIMIT: Final = 3.0
 """Largest logarithm of a factor on the time of the host."""
 ANY: Final = ""
 """Under this name :attr:`Correction.machines` has the mean of all, for devices that were not measured."""
+FOLDER: Final = Path(__file__).with_name("corrections")
+"""Corrections that come with steptime."""
+LEARNED: Final = "learned"
+"""Name under which the one for a kind of device is found."""
 ARRAYS: Final = ("centre", "spread", "low", "high", "offsets", "host")
 
 
 def _log(value: Num, unit: float = 1.0) -> Num:
-    return (
-        np.log10(np.maximum(value, 0.0) / unit + LEAST)
-        if isinstance(value, np.ndarray)
-        else float(np.log10(max(float(value), 0.0) / unit + LEAST))
-    )
+    out: Num = np.log10(np.maximum(value, 0.0) / unit + LEAST)
+    return out
 
 
 def described(
@@ -98,12 +99,12 @@ def described(
         "matrix_flops": _log(matrix + 1.0, 1e6),
         "vector_flops": _log(vector + 1.0, 1e6),
         "moved_bytes": _log(moved + 1.0, 1024.0),
-        "launches": _log(work.get("launches", 1.0) + 0.0 * moved + 1.0),
+        "launches": _log(work.get("launches", 1.0) + 1.0),
         "intensity": _log((matrix + vector + 1.0) / (moved + 1.0)),
         "share_of_peak": _log(matrix / (time * peak_flops_per_s) + 1e-3),
         "share_of_bandwidth": _log(moved / (time * memory_Bps) + 1e-3),
-        "backward": float(backward) + 0.0 * moved,
-        **{name: _log(value + 1.0) + 0.0 * moved for name, value in sizes.items()},
+        "backward": float(backward),
+        **{name: _log(value + 1.0) for name, value in sizes.items()},
     }
     return tuple(numbers[name] for name in NUMBERS)
 
@@ -128,7 +129,7 @@ class Correction:
     offsets: Array
     """What each known operator adds to the logarithm of its factor, (operators,)."""
     host: Array
-    """Logarithm of the factor on the time of the host, by who issues: forward, backward, optimiser, (issuers,)."""
+    """Logarithm of the factor on the time of the host, by who issues (:data:`ISSUERS`), (issuers,)."""
     machines: Mapping[str, tuple[float, float]]
     """Device -> what it adds to the logarithms of factors on its times and on those of its host."""
     workspaces: Mapping[str, tuple[float, float]]
@@ -231,7 +232,7 @@ def correction_from(data: Any, where: str) -> Correction:
 
 
 def _check(made: Correction) -> None:
-    shapes = {"offsets": len(made.operators), "host": ISSUED}
+    shapes = {"offsets": len(made.operators), "host": len(ISSUERS)}
     if any(getattr(made, name).shape != (shapes.get(name, len(NUMBERS)),) for name in ARRAYS):
         raise ValueError("a list of it has another length")
     size = len(NUMBERS) + len(made.operators)
@@ -270,10 +271,6 @@ def read_correction(path: str | Path) -> Correction:
     except (ValueError, RecursionError):
         data = None
     return correction_from(data, str(path))
-
-
-FOLDER: Final = Path(__file__).with_name("corrections")
-LEARNED: Final = "learned"
 
 
 def correction_named(name: str, device: Device) -> Correction:

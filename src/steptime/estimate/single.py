@@ -95,14 +95,13 @@ class Setting:
     """Largest chance of running out of memory that a plan of a search may have; None: its live tensors fit."""
     first_limit: float | None = None
     """Largest chance of running out of memory with which a plan of a search is put before others; None: any."""
-
     correction: Correction | None = None
     """Learned correction of the times of operators, for single estimates: bounds of a search do not know it."""
 
     @cached_property
     def machine(self) -> Machine:
         """Numbers of the cluster for this job."""
-        return replace(self._machine, correction=self.correction)
+        return self._machine if self.correction is None else replace(self._machine, correction=self.correction)
 
     @cached_property
     def _machine(self) -> Machine:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from steptime.captured.cost.timing import BOUNDS, FREE, HOST_BAND, STEP_BAND, UN
 from steptime.captured.graph import PHASES, Call, Program
 from steptime.cost.host import issued_s
 from steptime.cost.matmul import arithmetic_intensity
-from steptime.num import Array
+from steptime.estimate.learned import ISSUERS, Issuer
+from steptime.num import Array, Num, minimum, where
 
 WHOLE: Final = "(model)"
 LOSS: Final = "(loss)"
@@ -166,15 +167,12 @@ def tree_order(groups: Mapping[str, T]) -> list[T]:
     return out
 
 
-Issuer = Literal["forward", "backward", "optimizer", "inside"]
-ISSUERS: Final[tuple[Issuer, ...]] = (*PHASES, "inside")
-"""Who issues a call: Python in its phase, or from the inside of PyTorch one operator that loops over tokens."""
 LOOPS: Final = ("GRU", "LSTM", "RNN")
 """Modules that are one call from Python, whatever number of operators it has."""
 
 
 def issuers(program: Program) -> tuple[int, ...]:
-    """Who issues each call of a program, as a place in :data:`ISSUERS`."""
+    """Who issues each call of a program, as a place in :data:`steptime.estimate.learned.ISSUERS`."""
     inside = ISSUERS.index("inside")
     out = []
     before = ("", "")
@@ -192,6 +190,11 @@ def bare(issuer: Issuer, timer: Timer) -> bool:
     On the host itself that is so in optimisers too, which record no gradients.
     """
     return issuer == "inside" or (timer.in_turn and issuer == "optimizer")
+
+
+def issue_s(host_s: Num, launches: Num, short: Num, timer: Timer) -> Num:
+    """Time of the host to issue a call (s), less where it is ``short`` (:func:`bare`): that of further kernels."""
+    return where(short, minimum(host_s, launches * timer.host_more_s), host_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,38 +315,21 @@ class CostTable:
         return self.column(lambda c: c.seconds)
 
     @cached_property
-    def issued(self) -> tuple[int, ...]:
+    def issued(self) -> Array:
         """Who issues each call, a place in :data:`ISSUERS`."""
-        return issuers(self.program)
+        return np.array(issuers(self.program), np.int64)
 
     @cached_property
     def host_s(self) -> Array:
         """Time of the host to issue each call, less where no Python stands between (:func:`bare`)."""
         host_s = self.column(lambda c: c.host_s)
-        short = np.array([bare(issuer, self.timer) for issuer in ISSUERS])[np.array(self.issued, int)]
-        host_s = np.where(short, np.minimum(host_s, self.launches * self.timer.host_more_s), host_s)
+        short = np.array([bare(issuer, self.timer) for issuer in ISSUERS])[self.issued]
+        out = np.asarray(issue_s(host_s, self.launches, short, self.timer))
         correction = self.timer.correction
         if correction is None:
-            return host_s
+            return out
         factors: Array = np.exp(correction.host + correction.card(self.timer.device.name)[1])
-        out: Array = host_s * factors[np.array(self.issued, int)]
-        return out
-
-    @cached_property
-    def analytic_s(self) -> Array:
-        """Time of the device for each call without a learned correction."""
-        return self.seconds / self.column(lambda c: c.learned)
-
-    def learned(self) -> dict[str, float]:
-        """Operator -> factor by which the learned correction changes its time, those that take longest first."""
-        names = [call.node.op for call in self.program.calls]
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        codes = np.array([numbers[name] for name in names], np.int64)
-        sums = [
-            np.bincount(codes, weights=column, minlength=len(numbers)) for column in (self.seconds, self.analytic_s)
-        ]
-        found = {name: (sums[0][n], sums[0][n] / sums[1][n]) for name, n in numbers.items() if sums[1][n]}
-        return {name: float(factor) for name, (_, factor) in sorted(found.items(), key=lambda each: -each[1][0])}
+        return out * factors[self.issued]
 
     @cached_property
     def recomputed(self) -> Array:

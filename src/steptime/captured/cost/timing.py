@@ -104,8 +104,6 @@ class OperatorCost:
     """Element type at whose rate it runs."""
     host_s: float
     """Time of the host to issue it."""
-    learned: float = 1.0
-    """Factor of the learned correction in its time; 1 without one."""
     scatter: float | None = None
     """Relative standard deviation of its time that no kernel of nearly the same size shares; None: not known."""
 
@@ -256,11 +254,10 @@ class Timer:
         seconds, basis, band = self._seconds(machine, work, rate) if bound != "none" else (0.0, *NO_COST)
         launches = float(work.launches)
         host_s = self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
-        learned = 1.0
         if self.correction is not None and seconds:
-            learned = float(self.correction.factor(*described_work(work, seconds, machine), self.device.name))
+            seconds *= float(self.correction.factor(*described_work(work, seconds, machine), self.device.name))
         return OperatorCost(
-            op=op, work=work, seconds=seconds * learned, bound=bound, basis=basis, band=band, learned=learned,
+            op=op, work=work, seconds=seconds, bound=bound, basis=basis, band=band,
             peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=host_s,
         )  # fmt: skip
 
@@ -291,6 +288,11 @@ OTHER: Final = "other"
 """Time model of work that has none."""
 
 
+def time_model(work: Work) -> str:
+    """The time model of some work; of work in several kernels that of the first one."""
+    return work.kernels[0].operator if work.kernels else OTHER
+
+
 def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, tuple[Num, ...]]:
     """The time model of some work and its features (:func:`steptime.estimate.learned.described`).
 
@@ -306,7 +308,7 @@ def described_work(work: Work, seconds: float, machine: Machine) -> tuple[str, t
         peak_flops_per_s=machine.matrix_flops_per_s,
         memory_Bps=machine.memory_Bps,
     )
-    return OTHER if first is None else first.operator, numbers
+    return time_model(work), numbers
 
 
 def _are_streams(calls: tuple[KernelCall, ...]) -> bool:

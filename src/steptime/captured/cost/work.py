@@ -169,6 +169,12 @@ def evaluate(row: OperatorRow, node: Node, family: str, inplace: bool) -> Work:
     return Work(**counts, kernels=kernels, dtype=dtype_of(node), family=family)
 
 
+def whole_bytes(node: Node) -> tuple[float, float]:
+    """Bytes of all elements of its inputs, one that is given twice counted once, and of its outputs."""
+    read = sum(value.type.size_bytes for value in dict.fromkeys(node.inputs))
+    return float(read), float(sum(output.size_bytes for output in node.outputs))
+
+
 def variant(node: Node) -> str:
     """Name of an operator with what changes the memory that it takes: transposed, of an input that is expanded."""
     marks = [".transposed"] if node.attribute("transposed") else []

@@ -45,7 +45,7 @@ def this_host(path: Path | None = None) -> Host:
         path: description of the processors, in the form of ``/proc/cpuinfo``, which is the default.
     """
     found = _first_processor(path or CPUINFO)
-    cpu = found.get("model name") or platform.processor() or platform.machine() or "unknown"
+    cpu = found.get("model name") or platform.processor() or platform.machine() or "unknown CPU"
     return Host(cpu=cpu, key=content_key(found or {"cpu": cpu, "machine": platform.machine(), "node": platform.node()}))
 
 

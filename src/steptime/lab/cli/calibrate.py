@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import typer
-
-from steptime.cli.main import LazyGroup
+from steptime.cli.main import group
 
 #: Command -> its module, and what it does.
 CALIBRATIONS: Final = {
@@ -19,23 +17,8 @@ CALIBRATIONS: Final = {
     ),
 }
 
-
-class CalibrateGroup(LazyGroup):
-    """The commands of ``steptime calibrate``."""
-
-    table = CALIBRATIONS
-
-
-GROUP: Final = typer.Typer(
-    name="calibrate",
-    cls=CalibrateGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
+GROUP: Final = group(
+    "calibrate",
+    CALIBRATIONS,
+    "Turn measurements into profiles: of this machine, of its network, of tables measured elsewhere.",
 )
-
-
-@GROUP.callback()
-def calibrate() -> None:
-    """Turn measurements into profiles: of this machine, of its network, of tables measured elsewhere."""

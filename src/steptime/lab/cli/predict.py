@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import typer
-
-from steptime.cli.main import LazyGroup
+from steptime.cli.main import group
 
 COMMANDS: Final = {
     "measure": ("steptime.lab.cli.predict_commands", "Make random training graphs and measure them on this machine."),
@@ -14,23 +12,8 @@ COMMANDS: Final = {
     "score": ("steptime.lab.cli.predict_commands", "Errors of all predictors under the same splits."),
 }
 
-
-class PredictGroup(LazyGroup):
-    """The commands of ``steptime predict``."""
-
-    table = COMMANDS
-
-
-GROUP: Final = typer.Typer(
-    name="predict",
-    cls=PredictGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
+GROUP: Final = group(
+    "predict",
+    COMMANDS,
+    "Learned corrections of predicted times: measure graphs here, fit factors of operators, score predictors.",
 )
-
-
-@GROUP.callback()
-def predict() -> None:
-    """Learned corrections of predicted times: measure graphs here, fit factors of operators, score predictors."""

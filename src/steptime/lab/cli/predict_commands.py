@@ -84,9 +84,7 @@ def train(
     _refuse_other(out)
     graphs, header, rows, machine = _read(journal, device)
     known = {"device": machine.name, "data": journal.name, **header, "noise": noise_of(graphs)}
-    found = trained(
-        rows, out.stem, known, unseen="families", options=Options(seed=seed), told=_quiet if json else print
-    )
+    found = trained(rows, out.stem, known, unseen="families", options=Options(seed=seed), told=None if json else print)
     found = replace(found, workspaces=dict(fitted_workspaces(graphs).shares))
     written(found, out)
     if json:
@@ -115,10 +113,6 @@ def score(
     lines = table(graphs, rows, names, told=None if json else print)
     if json:
         print_json(document(noise=noise_of(graphs), scores=lines))
-
-
-def _quiet(text: str) -> None:
-    """Say nothing."""
 
 
 def _refuse_other(out: Path) -> None:

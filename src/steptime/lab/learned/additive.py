@@ -12,17 +12,15 @@ together of their pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from steptime.captured.cost.table import ISSUERS
 from steptime.cost.host import IN_TURN
 from steptime.dataclass import dataclass
-from steptime.estimate.learned import ANY, LIMIT, Correction
+from steptime.estimate.learned import ANY, ISSUERS, LIMIT, Correction
 from steptime.lab.learned.data import Rows
 from steptime.num import Array
 
@@ -34,12 +32,12 @@ PRIOR: Final = 0.05
 """Weight of the mean square of the network's output beside the error: what is not known stays as it was."""
 OFFSETS: Final = 0.002
 """The same for the numbers of operators."""
-FORGOTTEN: Final = 0.15
-"""Share of operators whose name is hidden from the network in a step, so that it learns from their numbers."""
 HOST: Final = 0.002
 """The same for the factors of the host, which steps that wait for the device say nothing of."""
 CARDS: Final = 0.02
 """The same for what one card and its host differ in from all: clocks, power, the host's processor."""
+FORGOTTEN: Final = 0.15
+"""Share of operators whose name is hidden from the network in a step, so that it learns from their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +81,8 @@ class Fit:
         self.machines = tuple(sorted(set(rows.machines)))
         self.cards = nn.Parameter(torch.zeros(len(self.machines), 2))
 
-    def run(self, weights: Array | None = None) -> Correction:
-        """Fit the network; ``weights``: of each graph."""
+    def run(self) -> Correction:
+        """Fit the network."""
         options, rows = self.options, self.rows
         inputs = torch.tensor(self._inputs(), dtype=torch.float32)
         base = torch.tensor(rows.device_s * rows.count, dtype=torch.float32)
@@ -92,7 +90,6 @@ class Fit:
         issuer = torch.tensor(rows.issuer)
         machine = torch.tensor([self.machines.index(name) for name in rows.machines])
         goal = torch.tensor(np.log(rows.measured_s), dtype=torch.float32)
-        weight = torch.tensor(np.ones(len(goal)) if weights is None else weights, dtype=torch.float32)
         order = np.argsort(rows.graph, kind="stable")
         starts = np.searchsorted(rows.graph[order], np.arange(len(goal) + 1))
         draw = np.random.default_rng(options.seed)
@@ -110,7 +107,7 @@ class Fit:
                 card = self.cards[machine[chosen]][owner].exp() if len(self.machines) > 1 else torch.ones(len(owner), 2)
                 issued = host[picked] * self.host.exp()[issuer[picked]] * card[:, 1]
                 parts = (base[picked] * card[:, 0], issued, torch.tensor(owner))
-                loss = self._loss(inputs[picked], parts, goal[chosen], weight[chosen])
+                loss = self._loss(inputs[picked], parts, goal[chosen])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -124,7 +121,7 @@ class Fit:
         own[np.arange(len(own)), [places[name] for name in rows.operators]] = 1.0
         return np.concatenate([(rows.numbers - self.centre) / self.spread, own], axis=1)
 
-    def _loss(self, inputs: Tensor, parts: tuple[Tensor, Tensor, Tensor], goal: Tensor, weight: Tensor) -> Tensor:
+    def _loss(self, inputs: Tensor, parts: tuple[Tensor, Tensor, Tensor], goal: Tensor) -> Tensor:
         names, (base, host, owner) = len(self.operators), parts
         kept = (torch.rand(len(inputs), 1) >= self.options.forgotten).float()
         own = inputs[:, -names:] * kept
@@ -135,10 +132,10 @@ class Fit:
         p = self.rows.sharpness
         scale = torch.maximum(total, issued).detach()
         joined = scale.log() + ((total / scale) ** p + (issued / scale) ** p).log() / p
-        error = nn.functional.smooth_l1_loss(joined, goal, beta=0.05, reduction="none")
+        error = nn.functional.smooth_l1_loss(joined, goal, beta=0.05)
         kept_near = self.options.prior * (bent**2).mean() + self.options.offsets * (self.offsets**2).mean()
         kept_near = kept_near + self.options.cards * (self.cards**2).mean() + HOST * (self.host**2).mean()
-        return (error * weight).mean() + kept_near  # type: ignore[no-any-return]
+        return error + kept_near  # type: ignore[no-any-return]
 
     def _cards(self) -> dict[str, tuple[float, float]]:
         """What each card adds to logarithms, and the mean of all for cards that were not measured."""
@@ -173,26 +170,17 @@ class Fit:
         )
 
 
-def fitted(rows: Rows, options: Options | None = None, weights: Array | None = None) -> Correction:
+def fitted(rows: Rows, options: Options | None = None) -> Correction:
     """The correction of measured graphs."""
-    return Fit(rows, options or Options()).run(weights)
+    return Fit(rows, options or Options()).run()
 
 
-def predicted_s(corrections: Correction | Sequence[Correction], rows: Rows) -> Array:
-    """Time of each graph under a correction, or the geometric mean under several."""
-    every = [corrections] if isinstance(corrections, Correction) else list(corrections)
-    return np.exp(np.mean([np.log(_predicted(each, rows)) for each in every], axis=0))  # type: ignore[no-any-return]
-
-
-def _predicted(correction: Correction, rows: Rows) -> Array:
+def predicted_s(correction: Correction, rows: Rows) -> Array:
+    """Time of each graph under a correction."""
     factors = np.zeros(len(rows.operators))
     names = np.array(rows.operators, object)
     for name in sorted(set(rows.operators)):
         chosen = names == name
         factors[chosen] = correction.log_factor(name, tuple(rows.numbers[chosen].T))
     cards = np.array([correction.card(name) for name in rows.machines])[rows.graph]
-    device = np.bincount(rows.graph, rows.device_s * rows.count * np.exp(factors + cards[:, 0]), len(rows.measured_s))
-    issued = np.exp(correction.host[rows.issuer] + cards[:, 1])
-    host = np.bincount(rows.graph, rows.host_s * rows.count * issued, len(rows.measured_s))
-    out: Array = (device**rows.sharpness + host**rows.sharpness) ** (1 / rows.sharpness)
-    return out
+    return rows.total_s(np.exp(factors + cards[:, 0]), np.exp(correction.host[rows.issuer] + cards[:, 1]))

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steptime.captured.cost.table import ISSUERS, bare
+from steptime.captured.cost.table import bare, issue_s
 from steptime.captured.cost.timing import Timer, described_work
+from steptime.cost.host import issued_s
 from steptime.dataclass import dataclass
+from steptime.estimate.learned import ISSUERS
 from steptime.lab.learned.measuring import Graph
 from steptime.lab.learned.sketch import Piece, Sketch
-from steptime.num import Array
+from steptime.num import Array, Num
 
 
 class Described(NamedTuple):
@@ -39,7 +41,7 @@ class Rows:
     count: Array
     """Calls, (rows,)."""
     issuer: Array
-    """Who issues it, a place in :data:`steptime.captured.cost.table.ISSUERS`, (rows,)."""
+    """Who issues it, a place in :data:`steptime.estimate.learned.ISSUERS`, (rows,)."""
     graph: Array
     """Number of the graph, (rows,)."""
     measured_s: Array
@@ -54,10 +56,15 @@ class Rows:
     @property
     def analytic_s(self) -> Array:
         """Analytic time of each graph."""
-        device = np.bincount(self.graph, self.device_s * self.count, len(self.measured_s))
-        host = np.bincount(self.graph, self.host_s * self.count, len(self.measured_s))
-        out: Array = (device**self.sharpness + host**self.sharpness) ** (1 / self.sharpness)
-        return out
+        return self.total_s(1.0, 1.0)
+
+    def total_s(self, device_factors: Num, host_factors: Num) -> Array:
+        """Time of each graph where the times of device and host are multiplied by factors, one a row."""
+        device, host = (
+            np.bincount(self.graph, seconds * self.count * factors, len(self.measured_s))
+            for seconds, factors in ((self.device_s, device_factors), (self.host_s, host_factors))
+        )
+        return np.asarray(issued_s(device, 1.0, host, self.sharpness))
 
     def only(self, graphs: Array) -> Rows:
         """Rows of some graphs (numbers), which are numbered anew in that order."""
@@ -100,9 +107,9 @@ def rows_of(graphs: Sequence[tuple[Sketch, Timer, float, str]]) -> Rows:
             one = known.get(keys[at])
             if one is None:
                 one = known[keys[at]] = piece_on(drawn.pieces[at], timer)
-            if bare(ISSUERS[issuer], timer):
-                one = one._replace(host_s=min(one.host_s, float(drawn.pieces[at].work.launches) * timer.host_more_s))
-            found.append(one)
+            launches = float(drawn.pieces[at].work.launches)
+            host_s = issue_s(one.host_s, launches, bare(ISSUERS[issuer], timer), timer)
+            found.append(one._replace(host_s=float(host_s)))
             count.append(float(calls))
             issued.append(issuer)
             owner.append(number)

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -48,15 +49,17 @@ class Graph:
     seconds: float
     """First quartile of the steps, CPU time of a thread."""
     again_s: float | None
-    """The same on a second occasion."""
+    """The same on a second occasion; None where there was none."""
     allocated_bytes: int
     """Peak of the allocator, what was there before the step included."""
     sketch: Sketch
 
 
 def require_torch() -> None:
-    """Raises:
-    UserError: PyTorch is not installed.
+    """Refuse to go on without PyTorch.
+
+    Raises:
+        UserError: it is not installed.
     """
     if find_spec("torch") is None:
         raise UserError("graphs are modules of PyTorch", hint="pip install 'steptime[torch]'")
@@ -107,8 +110,9 @@ def measure(
     wanted = list(keys(graphs, singles, families or tuple(ALL), SINGLE))
     torch.set_num_threads(1)
     with Journal(path, header(), resume=resume) as journal:
+        known = journal.keys
         for number, key in enumerate(wanted):
-            if key not in journal.keys:
+            if key not in known:
                 journal.append(measured(key))
             told(number + 1, len(wanted))
         return len(journal.records)
@@ -238,30 +242,27 @@ def read_graphs(path: Path) -> tuple[list[Graph], Mapping[str, Any]]:
         try:
             if key.endswith(TWICE):
                 again[key.removesuffix(TWICE)] = positive(record["seconds"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise _damaged(path, key, error) from None
-    for record in stored.records:
-        if record["key"].endswith(TWICE):
-            continue
-        try:
-            found.append(_graph(record, again.get(record["key"])))
+            else:
+                found.append(_graph(record))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise _damaged(path, record["key"], error) from None
+            problem = f"the record {shorten(key)} is damaged: {shorten(str(error) or type(error).__name__)}"
+            raise InputFileError(str(path), problem, hint="delete its line, or measure again with --fresh") from None
     if not found:
         raise UserError(
             f"{path} holds no measured graph", hint="steptime predict measure --out FILE.jsonl measures some"
         )
-    return found, {name: value for name, value in stored.header.items() if name not in ("journal", "of")}
+    whole = [replace(graph, again_s=again.get(graph.key)) for graph in found]
+    return whole, {name: value for name, value in stored.header.items() if name not in ("journal", "of")}
 
 
-def _graph(record: Mapping[str, Any], again_s: float | None) -> Graph:
+def _graph(record: Mapping[str, Any]) -> Graph:
     drawn = sketch_from(record["sketch"])
     static = record.get("static_bytes", drawn.static_bytes)
     return Graph(
         key=record["key"],
         family=str(record["family"]),
         seconds=positive(record["seconds"]),
-        again_s=again_s,
+        again_s=None,
         allocated_bytes=int(positive(static + record["grown_bytes"])),
         sketch=drawn,
     )
@@ -277,8 +278,3 @@ def positive(value: Any) -> float:
     if isinstance(value, (str, bool)) or not 0 < number < LARGEST:
         raise ValueError(f"{value!r} is no positive number")
     return number
-
-
-def _damaged(path: Path, key: str, error: Exception) -> InputFileError:
-    problem = f"the record {shorten(key)} is damaged: {shorten(str(error) or type(error).__name__)}"
-    return InputFileError(str(path), problem, hint="delete its line, or measure again with --fresh")

@@ -207,10 +207,10 @@ def sketches(rows: list[Row], path: Path, told: Callable[[str], None] = lambda n
     import torch
 
     with Journal(path, {"of": "published graphs", "torch": str(torch.__version__)}, resume=True) as journal:
-        for row in rows:
-            if row.graph not in journal.keys:
-                told(row.graph)
-                journal.append({"key": row.graph, "sketch": sketch_of(row).to_json()})
+        new = {row.graph: row for row in rows if row.graph not in journal.keys}
+        for name, row in new.items():
+            told(name)
+            journal.append({"key": name, "sketch": sketch_of(row).to_json()})
         return {record["key"]: sketch_from(record["sketch"]) for record in journal.records}
 
 

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from steptime.captured.cost.table import ISSUERS, issuers
+from steptime.captured.cost.table import issuers
 from steptime.captured.cost.timing import work_of
-from steptime.captured.cost.work import KernelCall, Work, variant
+from steptime.captured.cost.work import KernelCall, Work, variant, whole_bytes
 from steptime.captured.graph import PHASES, Program
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.program import Call, Value
 from steptime.dataclass import dataclass
+from steptime.estimate.learned import ISSUERS
 
 COUNTS: Final = ("matrix_flops", "repeated_flops", "vector_flops", "moved_bytes", "launches")
 """Numbers of a work that are kept in files."""
@@ -50,7 +51,7 @@ class Sketch:
     phases: tuple[int, ...]
     """Number of each call's phase (:data:`steptime.captured.graph.PHASES`)."""
     issuers: tuple[int, ...]
-    """Who issues each call (:data:`steptime.captured.cost.table.ISSUERS`)."""
+    """Who issues each call (:data:`steptime.estimate.learned.ISSUERS`)."""
     edges: tuple[tuple[int, int, float], ...]
     """Call that makes a tensor, call that reads it, bytes of the tensor; calls are numbered as in ``calls``."""
     views: int
@@ -162,11 +163,12 @@ def sketch(program: Program) -> Sketch:
 
 
 def _piece(call: Call, work: Work) -> Piece:
+    read, written = whole_bytes(call.node)
     return Piece(
         op=variant(call.node),
         work=work,
-        read_bytes=float(sum(value.type.size_bytes for value in dict.fromkeys(call.node.inputs))),
-        written_bytes=float(sum(output.size_bytes for output in call.node.outputs)),
+        read_bytes=read,
+        written_bytes=written,
     )
 
 

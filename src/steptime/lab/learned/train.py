@@ -27,7 +27,7 @@ def trained(
     *,
     unseen: str,
     options: Options | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    told: Callable[[str], None] | None = None,
 ) -> Correction:
     """The correction of all rows; its error and its band are those of groups of graphs that were left out in turn.
 
@@ -39,15 +39,16 @@ def trained(
         options: how it is fitted.
         told: called with a line for each group.
     """
-    measured, predicted, errors, groups = list[Array](), list[Array](), list[float](), list[str]()
+    measured, predicted, groups, errors = list[Array](), list[Array](), list[str](), dict[str, float]()
     for split in splits(rows, FAMILY, SINGLE):
         one = fitted(rows.only(split.train), options)
         found_s = predicted_s(one, rows.only(split.test))
         measured.append(rows.measured_s[split.test])
         predicted.append(found_s)
         groups += [split.name] * len(found_s)
-        errors.append(float(abs(found_s / measured[-1] - 1).mean()))
-        told(f"{split.name} left out: error {100 * errors[-1]:.1f} %")
+        errors[split.name] = float(abs(found_s / measured[-1] - 1).mean())
+        if told is not None:
+            told(f"{split.name} left out: error {100 * errors[split.name]:.1f} %")
     every_s, all_s = np.concatenate(predicted), np.concatenate(measured)
     band = conformal(every_s, all_s)
     found = fitted(rows, options)
@@ -56,10 +57,10 @@ def trained(
         "graphs": len(rows.measured_s),
         "unseen": unseen,
         "seed": (options or Options()).seed,
-        "errors_left_out": {s.name: round(e, 4) for s, e in zip(splits(rows, FAMILY, SINGLE), errors, strict=True)},
+        "errors_left_out": {group: round(error, 4) for group, error in errors.items()},
         "covered": round(left_out(every_s, all_s, groups), 4),
     }
-    return replace(found, name=name, band=band, error=float(np.mean(errors)), provenance=known)
+    return replace(found, name=name, band=band, error=float(np.mean(list(errors.values()))), provenance=known)
 
 
 def written(correction: Correction, path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.estimate.measured import CONVOLVED
+from steptime.hierarchy.tune import host
 from steptime.lab.calibrate.machine.torch_ops import (
     CpuTimer,
     CudaTimer,
@@ -81,7 +82,7 @@ def this_host(torch: Any, threads: int, device: str | None = None) -> Host:
         return Host(**common, **_gpu(torch), threads=threads)
     return Host(
         **common,
-        processor=_processor(),
+        processor=host.this_host().cpu,
         memory_bytes=_memory_bytes(),
         cache_bytes=_last_cache_bytes(),
         device="cpu",
@@ -99,15 +100,6 @@ def _gpu(torch: Any) -> dict[str, Any]:
         "device": "cuda",
         "gpus": int(torch.cuda.device_count()),
     }
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine() or "unknown CPU"
 
 
 def _memory_bytes() -> float:
