@@ -142,10 +142,11 @@ def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula
             curve = next((c for c in profile.curves if _is(c, kind, dtype)), None)
             if curve is not None:
                 out[measured_name(operator, bool(backward))] = checked(curve, WORK, profile)
-    update = profile.curve("streaming/update", "fp32")
+    update = next((c for c in profile.curves if _is(c, "update", "fp32")), None)
     if update is not None:
-        coefficients = {**update.coefficients, "result_bytes": 0.0}
-        out["stream"] = checked(replace(update, coefficients=coefficients), WORK, profile)
+        made = "result_bytes" in FORMULAS[update.family.partition("/")[0]].arguments
+        known = replace(update, coefficients={**update.coefficients, **({"result_bytes": 0.0} if made else {})})
+        out["stream"] = checked(known, WORK, profile)
     return out
 
 

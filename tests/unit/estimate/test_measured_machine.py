@@ -144,6 +144,14 @@ def test_operators_that_move_memory(cluster: Cluster, elements: float) -> None:
     assert update.seconds == streaming_s(12 * elements, 0.0, **STREAM)
 
 
+def test_the_optimiser_takes_whichever_curve_updates_have(cluster: Cluster) -> None:
+    """On a GPU without a cache to show, the better model of updates is the line."""
+    others = [c for c in CURVES if c.family != "streaming/update"]
+    curves = Profile(device="mine", curves=(*others, curve("linear/update", LINEAR)))
+    update = streamed(machine(replace(cluster, device=replace(cluster.device, curves=curves))).models, 1e8)
+    assert update is not None and update.seconds == pytest.approx(linear_s(1e8, **LINEAR))
+
+
 def test_what_was_not_measured_keeps_the_roofline(cluster: Cluster) -> None:
     dropout = rows.dropout("d", "b", 1e6, element_bytes=4.0, mask_bytes=1.0)
     assert phase_time(dropout, FORWARD, Plans(), machine(cluster)).timed is None
