@@ -99,6 +99,14 @@ def test_a_mask_whose_rows_are_apart_takes_single_products(contiguous: bool) -> 
         assert not fused and products == ["fp32"] * 3, "forward two, backward one: x has no gradient"
 
 
+def test_autocast_casts_the_mask_too() -> None:
+    program = capture(
+        Biased(contiguous=True), [torch.empty(2, 4, 16, 8)], optimizer=None, autocast="bf16", target="cuda"
+    )
+    (fused,) = [c.node for c in program.calls if c.node.op == "_scaled_dot_product_efficient_attention"]
+    assert {value.type.dtype for value in fused.inputs} == {"bf16"} and len(fused.inputs) == 4
+
+
 def test_the_products_attend_as_pytorch_does() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 4, 16, 8), *(torch.randn(2, 2, 16, 8) for _ in range(2)))

@@ -162,6 +162,8 @@ def _attention(
     if torch.is_autocast_enabled("cpu"):
         kind = torch.get_autocast_dtype("cpu")
         query, key, value = (each.to(kind) for each in (query, key, value))
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(kind)
     half = query.dtype in HALVES
     if not by_rows(query, key, value, attn_mask):
         return attended_by_products(query, key, value, attn_mask, dropout_p, is_causal, scale)
