@@ -175,7 +175,8 @@ What misses:
 """
 REWRITES = """Ratios of the original graph's time to that of the rewritten one, as
 `python benchmarks/bench_gpu_rewrites.py` prints them: inference of one image in fp32. *device*: a replayed CUDA graph.
-*eager*: a call that is waited for. NasRNN and BERT were not measured: their graphs made tensors on the CPU.
+*eager*: a call that is waited for. NasRNN and BERT were not measured: what was written of them
+made tensors on the CPU, which has been mended since.
 """
 LABELS = {
     "public": "public profile", "measured": "measured profile", "learned": "public profile, learned factors",
