@@ -13,9 +13,14 @@ and the authors' device module.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from steptime.num import Num, ceil_div, maximum, minimum, where
+
+LOOSE_BYTES: Final = 16
+"""Multiples of this are what matrix units load at full rate."""
+ODD_BYTES: Final = 4
+"""The least piece of an asynchronous copy on a GPU."""
 
 
 def matmul_flops(m: Num, n: Num, k: Num, accumulate: Num) -> Num:
@@ -47,6 +52,29 @@ def matmul_backward_flops(m: Num, n: Num, k: Num, accumulate: Num) -> Num:
     True
     """
     return matmul_flops(m, k, n, accumulate) + matmul_flops(k, n, m, accumulate)
+
+
+def off_boundary(m: Num, n: Num, k: Num, turned: Num, element_bytes: Num, boundary_bytes: Num) -> Num:
+    r"""Whether rows of an operand or of the result of a product begin off a boundary of memory: 1.0, else 0.0.
+
+    $$q E \bmod B \ne 0 \quad\text{for}\quad q = n \ \text{or}\ q = (m \text{ if } u \text{ else } k)$$
+
+    where $E$ = `element_bytes`, $B$ = `boundary_bytes`, and $u$ = `turned` is 1 where the left operand ($m \times k$)
+    lies in memory as its transpose. A vocabulary of 50,257 elements of 2 bytes puts every other row of logits off a
+    boundary of 4 bytes, and all but one in eight off one of 16.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide (16 bytes for tensor cores); CUDA Programming Guide:
+    the tensor memory accelerator takes strides that are multiples of 16 bytes, an asynchronous copy 4, 8 or 16 bytes.
+
+    >>> [off_boundary(8, 50257, 768, 0, 2, boundary) for boundary in (16, 4)]
+    [1.0, 1.0]
+    >>> [off_boundary(8, 50258, 768, 0, 2, boundary) for boundary in (16, 4)]
+    [1.0, 0.0]
+    >>> off_boundary(50257, 768, 8, 1, 2, 16), off_boundary(50257, 768, 8, 0, 2, 16)
+    (1.0, 0.0)
+    """
+    along = where(turned > 0, m, k)
+    return where((along * element_bytes % boundary_bytes > 0) | (n * element_bytes % boundary_bytes > 0), 1.0, 0.0)
 
 
 def matmul_bytes(m: Num, n: Num, k: Num, element_bytes: Num, output_passes: Num) -> Num:

@@ -63,6 +63,8 @@ def half_size_matmul_s(
     n: Num,
     k: Num,
     turned: Num,
+    loose: Num,
+    odd: Num,
     latency_s: Num,
     flops_per_s: Num,
     m_half: Num,
@@ -70,28 +72,38 @@ def half_size_matmul_s(
     k_half: Num,
     turned_flops_per_s: Num,
     turned_per_s: Num,
+    loose_flops_per_s: Num,
+    odd_flops_per_s: Num,
 ) -> Num:
     r"""A product whose rate falls off where a dim is small.
 
     $$t = \tau + \frac{2mnk}{R}\left(1 + \frac{m_{1/2}}{m} + \frac{n_{1/2}}{n} + \frac{k_{1/2}}{k}\right)
-      + u\left(\frac{2mnk}{R_u} + \frac{mk}{P_u}\right)$$
+      + u\left(\frac{2mnk}{R_u} + \frac{mk}{P_u}\right) + l\,\frac{2mnk}{R_l} + o\,\frac{2mnk}{R_o}$$
 
     where $\tau$ = `latency_s`, $R$ = `flops_per_s` is reached by large products and $m_{1/2}$ = `m_half` is the `m` at
     which, the other dims being large, half of it is left; $n_{1/2}$ = `n_half` and $k_{1/2}$ = `k_half` in the same
     way: packing of operands and edges of tiles. $u$ = `turned` is 1 where the left operand lies in memory as its
     transpose, as in the gradient of weights, and 0 elsewhere: matrix units that want rows have it rearranged, once per
-    element ($P_u$ = `turned_per_s`) and again for every block of columns ($R_u$ = `turned_flops_per_s`).
+    element ($P_u$ = `turned_per_s`) and again for every block of columns ($R_u$ = `turned_flops_per_s`). $l$ = `loose`
+    is 1 where rows lie off a boundary of 16 bytes (:func:`~steptime.cost.matmul.off_boundary`), $o$ = `odd` where they
+    lie off one of 4 bytes as well: the GPU then loads operands in smaller pieces, by kernels of older architectures
+    ($R_l$ = `loose_flops_per_s`, and $R_o$ = `odd_flops_per_s` for what comes on top).
 
-    Source: half-performance length, Hockney and Jesshope 1981; one per dim and the transposed operand are ours.
+    Source: half-performance length, Hockney and Jesshope 1981; one per dim, the transposed operand and the two
+    boundaries are ours.
 
-    >>> half_size_matmul_s(100, 1000, 1000, 0, 0.0, 2e8, 100, 0, 0, 1e8, 1e6)   # 1 s at the full rate, twice that
+    >>> half_size_matmul_s(100, 1000, 1000, 0, 0, 0, 0.0, 2e8, 100, 0, 0, 1e8, 1e6, 1e8, 1e8)   # 1 s at the rate, twice
     2.0
-    >>> half_size_matmul_s(100, 1000, 1000, 1, 0.0, 2e8, 100, 0, 0, 1e8, 1e6)   # 2 s and 0.1 s to rearrange
+    >>> half_size_matmul_s(100, 1000, 1000, 1, 0, 0, 0.0, 2e8, 100, 0, 0, 1e8, 1e6, 1e8, 1e8)   # and 0.1 s to rearrange
     4.1
+    >>> half_size_matmul_s(100, 1000, 1000, 0, 1, 1, 0.0, 2e8, 100, 0, 0, 1e8, 1e6, 1e8, 2e8)   # 2 s for rows in pieces
+    5.0
     """
+    flops = 2 * m * n * k
     factor = 1 + m_half / m + n_half / n + k_half / k
-    rearranged = 2 * m * n * k / turned_flops_per_s + m * k / turned_per_s
-    return latency_s + 2 * m * n * k * factor / flops_per_s + turned * rearranged
+    rearranged = flops / turned_flops_per_s + m * k / turned_per_s
+    in_pieces = loose * flops / loose_flops_per_s + odd * flops / odd_flops_per_s
+    return latency_s + flops * factor / flops_per_s + turned * rearranged + in_pieces
 
 
 def streaming_s(

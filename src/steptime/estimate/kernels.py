@@ -27,6 +27,7 @@ from steptime.cost.attention import (
     tiled_attention_s,
 )
 from steptime.cost.gemm import LARGE, NAMES, gemm_residual, gemm_s, held_efficiency, residual_table, share_of_peak
+from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.quantisation import nvfp4_element_bytes
 from steptime.dataclass import dataclass
@@ -34,6 +35,7 @@ from steptime.estimate.measured import CONVOLVED, LOOPED, OWN, curves_of, measur
 from steptime.estimate.operators import Formula
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import ALIKE, Curve, Device, Profile
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Array, Num, where
 from steptime.plan.job import Precision
 
@@ -59,7 +61,9 @@ FEW_UNITS, SPREAD_UNITS = 10, 64
 
 #: A rate of a machine -> arguments of the models that it stands for.
 RATES = {
-    "matrix_flops_per_s": ("peak_flops_per_s", "flops_per_s", "turned_flops_per_s"),
+    "matrix_flops_per_s": (
+        "peak_flops_per_s", "flops_per_s", "turned_flops_per_s", "loose_flops_per_s", "odd_flops_per_s",
+    ),
     "attention_flops_per_s": ("matrix_flops_per_s",),
     "vector_flops_per_s": ("vector_flops_per_s", "loops_per_s", "steps_per_s"),
     "memory_Bps": ("memory_Bps", "near_Bps", "far_Bps", "fresh_Bps", "rate_per_s", "turned_per_s"),
@@ -277,7 +281,9 @@ def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0,
     """Shape arguments of one product, or of a batch of equal ones; ``turned``: its left operand is transposed."""
     shape = {"m": m, "n": n, "k": k}
     if "turned" in model.formula.arguments:
-        shape["turned"] = turned
+        element_bytes = ELEMENT_BYTES[model.curve.dtype]
+        dims = (m, n, k, turned, element_bytes)
+        shape |= {"turned": turned, "loose": off_boundary(*dims, LOOSE_BYTES), "odd": off_boundary(*dims, ODD_BYTES)}
     if "batch" in model.formula.arguments and not (isinstance(batch, float) and batch == 1.0):
         shape["batch"] = batch
     if "residual" not in model.formula.arguments:

@@ -106,8 +106,10 @@ MEASURED: Final = frozenset(("matmul", "update", *chain.from_iterable(RAN.values
 _RATE_ENDS: Final = ("_per_s", "_Bps")
 """Ends of the names of rates."""
 AGAIN: Final = "measure the machine again: steptime calibrate machine"
-_NEVER_TURNED: Final = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
-"""Coefficients of products in files that say nothing of transposed operands: these cost nothing more."""
+PRODUCT: Final = ("m", "n", "k", "turned", "loose", "odd")
+"""What the formula of products asks of one."""
+LAYOUT_FREE: Final = dict.fromkeys(("turned_flops_per_s", "turned_per_s", "loose_flops_per_s", "odd_flops_per_s"), 1e30)
+"""Coefficients of products in files that say nothing of how operands lie in memory: it costs nothing."""
 
 #: What was measured -> passes over the elements, where a row counts more: the gradient of a bias only reads.
 PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
@@ -133,17 +135,18 @@ def curves_of(profile: Profile, precision: Precision) -> dict[str, tuple[Formula
     out = {}
     product = profile.curve("half_size_matmul/matmul", precision.matrix_dtype)
     if product is not None:
-        known = replace(product, coefficients={**_NEVER_TURNED, **product.coefficients})
-        out["matmul"] = checked(known, ("m", "n", "k", "turned"), profile)
+        known = replace(product, coefficients={**LAYOUT_FREE, **product.coefficients})
+        out["matmul"] = checked(known, PRODUCT, profile)
     for operator, ran in RAN.items():
         for backward, kind in enumerate(ran):
             curve = next((c for c in profile.curves if _is(c, kind, dtype)), None)
             if curve is not None:
                 out[measured_name(operator, bool(backward))] = checked(curve, WORK, profile)
-    update = profile.curve("streaming/update", "fp32")
+    update = next((c for c in profile.curves if _is(c, "update", "fp32")), None)
     if update is not None:
-        coefficients = {**update.coefficients, "result_bytes": 0.0}
-        out["stream"] = checked(replace(update, coefficients=coefficients), WORK, profile)
+        made = "result_bytes" in FORMULAS[update.family.partition("/")[0]].arguments
+        known = replace(update, coefficients={**update.coefficients, **({"result_bytes": 0.0} if made else {})})
+        out["stream"] = checked(known, WORK, profile)
     return out
 
 

@@ -16,7 +16,7 @@ from steptime.captured.graph.program import SOURCES
 from steptime.errors import UserError, shorten
 from steptime.rewrite.flow import COMPOSITE, WEIGHTS, Flow
 from steptime.rewrite.fused import opened, results_of
-from steptime.rewrite.kernels import SKIPPED, evaluate, spec
+from steptime.rewrite.kernels import SKIPPED, CallSpec, evaluate, spec
 
 MOST_NUMBERS: Final = 65536
 """Elements of the largest constant of a module that is written into a file as text."""
@@ -29,6 +29,7 @@ class _Writer:
         self.graph = torch.fx.Graph()
         self._flow, self._names = flow, names
         self._made: dict[Value, torch.fx.Node] = {}
+        self._place: torch.fx.Node | None = None
 
     def inputs(self, values: Iterable[Value]) -> None:
         """Placeholders in order."""
@@ -65,19 +66,34 @@ class _Writer:
 
     def _call(self, node: Node) -> None:
         call = spec(node, portable=not self._flow.training)
-        result = self.graph.call_function(
-            call.function,
-            tuple(map(self._argument, call.arguments)),
-            {name: self._argument(given) for name, given in call.keywords.items()},
-        )
+        keywords = {name: self._argument(given) for name, given in call.keywords.items()}
+        if _makes_from_nothing(call):
+            keywords |= self._device()
+        result = self.graph.call_function(call.function, tuple(map(self._argument, call.arguments)), keywords)
         for index, at in enumerate(call.taken):
             taken = result if at is None else self.graph.call_function(operator.getitem, (result, at))
             self._made[node.value(index)] = taken
+
+    def _device(self) -> dict[str, torch.fx.Node]:
+        """Where the first input lies: a graph does not say where its new tensors do."""
+        first = next(iter(self._made.values()), None)
+        if self._place is None and first is not None and first.op == "placeholder":
+            self._place = self.graph.call_function(getattr, (first, "device"))
+        return {} if self._place is None else {"device": self._place}
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, Value):
             return self._made[given]
         return [self._argument(item) for item in given] if isinstance(given, list) else given
+
+
+def _makes_from_nothing(call: CallSpec) -> bool:
+    """Whether an operator makes a tensor without reading one, on a device that it is told."""
+    known = getattr(call.function, "_schema", None)
+    if known is None or not any(each.name == "device" and each.kwarg_only for each in known.arguments):
+        return False
+    given = (*call.arguments, *call.keywords.values())
+    return not any(isinstance(one, Value) for each in given for one in (each if isinstance(each, list) else [each]))
 
 
 def weight_nodes(flow: Flow) -> tuple[Node, ...]:

@@ -107,6 +107,7 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
         UserError: PyTorch does not have the operator, or it runs on another device only.
     """
     special: Special | None = _view if node.op == "view" and node.attribute("dtype") is None else None
+    special = special or (_widened if node.attribute("half_to_float") else None)
     special = special or next((row for prefix, row in PORTABLE.items() if node.op.startswith(prefix)), None)
     if special is not None and (portable or node.op not in NATIVE) and not node.op.endswith("backward"):
         return special(node)
@@ -191,6 +192,13 @@ def _rms(node: Node) -> CallSpec:
     arguments = (node.input("input"), list(shape) if isinstance(shape, tuple) else shape)
     keywords = {"weight": node.input("weight"), "eps": node.attribute("eps")}
     return CallSpec(function=functional.rms_norm, arguments=arguments, keywords=keywords, taken=(None,))
+
+
+def _widened(node: Node) -> CallSpec:
+    """A softmax of half precision that gives fp32, which one kernel does on CUDA alone."""
+    function = functional.log_softmax if node.op.startswith("_log") else functional.softmax
+    arguments = (node.input("self"), node.attribute("dim"))
+    return CallSpec(function=function, arguments=arguments, keywords={"dtype": torch.float32}, taken=(None,))
 
 
 #: Beginning of the name of an operator that not every device has -> the function of PyTorch that does the same.

@@ -61,8 +61,9 @@ def curve(family: str, values: dict[str, float], dtype: str = "fp32") -> Curve:
     )  # fmt: skip
 
 
-TURNED = {"turned_flops_per_s": 8e11, "turned_per_s": 1e9}
-UNTURNED = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30}
+ALIGNED = {"loose_flops_per_s": 1e30, "odd_flops_per_s": 1e30}
+TURNED = {"turned_flops_per_s": 8e11, "turned_per_s": 1e9} | ALIGNED
+UNTURNED = {"turned_flops_per_s": 1e30, "turned_per_s": 1e30} | ALIGNED
 
 CURVES = (
     curve("half_size_matmul/matmul", PRODUCT),
@@ -96,15 +97,33 @@ def test_products_take_the_curve_of_their_dtype(cluster: Cluster, dtype: str) ->
     """Files of before say nothing of transposed operands, as this one of fp32."""
     values = PRODUCT | {"fp32": {"flops_per_s": 1e11} | UNTURNED, "bf16": {"flops_per_s": 4e11} | TURNED}[dtype]
     row = rows.matmul("p", "b", rows.Product(m=100, n=200, k=300, element_bytes=4.0), kept_elements=0)
-    forward = half_size_matmul_s(100, 200, 300, 0, **values)
+    forward = half_size_matmul_s(100, 200, 300, 0, 0, 0, **values)
     assert seconds(row, FORWARD, machine(cluster, dtype)) == forward
-    of_data, of_weights = half_size_matmul_s(100, 300, 200, 0, **values), half_size_matmul_s(300, 200, 100, 1, **values)
+    of_data, of_weights = (
+        half_size_matmul_s(*dims, turned, 0, 0, **values) for *dims, turned in ((100, 300, 200, 0), (300, 200, 100, 1))
+    )
     assert seconds(row, BACKWARD, machine(cluster, dtype)) == of_data + of_weights
     turned = replace(row, shape={**row.shape, "turned": 1.0})
     late = 2 * 100 * 200 * 300 / 8e11 + 100 * 300 / 1e9 if dtype == "bf16" else 0.0
     assert seconds(turned, FORWARD, machine(cluster, dtype)) == pytest.approx(forward + late, rel=1e-12)
     plain = seconds(row, FORWARD, machine(cluster, dtype, calibrated=False))
     assert plain != forward, "a reproduced paper takes the numbers of the file alone"
+
+
+def test_a_product_whose_rows_lie_off_a_boundary_is_slower(cluster: Cluster) -> None:
+    """A vocabulary of 50,257 in bf16: the head, both its gradients, and nothing else."""
+    pieces = {"loose_flops_per_s": 2e11, "odd_flops_per_s": 1e11}
+    mine = [replace(c, coefficients={**c.coefficients, **pieces}) if c is CURVES[1] else c for c in CURVES]
+    device = replace(cluster.device, curves=Profile(device="mine", curves=tuple(mine)))
+    loose = machine(replace(cluster, device=device), "bf16")
+    for width, late in ((50264, 0.0), (50260, 1 / 2e11), (50257, 1 / 2e11 + 1 / 1e11)):
+        row = rows.matmul("p", "b", rows.Product(m=64, n=width, k=768, element_bytes=2.0), kept_elements=0)
+        flops = 2 * 64 * width * 768
+        for phase, products in ((FORWARD, 1), (BACKWARD, 2)):
+            slower = seconds(row, phase, loose) - seconds(row, phase, machine(cluster, "bf16"))
+            assert slower == pytest.approx(products * flops * late, rel=1e-9, abs=1e-12), (width, phase)
+    short = rows.matmul("p", "b", rows.Product(m=63, n=512, k=768, element_bytes=2.0), kept_elements=0)
+    assert seconds(short, FORWARD, loose) == seconds(short, FORWARD, machine(cluster, "bf16")), "tokens lie in rows"
 
 
 @pytest.mark.parametrize("elements", [1e4, 2e6, 2e7])
@@ -123,6 +142,14 @@ def test_operators_that_move_memory(cluster: Cluster, elements: float) -> None:
     update = streamed(mine.models, 12 * elements)
     assert update is not None
     assert update.seconds == streaming_s(12 * elements, 0.0, **STREAM)
+
+
+def test_the_optimiser_takes_whichever_curve_updates_have(cluster: Cluster) -> None:
+    """On a GPU without a cache to show, the better model of updates is the line."""
+    others = [c for c in CURVES if c.family != "streaming/update"]
+    curves = Profile(device="mine", curves=(*others, curve("linear/update", LINEAR)))
+    update = streamed(machine(replace(cluster, device=replace(cluster.device, curves=curves))).models, 1e8)
+    assert update is not None and update.seconds == pytest.approx(linear_s(1e8, **LINEAR))
 
 
 def test_what_was_not_measured_keeps_the_roofline(cluster: Cluster) -> None:

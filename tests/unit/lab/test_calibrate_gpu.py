@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +19,9 @@ from steptime.errors import UserError
 from steptime.estimate.measured import LOOPED
 from steptime.hardware.library import device_named
 from steptime.lab.calibrate import comparison
-from steptime.lab.calibrate.machine import profile, session
+from steptime.lab.calibrate.machine import cluster_file, profile, session, work
 from steptime.lab.calibrate.machine.torch_ops import CudaTimer
+from steptime.lab.calibrate.machine.work import LAUNCHES
 from steptime.lab.measured.canonical import device_name
 
 # --- against a public profile
@@ -120,6 +123,43 @@ def test_cuda_timer_reads_the_events_of_the_device(capture: bool) -> None:
     assert samples == pytest.approx([2e-3] * 5) and fake.graphs == int(capture)
     assert CudaTimer(fake, graphs=False).samples_s(fake.call, 0.0) == pytest.approx([2e-3] * 5)
     assert fake.graphs == int(capture)
+
+
+GPU = replace(HOST, processor="NVIDIA H100 80GB HBM3", device="cuda", gpus=1, memory_bytes=85e9, cache_bytes=5e7)
+
+
+def as_on_a_gpu(task: work.Task) -> float:
+    """3 TB/s and 2 us for kernels, 2.4 TB/s for whole copies; sums of columns take a hundred times as long."""
+    done = work.work_of(task)
+    slow = 100.0 if task.kind == "column_sum" else 1.25 if task.kind == "copy" else 1.0
+    return 2e-6 + done.matrix_flops / 5e14 + slow * done.moved_bytes / 3e12
+
+
+@cache
+def fitted_gpu() -> profile.Fitted:
+    extent = replace(work.extent_of("cuda", True, 85e9, 5e7), products=16, attentions=0)
+    tasks = work.tasks(extent, ("fp32", "bf16"), ())
+    found = [replace(one, seconds=as_on_a_gpu(one.task)) for one in measured(tasks) if one.task.kind not in LAUNCHES]
+    launched = [replace(one, seconds=6e-4) for one in measured([]) if one.task.kind in LAUNCHES]
+    return profile.fit(GPU, [*found, *launched], [], None, "2026-01-01")
+
+
+def test_the_host_and_the_copy_engine_are_not_taken_for_the_device() -> None:
+    """As an H100 behind a slow host: 600 us to issue anything, and copies slower than kernels."""
+    device = fitted_gpu().device
+    assert device.memory_Bps * device.memory_efficiency == pytest.approx(3e12, rel=0.05)
+    assert device.kernel_latency_s == pytest.approx(2e-6, rel=0.1), "what is replayed, without the host"
+    assert device.issue_s == pytest.approx(6e-4 / 9)
+    gelu = work.work_of(work.Task(kind="gelu", dtype="bf16", shape={"rows": 1, "width": 1}))
+    least = gelu.vector_flops / gelu.moved_bytes * 3e12
+    assert device.vector_efficiency == 1.0 and device.vector_flops_per_s["bf16"] >= 0.9 * least
+
+
+def test_the_file_of_a_known_gpu_says_its_architecture() -> None:
+    fitted = fitted_gpu()
+    assert '\narchitecture = "hopper"\n' in cluster_file.cluster_text(fitted)
+    other = replace(fitted, host=replace(GPU, processor="NVIDIA Something"))
+    assert "architecture" not in cluster_file.cluster_text(other)
 
 
 def test_a_gpu_that_torch_does_not_see(tmp_path: Path) -> None:

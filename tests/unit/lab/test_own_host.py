@@ -34,6 +34,7 @@ HOST = Host(
 )  # fmt: skip
 PRODUCT = {"latency_s": 1.0, "flops_per_s": 1e3, "m_half": 0.0, "n_half": 0.0, "k_half": 0.0,
            "turned_flops_per_s": 2e3, "turned_per_s": 10.0}  # fmt: skip
+ALIGNED = {"loose_flops_per_s": 1e30, "odd_flops_per_s": 1e30}
 
 
 def cpu(**changes: Any) -> Device:
@@ -102,10 +103,10 @@ def columns(layouts: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]]:
         )
         for i, dims in enumerate(SHAPES)
     ]
-    return {name: np.array([row[name] for row in rows], float) for name in ("m", "n", "k", "turned")}
+    return {name: np.array([row[name] for row in rows], float) for name in ("m", "n", "k", "turned", "loose", "odd")}
 
 
-TRUE = {"latency_s": 1e-5, "flops_per_s": 1e11, "m_half": 20.0, "n_half": 5.0, "k_half": 0.0}
+TRUE = {"latency_s": 1e-5, "flops_per_s": 1e11, "m_half": 20.0, "n_half": 5.0, "k_half": 0.0, **ALIGNED}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,19 @@ def test_a_fit_finds_what_turning_costs(coefficients: dict[str, float], layouts:
     model, shape = MODELS["half_size_matmul"], columns(layouts)
     found = model.fit(shape, np.asarray(model.predict(shape, TRUE | coefficients)))
     assert found == pytest.approx(TRUE | coefficients, rel=1e-6, abs=1e-6)
+
+
+def test_a_fit_finds_what_rows_off_a_boundary_cost() -> None:
+    """Dims of 8, 4, 2 and 1 elements of bf16 more than a multiple of 64: a half and three quarters lie off one."""
+    dims = [(64 * (1 + i % 5), 64 * (1 + i % 7) + (0, 8, 4, 1)[i % 4], 64 * (1 + i % 3)) for i in range(48)]
+    tasks = [Task(kind="matmul", dtype="bf16", shape=dict(zip("mnk", d, strict=True)), layout="nt") for d in dims]
+    rows = [profile.arguments_of(task) for task in tasks]
+    shape = {name: np.array([row[name] for row in rows], float) for name in ("m", "n", "k", "turned", "loose", "odd")}
+    assert [shape[name].sum() for name in ("loose", "odd")] == [24, 12]
+    true = TRUE | {"turned_flops_per_s": 1e30, "turned_per_s": 1e30, "loose_flops_per_s": 5e10, "odd_flops_per_s": 2e10}
+    model = MODELS["half_size_matmul"]
+    found = model.fit(shape, np.asarray(model.predict(shape, true)))
+    assert found == pytest.approx(true, rel=1e-6, abs=1e-6)
 
 
 def test_noise_is_not_taken_for_the_cost_of_turning() -> None:

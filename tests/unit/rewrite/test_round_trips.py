@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 from models.bert import bert  # noqa: E402
 from models.llama import llama  # noqa: E402
 from models.suite import SMALL, SUITE  # noqa: E402
@@ -14,6 +16,7 @@ from steptime.rewrite.checking import Check, require_same  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
 from steptime.rewrite.export_onnx import onnx_model  # noqa: E402
 from steptime.rewrite.export_torch import graph_module, python_text, structure  # noqa: E402
+from steptime.rewrite.kernels import random_contents  # noqa: E402
 from steptime.rewrite.rewriting import rewritten_of  # noqa: E402
 from steptime.rewrite.trace import trace, trace_onnx  # noqa: E402
 
@@ -117,6 +120,28 @@ def test_onnx_to_graph_to_onnx_is_exact(name, models, tmp_path):
     assert largest_error(expected, before) < 1e-5
     rewritten = onnx_model(apply_passes(read.flow, H100).after, read.weights())
     assert largest_error(expected, outputs(rewritten)) < 1e-5
+
+
+class Placed(nn.Module):
+    """A table of positions, and zeros that are added."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, x):
+        return self.table(torch.arange(x.shape[1])) + x + torch.zeros(8)
+
+
+def test_new_tensors_lie_where_the_input_does():
+    """On a GPU the module of a graph may make nothing on the CPU."""
+    x = torch.randn(2, 16, 8)
+    flow = trace(Placed(), (x,)).flow
+    made = graph_module(flow, random_contents(flow))
+    with FakeTensorMode(), torch.no_grad():
+        for name, weight in list(made.named_parameters()):
+            setattr(made, name, nn.Parameter(torch.empty(weight.shape, device="cuda"), requires_grad=False))
+        assert made(torch.empty(x.shape, device="cuda")).device.type == "cuda"
 
 
 def test_zeros_around_an_image_are_written_into_the_convolution(tmp_path):

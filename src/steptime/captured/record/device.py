@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured.record.cuda_attention import HALVES, attended_by_products, by_rows, widened_softmax
 from steptime.errors import UserError
 from steptime.num import round_up
 
@@ -91,7 +92,8 @@ def cuda_kernels() -> Iterator[None]:
     """Call the operators that CUDA tensors would get; on fake tensors they run on any device.
 
     Dropout keeps a mask of one byte an element instead of a scaled one; attention in half precision without a mask is
-    flash attention, any other memory-efficient attention, and both drop out inside; RMS norm is fused. The mode sees
+    flash attention, any other memory-efficient attention, and both drop out inside, unless the tensors lie so that no
+    fused kernel takes them; a softmax of half precision makes fp32 in one kernel; RMS norm is fused. The mode sees
     what a module calls; what PyTorch's own functions call inside (multi-head attention) is found by name.
     """
     place: Any = functional
@@ -112,6 +114,9 @@ class _CudaKernels(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func is _RMS_NORM:
             return fused_rms_norm(*args, **kwargs)
+        made = widened_softmax(func, args, kwargs)
+        if made is not None:
+            return made
         if torch.is_autocast_enabled("cpu"):
             args, kwargs = _as_cuda_casts(getattr(func, "__name__", ""), args, kwargs)
         return func(*args, **kwargs)
@@ -134,7 +139,7 @@ def _as_cuda_casts(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return args, kwargs
 
     def widened(tensor: Any) -> Any:
-        return tensor.to(torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        return tensor.to(torch.float32) if tensor.dtype in HALVES else tensor
 
     args, kwargs = _pytree.tree_map_only(torch.Tensor, widened, (args, kwargs))
     return args, kwargs
@@ -157,7 +162,11 @@ def _attention(
     if torch.is_autocast_enabled("cpu"):
         kind = torch.get_autocast_dtype("cpu")
         query, key, value = (each.to(kind) for each in (query, key, value))
-    half = query.dtype in (torch.float16, torch.bfloat16)
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(kind)
+    half = query.dtype in HALVES
+    if not by_rows(query, key, value, attn_mask):
+        return attended_by_products(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if half and attn_mask is None and query.shape[-1] <= WIDEST_FLASH_HEAD:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]

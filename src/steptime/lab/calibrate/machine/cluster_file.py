@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.estimate.measured import CONVOLVED
+from steptime.hardware.library import device_named
 from steptime.hardware.profiles import profile_toml, read_profile
 from steptime.hardware.records import CPU, CUDA_MAKER, Profile
 from steptime.lab.calibrate import toml_file
@@ -72,6 +73,7 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
     chip = host.processor if host.device == "cuda" else f"{host.threads} core(s) of {host.processor}"
     noise = "noise unknown (one round)" if fitted.noise != fitted.noise else f"noise {fitted.noise * 100:.1f} %"
     made = f"measured on {host.host} on {fitted.date} with torch {host.torch}, {len(fitted.operators)} points, {noise}"
+    architecture = CPU if host.device == "cpu" else _architecture(host.processor)
     shares = [name for name in _SHARES if not fitted.memory_note or name != "memory_efficiency"]
     rows = [
         MARK,
@@ -83,7 +85,7 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
         f"name = {text_of(device_name(fitted))}",
         f"title = {text_of(chip)}",
         *([f"vendor = {text_of(CUDA_MAKER)}"] if host.device == "cuda" and "rocm" not in host.torch else []),
-        *([f"architecture = {text_of(CPU)}"] if host.device == "cpu" else []),
+        *([] if architecture is None else [f"architecture = {text_of(architecture)}"]),
         f"memory = {quantity_of(device.memory_bytes, 'B')}",
         f"memory_bandwidth = {quantity_of(device.memory_Bps, 'B/s')}",
         *(f"{name} = {_number(getattr(device, name))}" for name in _SHARES),
@@ -104,6 +106,12 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
     for level in fitted.levels:
         rows += ["", *_level(level, made)]
     return "\n".join(rows) + "\n"
+
+
+def _architecture(processor: str) -> str | None:
+    """Of a GPU that the catalogue knows by its name: workspaces of libraries, and so memory, depend on it."""
+    known = device_named(processor)
+    return None if known is None else known.architecture
 
 
 _SHARES: Final = ("matrix_efficiency", "vector_efficiency", "memory_efficiency")

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import UserError, counted
-from steptime.estimate.measured import FORMULAS, OWN
+from steptime.estimate.measured import FORMULAS, LAYOUT_FREE, OWN, PRODUCT
 from steptime.num import Array, Num
 
 #: Relative error up to which the loss is quadratic.
@@ -22,7 +22,7 @@ HUBER: Final = 0.1
 FOLDS: Final = 6
 #: Share of the loss that two more coefficients of a product have to explain, and the points that tell of them.
 TELLING: Final = 0.1
-LEAST_TURNED: Final = 8
+LEAST_TELLING: Final = 8
 #: From this size on the C library of Linux maps every block of memory afresh (mallopt(3), M_MMAP_THRESHOLD_MAX).
 FRESH_BYTES: Final = 2**25
 
@@ -161,15 +161,21 @@ def _fit_roofline(shape: Shape, seconds: Array) -> Values:
 
 
 def _fit_half_size(shape: Shape, seconds: Array) -> Values:
-    """What a transposed operand costs counts only where it explains :data:`TELLING` of the error."""
-    m, n, k, turned = (shape[name] for name in ("m", "n", "k", "turned"))
-    features = np.stack([np.ones_like(seconds), 2 * m * n * k, 2 * n * k, 2 * m * k, 2 * m * n], axis=1)
-    x = np.append(nonnegative(features, seconds), [0.0, 0.0])
-    if np.count_nonzero(turned) >= LEAST_TURNED:
-        more = np.column_stack([features, turned * 2 * m * n * k, turned * m * k])
-        other = nonnegative(more, seconds)
-        if _loss(more @ other, seconds) < (1 - TELLING) * _loss(more @ x, seconds):
-            x = other
+    """What rows off a boundary and a transposed operand cost counts only where it explains :data:`TELLING`."""
+    m, n, k, turned, loose, odd = (shape[name] for name in PRODUCT)
+    flops = 2 * m * n * k
+    features = np.stack([np.ones_like(seconds), flops, 2 * n * k, 2 * m * k, 2 * m * n], axis=1)
+    x = nonnegative(features, seconds)
+    known: list[str] = []
+    for columns in (
+        {"loose_flops_per_s": loose * flops, "odd_flops_per_s": odd * flops},
+        {"turned_flops_per_s": turned * flops, "turned_per_s": turned * m * k},
+    ):
+        told = {name: column for name, column in columns.items() if np.count_nonzero(column) >= LEAST_TELLING}
+        more = np.column_stack([features, *told.values()])
+        other = nonnegative(more, seconds) if told else x
+        if _loss(more @ other, seconds) < (1 - TELLING) * _loss(features @ x, seconds):
+            features, x, known = more, other, [*known, *told]
     inverse = max(float(x[1]), 1e-30)
     return {
         "latency_s": float(x[0]),
@@ -177,8 +183,8 @@ def _fit_half_size(shape: Shape, seconds: Array) -> Values:
         "m_half": float(x[2]) / inverse,
         "n_half": float(x[3]) / inverse,
         "k_half": float(x[4]) / inverse,
-        "turned_flops_per_s": rate(float(x[5])),
-        "turned_per_s": rate(float(x[6])),
+        **LAYOUT_FREE,
+        **{name: rate(float(value)) for name, value in zip(known, x[5:], strict=True)},
     }
 
 
@@ -302,7 +308,7 @@ MODELS: Final[Mapping[str, Model]] = {
     for model in (
         Model(name="linear_roofline", arguments=("matrix_flops", "moved_bytes"), fit=_fit_roofline),
         Model(name="linear", arguments=("moved_bytes",), fit=_fit_linear),
-        Model(name="half_size_matmul", arguments=("m", "n", "k", "turned"), fit=_fit_half_size),
+        Model(name="half_size_matmul", arguments=PRODUCT, fit=_fit_half_size),
         Model(name="streaming", arguments=("moved_bytes", "result_bytes"), fit=_fit_streaming),
         Model(name="constant", arguments=("moved_bytes",), fit=_fit_constant),
         Model(

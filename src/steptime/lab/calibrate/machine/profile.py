@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.regression import SENT
 from steptime.errors import UserError, counted
 from steptime.estimate.measured import (
@@ -59,7 +60,7 @@ class Bandwidth:
     """Bandwidth of memory, and how sure it is."""
 
     best_Bps: float
-    """Of the best copy."""
+    """Of the best copy or update."""
     sustained: float
     """Share of it that copies and updates sustain, 0 to 1."""
     factor: float = 1.0
@@ -89,7 +90,8 @@ def held_factor(swept_bytes: float, cache_bytes: float) -> float:
 def bandwidth_of(host: Host, operators: Sequence[Measured]) -> Bandwidth:
     """Best and sustained bandwidth of the copies and updates that move more than the last cache holds.
 
-    Where no copy does, those that sweep the most memory, all their sets of operands together, stand for them.
+    Where no copy does, those that sweep the most memory, all their sets of operands together, stand for them. A GPU
+    moves a whole tensor by the driver's copy, which is slower than kernels are: there updates tell.
 
     Raises:
         UserError: no copy was measured.
@@ -104,10 +106,11 @@ def bandwidth_of(host: Host, operators: Sequence[Measured]) -> Bandwidth:
     if not any(one.task.kind == "copy" for one, _ in chosen):
         most = max(swept_bytes(host, one) for one, _ in found if one.task.kind == "copy")
         chosen = [(one, moved) for one, moved in found if swept_bytes(host, one) >= most / 2]
-    copies = [(moved / one.seconds, swept_bytes(host, one)) for one, moved in chosen if one.task.kind == "copy"]
-    best_Bps = max(Bps for Bps, _ in copies)
-    share = float(np.median([moved / one.seconds for one, moved in chosen])) / best_Bps
-    swept = max(swept for _, swept in copies)
+    kernels = [pair for pair in chosen if host.device == "cpu" or pair[0].task.kind != "copy"]
+    rates_Bps = [moved / one.seconds for one, moved in kernels or chosen]
+    best_Bps = max(rates_Bps)
+    share = float(np.median(rates_Bps)) / best_Bps
+    swept = max(swept_bytes(host, one) for one, _ in chosen if one.task.kind == "copy")
     factor = held_factor(swept, host.cache_bytes)
     note = (
         ""
@@ -195,6 +198,10 @@ def arguments_of(task: Task) -> dict[str, Num]:
     """What the models may ask about a task."""
     work = work_of(task)
     dims = {**{name: float(value) for name, value in task.shape.items()}, "turned": float(task.layout == TURNED)}
+    if task.kind == "matmul":
+        rows = (dims["m"], dims["n"], dims["k"], dims["turned"], task.element_bytes)
+        dims["loose"] = float(off_boundary(*rows, LOOSE_BYTES))
+        dims["odd"] = float(off_boundary(*rows, ODD_BYTES))
     if task.kind in CONVOLVED:
         dims |= convolution_sizes(task)
     if task.kind in LOOPED:
@@ -338,11 +345,9 @@ def _device(
         raise UserError(f"{counted(len(operators), 'measurement')} are too few: no matrix product could be fitted")
     shares = [min(1.0, flops_per_s / best[dtype]) for dtype, flops_per_s in sustained.items()]
     efficiency = min(1.0, max(1e-3, float(np.median(shares))))
-    latencies = [c.coefficients["latency_s"] for c in curves if c.family == "half_size_matmul/matmul"]
-    launches = [one.seconds for one in operators if one.task.kind == "launch"]
-    latency_s = float(np.median([*latencies, *launches])) if latencies or launches else 0.0
+    latency_s = _latency_s(host, operators, curves)
     memory = bandwidth_of(host, operators)
-    vector, vector_share = _vector(operators, memory.best_Bps * memory.sustained, latency_s)
+    vector, vector_share = _vector(host, operators, memory.best_Bps * memory.sustained, latency_s)
     device = DeviceFit(
         matrix_flops_per_s={dtype: flops_per_s / efficiency for dtype, flops_per_s in sustained.items()},
         vector_flops_per_s=vector,
@@ -357,6 +362,19 @@ def _device(
     return device, memory
 
 
+def _latency_s(host: Host, operators: Sequence[Measured], curves: Sequence[Curve]) -> float:
+    """What an operator takes however small it is, once it is issued.
+
+    On a CPU the call of one is a part of it. A GPU runs operators that were issued before, and what the host takes to
+    issue one is another number (:func:`_issue_s`): the curves of replayed operators say it.
+    """
+    kinds = {"matmul", *MAPS} if host.device == "cuda" else {"matmul"}
+    known = [c for c in curves if c.family.partition("/")[2] in kinds and "latency_s" in c.coefficients]
+    latencies = [float(c.coefficients["latency_s"]) for c in known]
+    launches = [one.seconds for one in operators if one.task.kind == "launch"] if host.device == "cpu" else []
+    return float(np.median([*latencies, *launches])) if latencies or launches else 0.0
+
+
 def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
     """Time of the host per operator of both passes; on the host itself without the operators themselves."""
     found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
@@ -367,8 +385,14 @@ def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
     return min(alone_s / TRAINED, 1.0)
 
 
-def _vector(operators: Sequence[Measured], memory_Bps: float, latency_s: float) -> tuple[dict[str, float], float]:
-    """Best rate by dtype, and the share that operators sustain which memory does not hold back."""
+def _vector(
+    host: Host, operators: Sequence[Measured], memory_Bps: float, latency_s: float
+) -> tuple[dict[str, float], float]:
+    """Best rate by dtype, and the share that operators sustain which memory does not hold back.
+
+    On a GPU there are none: an operator that is slower than memory has too few rows or columns to fill it. The best
+    rate that was seen is then sustained, and the units may be faster.
+    """
     found: dict[str, list[float]] = {}
     for one in operators:
         work = work_of(one.task)
@@ -380,6 +404,8 @@ def _vector(operators: Sequence[Measured], memory_Bps: float, latency_s: float) 
         raise UserError("no operator outside the matrix products was measured")
     middle = {dtype: float(np.median(rates)) for dtype, rates in found.items()}
     best = {dtype: max(rates) for dtype, rates in found.items()}
+    if host.device == "cuda":
+        return {dtype: flops_per_s for dtype, flops_per_s in best.items() if dtype != "tf32"}, 1.0
     share = float(np.median([middle[dtype] / best[dtype] for dtype in found]))
     share = min(1.0, max(1e-3, share))
     return {dtype: flops_per_s / share for dtype, flops_per_s in middle.items() if dtype != "tf32"}, share
