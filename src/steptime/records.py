@@ -5,11 +5,12 @@ A leaf that is no array stands for all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import numpy as np
 from numpy import ndarray
 
 from steptime.num import Array
@@ -20,11 +21,47 @@ T = TypeVar("T")
 def rows(record: T, index: Array) -> T:
     """The rows of a record at ``index``, whole numbers.
 
-    >>> import numpy as np
     >>> rows({"a": np.array([1.0, 2.0, 3.0]), "b": 4.0}, np.array([2, 0]))
     {'a': array([3., 1.]), 'b': 4.0}
     """
     return changed(record, lambda leaf: leaf.take(index) if isinstance(leaf, ndarray) else leaf)
+
+
+_PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
+_SLOTS: Final = 18
+"""Bits of the places at which equal rows are looked for."""
+
+
+def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Places of one of each kind of equal rows of some columns of equal length, and for each row its kind's number.
+
+    A row that shares the place at which equal rows are looked for with another kind may be a kind of its own.
+
+    >>> [found.tolist() for found in distinct([np.array([7.0, 3.0, 7.0]), np.array([1, 1, 1])])]
+    [[1, 2], [1, 0, 1]]
+    """
+    here = np.arange(len(columns[0]))
+    slot = hashes(columns) >> np.uint64(64 - _SLOTS)
+    last = np.empty(1 << _SLOTS, dtype=np.int64)
+    last[slot] = here
+    same = last[slot]
+    equal = np.ones(len(here), dtype=bool)
+    for column in columns:
+        equal &= column.take(same) == column
+    one = np.flatnonzero((same == here) | ~equal)
+    number = np.empty_like(here)
+    number[one] = np.arange(len(one))
+    return one, number.take(np.where(equal, same, here))
+
+
+def hashes(columns: Sequence[Array]) -> Array:
+    """A number of 64 bits of each row of some columns, whole numbers or floating point; equal rows have equal ones."""
+    out = np.zeros(len(columns[0]), dtype=np.uint64)
+    for column in columns:
+        wide = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
+        out = (out ^ wide.view(np.uint64)) * _PRIME
+        out ^= out >> np.uint64(29)
+    return out * _PRIME
 
 
 def changed(record: T, change: Callable[[Any], Any]) -> T:

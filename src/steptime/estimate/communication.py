@@ -19,6 +19,7 @@ from steptime.num import Num, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
+from steptime.records import distinct, rows
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
@@ -219,13 +220,23 @@ def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group
     return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
 
 
+FEW: Final = 256
+"""Rows of arguments of which each is costed by itself."""
+
+
 def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
-    """The fastest algorithm's time; that of numbers is kept."""
+    """The fastest algorithm's time; that of numbers is kept, and equal rows of arrays are costed once."""
     key: Any = (kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
     try:
         return _known_least_s(*key)
     except TypeError:  # an array among them has no hash
-        return least_s(kind, size_bytes, ranks, inside, fabric, **shared)
+        pass
+    given: dict[str, Num] = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+    columns = [value for value in given.values() if isinstance(value, np.ndarray)]
+    if min(column.size for column in columns) <= FEW or len({column.shape for column in columns}) > 1:
+        return least_s(kind, fabric=fabric, **given)
+    one, number = distinct(columns)
+    return rows(least_s(kind, fabric=fabric, **rows(given, one)), number)
 
 
 @lru_cache(maxsize=1 << 14)

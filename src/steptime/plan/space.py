@@ -103,11 +103,6 @@ class Listing:
         return counts
 
     @property
-    def placed(self) -> int:
-        """Placements of all meshes."""
-        return int(self.placement_count.sum())
-
-    @property
     def candidates(self) -> int:
         """Configurations times placements, and each mesh or configuration that was ruled out."""
         return int(self.multiplicity.sum()) + self.rejected_rows

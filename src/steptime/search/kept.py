@@ -19,7 +19,7 @@ import numpy as np
 from steptime.estimate.machine import Machine
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
-from steptime.records import changed, leaves, same_columns
+from steptime.records import changed, hashes, leaves, same_columns
 
 T = TypeVar("T")
 
@@ -29,7 +29,6 @@ _STRIDE: Final = 32
 """Placements that a table has room for at least."""
 ROWS: Final = 1 << 19
 """Rows from which on a table starts again: some 100 MB."""
-_PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def job_of_layers(job: Job) -> Job:
@@ -76,30 +75,21 @@ class _Index:
 
     def numbers(self, rows: Array) -> Array:
         """Number of each of some distinct rows; those that are new get one."""
-        hashes = _hash(rows)
+        sought = hashes(list(rows.T))
         numbers = np.full(len(rows), -1, dtype=np.int64)
         if len(self._at):
-            place = np.minimum(np.searchsorted(self._hash, hashes), len(self._at) - 1)
+            place = np.minimum(np.searchsorted(self._hash, sought), len(self._at) - 1)
             at = self._at[place]
-            known = (self._hash[place] == hashes) & (self.rows[at] == rows).all(axis=1)
+            known = (self._hash[place] == sought) & (self.rows[at] == rows).all(axis=1)
             numbers[known] = at[known]
         new = np.flatnonzero(numbers < 0)
         if len(new):
             numbers[new] = len(self.rows) + np.arange(len(new))
             self.rows = np.concatenate((self.rows, rows[new]))
-            hashes = _hash(self.rows)
-            self._at = np.argsort(hashes, kind="stable")
-            self._hash = hashes[self._at]
+            every = hashes(list(self.rows.T))
+            self._at = np.argsort(every, kind="stable")
+            self._hash = every[self._at]
         return numbers
-
-
-def _hash(rows: Array) -> Array:
-    """A number of 64 bits of each row; two rows that share one cost a row computed again and nothing else."""
-    out = np.zeros(len(rows), dtype=np.uint64)
-    for column in rows.T:
-        out = (out ^ column.astype(np.uint64)) * _PRIME
-        out ^= out >> np.uint64(29)
-    return out
 
 
 class Kept(Generic[T]):

@@ -19,7 +19,7 @@ from steptime.estimate.traffic import ParameterTraffic, parameter_traffic
 from steptime.num import Array, places_in_runs
 from steptime.plan.plans import Plans
 from steptime.plan.space import MESH_COLUMNS, Listing
-from steptime.records import rows
+from steptime.records import distinct, rows
 from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
 from steptime.search.layers import LayerTable, distinct_rows
@@ -113,7 +113,7 @@ class Fitting:
 
         def costed(kinds: Kinds, of: Callable[[PlannedJob, Machine], T]) -> tuple[T, Array]:
             code = place * kinds.count + kinds.of[position]  # the placement says which mesh it is of
-            one, number = first_of_each(code, self.listing.placed * kinds.count)
+            one, number = distinct([code])
             return of(self.planned(position[one], place[one]), self.setting.machine), number
 
         messages, of_messages = costed(self.configured.messages, messages_of)
@@ -286,21 +286,6 @@ class Ranking:
         at = np.array([position[first], place[first]])
         if times[first] < self.likely_s or self.likely is None or tuple(at) < tuple(self.likely):
             self.likely_s, self.likely = float(times[first]), at
-
-
-def first_of_each(codes: Array, count: int) -> tuple[Array, Array]:
-    """Places of one of each distinct code below ``count``, and for each code the number of its own among them.
-
-    >>> [found.tolist() for found in first_of_each(np.array([7, 3, 7, 7]), 8)]
-    [[1, 3], [1, 0, 1, 1]]
-    """
-    last, here = np.empty(count, dtype=np.int32), np.arange(len(codes), dtype=np.int32)
-    last[codes] = here
-    same = last[codes]
-    one = np.flatnonzero(same == here)
-    number = np.empty_like(here)
-    number[one] = np.arange(len(one))
-    return one, number[same]
 
 
 def _further(done: Done, settled: int, more: int) -> None:
