@@ -28,8 +28,6 @@ def rows(record: T, index: Array) -> T:
 
 
 _PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
-_SLOTS: Final = 18
-"""Bits of the places at which equal rows are looked for."""
 
 
 def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
@@ -40,9 +38,10 @@ def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
     >>> [found.tolist() for found in distinct([np.array([7.0, 3.0, 7.0]), np.array([1, 1, 1])])]
     [[1, 2], [1, 0, 1]]
     """
-    here = np.arange(len(columns[0]))
-    slot = hashes(columns) >> np.uint64(64 - _SLOTS)
-    last = np.empty(1 << _SLOTS, dtype=np.int64)
+    here = np.arange(len(columns[0]), dtype=np.int32)
+    bits = len(here).bit_length() + 1
+    slot = hashes(columns) >> np.uint64(64 - bits)
+    last = np.empty(1 << bits, dtype=np.int32)
     last[slot] = here
     same = last[slot]
     equal = np.ones(len(here), dtype=bool)

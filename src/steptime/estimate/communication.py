@@ -174,7 +174,7 @@ def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, se
     if kind == RING_EXCHANGE:
         return _rotated(machine, model, size_bytes, group, route)
     shared = _shared(machine, model, inside if senders is None else senders, route)
-    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
+    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, shared, 0.0 if senders is None else senders)
     return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared, route))
 
 
@@ -224,16 +224,22 @@ FEW: Final = 256
 """Rows of arguments of which each is costed by itself."""
 
 
-def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
-    """The fastest algorithm's time; that of numbers is kept, and equal rows of arrays are costed once."""
+def _least_s(
+    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: Mapping[str, Num], senders: Num = 0.0
+) -> Num:
+    """The fastest algorithm's time; that of numbers is kept, and equal rows of arrays are costed once.
+
+    ``senders``: what ``groups`` of what is shared follows from, beside the ranks inside.
+    """
     key: Any = (kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
     try:
         return _known_least_s(*key)
     except TypeError:  # an array among them has no hash
         pass
-    given: dict[str, Num] = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
-    columns = [value for value in given.values() if isinstance(value, np.ndarray)]
-    if min(column.size for column in columns) <= FEW or len({column.shape for column in columns}) > 1:
+    given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+    telling = [senders, *(value for name, value in given.items() if name != "groups")]
+    columns = [value for value in telling if isinstance(value, np.ndarray)]
+    if not columns or len(columns[0]) <= FEW or len({column.shape for column in columns}) > 1:
         return least_s(kind, fabric=fabric, **given)
     one, number = distinct(columns)
     return rows(least_s(kind, fabric=fabric, **rows(given, one)), number)
@@ -317,10 +323,10 @@ def _message_s(machine: Machine, size_bytes: Num, route: Route | None) -> tuple[
             return near, far
         groups = machine.groups
         return groups.seconds("p2p", size_bytes, 2, 2, near), groups.seconds("p2p", size_bytes, 2, 1, far)
-    near = _least_s("p2p", size_bytes, 2, 2, model.fabric)
+    near = _least_s("p2p", size_bytes, 2, 2, model.fabric, {})
     if model.between is None:
         return near, near
-    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(machine, model, 1.0, route))
+    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, _shared(machine, model, 1.0, route))
 
 
 def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) -> tuple[Num, Num]:

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from steptime.dataclass import dataclass
-from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting
 from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, layout_of, unlinked_inputs
 from steptime.estimate.traffic import PARAMETERS_REGARDLESS, layer_copy_s
-from steptime.num import Array
+from steptime.num import Array, places_in_runs
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, rows_of
 from steptime.plan.space import Configurations, Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
-from steptime.records import rows
+from steptime.records import distinct, rows
 from steptime.search.layers import (
     SHAPE_COLUMNS,
     Codes,
@@ -211,13 +210,16 @@ def _configured(task: Task, listed: Configurations, shapes: Shapes, shape: Array
 
 
 def _table(listed: list[_Listed], shapes: Shapes, inner: Codes) -> LayerTable:
-    wanted = np.zeros(shapes.count, dtype=bool)
+    used = np.zeros((shapes.count, inner.count), dtype=bool)
     for each in listed:
-        fits = each.configured.fits
-        wanted[fits.shape[each.listing.multiplicity[fits.at] > 0]] = True
+        listing, fits = each.listing, each.configured.fits
+        mesh = listing.mesh_of[fits.at]
+        one, _ = distinct([mesh, fits.shape])
+        counts = listing.placement_count[mesh[one]]
+        place = np.repeat(listing.placement_start[mesh[one]], counts) + places_in_runs(counts)
+        used[np.repeat(fits.shape[one], counts), each.inner[place]] = True
     task = listed[0].task
-    machine: Machine = task.setting.machine
-    return layer_table(task.strategy, task.setting.job, machine, shapes, wanted, inner)
+    return layer_table(task.strategy, task.setting.job, task.setting.machine, shapes, inner, used)
 
 
 def _ranked(each: _Listed, table: LayerTable, top: int, progress: Callable[[int], None]) -> Found:

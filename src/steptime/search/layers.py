@@ -118,22 +118,14 @@ class LayerTable:
 
 
 def layer_table(
-    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, wanted: Array, inner: Codes
+    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, inner: Codes, used: Array
 ) -> LayerTable:
-    """Costs the wanted shapes under every inner placement that divides their degrees."""
-    fits = np.broadcast_to(wanted[:, None], (shapes.count, inner.count)).copy()
-    columns = inner_columns(job, machine)
-    for name in (name for name in columns if name.startswith("in_")):
-        degree = np.broadcast_to(np.asarray(getattr(shapes.plans, name.removeprefix("in_"))), (shapes.count,))
-        inside = np.broadcast_to(np.asarray(getattr(inner.distinct, name)), (inner.count,))
-        fits &= degree[:, None] % inside == 0
-        apart = np.asarray(getattr(inner.distinct, name.replace("in_", "at_"))) > 1
-        fits &= ~apart | (degree[:, None] > inside)
-    shape_of, inner_of = np.nonzero(fits)
-    row = np.full(fits.shape, -1, dtype=np.int64)
+    """Costs the pairs of a shape and an inner placement that candidates have."""
+    shape_of, inner_of = np.nonzero(used)
+    row = np.full(used.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
     plans = as_float(shapes.plans.take(shape_of).with_columns(
-        {name: taken(getattr(inner.distinct, name), inner_of) for name in columns}
+        {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job, machine)}
     ))  # fmt: skip
     passes = _kept_passes(strategy, job, machine, shapes, inner, (shape_of, inner_of, plans))
     return LayerTable(passes=passes, row=row, count=len(shape_of))
