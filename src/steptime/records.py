@@ -53,6 +53,33 @@ def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
     return one, number.take(np.where(equal, same, here))
 
 
+FEW: Final = 256
+"""Rows that are computed each by itself: to find those that are equal takes as long."""
+
+
+def computed(formula: Callable[[Mapping[str, Any]], T], given: Mapping[str, Any], telling: Sequence[Any]) -> T:
+    """What a formula makes of arguments, computed once for rows that are equal in those that tell the others.
+
+    Args:
+        formula: from arguments, numbers or columns of equal length, to a record of columns of that length.
+        given: the arguments.
+        telling: those from which all others of a row follow.
+
+    >>> calls = []
+    >>> def squares(given):
+    ...     calls.append(len(given["x"]))
+    ...     return given["x"] ** 2
+    >>> x = np.repeat([3.0, 4.0], 200)
+    >>> float(computed(squares, {"x": x}, [x]).sum()), calls
+    (5000.0, [2])
+    """
+    columns = [value for value in telling if isinstance(value, ndarray)]
+    if not columns or columns[0].size <= FEW or any(column.shape != (columns[0].size,) for column in columns):
+        return formula(given)
+    one, number = distinct(columns)
+    return rows(formula(rows(given, one)), number)
+
+
 def hashes(columns: Sequence[Array]) -> Array:
     """A number of 64 bits of each row of some columns, whole numbers or floating point; equal rows have equal ones."""
     out = np.zeros(len(columns[0]), dtype=np.uint64)

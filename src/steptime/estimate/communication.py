@@ -19,7 +19,7 @@ from steptime.num import Num, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
-from steptime.records import distinct, rows
+from steptime.records import computed
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
@@ -220,10 +220,6 @@ def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group
     return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
 
 
-FEW: Final = 256
-"""Rows of arguments of which each is costed by itself."""
-
-
 def _least_s(
     kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: Mapping[str, Num], senders: Num = 0.0
 ) -> Num:
@@ -238,11 +234,7 @@ def _least_s(
         pass
     given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
     telling = [senders, *(value for name, value in given.items() if name != "groups")]
-    columns = [value for value in telling if isinstance(value, np.ndarray)]
-    if not columns or len(columns[0]) <= FEW or len({column.shape for column in columns}) > 1:
-        return least_s(kind, fabric=fabric, **given)
-    one, number = distinct(columns)
-    return rows(least_s(kind, fabric=fabric, **rows(given, one)), number)
+    return computed(lambda given: least_s(kind, fabric=fabric, **given), given, telling)
 
 
 @lru_cache(maxsize=1 << 14)
