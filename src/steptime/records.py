@@ -5,7 +5,7 @@ A leaf that is no array stands for all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -40,7 +40,7 @@ def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
     """
     here = np.arange(len(columns[0]), dtype=np.int32)
     bits = len(here).bit_length() + 1
-    slot = hashes(columns) >> np.uint64(64 - bits)
+    slot = hashes(columns, len(here)) >> np.uint64(64 - bits)
     last = np.empty(1 << bits, dtype=np.int32)
     last[slot] = here
     same = last[slot]
@@ -80,9 +80,9 @@ def computed(formula: Callable[[Mapping[str, Any]], T], given: Mapping[str, Any]
     return rows(formula(rows(given, one)), number)
 
 
-def hashes(columns: Sequence[Array]) -> Array:
-    """A number of 64 bits of each row of some columns, whole numbers or floating point; equal rows have equal ones."""
-    out = np.zeros(len(columns[0]), dtype=np.uint64)
+def hashes(columns: Iterable[Array], count: int) -> Array:
+    """A number of 64 bits of each of so many rows of columns, whole numbers or floating point; alike in equal rows."""
+    out = np.zeros(count, dtype=np.uint64)
     for column in columns:
         wide = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
         out = (out ^ wide.view(np.uint64)) * _PRIME

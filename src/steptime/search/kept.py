@@ -75,7 +75,7 @@ class _Index:
 
     def numbers(self, rows: Array) -> Array:
         """Number of each of some distinct rows; those that are new get one."""
-        sought = hashes(list(rows.T))
+        sought = hashes(rows.T, len(rows))
         numbers = np.full(len(rows), -1, dtype=np.int64)
         if len(self._at):
             place = np.minimum(np.searchsorted(self._hash, sought), len(self._at) - 1)
@@ -86,7 +86,7 @@ class _Index:
         if len(new):
             numbers[new] = len(self.rows) + np.arange(len(new))
             self.rows = np.concatenate((self.rows, rows[new]))
-            every = hashes(list(self.rows.T))
+            every = hashes(self.rows.T, len(self.rows))
             self._at = np.argsort(every, kind="stable")
             self._hash = every[self._at]
         return numbers
