@@ -61,7 +61,7 @@ def computed(formula: Callable[[Mapping[str, Any]], T], given: Mapping[str, Any]
     """What a formula makes of arguments, computed once for rows that are equal in those that tell the others.
 
     Args:
-        formula: from arguments, numbers or columns of equal length, to a record of columns of that length.
+        formula: from arguments, numbers or columns of equal length, to a record of columns of the same length.
         given: the arguments.
         telling: those from which all others of a row follow.
 
@@ -81,7 +81,7 @@ def computed(formula: Callable[[Mapping[str, Any]], T], given: Mapping[str, Any]
 
 
 def hashes(columns: Iterable[Array], count: int) -> Array:
-    """A number of 64 bits of each of so many rows of columns, whole numbers or floating point; alike in equal rows."""
+    """A number of 64 bits of each of ``count`` rows of columns, whole numbers or floating point; alike in equal rows."""
     out = np.zeros(count, dtype=np.uint64)
     for column in columns:
         wide = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)

@@ -65,7 +65,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTraffic:
-    """Time of the collectives in which ranks sum gradients and gather what they share out, on free links."""
+    """Time of the collectives in which ranks sum gradients and gather weights and momentum, on free links."""
 
     reduce: Sums
     replicas_s: Num

@@ -46,7 +46,7 @@ class Kinds:
 
 
 def kinds_of(plans: Plans, count: int, regardless: tuple[str, ...]) -> Kinds:
-    """Kinds of so many configurations by the columns that are no degrees of the mesh, without some."""
+    """Kinds of ``count`` configurations by the columns that are no degrees of the mesh, without some."""
     left = (*MESH_COLUMNS, *regardless)
     columns = tuple(
         name for name, column in plans.columns().items()
@@ -109,7 +109,7 @@ class Fitting:
         return least_step_s(self.configured.unlinked, self.setting.job.framework, self.table, self.configured.shape)
 
     def sent(self, position: Array, place: Array) -> Callable[[slice | Array], Sent]:
-        """What some candidates send beside their passes, each kind costed once: of those at some places among them."""
+        """What some candidates send outside their passes, each kind costed once: of those at some places among them."""
 
         def costed(kinds: Kinds, of: Callable[[PlannedJob, Machine], T]) -> tuple[T, Array]:
             code = place * kinds.count + kinds.of[position]  # the placement says which mesh it is of
