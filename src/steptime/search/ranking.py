@@ -181,7 +181,7 @@ class Ranking:
         unknown, most, settled = counts > 0, ROUND, 0
         chosen = np.flatnonzero(unknown)
         if least_s.any():
-            fastest = chosen[np.argsort(least_s[chosen])]
+            fastest = chosen[np.argsort(least_s[chosen], kind="stable")]
             chosen = np.concatenate((_first(fastest, counts, ROUND), _front_of(chosen, least_s, of.configured.peak)))
             chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
@@ -192,7 +192,8 @@ class Ranking:
             done(settled)
             open_ = np.flatnonzero(needed)
             most = min(2 * most, BLOCK)
-            chosen = np.sort(_first(open_[np.argsort(least_s[open_])], counts, most))
+            fastest = open_[np.argsort(least_s[open_], kind="stable")]
+            chosen = np.sort(_first(fastest, counts, most))
 
     def front(self) -> Array:
         """Positions of the configurations that no other beats in both time and memory."""
