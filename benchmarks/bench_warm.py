@@ -101,7 +101,7 @@ def exact() -> str:
         return {name: value for name, value in plan(**job).to_json().items() if name != "stop"}
 
     warm, equal = [found(job) for job in jobs], 0
-    with mock.patch.object(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape)):
+    with mock.patch.object(ranking, "least_step_s", lambda inputs, framework, table, shape: np.zeros(shape.shape)):
         for job, one in zip(jobs, warm, strict=True):
             kept.forget()
             equal += found(job) == one

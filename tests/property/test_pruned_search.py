@@ -57,7 +57,7 @@ def _found(job):
 @given(_jobs())
 def test_what_is_pruned_changes_nothing(job):
     pruned = _found(job)
-    with mock.patch.object(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape)):
+    with mock.patch.object(ranking, "least_step_s", lambda inputs, framework, table, shape: np.zeros(shape.shape)):
         assert _found(job) == pruned
 
 
@@ -65,7 +65,7 @@ def test_what_is_pruned_changes_nothing(job):
 def test_layers_of_several_kinds_are_pruned_and_kept_alike(model):
     job = {"model": model, "cluster": "dgx-h100", "gpus": 16, "global_batch": 48, "top": 3}
     pruned = _found(job)
-    with mock.patch.object(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape)):
+    with mock.patch.object(ranking, "least_step_s", lambda inputs, framework, table, shape: np.zeros(shape.shape)):
         assert _found(job) == pruned
     kept.forget()
     assert _found(job) == pruned and pruned["plans"]
@@ -97,9 +97,9 @@ def test_with_bounds_that_are_exact_what_is_shown_next_to_the_best_is_still_foun
     monkeypatch.setattr(ranking, "ROUND", 1)
     monkeypatch.setattr(ranking, "BLOCK", 1)
     monkeypatch.setattr(ranking.Ranking, "front", lambda self: seen.append(self.time_s.copy()) or front(self))
-    monkeypatch.setattr(ranking, "least_step_s", lambda planned, machine, table, shape: np.zeros(shape.shape))
+    monkeypatch.setattr(ranking, "least_step_s", lambda inputs, framework, table, shape: np.zeros(shape.shape))
     every = _found(job)
-    monkeypatch.setattr(ranking, "least_step_s", lambda planned, machine, table, shape: seen[0])
+    monkeypatch.setattr(ranking, "least_step_s", lambda inputs, framework, table, shape: seen[0])
     assert _found(job) == every and len(every["risky"]) == ranking.RISKY_SHOWN
 
 

@@ -19,6 +19,7 @@ from steptime.num import Num, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
+from steptime.records import computed
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
@@ -173,7 +174,7 @@ def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, se
     if kind == RING_EXCHANGE:
         return _rotated(machine, model, size_bytes, group, route)
     shared = _shared(machine, model, inside if senders is None else senders, route)
-    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
+    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, shared, 0.0 if senders is None else senders)
     return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared, route))
 
 
@@ -219,13 +220,21 @@ def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group
     return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
 
 
-def _least_s(kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, **shared: Num) -> Num:
-    """The fastest algorithm's time; that of numbers is kept."""
+def _least_s(
+    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: Mapping[str, Num], senders: Num = 0.0
+) -> Num:
+    """The fastest algorithm's time; that of numbers is kept, and equal rows of arrays are costed once.
+
+    ``senders``: what ``groups`` of what is shared follows from, beside the ranks inside.
+    """
     key: Any = (kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
     try:
         return _known_least_s(*key)
     except TypeError:  # an array among them has no hash
-        return least_s(kind, size_bytes, ranks, inside, fabric, **shared)
+        pass
+    given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+    telling = [senders, *(value for name, value in given.items() if name != "groups")]
+    return computed(lambda given: least_s(kind, fabric=fabric, **given), given, telling)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -306,10 +315,10 @@ def _message_s(machine: Machine, size_bytes: Num, route: Route | None) -> tuple[
             return near, far
         groups = machine.groups
         return groups.seconds("p2p", size_bytes, 2, 2, near), groups.seconds("p2p", size_bytes, 2, 1, far)
-    near = _least_s("p2p", size_bytes, 2, 2, model.fabric)
+    near = _least_s("p2p", size_bytes, 2, 2, model.fabric, {})
     if model.between is None:
         return near, near
-    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, **_shared(machine, model, 1.0, route))
+    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, _shared(machine, model, 1.0, route))
 
 
 def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) -> tuple[Num, Num]:

@@ -38,6 +38,7 @@ from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Array, Num, where
 from steptime.plan.job import Precision
+from steptime.records import computed
 
 GEMM, ATTENTION = Formula(gemm_s), Formula(tiled_attention_s)
 NVFP4_BYTES = nvfp4_element_bytes()
@@ -84,7 +85,8 @@ class Residual:
         try:
             return _known_residual(*key)
         except TypeError:  # an array among them has no hash
-            return gemm_residual(m, n, k, batch, sm_count, self.table)
+            given = {"m": m, "n": n, "k": k, "batch": batch, "sm_count": sm_count}
+            return computed(lambda given: gemm_residual(**given, table=self.table), given, list(given.values()))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -273,7 +275,8 @@ class Timed(NamedTuple):
             try:
                 total = total + _known_seconds(self.model, numbers)
             except TypeError:  # an array has no hash; asking each number for its type costs more
-                total = total + self.model.formula({**self.model.fixed, **shape})
+                telling = [value for name, value in shape.items() if name != "residual"]
+                total = total + computed(self.model.formula, {**self.model.fixed, **shape}, telling)
         return total * self.times
 
 

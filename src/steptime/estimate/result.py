@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steptime.dataclass import dataclass
 from steptime.estimate.sizes import Sizes
-from steptime.num import Num
+from steptime.num import Array, Num
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import Method, StageSplit, Strategy
+from steptime.records import rows
 from steptime.terms import Terms
 from steptime.units import format_bytes, format_seconds
 
@@ -194,20 +195,32 @@ class PlannedJob:
     micro_batches: Num
     """Micro-batches of the replica that has most of them."""
 
+    def take(self, index: Array, plans: Plans) -> PlannedJob:
+        """The rows at ``index``, with plans that differ at most in their placement."""
+        return PlannedJob(
+            method=self.method, strategy=self.strategy, job=self.job, plans=plans, sizes=rows(self.sizes, index),
+            split=rows(self.split, index), micro_batches=rows(self.micro_batches, index),
+        )  # fmt: skip
+
     @property
     def gradient_ranks(self) -> Num:
         """Ranks that hold the same weights and sum their gradients, both copies of a mirrored stage among them."""
         return self.strategy.gradient_ranks(self.plans) * self.job.stages_held
 
     @property
-    def copies_near(self) -> Num:
+    def copies_near(self) -> Any:
         """Whether both copies of a mirrored stage share a fast domain, as they do where the whole pipeline does."""
-        return True if self.job.stages_held == 1 else self.plans.in_pp >= self.plans.pp
+        return copies_near(self.job, self.plans)
 
     @property
     def expert_ranks(self) -> Num:
         """Likewise of the weights of routed experts."""
         return self.plans.edp * self.job.stages_held
+
+
+def copies_near(job: Job, plans: Plans) -> Any:
+    """Whether both copies of a mirrored stage share a fast domain, plan by plan; without copies nothing is apart."""
+    return True if job.stages_held == 1 else plans.in_pp >= plans.pp
 
 
 def planned_job(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> PlannedJob:

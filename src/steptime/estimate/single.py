@@ -153,10 +153,10 @@ def estimate_plan(
     """Everything about one plan."""
     job, method, machine = setting.job, setting.method, setting.machine
     e = evaluate(method, strategy, job, machine, plans)
+    mask, chance = outcome(setting, e)
     lines = lines_of(e)
     time = exposed_terms(lines)
     stage = fullest_stage(e)
-    mask = int(broken_rules(job, plans, setting.rules)) | (BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0)
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
@@ -179,7 +179,7 @@ def estimate_plan(
         memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
         if method.calibrated
         else {},
-        oom_probability=oom_probability(e) if method.calibrated else float(bool(mask & BIT[MEMORY])),
+        oom_probability=chance,
         feasible=mask == 0,
         reasons=names_of(mask),
         bottleneck=bottleneck_of(time),
@@ -191,6 +191,13 @@ def estimate_plan(
         notes=(*compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time)),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
+
+
+def outcome(setting: Setting, e: Evaluation) -> tuple[int, float]:
+    """Bits of the rules that a plan breaks, memory among them, and the chance that it runs out of memory."""
+    over = BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0
+    chance = oom_probability(e) if setting.method.calibrated else float(bool(over))
+    return int(broken_rules(e.job, e.plans, setting.rules)) | over, chance
 
 
 def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:

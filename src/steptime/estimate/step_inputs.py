@@ -10,23 +10,22 @@ from steptime.cost.pipeline import filling_passes, mean_stage_link_s
 from steptime.dataclass import dataclass
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
-from steptime.estimate.result import PlannedJob
+from steptime.estimate.result import PlannedJob, copies_near
 from steptime.estimate.traffic import (
+    ParameterTraffic,
     Traffic,
     host_optimizer_time_s,
     matrix_time_s,
-    momentum_of,
     no_traffic,
     optimizer_time_s,
     owned_parameters,
-    replicated_s,
-    sent_s,
-    traffic_of,
+    parameter_traffic,
 )
 from steptime.estimate.work import EXPERT_AXIS
 from steptime.num import Num, where
-from steptime.plan.plans import FULL_RECOMPUTE, is_set
-from steptime.plan.strategies import StageSplit
+from steptime.plan.job import Job
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.strategies import Method, StageSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +124,45 @@ class StepInputs:
 
 def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
-    job, plans = planned.job, planned.plans
-    fast_s, slow_s = boundary_times_s(job, machine, plans, planned.sizes.boundary_bytes)
-    slow_s = slow_s * planned.method.slow_link_share(plans)
-    is_near = plans.is_near("dp") & plans.is_near("cp") & planned.copies_near
-    near, shares = where(is_near, 1.0, 0.0), float(planned.method.calibrated)
+    unlinked = unlinked_inputs(planned, machine, layout, copy_s)
+    sent = messages_of(planned, machine), parameter_traffic(planned, machine)
+    return linked_inputs(unlinked, planned.method, planned.job, planned.plans, machine, *sent)
+
+
+MESSAGES_REGARDLESS = ("recompute", "recompute_every", "zero", "shard", "vpp", "ep", "etp")
+"""Columns of plans on which :func:`messages_of` does not depend: what leaves a stage has the same size and way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Time of a message between stages: to one in the same fast domain, and to one in another."""
+
+    near_s: Num
+    far_s: Num
+
+
+def messages_of(planned: PlannedJob, machine: Machine) -> Messages:
+    """Messages between stages on the machine's links."""
+    near_s, far_s = boundary_times_s(planned.job, machine, planned.plans, planned.sizes.boundary_bytes)
+    return Messages(near_s=near_s, far_s=far_s * planned.method.slow_link_share(planned.plans))
+
+
+def linked_inputs(
+    unlinked: StepInputs, method: Method, job: Job, plans: Plans, machine: Machine, messages: Messages,
+    parameters: ParameterTraffic,
+) -> StepInputs:  # fmt: skip
+    """The inputs of :func:`unlinked_inputs` with what is sent."""
+    is_near = plans.is_near("dp") & plans.is_near("cp") & copies_near(job, plans)
+    near, shares = where(is_near, 1.0, 0.0), float(method.calibrated)
     return replace(
-        unlinked_inputs(planned, machine, layout, copy_s),
+        unlinked,
         shares_near=near * shares, shares_far=(1.0 - near) * shares, tiered=machine.network is not None,
-        stages_far=where(plans.is_near("pp"), 0.0, 1.0),
-        fast_link_s=fast_s, slow_link_s=slow_s, stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, fast_s, slow_s),
-        traffic=traffic_of(planned, machine), replicated_s=replicated_s(planned, machine),
-        momentum_gather_s=sent_s(machine, momentum_of(planned)),
+        stages_far=where(plans.is_near("pp"), 0.0, 1.0), fast_link_s=messages.near_s, slow_link_s=messages.far_s,
+        stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, messages.near_s, messages.far_s),
+        traffic=replace(
+            unlinked.traffic, reduce=parameters.reduce, replicas_s=parameters.replicas_s, gather=parameters.gather
+        ),
+        replicated_s=parameters.replicated_s, momentum_gather_s=parameters.momentum_gather_s,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,18 +63,36 @@ class Traffic:
     gathers: Num
 
 
-def traffic_of(planned: PlannedJob, machine: Machine) -> Traffic:
-    """Collectives over the data-parallel group, by ZeRO stage."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTraffic:
+    """Time of the collectives in which ranks sum gradients and gather weights and momentum, on free links."""
+
+    reduce: Sums
+    replicas_s: Num
+    gather: Sums
+    """These three as in :class:`Traffic`."""
+    replicated_s: Num
+    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
+    momentum_gather_s: Num
+    """Gathering of the momentum of whole matrices."""
+
+
+PARAMETERS_REGARDLESS = ("micro_batch", "panels", "recompute", "recompute_every")
+"""Columns of plans on which :func:`parameter_traffic` does not depend: parameters have the same sizes and groups."""
+
+
+def parameter_traffic(planned: PlannedJob, machine: Machine) -> ParameterTraffic:
+    """Collectives of gradients, weights and momentum, by ZeRO stage."""
     shared = shared_of(planned)
-    return replace(
-        no_traffic(planned),
+    return ParameterTraffic(
         reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
         gather=_sums(machine, shared.gather, shared.gather_ends),
+        replicated_s=replicated_s(planned, machine), momentum_gather_s=sent_s(machine, momentum_of(planned)),
     )  # fmt: skip
 
 
 def no_traffic(planned: PlannedJob) -> Traffic:
-    """As :func:`traffic_of` on links that take no time."""
+    """Traffic over the data-parallel group on links that take no time."""
     plans, none = planned.plans, Sums(0.0, 1.0, 0.0, 0.0)
     passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
     return Traffic(
@@ -138,7 +155,7 @@ def sent_s(machine: Machine, sent: list[Sent]) -> Num:
 
 
 def shared_of(planned: PlannedJob) -> Shared:
-    """The collectives of :func:`traffic_of`; those of a layer are its share of a bucket, but for ZeRO-3."""
+    """The collectives of :class:`ParameterTraffic`; those of a layer are its share of a bucket, but for ZeRO-3."""
     plans, sizes, stage = planned.plans, planned.sizes, stage_parts(planned, "first")
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=_group(planned, planned.strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):

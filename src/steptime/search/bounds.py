@@ -7,20 +7,19 @@ from dataclasses import fields
 
 import numpy as np
 
-from steptime.estimate.machine import Machine
-from steptime.estimate.result import PlannedJob
 from steptime.estimate.step import Passes, compose
-from steptime.estimate.step_inputs import layout_of, unlinked_inputs
-from steptime.estimate.traffic import layer_copy_s
+from steptime.estimate.step_inputs import StepInputs
 from steptime.estimate.work import Pass
-from steptime.num import Array, Num, taken
+from steptime.num import Array, Num
+from steptime.plan.framework import Framework
+from steptime.records import rows
 from steptime.search.layers import LayerTable
 
 ROUNDING = 1e-9
 """Share by which a bound is lowered, so that rounding does not lift it above a time that it bounds."""
 
 
-def least_step_s(planned: PlannedJob, machine: Machine, table: LayerTable, shape: Array) -> Array:
+def least_step_s(inputs: StepInputs, framework: Framework, table: LayerTable, shape: Array) -> Array:
     r"""Times that no placement of some configurations is below.
 
     $$b(c) = (1 - \epsilon)\; T\!\left(c, \min_{p} f(s_c, p), 0\right) \le T(c, f(s_c, p), \ell(c, p))$$
@@ -31,16 +30,13 @@ def least_step_s(planned: PlannedJob, machine: Machine, table: LayerTable, shape
     :data:`ROUNDING`. Source: own.
 
     Args:
-        planned: the configurations.
-        machine: what they run on.
+        inputs: what the steps of the configurations are composed of on links that take no time.
+        framework: what runs them.
         table: passes of every shape and placement.
         shape: shape of each configuration.
     """
-    layout = layout_of(planned)
-    passes, at = least_passes(table, pairs=bool(np.any(np.asarray(layout.paired) > 0)))
-    here = Passes(**{f.name: _taken(getattr(passes, f.name), at[shape]) for f in fields(Passes)})
-    inputs = unlinked_inputs(planned, machine, layout, layer_copy_s(planned, machine))
-    least: Array = np.asarray(compose(inputs, here, planned.job.framework).total_s) * (1 - ROUNDING)
+    passes, at = least_passes(table, pairs=bool(np.any(np.asarray(inputs.layout.paired) > 0)))
+    least: Array = np.asarray(compose(inputs, rows(passes, at[shape]), framework).total_s) * (1 - ROUNDING)
     return np.broadcast_to(least, shape.shape)
 
 
@@ -73,7 +69,3 @@ def _least(each: Pass, over: Callable[[np.ufunc, Num], Num], *, pairs: bool) -> 
         weights_s=over(np.maximum, each.weights_s),
         ended_s=forward_s - again_s,
     )
-
-
-def _taken(each: Pass, index: Array) -> Pass:
-    return Pass(**{f.name: taken(getattr(each, f.name), index) for f in fields(Pass)})

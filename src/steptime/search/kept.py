@@ -8,9 +8,9 @@ can matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Final, Generic, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from steptime.estimate.machine import Machine
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
+from steptime.records import changed, hashes, leaves, same_columns
 
 T = TypeVar("T")
 
@@ -28,7 +29,6 @@ _STRIDE: Final = 32
 """Placements that a table has room for at least."""
 ROWS: Final = 1 << 19
 """Rows from which on a table starts again: some 100 MB."""
-_PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def job_of_layers(job: Job) -> Job:
@@ -75,30 +75,21 @@ class _Index:
 
     def numbers(self, rows: Array) -> Array:
         """Number of each of some distinct rows; those that are new get one."""
-        hashes = _hash(rows)
+        sought = hashes(rows.T, len(rows))
         numbers = np.full(len(rows), -1, dtype=np.int64)
         if len(self._at):
-            place = np.minimum(np.searchsorted(self._hash, hashes), len(self._at) - 1)
+            place = np.minimum(np.searchsorted(self._hash, sought), len(self._at) - 1)
             at = self._at[place]
-            known = (self._hash[place] == hashes) & (self.rows[at] == rows).all(axis=1)
+            known = (self._hash[place] == sought) & (self.rows[at] == rows).all(axis=1)
             numbers[known] = at[known]
         new = np.flatnonzero(numbers < 0)
         if len(new):
             numbers[new] = len(self.rows) + np.arange(len(new))
             self.rows = np.concatenate((self.rows, rows[new]))
-            hashes = _hash(self.rows)
-            self._at = np.argsort(hashes, kind="stable")
-            self._hash = hashes[self._at]
+            every = hashes(self.rows.T, len(self.rows))
+            self._at = np.argsort(every, kind="stable")
+            self._hash = every[self._at]
         return numbers
-
-
-def _hash(rows: Array) -> Array:
-    """A number of 64 bits of each row; two rows that share one cost a row computed again and nothing else."""
-    out = np.zeros(len(rows), dtype=np.uint64)
-    for column in rows.T:
-        out = (out ^ column.astype(np.uint64)) * _PRIME
-        out ^= out >> np.uint64(29)
-    return out
 
 
 class Kept(Generic[T]):
@@ -122,17 +113,18 @@ class Kept(Generic[T]):
             self._at = np.concatenate((self._at, np.full(max(top, 2 * len(self._at)) - len(self._at), -1)))
         missing = np.flatnonzero(self._at[numbers] < 0)
         made = compute(missing) if len(missing) else None
-        if made is not None and self._made is not None and _shape(made) != _shape(self._made):
+        if made is not None and self._made is not None and not same_columns(made, self._made):
             self._at[:], self._made, self._count = -1, None, 0  # other transfers than before: none is kept
             missing, made = np.arange(len(numbers)), compute(np.arange(len(numbers)))
         if made is not None:
             self._add(numbers[missing], made)
         at = self._at[numbers]
-        found: T = _rebuilt(self._made, iter([taken(leaf, at) for leaf in self._leaves]))
-        return found
+        columns = iter([taken(leaf, at) for leaf in self._leaves])
+        found: Any = changed(self._made, lambda _: next(columns))
+        return found  # type: ignore[no-any-return]
 
     def _add(self, numbers: Array, made: T) -> None:
-        new, count = list(_leaves(made)), len(numbers)
+        new, count = list(leaves(made)), len(numbers)
         if self._made is None:
             self._made, self._leaves = made, new
         else:
@@ -146,35 +138,6 @@ def _joined(old: Num, rows: int, new: Num, count: int) -> Num:
     if not isinstance(old, np.ndarray) and not isinstance(new, np.ndarray) and old == new:
         return old
     return np.concatenate((np.broadcast_to(old, (rows,)), np.broadcast_to(new, (count,))))
-
-
-def _shape(record: Any) -> Any:
-    """Names of the columns of a record."""
-    if isinstance(record, Mapping):
-        return {name: _shape(each) for name, each in record.items()}
-    return [_shape(getattr(record, f.name)) for f in fields(record)] if is_dataclass(record) else None
-
-
-def _leaves(record: Any) -> Iterator[Any]:
-    """Columns of a record of records and mappings, in order."""
-    if isinstance(record, Mapping):
-        for each in record.values():
-            yield from _leaves(each)
-    elif is_dataclass(record):
-        for f in fields(record):
-            yield from _leaves(getattr(record, f.name))
-    else:
-        yield record
-
-
-def _rebuilt(record: Any, columns: Iterator[Num]) -> Any:
-    """The same record with other columns."""
-    if isinstance(record, Mapping):
-        return {name: _rebuilt(each, columns) for name, each in record.items()}
-    if is_dataclass(record) and not isinstance(record, type):
-        parts = {f.name: _rebuilt(getattr(record, f.name), columns) for f in fields(record)}
-        return replace(record, **parts)
-    return next(columns)
 
 
 class Costs:

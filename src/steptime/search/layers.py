@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -12,21 +12,21 @@ from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Works, passes_of, works_of
 from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine
-from steptime.estimate.sizes import Part, Sizes, sizes_of
+from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.estimate.step import Passes
-from steptime.estimate.work import NUMBERS, Beside, Pass, PhaseWork, phase_work
+from steptime.estimate.work import NUMBERS, Beside, PhaseWork, phase_work
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans, joined_column
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
+from steptime.records import rows
 from steptime.search.kept import Costs, job_of_layers, machine_of_transfers, machine_of_work, models_key, tables
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
 _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 
-T = TypeVar("T", Part, Pass)
 K = TypeVar("K")
 
 PIECE = 1 << 14
@@ -83,22 +83,6 @@ def _single(column: Array) -> Num:
     return int(column[0]) if len(column) and (column == column[0]).all() else column
 
 
-def _rows(table: T, index: Array) -> T:
-    """Rows of a record of columns."""
-    return type(table)(**{f.name: taken(getattr(table, f.name), index) for f in fields(table)})
-
-
-def take_sizes(sizes: Sizes, index: Array) -> Sizes:
-    """Rows of a table of sizes."""
-    layer, first, last = (_rows(part, index) for part in (sizes.layer, sizes.first, sizes.last))
-    return Sizes(
-        layer=layer, first=first, last=last,
-        boundary_bytes=taken(sizes.boundary_bytes, index), working_bytes=taken(sizes.working_bytes, index),
-        loss_bytes=taken(sizes.loss_bytes, index), leading=sizes.leading,
-        later=None if sizes.later is None else _rows(sizes.later, index),
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
     """Table of the distinct shapes of a layer, whatever their placement."""
@@ -130,28 +114,18 @@ class LayerTable:
 
     def take(self, shape: Array, inner: Array) -> Passes:
         """Times for pairs of a shape and an inner placement."""
-        index = self.row[shape, inner]
-        layer, first, last = (_rows(p, index) for p in (self.passes.layer, self.passes.first, self.passes.last))
-        return Passes(layer=layer, first=first, last=last)
+        return rows(self.passes, self.row[shape, inner])
 
 
 def layer_table(
-    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, wanted: Array, inner: Codes
+    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, inner: Codes, used: Array
 ) -> LayerTable:
-    """Costs the wanted shapes under every inner placement that divides their degrees."""
-    fits = np.broadcast_to(wanted[:, None], (shapes.count, inner.count)).copy()
-    columns = inner_columns(job, machine)
-    for name in (name for name in columns if name.startswith("in_")):
-        degree = np.broadcast_to(np.asarray(getattr(shapes.plans, name.removeprefix("in_"))), (shapes.count,))
-        inside = np.broadcast_to(np.asarray(getattr(inner.distinct, name)), (inner.count,))
-        fits &= degree[:, None] % inside == 0
-        apart = np.asarray(getattr(inner.distinct, name.replace("in_", "at_"))) > 1
-        fits &= ~apart | (degree[:, None] > inside)
-    shape_of, inner_of = np.nonzero(fits)
-    row = np.full(fits.shape, -1, dtype=np.int64)
+    """Costs the pairs of a shape and an inner placement that candidates have."""
+    shape_of, inner_of = np.nonzero(used)
+    row = np.full(used.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
     plans = as_float(shapes.plans.take(shape_of).with_columns(
-        {name: taken(getattr(inner.distinct, name), inner_of) for name in columns}
+        {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job, machine)}
     ))  # fmt: skip
     passes = _kept_passes(strategy, job, machine, shapes, inner, (shape_of, inner_of, plans))
     return LayerTable(passes=passes, row=row, count=len(shape_of))

@@ -14,9 +14,10 @@ import numpy as np
 
 from steptime.dataclass import dataclass
 from steptime.errors import counted
+from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
-from steptime.estimate.single import Setting, estimate_plan, plan_record, workload_record
+from steptime.estimate.single import Setting, estimate_plan, outcome, plan_record, workload_record
 from steptime.num import Array
 from steptime.plan.framework import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
@@ -193,10 +194,10 @@ def _risky(setting: Setting, strategy: Strategy, plans: Plans) -> Risky:
     e = _explained(setting, strategy, plans, first=False)
     limit, found = setting.first_limit or 0.0, []
     for change, columns in _less_memory(setting, plans):
-        other = estimate_plan(setting, strategy, plans.with_columns(columns))
-        if other.feasible and other.oom_probability <= limit:
-            remedy = Remedy(change=change, step_time_s=other.step_time_s, oom_probability=other.oom_probability)
-            found.append(remedy)
+        other = evaluate(setting.method, strategy, setting.job, setting.machine, plans.with_columns(columns))
+        broken, chance = outcome(setting, other)
+        if not broken and chance <= limit:
+            found.append(Remedy(change=change, step_time_s=float(other.step_time_s), oom_probability=chance))
     return Risky(estimate=e, remedies=tuple(sorted(found, key=lambda one: one.step_time_s)))
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from steptime.dataclass import dataclass
-from steptime.estimate.evaluate import composed
+from steptime.estimate.machine import Machine
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_fit
-from steptime.estimate.result import planned_job
+from steptime.estimate.result import PlannedJob
 from steptime.estimate.single import Setting
-from steptime.estimate.sizes import Sizes
+from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step_inputs import Messages, StepInputs, linked_inputs, messages_of
+from steptime.estimate.traffic import ParameterTraffic, parameter_traffic
 from steptime.num import Array, places_in_runs
 from steptime.plan.plans import Plans
-from steptime.plan.space import Listing
-from steptime.plan.strategies import Strategy
+from steptime.plan.space import MESH_COLUMNS, Listing
+from steptime.records import distinct, rows
 from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
-from steptime.search.layers import LayerTable, take_sizes
-from steptime.search.priced import Made, Priced
+from steptime.search.layers import LayerTable, distinct_rows
+from steptime.search.priced import Priced
 
 ROUND, BLOCK = 1 << 11, 1 << 14
 """Candidates that are costed before bounds are compared again, at first and at most: few enough for the cache."""
@@ -28,58 +32,107 @@ RISKY_SHOWN = 3
 """Plans too likely to run out of memory to be first that are shown where they would be faster."""
 
 Done = Callable[[int], None]
+Sent: TypeAlias = tuple[Messages, ParameterTraffic]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Configurations of a mesh that share what some columns of their plans determine."""
+
+    of: Array
+    """Number of the kind of each configuration."""
+    count: int
+
+
+def kinds_of(plans: Plans, count: int, regardless: tuple[str, ...]) -> Kinds:
+    """Kinds of ``count`` configurations by the columns that are no degrees of the mesh, without some."""
+    left = (*MESH_COLUMNS, *regardless)
+    columns = tuple(
+        name for name, column in plans.columns().items()
+        if isinstance(column, np.ndarray) and name not in left and name[:3] not in ("in_", "at_")
+    )  # fmt: skip
+    codes = distinct_rows([plans], [count], columns)
+    return Kinds(codes.inverse, codes.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """The configurations of a job that fit into memory, one row each, on fast domains of any size."""
+
+    at: Array
+    """Row of each in the listing."""
+    planned: PlannedJob
+    unlinked: StepInputs
+    """What the step of each is composed of on links that take no time."""
+    peak: Array
+    shape: Array
+    """Row of each in the table of layers."""
+    messages: Kinds
+    """Configurations of a mesh with the same messages between stages; below with the same traffic of parameters."""
+    parameters: Kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """The configurations of one search that fit into memory, one row each, and what costs their candidates."""
+    """The configurations of one search that fit, and what costs their candidates."""
 
     setting: Setting
-    strategy: Strategy
+    configured: Configured
     listing: Listing
-    at: Array
-    """Row of each in the listing."""
-    configurations: Plans
-    sizes: Sizes
-    peak: Array
-    shape: Array
-    """Row of each in the table of layers, and column of each placement of the listing."""
     inner: Array
+    """Column of each placement of the listing in the table of layers."""
     placements: Plans
     table: LayerTable
 
     @property
     def counts(self) -> Array:
         """Placements of each."""
-        return self.listing.multiplicity[self.at]
+        return self.listing.multiplicity[self.configured.at]
 
     def candidates(self, chosen: Array) -> tuple[Array, Array]:
         """Configuration and placement of all candidates of some configurations, in their order."""
         here = self.counts[chosen]
-        first = self.listing.placement_start[self.listing.mesh_of[self.at[chosen]]]
+        first = self.listing.placement_start[self.listing.mesh_of[self.configured.at[chosen]]]
         return np.repeat(chosen, here), np.repeat(first, here) + places_in_runs(here)
 
     def plans(self, position: Array, place: Array) -> Plans:
         """Plans of some candidates."""
-        return placed(self.configurations.take(position), self.placements.take(place))
+        return placed(self.configured.planned.plans.take(position), self.placements.take(place))
+
+    def planned(self, position: Array, place: Array) -> PlannedJob:
+        """Job under the plans of some candidates."""
+        return self.configured.planned.take(position, self.plans(position, place))
 
     def least_s(self) -> Array:
         """Time that no placement of each configuration is below."""
-        planned = planned_job(self.setting.method, self.strategy, self.setting.job, self.configurations, self.sizes)
-        return least_step_s(planned, self.setting.machine, self.table, self.shape)
+        return least_step_s(self.configured.unlinked, self.setting.job.framework, self.table, self.configured.shape)
 
-    def made(self, plans: Plans, position: Array, place: Array) -> Made:
-        """Job, passes and step of each candidate."""
-        passes = self.table.take(self.shape[position], self.inner[place])
-        sizes = take_sizes(self.sizes, position)
-        planned = planned_job(self.setting.method, self.strategy, self.setting.job, plans, sizes)
-        _, step = composed(planned, self.setting.machine, passes)
-        return planned, passes, step
+    def sent(self, position: Array, place: Array) -> Callable[[slice | Array], Sent]:
+        """What some candidates send outside their passes, each kind costed once: of those at some places among them."""
+
+        def costed(kinds: Kinds, of: Callable[[PlannedJob, Machine], T]) -> tuple[T, Array]:
+            code = place * kinds.count + kinds.of[position]  # the placement says which mesh it is of
+            one, number = distinct([code])
+            return of(self.planned(position[one], place[one]), self.setting.machine), number
+
+        messages, of_messages = costed(self.configured.messages, messages_of)
+        parameters, of_parameters = costed(self.configured.parameters, parameter_traffic)
+        return lambda at: (rows(messages, of_messages[at]), rows(parameters, of_parameters[at]))
+
+    def made(self, plans: Plans, position: Array, place: Array, sent: Sent) -> tuple[Passes, Step]:
+        """Passes and step of each candidate."""
+        method, job, machine = self.setting.method, self.setting.job, self.setting.machine
+        passes, unlinked = (
+            self.table.take(self.configured.shape[position], self.inner[place]),
+            rows(self.configured.unlinked, position),
+        )
+        return passes, compose(linked_inputs(unlinked, method, job, plans, machine, *sent), passes, job.framework)
 
     def fits(self, plans: Plans, position: Array, chance: float) -> Array:
         """Whether each candidate runs out of memory with that chance at most."""
         machine, framework = self.setting.machine, self.setting.job.memory.name
-        peak = self.peak[position]
+        peak = self.configured.peak[position]
         fits: Array = likely_fits(peak, plans, framework, machine.memory_bytes, chance, is_host=machine.is_host)
         return np.broadcast_to(fits, position.shape)
 
@@ -87,7 +140,7 @@ class Fitting:
         """Whether some placement of each configuration may run out of memory with that chance at most."""
         machine = self.setting.machine
         name, capacity = self.setting.job.memory.name, machine.memory_bytes
-        return np.asarray(may_fit(self.peak, name, capacity, chance, is_host=machine.is_host))
+        return np.asarray(may_fit(self.configured.peak, name, capacity, chance, is_host=machine.is_host))
 
 
 class Ranking:
@@ -99,7 +152,7 @@ class Ranking:
 
     def __init__(self, fitting: Fitting, top: int, priced: Priced | None = None) -> None:
         self._of, self._priced = fitting, priced
-        rows = len(fitting.at)
+        count = len(fitting.configured.at)
         self.best = Best(top)
         """Of those that run out of memory with the chance at most that a first plan may have; all without a limit."""
         self.risky_best = Best(RISKY_SHOWN)
@@ -107,42 +160,44 @@ class Ranking:
         self.likely_s: float = np.inf
         self.likely: Array | None = None
         """Position and placement of the fastest candidate that likely fits, and its time."""
-        self.time_s, self.place = np.full(rows, np.inf), np.zeros(rows, dtype=np.int64)
+        self.time_s, self.place = np.full(count, np.inf), np.zeros(count, dtype=np.int64)
         """Time and placement of the fastest candidate of each configuration; infinite where none was costed."""
         self.costed = self.risky = 0
 
     def run(self, done: Done) -> None:
         """Costs what has to be costed; ``done`` is told the number of candidates that are settled."""
         of = self._of
-        if not len(of.at):
+        if not len(of.configured.at):
             return
         limit = of.setting.oom_limit
         if limit is not None:
             self._count_risky(limit)
         counts = of.counts
-        least_s = of.least_s() if self._priced is None else np.zeros(len(of.at))
-        likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.at), dtype=bool)
-        first = None if of.setting.first_limit is None else of.may_fit(of.setting.first_limit)
-        unknown, most = np.ones(len(of.at), dtype=bool), ROUND
-        chosen = np.concatenate(
-            (_first(np.argsort(least_s, kind="stable"), counts, ROUND), pareto_front(least_s, of.peak))
+        least_s = of.least_s() if self._priced is None else np.zeros(len(counts))
+        likely = (
+            of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.configured.at), dtype=bool)
         )
-        chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
+        first = None if of.setting.first_limit is None else of.may_fit(of.setting.first_limit)
+        unknown, most, settled = counts > 0, ROUND, 0
+        chosen = np.flatnonzero(unknown)
+        if least_s.any():
+            fastest = chosen[np.argsort(least_s[chosen], kind="stable")]
+            chosen = np.concatenate((_first(fastest, counts, ROUND), _front_of(chosen, least_s, of.configured.peak)))
+            chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
-            for start in range(0, len(chosen), BLOCK):
-                self._cost(chosen[start : start + BLOCK], limit)
+            self._cost(chosen, limit, partial(_further, done, settled))
             unknown[chosen] = False
             needed = unknown & (least_s <= np.maximum(self._to_beat(first), np.where(likely, self.likely_s, -np.inf)))
-            done(int(counts[~needed].sum()))
+            settled = int(counts[~needed].sum())
+            done(settled)
             open_ = np.flatnonzero(needed)
             most = min(2 * most, BLOCK)
-            chosen = np.sort(_first(open_[np.argsort(least_s[open_], kind="stable")], counts, most))
+            fastest = open_[np.argsort(least_s[open_], kind="stable")]
+            chosen = np.sort(_first(fastest, counts, most))
 
     def front(self) -> Array:
         """Positions of the configurations that no other beats in both time and memory."""
-        kept = np.flatnonzero(np.isfinite(self.time_s))
-        front: Array = kept[pareto_front(self.time_s[kept], self._of.peak[kept])]
-        return front
+        return _front_of(np.flatnonzero(np.isfinite(self.time_s)), self.time_s, self._of.configured.peak)
 
     def _to_beat(self, first: Array | None) -> Array:
         """Time above which a configuration is neither among the best, nor shown next to them, nor on the front.
@@ -150,10 +205,10 @@ class Ranking:
         Args:
             first: whether a placement of each may be put first; None: any may.
         """
-        order = np.argsort(self._of.peak, kind="stable")
+        order = np.argsort(self._of.configured.peak, kind="stable")
         fastest = np.minimum.accumulate(self.time_s[order])
-        peak = self._of.peak[order]
-        within = fastest[np.searchsorted(peak, self._of.peak, side="right") - 1]
+        peak = self._of.configured.peak[order]
+        within = fastest[np.searchsorted(peak, self._of.configured.peak, side="right") - 1]
         best: Array | float = self.best.threshold
         if first is not None:
             fastest_s = float(self.best.values[0]) if len(self.best.values) else np.inf
@@ -162,27 +217,46 @@ class Ranking:
         return beaten
 
     def _count_risky(self, limit: float) -> None:
-        for start in range(0, len(self._of.at), BLOCK):
-            position, place = self._of.candidates(np.arange(start, min(start + BLOCK, len(self._of.at))))
+        for start in range(0, len(self._of.configured.at), BLOCK):
+            position, place = self._of.candidates(np.arange(start, min(start + BLOCK, len(self._of.configured.at))))
             self.risky += int((~self._of.fits(self._of.plans(position, place), position, limit)).sum())
 
-    def _cost(self, chosen: Array, limit: float | None) -> None:
+    def _cost(self, chosen: Array, limit: float | None, done: Done) -> None:
         """Costs all candidates of some configurations, in ascending order."""
         of = self._of
         position, place = of.candidates(chosen)
-        plans = of.plans(position, place)
+        sent, lasts = of.sent(position, place), np.cumsum(of.counts[chosen])
         self.costed += len(position)
+        stop = 0
+        while stop < len(position):
+            start, at = stop, int(np.searchsorted(lasts, stop + BLOCK, side="right"))
+            stop = int(lasts[max(at - 1, int(np.searchsorted(lasts, stop, side="right")))])
+            here = slice(start, stop)
+            self._cost_block(position[here], place[here], sent(here), limit)
+            done(stop)
+
+    def _cost_block(self, position: Array, place: Array, sent: Sent, limit: float | None) -> None:
+        """Costs some candidates, all of each configuration that is among them."""
+        of = self._of
+        plans = of.plans(position, place)
         if limit is not None:
             safe = np.flatnonzero(of.fits(plans, position, limit))
             if not len(safe):
                 return
-            position, place, plans = position[safe], place[safe], plans.take(safe)
-        made = of.made(plans, position, place)
-        times = np.broadcast_to(np.asarray(made[2].total_s), position.shape)
-        values, kept = times, np.arange(len(times))
-        if self._priced is not None:
-            values, kept = self._priced.values(made, times, (position, of.at[position], place))
-        self._offer(plans.take(kept), values, position[kept], place[kept])
+            position, place, plans, sent = (
+                position[safe],
+                place[safe],
+                plans.take(safe),
+                (rows(sent[0], safe), rows(sent[1], safe)),
+            )
+        passes, step = of.made(plans, position, place, sent)
+        times = np.broadcast_to(np.asarray(step.total_s), position.shape)
+        if self._priced is None:
+            self._offer(plans, times, position, place)
+        else:
+            made = of.planned(position, place), passes, step
+            values, kept = self._priced.values(made, times, (position, of.configured.at[position], place))
+            self._offer(plans.take(kept), values, position[kept], place[kept])
         if of.setting.method.calibrated:
             self._offer_likely(plans, times, position, place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))
@@ -194,13 +268,13 @@ class Ranking:
         """Offers candidates to the best, or by their chance of running out of memory to those shown next to them."""
         limit, of = self._of.setting.first_limit, self._of
         if limit is None:
-            return self.best.add(values, of.at[position], place)
+            return self.best.add(values, of.configured.at[position], place)
         near = np.flatnonzero(values <= max(self.best.threshold, self.risky_best.threshold))
         if not len(near):
             return None
         safe = of.fits(plans.take(near), position[near], limit)
         for best, chosen in ((self.best, near[safe]), (self.risky_best, near[~safe])):
-            best.add(values[chosen], of.at[position[chosen]], place[chosen])
+            best.add(values[chosen], of.configured.at[position[chosen]], place[chosen])
         return None
 
     def _offer_likely(self, plans: Plans, times: Array, position: Array, place: Array) -> None:
@@ -213,6 +287,16 @@ class Ranking:
         at = np.array([position[first], place[first]])
         if times[first] < self.likely_s or self.likely is None or tuple(at) < tuple(self.likely):
             self.likely_s, self.likely = float(times[first]), at
+
+
+def _further(done: Done, settled: int, more: int) -> None:
+    done(settled + more)
+
+
+def _front_of(some: Array, time_s: Array, peak: Array) -> Array:
+    """Those of some configurations that no other of them beats in both time and memory."""
+    front: Array = some[pareto_front(time_s[some], peak[some])]
+    return front
 
 
 def _first(ordered: Array, counts: Array, most: int) -> Array:

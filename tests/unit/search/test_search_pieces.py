@@ -49,11 +49,11 @@ def test_no_array_of_transfers_is_longer_than_a_piece(monkeypatch: pytest.Monkey
 
     original = layers._links_of
     monkeypatch.setattr(layers, "_links_of", links_of)
-    monkeypatch.setattr(layers, "PIECE", 500)
+    monkeypatch.setattr(layers, "PIECE", 300)
     kept.forget()
     found("mixtral-8x7b", "megatron-core")
     assert len(rows) > 10
-    assert max(rows) == 500
+    assert max(rows) == 300
 
 
 def test_products_that_hide_transfers_are_priced_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,8 @@ def test_products_that_hide_transfers_are_priced_once_per_shape(monkeypatch: pyt
     monkeypatch.setattr(layers, "_with_links", linked)
     monkeypatch.setattr(layer, "timed", timed)
     kept.forget()
-    result = api.plan("llama3.1-70b", "dgx-h100", gpus=256, global_batch=256, framework="megatron-core", strategy="1d")
+    job = {"gpus": 256, "global_batch": 256, "strategy": "1d", "fix": {"overlap": "dp,tp"}}
+    result = api.plan("llama3.1-70b", "dgx-h100", **job)
     assert "tp" in result.plans[0].plan["overlap"]
     (placements, count, longest), *_ = shapes
     assert placements > 2 * count == 2 * longest
