@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from steptime.dataclass import dataclass
 from steptime.estimate.band import StepBand, band_of, bracket_s
 from steptime.estimate.evaluate import (
     Evaluation,
