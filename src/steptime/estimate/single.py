@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steptime.dataclass import dataclass
 from steptime.estimate.band import StepBand, band_of, bracket_s
@@ -18,8 +18,6 @@ from steptime.estimate.evaluate import (
     utilisation,
 )
 from steptime.estimate.explain import bottleneck_of, what_if
-from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
-from steptime.estimate.learned import Correction
 from steptime.estimate.machine import (
     Constant,
     Machine,
@@ -67,6 +65,9 @@ from steptime.plan.strategies import Method, Strategy
 from steptime.terms import Terms
 from steptime.version import __version__
 
+if TYPE_CHECKING:
+    from steptime.estimate.learned import Correction
+
 LINKS_APART = "data-parallel traffic does not slow down other traffic on the same links"
 """Assumed where links are not told apart."""
 ASSUMPTIONS = (
@@ -112,6 +113,8 @@ class Setting:
         )  # fmt: skip
         if self.job.captured is None or not self.method.calibrated:
             return machine
+        from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
+
         device, precision = self.cluster.device, self.job.precision
         return with_usual_convolutions(with_further_models(machine, device, precision), device, precision)
 

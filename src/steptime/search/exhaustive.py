@@ -13,7 +13,7 @@ from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting
 from steptime.num import Array
 from steptime.plan.job import Job
-from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, rows_of
+from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, rows_of
 from steptime.plan.space import Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
 from steptime.search.layers import (
@@ -21,7 +21,6 @@ from steptime.search.layers import (
     Codes,
     LayerTable,
     Shapes,
-    as_float,
     distinct_rows,
     inner_columns,
     layer_table,
