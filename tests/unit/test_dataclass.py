@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from steptime.dataclass import dataclass
+from steptime.dataclass import FIRST, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,9 @@ def test_wrong_arguments_are_refused(given):
         Point(x=-1)
 
 
-def test_arguments_are_known_once_a_record_was_made():
-    Point(x=1)
+def test_arguments_are_known_once_some_records_were_made():
+    for _ in range(FIRST + 1):
+        Point(x=1)
     assert list(inspect.signature(Point).parameters) == ["x", "y", "name"]
 
 
@@ -205,9 +206,23 @@ def test_a_class_with_what_is_not_known_here_is_left_to_the_standard_library():
 
 def test_arguments_of_a_class_with_bases_keep_their_order():
     kinds = [made_by(decorator)[4][0] for decorator in (dataclass, dataclasses.dataclass)]
-    for kind in kinds:
-        kind(2, x=1)
+    for kind in (kind for kind in kinds for _ in range(FIRST + 1)):
+        assert kind(2, x=1).last == 4 and kind(first=2, x=1, last=5, y=[6]).y == [6]
     first, second = (inspect.signature(kind).parameters for kind in kinds)
     assert [(p.name, p.kind) for p in first.values()] == [(p.name, p.kind) for p in second.values()]
     with pytest.raises(TypeError, match=r"Mixed\.__init__"):
         kinds[0](2, 3, x=1)
+
+
+@pytest.mark.parametrize("wrong", [((1, 2), {"x": 1}), ((1,), {"x": 1, "first": 2}), ((), {"x": 1}), ((1,), {"v": 2})])
+def test_the_first_record_of_a_class_refuses_wrong_arguments(wrong):
+    args, values = wrong
+    kind = made_by(dataclass)[4][0]
+    with pytest.raises(TypeError, match=r"Mixed\.__init__"):
+        kind(*args, **values)
+
+
+def test_the_first_records_of_a_class_are_those_after_them():
+    for kind, given in made_by(dataclass):
+        assert len({repr(kind(**given)) for _ in range(FIRST + 2)}) == 1
+        assert kind.__init__.__qualname__ == f"{kind.__qualname__}.__init__"
