@@ -151,6 +151,22 @@ class Setting:
         return self.method.rules
 
 
+def rules_broken(setting: Setting, e: Evaluation) -> int:
+    """Bits of the rules that a plan breaks, that of the memory among them; 0: it is feasible."""
+    over = BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0
+    return int(broken_rules(setting.job, e.plans, setting.rules)) | over
+
+
+def chance_of(setting: Setting, e: Evaluation) -> float:
+    """Chance that a plan runs out of memory; where nothing is known of it, 1 for a plan that needs more than there is.
+
+    Args:
+        setting: its method says whether something is known.
+        e: evaluation of the plan.
+    """
+    return oom_probability(e) if setting.method.calibrated else float(bool(rules_broken(setting, e) & BIT[MEMORY]))
+
+
 def estimate_plan(
     setting: Setting, strategy: Strategy, plans: Plans, *, explain: bool = False, what_ifs: bool = True
 ) -> Estimate:
@@ -160,7 +176,7 @@ def estimate_plan(
     lines = lines_of(e)
     time = exposed_terms(lines)
     stage = fullest_stage(e)
-    mask = int(broken_rules(job, plans, setting.rules)) | (BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0)
+    mask = rules_broken(setting, e)
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
@@ -183,7 +199,7 @@ def estimate_plan(
         memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
         if method.calibrated
         else {},
-        oom_probability=oom_probability(e) if method.calibrated else float(bool(mask & BIT[MEMORY])),
+        oom_probability=chance_of(setting, e),
         feasible=mask == 0,
         reasons=names_of(mask),
         bottleneck=bottleneck_of(time),
