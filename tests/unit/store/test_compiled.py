@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from steptime.errors import FieldError
+from steptime.hardware import profiles
+from steptime.hardware.search_path import CATALOGUE
 from steptime.model import known
+from steptime.plan import framework_file
 from steptime.store import compiled, files
 
 TEXT = 'name = "one"\nnumbers = [1, 2.5, 1e400]\n[below]\nlong = "a text of some length, so that it is looked for"\n'
@@ -86,3 +90,28 @@ else:
     done = subprocess.run([sys.executable, "-c", code, "run", *job], check=True, capture_output=True, text=True)
     modules = set(json.loads(done.stderr.splitlines()[-1]))
     assert not modules & {"pydantic", "pydantic_core", "tomllib", "numpy.ma", "steptime.schedule.synthesis"}
+
+
+def test_fabrics_and_frameworks_of_the_catalogue_are_compiled_as_they_are_read(kept, monkeypatch):
+    fabrics, tables = profiles.load_fabric_profiles(), framework_file._checked(framework_file.PACKAGED.read_text(), "")
+    documents = [*profiles.fabric_documents(), *framework_file.framework_documents()]
+    assert compiled.write(documents, kept) == 2
+    monkeypatch.setattr(profiles, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
+    assert profiles.load_fabric_profiles() == fabrics
+    monkeypatch.setattr(framework_file, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
+    framework_file._tables.cache_clear()
+    assert framework_file._tables(framework_file.PACKAGED, 0) == tables
+    framework_file._tables.cache_clear()
+
+
+def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monkeypatch, tmp_path):
+    compiled.write(profiles.fabric_documents(), kept)
+    source = CATALOGUE / "fabrics" / "h100-sxm-nccl.toml"
+    (tmp_path / "fabrics").mkdir()
+    (tmp_path / "fabrics" / "ours.toml").write_text(source.read_text().replace("h100-sxm-nccl", "ours"))
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
+    names = [profile.name for profile in profiles.load_fabric_profiles()]
+    assert "ours" in names and "h100-sxm-nccl" in names
+    (tmp_path / "fabrics" / "ours.toml").write_text("name = 3")
+    with pytest.raises(FieldError, match=r"ours\.toml"):
+        profiles.load_fabric_profiles()
