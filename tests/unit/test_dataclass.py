@@ -81,8 +81,8 @@ class Shape(ABC):
     def area(self) -> float: ...
 
 
-def made_by(decorator):
-    """Classes of every kind that the house has, made by one decorator."""
+def with_bases(decorator):
+    """Classes with and without bases, made by one decorator, each with arguments for a record."""
 
     @decorator(frozen=True, slots=True, kw_only=True)
     class Base:
@@ -99,6 +99,27 @@ def made_by(decorator):
     class Mixed(Base):
         first: int
         last: int = field(default=4, kw_only=True)
+
+    @decorator(frozen=True, slots=True)
+    class Square(Shape):
+        side: float
+
+        @property
+        def area(self) -> float:
+            return self.side**2
+
+    @decorator(frozen=True, slots=True)
+    class Sized(Shape):
+        area: float = 1.0
+
+    return (
+        (Base, {"x": 1}), (Base, {"x": 1, "y": [2]}), (Derived, {}), (Derived, {"z": 2.0, "y": [1]}),
+        (Mixed, {"x": 1, "first": 2}), (Square, {"side": 2.0}), (Sized, {}),
+    )  # fmt: skip
+
+
+def with_options(decorator):
+    """Classes without slots, not frozen, not compared, ordered, or with methods of their own, made by one decorator."""
 
     @decorator(frozen=True, kw_only=True)
     class Wide:
@@ -119,18 +140,6 @@ def made_by(decorator):
     class Node:
         x: int
 
-    @decorator(frozen=True, slots=True)
-    class Square(Shape):
-        side: float
-
-        @property
-        def area(self) -> float:
-            return self.side**2
-
-    @decorator(frozen=True, slots=True)
-    class Sized(Shape):
-        area: float = 1.0
-
     @decorator(frozen=True, slots=True, kw_only=True, order=True)
     class Ranked:
         x: int
@@ -145,11 +154,19 @@ def made_by(decorator):
         def __repr__(self) -> str:
             return "own"
 
+    @decorator
+    class Plain:
+        x: int = 1
+
     return (
-        (Base, {"x": 1}), (Base, {"x": 1, "y": [2]}), (Derived, {}), (Derived, {"z": 2.0, "y": [1]}),
-        (Mixed, {"x": 1, "first": 2}), (Wide, {"x": 3}), (Counter, {}), (Counter, {"x": 5, "y": 6}), (Node, {"x": 1}),
-        (Square, {"side": 2.0}), (Sized, {}), (Ranked, {"x": 1}), (Own, {"x": 1}),
+        (Wide, {"x": 3}), (Counter, {}), (Counter, {"x": 5, "y": 6}), (Node, {"x": 1}), (Ranked, {"x": 1}),
+        (Own, {"x": 1}), (Plain, {}),
     )  # fmt: skip
+
+
+def made_by(decorator):
+    """All of them."""
+    return (*with_bases(decorator), *with_options(decorator))
 
 
 def told(kind, given):
@@ -175,7 +192,7 @@ def told(kind, given):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(14))
 def test_each_kind_of_class_is_what_the_standard_library_makes(number):
     (ours, given), (theirs, _) = made_by(dataclass)[number], made_by(dataclasses.dataclass)[number]
     assert told(ours, given) == told(theirs, given)

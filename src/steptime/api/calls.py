@@ -16,7 +16,7 @@ from steptime.api.frameworks import (
     stage_unless_given,
 )
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, reading_notes
+from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, read_notes
 from steptime.api.placed import placed_plan
 from steptime.api.request import (
     NameOrPath,
@@ -192,8 +192,7 @@ def asked_plan(
     plans = Plans(**degrees, **columns, panels=checked.get("panels", panels))
     _check_served(setting, plans, checked)
     placed = placed_plan(setting, chosen, name, plans, checked.get("placement"), checked.get("order"))
-    read = reading_notes(model, setting, seq, dtype)
-    said = (*read, *renamed(framework), *read_as(setting.job.framework.name, given))
+    said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, given))
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
     return AskedPlan(setting=setting, strategy=chosen.method.strategy(name), plans=placed, given=checked, notes=said)

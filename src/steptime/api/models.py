@@ -226,7 +226,7 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     raise _unknown(given)
 
 
-def reading_notes(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
+def read_notes(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
     """Notes on how the model was read."""
     converted = setting.job.captured is not None and isinstance(model, str) and dtype is None
     return (*import_notes(model, seq=seq), *((CONVERTED,) if converted else ()))

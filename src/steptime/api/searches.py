@@ -16,7 +16,7 @@ from steptime.api.frameworks import (
 )
 from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, reading_notes
+from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, read_notes
 from steptime.api.placed import laid
 from steptime.api.request import (
     NameOrPath,
@@ -292,8 +292,7 @@ def plan(
     result = rank_plans(
         setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
     )
-    read = reading_notes(model, setting, seq, dtype)
-    said = (*read, *renamed(framework), *read_as(setting.job.framework.name, columns))
+    said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = asked.billed(all_trained(result, length, setting.job), setting)
     advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
