@@ -1,7 +1,8 @@
 """CPU seconds until steptime answers: the import, the help, a plan and an estimate from a cold start.
 
-python benchmarks/bench_startup.py            prints the table
-python benchmarks/bench_startup.py --write    also writes it to benchmarks/startup.md
+python benchmarks/bench_startup.py                    prints the table
+python benchmarks/bench_startup.py --write            also writes it to benchmarks/startup.md
+python benchmarks/bench_startup.py --before FOLDER    also measures another checkout, in alternating runs
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from statistics import median
 
 from machine import report
 
-RUNS = 9
-CATALOGUE = Path(__file__).resolve().parents[1] / "scripts" / "catalogue"
+RUNS = 15
+HERE = Path(__file__).resolve().parents[1]
 STEPTIME = (sys.executable, "-c", "from steptime.__main__ import run; run()")
 JOB = ("gpt3_1T", "--cluster", "dgx-b200", "--gpus", "2048", "--global-batch", "4096")
 COMMANDS: Mapping[str, Sequence[str]] = {
@@ -29,6 +30,10 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     f"steptime plan {' '.join(JOB)}": (*STEPTIME, "plan", *JOB),
     "steptime estimate run.toml": (*STEPTIME, "estimate", "run.toml"),
 }
+BEFORE = (
+    "Before: another checkout, its runs alternating with those of this one. What else runs on the machine makes both\n"
+    "larger; the change holds.\n"
+)
 RUN = """\
 model = "llama3-70b"
 cluster = "dgx-h100"
@@ -41,28 +46,43 @@ pp = 4
 """
 
 
-def cpu_s(command: Sequence[str], folder: Path) -> float:
+def cpu_s(command: Sequence[str], folder: Path, checkout: Path) -> float:
     """User and system seconds of a child, with the modules compiled as those of an installed package are."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     kept = {"PYTHONPYCACHEPREFIX": str(folder / "pycache"), "PYTHONDONTWRITEBYTECODE": ""}
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | kept
+    environment["PYTHONPATH"] = str(checkout / "src")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
 
 
-def main() -> None:
-    subprocess.run([sys.executable, CATALOGUE], check=True)
+def measured(checkouts: Sequence[Path]) -> dict[str, list[list[float]]]:
+    """Command -> seconds of its runs, by checkout; one run of each checkout after the other."""
+    for checkout in checkouts:
+        subprocess.run([sys.executable, checkout / "scripts" / "catalogue"], check=True)
+    found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run.toml").write_text(RUN)
-        measured = [(name, [cpu_s(command, folder) for _ in range(RUNS + 1)][1:]) for name, command in COMMANDS.items()]
-    lines = ["| command | CPU s | range |", "|---|---:|---:|"]
-    lines += [f"| `{name}` | {median(times):.2f} | {min(times):.2f} to {max(times):.2f} |" for name, times in measured]
+        for words, command in COMMANDS.items():
+            runs = [[cpu_s(command, folder, checkout) for checkout in checkouts] for _ in range(RUNS + 1)][1:]
+            found[words] = [list(times) for times in zip(*runs, strict=True)]
+    return found
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    before = [Path(words[words.index("--before") + 1]).resolve()] if "--before" in words else []
+    lines = [f"| command | CPU s | range |{' before | change |' if before else ''}"]
+    lines += [f"|---|---:|---:|{'---:|---:|' if before else ''}"]
+    for name, (now, *then) in measured([HERE, *before]).items():
+        line = f"| `{name}` | {median(now):.2f} | {min(now):.2f} to {max(now):.2f} |"
+        lines.append(line + "".join(f" {median(t):.2f} | {median(now) / median(t) - 1:+.0%} |" for t in then))
     notes = (
         f"User and system seconds of a fresh process, one thread, median of {RUNS} runs after one that fills the\n"
         "file cache and compiles the modules; the catalogue is compiled (`scripts/catalogue`). The bare interpreter\n"
-        "and the import of NumPy are the floor.\n"
+        "and the import of NumPy are the floor.\n" + (BEFORE if before else "")
     )
     report("startup", "Starting up", "\n".join(lines), notes)
 

@@ -1,38 +1,69 @@
-"""Frozen dataclasses whose methods are shared, or made when they are first needed.
+"""Dataclasses whose methods are shared, or made when they are first needed.
 
-The standard decorator compiles six functions for every class; of the classes of an estimate that takes longer than the
-estimate. Here one function serves all classes, but for ``__init__``, which is compiled when the first record is made.
+The standard decorator compiles up to six functions for every class and searches every annotation with a regular
+expression; for the classes of an estimate that takes longer than the estimate. Here one function serves all classes,
+but for ``__init__``, which is compiled when the first record is made. Records are dataclasses to everything in
+:mod:`dataclasses`: their fields and parameters are those of the standard library.
 """
 
 from __future__ import annotations
 
+import abc
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 
-_HOUSE: Final = ({"frozen": True, "slots": True, "kw_only": True}, {"frozen": True, "slots": True})
+#: Options that this module knows; a class with another one is made by the standard library.
+_KNOWN: Final = {"frozen", "slots", "kw_only", "eq"}
 
 
-def _values(self: Any, of: str) -> tuple[Any, ...]:
-    """Values of the fields that take part in something (``repr``, ``compare``)."""
-    return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if getattr(f, of))
+#: Records of a class that are filled field by field, before ``__init__`` is compiled: half of the classes have no more.
+FIRST: Final = 4
+
+
+@dataclasses.dataclass(init=False, repr=False, eq=False)
+class _Example:
+    """A dataclass of the standard library: what marks a field, and what parameters are."""
+
+    field: int
+
+
+_PARAMETERS: Final[Any] = vars(_Example)["__dataclass_params__"]
+_KIND: Final[Any] = vars(_Example)["__dataclass_fields__"]["field"]._field_type
+
+
+@cache
+def _getter(cls: type) -> Callable[[Any], Any]:
+    names = [f.name for f in dataclasses.fields(cls) if f.compare]
+    return attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
+
+
+def _compared(record: Any) -> Any:
+    """The values by which records of a class are compared."""
+    cls: Any = type(record)
+    return _getter(cls)(record)
 
 
 def _repr(self: Any) -> str:
     names = [f.name for f in dataclasses.fields(self) if f.repr]
-    shown = ", ".join(f"{name}={value!r}" for name, value in zip(names, _values(self, "repr"), strict=True))
+    shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
     return f"{type(self).__qualname__}({shown})"
 
 
 def _eq(self: Any, other: object) -> Any:
-    return _values(self, "compare") == _values(other, "compare") if type(other) is type(self) else NotImplemented
+    if type(other) is not type(self):
+        return NotImplemented
+    return _compared(self) == _compared(other)
 
 
 def _hash(self: Any) -> int:
-    return hash(_values(self, "compare"))
+    return hash(_compared(self))
 
 
 def _setattr(self: Any, name: str, value: object) -> None:
@@ -52,58 +83,145 @@ def _setstate(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, each.name, value)
 
 
-_SHARED: Final[dict[str, Callable[..., Any]]] = {
+#: Methods of every record; of frozen ones; of frozen ones with slots.
+_METHODS: Final[dict[str, Callable[..., Any]]] = {
     "__repr__": _repr,
     "__eq__": _eq,
-    "__hash__": _hash,
-    "__setattr__": _setattr,
-    "__delattr__": _delattr,
-    "__getstate__": _getstate,
-    "__setstate__": _setstate,
+    **{name: method for name, method in vars(_Example).items() if name == "__replace__"},
 }
+_FROZEN: Final[Mapping[str, Callable[..., Any]]] = {"__hash__": _hash, "__setattr__": _setattr, "__delattr__": _delattr}
+_SLOTTED: Final[Mapping[str, Callable[..., Any]]] = {"__getstate__": _getstate, "__setstate__": _setstate}
 
 
 def _init_of(cls: Any) -> Callable[..., None]:
-    """``__init__`` of a class, compiled: each field a keyword argument, with its default."""
+    """``__init__`` of a class, compiled: each field an argument, with its default."""
+    frozen = cls.__dataclass_params__.frozen
     scope: dict[str, Any] = {"_set": object.__setattr__, "_NONE": object()}
-    takes, sets = [], []
+    takes: dict[bool, list[str]] = {False: [], True: []}
+    sets = []
     for f in dataclasses.fields(cls):
         name, default = f.name, f"_default_{f.name}"
         scope[default] = f.default if f.default_factory is dataclasses.MISSING else f.default_factory
         made = f.default_factory is not dataclasses.MISSING
         optional = made or f.default is not dataclasses.MISSING
-        takes.append(f"{name}={'_NONE' if made else default}" if optional else name)
-        sets.append(f"_set(self, {name!r}, " + (f"{default}() if {name} is _NONE else {name})" if made else f"{name})"))
+        takes[bool(f.kw_only)].append(f"{name}={'_NONE' if made else default}" if optional else name)
+        value = f"{default}() if {name} is _NONE else {name}" if made else name
+        sets.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     sets += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
-    keywords = ["*"] if takes and dataclasses.fields(cls)[0].kw_only else []
-    arguments = ", ".join(["self", *keywords, *takes])
+    arguments = ", ".join(["self", *takes[False], *(["*"] if takes[True] else []), *takes[True]])
     exec(f"def __init__({arguments}):\n " + "\n ".join(sets or ["pass"]), scope)
     made_init: Callable[..., None] = scope["__init__"]
     made_init.__qualname__ = f"{cls.__qualname__}.__init__"
     return made_init
 
 
-def _made(cls: type, *, kw_only: bool) -> Any:
-    own = set(vars(cls))
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    made.__dataclass_params__.frozen = made.__dataclass_params__.eq = True
-    for name, method in _SHARED.items():
-        if name not in own or (name == "__hash__" and vars(cls)[name] is None):
-            setattr(made, name, method)
+def _filled(record: Any, fields: Mapping[str, Any], args: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
+    """Sets the fields of a new record; False where the arguments are not right, which ``__init__`` says in words."""
+    names = [name for name, each in fields.items() if not each.kw_only] if args else []
+    given = {**dict(zip(names, args, strict=False)), **values}
+    if len(given) != len(args) + len(values) or not given.keys() <= fields.keys():
+        return False
+    for name, each in fields.items():
+        if name in given:
+            value = given[name]
+        elif each.default is not dataclasses.MISSING:
+            value = each.default
+        elif each.default_factory is not dataclasses.MISSING:
+            value = each.default_factory()
+        else:
+            return False
+        object.__setattr__(record, name, value)
+    if hasattr(record, "__post_init__"):
+        record.__post_init__()
+    return True
+
+
+def _fields_of(cls: type, *, kw_only: bool) -> dict[str, Any] | None:
+    """Name -> field, those of bases first; None where a field needs what only the standard library does."""
+    fields: dict[str, Any] = {}
+    for base in cls.__mro__[-1:0:-1]:
+        fields |= vars(base).get("__dataclass_fields__", {})
+    for name, kind in cls.__annotations__.items():
+        if not isinstance(kind, str) or "InitVar" in kind or "KW_ONLY" in kind:
+            return None
+        if kind.startswith(("ClassVar", "typing.ClassVar")):
+            continue
+        default = vars(cls).get(name, dataclasses.MISSING)
+        made: Any = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
+        if type(made.default).__hash__ is None:
+            return None
+        made.name, made.type, made._field_type = name, kind, _KIND
+        if made.kw_only is dataclasses.MISSING:
+            made.kw_only = kw_only
+        fields[name] = made
+    return fields if all(each.init and each._field_type is _KIND for each in fields.values()) else None
+
+
+def _with_slots(cls: type, fields: Mapping[str, Any]) -> type:
+    """The class again, with a slot for each field that no base has one for."""
+    theirs: set[str] = set()
+    for base in cls.__mro__[1:-1]:
+        slots = vars(base).get("__slots__", ())
+        theirs |= {slots} if isinstance(slots, str) else set(slots)
+    space = {name: value for name, value in vars(cls).items() if name not in fields}
+    space["__slots__"] = tuple(name for name in fields if name not in theirs)
+    for name in ("__dict__", "__weakref__"):
+        space.pop(name, None)
+    made = type(cls)(cls.__name__, cls.__bases__, space)
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+def _set_defaults(cls: Any, fields: Mapping[str, Any]) -> None:
+    """Defaults as attributes of a class without slots, where its own are ``field(...)``."""
+    for name, each in fields.items():
+        if isinstance(vars(cls).get(name), dataclasses.Field):
+            if each.default is dataclasses.MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, each.default)
+
+
+def _made(cls: type, fields: dict[str, Any], *, frozen: bool, slots: bool, eq: bool) -> Any:
+    made: Any = _with_slots(cls, fields) if slots else cls
+    if not slots:
+        _set_defaults(cls, fields)
+    own = vars(cls)
+    parameters = copy.copy(_PARAMETERS)
+    parameters.init = parameters.repr = True
+    parameters.eq, parameters.frozen = eq, frozen
+    made.__dataclass_fields__, made.__dataclass_params__ = fields, parameters
+
+    left = FIRST
 
     def __init__(self: Any, *args: Any, **values: Any) -> None:
-        made.__init__ = _init_of(made)
-        made.__init__(self, *args, **values)
+        nonlocal left
+        left -= 1
+        if left < 0 or not _filled(self, fields, args, values):
+            made.__init__ = _init_of(made)
+            made.__init__(self, *args, **values)
 
-    if "__init__" not in own:
-        made.__init__ = __init__
-    return made
+    shared: dict[str, Any] = {**_METHODS, **(_FROZEN if frozen else {}), **(_SLOTTED if frozen and slots else {})}
+    shared["__init__"] = __init__
+    shared["__match_args__"] = tuple(name for name, each in fields.items() if not each.kw_only)
+    for name, value in shared.items():
+        if name not in own and (eq or name not in ("__eq__", "__hash__")):
+            setattr(made, name, value)
+    if eq and own.get("__hash__") is None:
+        made.__hash__ = _hash if frozen else None
+    return abc.update_abstractmethods(made)
+
+
+def _comparable(cls: type, *, frozen: bool, eq: bool) -> bool:
+    """Whether the dataclasses among the bases are frozen as the class is, and it compares as they do."""
+    theirs = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
+    return all(each.frozen is frozen and each.eq is eq for each in theirs)
 
 
 if not TYPE_CHECKING:
 
     def dataclass(cls=None, /, **options):
-        """``dataclasses.dataclass``; what is frozen, has slots and keyword arguments alone, and no base is made late.
+        """``dataclasses.dataclass``, made late; what has options that are not known here is made by the standard one.
 
         >>> @dataclass(frozen=True, slots=True, kw_only=True)
         ... class Point:
@@ -112,12 +230,13 @@ if not TYPE_CHECKING:
         >>> Point(x=1), Point(x=1) == Point(x=1, y=0), dataclasses.replace(Point(x=1), y=2)
         (Point(x=1, y=0), True, Point(x=1, y=2))
         """
-        if cls is not None or options not in _HOUSE:
-            return dataclasses.dataclass(cls, **options)
+        frozen, eq = options.get("frozen", False), options.get("eq", True)
 
         def decorated(given):
-            if given.__mro__[1:] != (object,):
+            known = set(options) <= _KNOWN and _comparable(given, frozen=frozen, eq=eq)
+            fields = _fields_of(given, kw_only=options.get("kw_only", False)) if known else None
+            if fields is None:
                 return dataclasses.dataclass(**options)(given)
-            return _made(given, kw_only=options.get("kw_only", False))
+            return _made(given, fields, frozen=frozen, slots=options.get("slots", False), eq=eq)
 
-        return decorated
+        return decorated if cls is None else decorated(cls)

@@ -81,7 +81,7 @@ def computed(formula: Callable[[Mapping[str, Any]], T], given: Mapping[str, Any]
 
 
 def hashes(columns: Iterable[Array], count: int) -> Array:
-    """A number of 64 bits of each of ``count`` rows of columns, whole numbers or floating point; alike in equal rows."""
+    """A number of 64 bits of each of ``count`` rows of columns, whole or floating point; equal rows have the same."""
     out = np.zeros(count, dtype=np.uint64)
     for column in columns:
         wide = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)

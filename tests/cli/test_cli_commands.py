@@ -61,6 +61,19 @@ def test_the_package_runs_as_a_module() -> None:
     assert subprocess.run([*words, "devices", "h1oo"], capture_output=True, check=False).returncode == EXIT_USER
 
 
+@pytest.mark.parametrize(("loaded", "frozen"), [("duckdb", False), ("json", True)])
+def test_a_command_ends_without_a_word_of_the_libraries_that_it_loaded(loaded: str, frozen: bool) -> None:
+    code = f"""
+import atexit, gc, sys, {loaded}
+from steptime.__main__ import run
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+sys.argv = ["steptime", "--version"]
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines()[-1], done.stderr) == (str(frozen), "")
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom steptime.cli.main import app\n"

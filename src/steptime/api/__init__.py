@@ -12,7 +12,6 @@ from steptime.registry import loaded
 
 if TYPE_CHECKING:
     from steptime.api.calls import estimate as estimate
-    from steptime.api.calls import plan as plan
     from steptime.api.collective_times import Collective as Collective
     from steptime.api.collective_times import collective as collective
     from steptime.api.comparison import Difference as Difference
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from steptime.api.ledgers import ledger as ledger
     from steptime.api.parameter_updates import Consistency as Consistency
     from steptime.api.parameter_updates import consistency as consistency
+    from steptime.api.searches import plan as plan
     from steptime.api.simulation import SimulatedStep as SimulatedStep
     from steptime.api.simulation import simulate as simulate
     from steptime.captured.fitting import fit as fit
@@ -49,7 +49,7 @@ PLACES: Final = {
     "guide": "steptime.api.decisions:guide",
     "ledger": "steptime.api.ledgers:ledger",
     "limits": "steptime.lab.limits:limits",
-    "plan": "steptime.api.calls:plan",
+    "plan": "steptime.api.searches:plan",
     "shadow": "steptime.goodput.shadow:shadow",
     "simulate": "steptime.api.simulation:simulate",
 }

@@ -12,8 +12,9 @@ from dataclasses import field
 from math import inf
 from typing import Any, Final
 
-from steptime.api.calls import asked_plan, plan
+from steptime.api.calls import asked_plan
 from steptime.api.request import NameOrPath
+from steptime.api.searches import plan
 from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.estimate.communication import collective_over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from math import isfinite
@@ -64,6 +63,8 @@ def _tokens(path: str) -> list[float]:
             raise InputFileError(path, "is no list of numbers, one for each expert")
         cells = [str(each) if type(each) in (int, float) else "?" for each in found]
     else:
+        import csv
+
         rows = [row for row in csv.reader(written.splitlines()) if row and not row[0].startswith("#")]
         header = rows[0] if rows else []
         column = header.index("tokens") if "tokens" in header else None

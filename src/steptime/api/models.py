@@ -226,6 +226,12 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
     raise _unknown(given)
 
 
+def read_notes(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
+    """Notes on how the model was read."""
+    converted = setting.job.captured is not None and isinstance(model, str) and dtype is None
+    return (*import_notes(model, seq=seq), *((CONVERTED,) if converted else ()))
+
+
 def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, ...]:
     """Notes on the file of a model: parts left out, values assumed, facts of the checkpoint alone; empty without a
     file.

@@ -14,9 +14,8 @@ from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
 from steptime.plan.keys import SEARCHED
 from steptime.plan.placements import numbered, order_of, ordered
-from steptime.plan.plans import AXES, Plans, rows_of
+from steptime.plan.plans import AXES, Plans, as_float, rows_of
 from steptime.plan.space import CorrectedSpace, Space
-from steptime.search.layers import as_float
 from steptime.search.modes import MODES, Mode
 
 

@@ -98,6 +98,17 @@ def text(field: str, value: Any) -> str:
     return value
 
 
+def table(field: str, value: Any) -> dict[str, Any]:
+    """A table of settings; None is an empty one.
+
+    Raises:
+        UserError: it is none.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"{field} is a table such as {{'tp': 8}}, not {shown(value)}")
+    return dict(value or {})
+
+
 def name_or_path(field: str, value: Any, otherwise: str = "") -> str:
     """A name, or a path as text or as ``pathlib.Path``; ``otherwise`` says what to do with anything else.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime.api.request import number
 from steptime.cost.training import DAY_S, HOUR_S, device_s, training_s
@@ -13,7 +13,9 @@ from steptime.errors import FieldError, UnknownNameError, shorten, shown
 from steptime.estimate.result import Estimate
 from steptime.num import Num
 from steptime.plan.job import Job
-from steptime.search.planner import PlanResult
+
+if TYPE_CHECKING:
+    from steptime.search.planner import PlanResult
 
 LENGTHS: Final = ("tokens", "samples", "epochs")
 """Units in which the length of a run is given; a run has one of them."""
@@ -89,6 +91,16 @@ def samples_of(length: Mapping[str, float], job: Job) -> float:
     if "tokens" in key and job.sample == "sample":
         raise FieldError("", key, f"{job.model.name} has no tokens", hint=f"give {key.replace('tokens', 'samples')}")
     return samples_in(length, job.seq_len)
+
+
+def check_length(length: Mapping[str, float], job: Job) -> None:
+    """Refuses, before the work, a length of a run that the job cannot have.
+
+    Raises:
+        FieldError: the run is given in tokens, and samples of the job have none.
+    """
+    if length:
+        samples_of(length, job)
 
 
 def samples_in(length: Mapping[str, float], seq_len: int) -> float:

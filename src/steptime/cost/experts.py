@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import exp
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -145,6 +144,8 @@ def lognormal_shares(experts: int, sigma: float) -> list[float]:
     >>> [round(each, 3) for each in lognormal_shares(3, 1.0)]
     [0.656, 0.249, 0.095]
     """
+    from statistics import NormalDist  # here, as it loads more than all of an estimate does
+
     normal = NormalDist()
     weights = [exp(sigma * normal.inv_cdf((each + 0.5) / experts)) for each in reversed(range(experts))]
     return [each / sum(weights) for each in weights]

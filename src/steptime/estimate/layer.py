@@ -9,7 +9,6 @@ from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import Collective, collective_of
 from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
-from steptime.estimate.learned import described
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
 from steptime.num import Num, maximum, where
@@ -176,6 +175,8 @@ def _learned(row: Row, phase: str, machine: Machine, counts: tuple[Num, Num, Num
     """Factor of the machine's learned correction on a row; 1 without one."""
     if machine.correction is None:
         return 1.0
+    from steptime.estimate.learned import described
+
     work = dict(zip(("matrix_flops", "vector_flops", "moved_bytes"), counts, strict=True))
     work["launches"] = _launches(row, machine)
     numbers = described(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 from steptime.cost.host import IN_TURN, NODE, SHARPNESS, SOCKETS
 from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, memory_models, models_of, profile_of
-from steptime.estimate.learned import Correction
 from steptime.estimate.measured import Groups, groups_of
 from steptime.estimate.network import Network, network_of
 from steptime.estimate.stated_device import as_measured, restated
@@ -20,6 +20,9 @@ from steptime.num import Num, where
 from steptime.plan.copies import NARROW_DTYPES
 from steptime.plan.framework import habits_of, kernel_factor
 from steptime.plan.job import Precision
+
+if TYPE_CHECKING:
+    from steptime.estimate.learned import Correction
 
 UNSTATED = Source(text="no source stated", kind=Kind.ASSUMED)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from steptime.cost.attention import fits_matrix_units
 from steptime.errors import counted
 from steptime.estimate.evaluate import kept_choices
-from steptime.estimate.learned import Correction
 from steptime.hardware.load import RATES
 from steptime.hardware.records import Device
 from steptime.plan.framework import MODEL_AXES, habits_of
@@ -17,6 +17,9 @@ from steptime.plan.plans import Plans
 from steptime.plan.strategies import Strategy
 from steptime.terms import Terms
 from steptime.units import format_seconds
+
+if TYPE_CHECKING:
+    from steptime.estimate.learned import Correction
 
 DTYPES = RATES["matrix"][1]
 HOST = "host"

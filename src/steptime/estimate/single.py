@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from steptime.dataclass import dataclass
 from steptime.estimate.band import StepBand, band_of, bracket_s
 from steptime.estimate.evaluate import (
     Evaluation,
@@ -17,8 +18,6 @@ from steptime.estimate.evaluate import (
     utilisation,
 )
 from steptime.estimate.explain import bottleneck_of, what_if
-from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
-from steptime.estimate.learned import Correction
 from steptime.estimate.machine import (
     Constant,
     Machine,
@@ -66,6 +65,9 @@ from steptime.plan.strategies import Method, Strategy
 from steptime.terms import Terms
 from steptime.version import __version__
 
+if TYPE_CHECKING:
+    from steptime.estimate.learned import Correction
+
 LINKS_APART = "data-parallel traffic does not slow down other traffic on the same links"
 """Assumed where links are not told apart."""
 ASSUMPTIONS = (
@@ -111,6 +113,8 @@ class Setting:
         )  # fmt: skip
         if self.job.captured is None or not self.method.calibrated:
             return machine
+        from steptime.estimate.further_kernels import with_further_models, with_usual_convolutions
+
         device, precision = self.cluster.device, self.job.precision
         return with_usual_convolutions(with_further_models(machine, device, precision), device, precision)
 
@@ -147,16 +151,32 @@ class Setting:
         return self.method.rules
 
 
+def rules_broken(setting: Setting, e: Evaluation) -> int:
+    """Bits of the rules that a plan breaks, that of the memory among them; 0: it is feasible."""
+    over = BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0
+    return int(broken_rules(setting.job, e.plans, setting.rules)) | over
+
+
+def chance_of(setting: Setting, e: Evaluation) -> float:
+    """Chance that a plan runs out of memory; where nothing is known of it, 1 for a plan that needs more than there is.
+
+    Args:
+        setting: its method says whether something is known.
+        e: evaluation of the plan.
+    """
+    return oom_probability(e) if setting.method.calibrated else float(bool(rules_broken(setting, e) & BIT[MEMORY]))
+
+
 def estimate_plan(
     setting: Setting, strategy: Strategy, plans: Plans, *, explain: bool = False, what_ifs: bool = True
 ) -> Estimate:
     """Everything about one plan."""
     job, method, machine = setting.job, setting.method, setting.machine
     e = evaluate(method, strategy, job, machine, plans)
-    mask, chance = outcome(setting, e)
     lines = lines_of(e)
     time = exposed_terms(lines)
     stage = fullest_stage(e)
+    mask = rules_broken(setting, e)
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
@@ -179,7 +199,7 @@ def estimate_plan(
         memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
         if method.calibrated
         else {},
-        oom_probability=chance,
+        oom_probability=chance_of(setting, e),
         feasible=mask == 0,
         reasons=names_of(mask),
         bottleneck=bottleneck_of(time),
@@ -191,13 +211,6 @@ def estimate_plan(
         notes=(*compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time)),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
-
-
-def outcome(setting: Setting, e: Evaluation) -> tuple[int, float]:
-    """Bits of the rules that a plan breaks, memory among them, and the chance that it runs out of memory."""
-    over = BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0
-    chance = oom_probability(e) if setting.method.calibrated else float(bool(over))
-    return int(broken_rules(e.job, e.plans, setting.rules)) | over, chance
 
 
 def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:

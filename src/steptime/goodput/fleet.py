@@ -151,7 +151,7 @@ def _tried(
     model: Any, clusters: Sequence[str], gpus: Sequence[int], most: Mapping[str, float], **job: Any
 ) -> tuple[list[Fleet], dict[str, str]]:
     """The best plan of every fleet, and why others have none."""
-    from steptime.api.calls import plan
+    from steptime.api.searches import plan
 
     found, left_out = [], {}
     for cluster in dict.fromkeys(clusters):

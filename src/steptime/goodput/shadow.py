@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.api.calls import AskedPlan, asked_plan, plan
+from steptime.api.calls import AskedPlan, asked_plan
+from steptime.api.searches import plan
 from steptime.api.training import check_training, samples_of
 from steptime.cost.training import training_s
 from steptime.errors import FieldError, UserError

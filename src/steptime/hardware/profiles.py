@@ -8,17 +8,20 @@ How collectives really run on a fabric: fitted coefficients of one machine and o
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.dataclass import dataclass
 from steptime.errors import FieldError
-from steptime.hardware.load import read_toml
+from steptime.hardware.load import MAX_BYTES, read_toml
 from steptime.hardware.records import Curve, Device, Fitted, Profile
 from steptime.hardware.search_path import (
+    CATALOGUE,
     band_in,
     count_in,
     is_path,
@@ -31,7 +34,8 @@ from steptime.hardware.search_path import (
     table_in,
     text_in,
 )
-from steptime.store.files import write_whole
+from steptime.store.compiled import compiled
+from steptime.store.files import parse_toml, read_text, write_whole
 
 FOLDER: Final = "profiles"
 TIMERS: Final = ("kernel", "eager")
@@ -240,6 +244,8 @@ def _escaped(character: str) -> str:
 
 
 FABRIC_FOLDER: Final = "fabrics"
+CODE: Final = (Path(__file__), Path(__file__).with_name("search_path.py"))
+"""What fabrics follow from in addition to their files: checks."""
 Value = float | tuple[float, ...]
 #: Coefficients that are lists (:class:`steptime.cost.collective_algorithms.Fabric`); the rest are single numbers.
 _LISTS: Final = ("links_by_group",)
@@ -288,7 +294,30 @@ def load_fabric_profiles() -> tuple[FabricProfile, ...]:
     ['h100-sxm']
     """
     files = named_files(FABRIC_FOLDER)
-    return tuple(read_fabric_profile(files[name]) for name in sorted(files))
+    texts = {str(files[name]): read_text(files[name], MAX_BYTES, "a hardware file") for name in sorted(files)}
+    checked = compiled(*texts.values(), *_code()) if texts else None
+    if checked is not None:
+        return tuple(map(_rebuilt, checked))
+    return tuple(_profile_in(parse_toml(text, where), where) for where, text in texts.items())
+
+
+def fabric_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All fabrics of the catalogue as one document, checked, with the texts that it follows from, for the build."""
+    paths = sorted((CATALOGUE / FABRIC_FOLDER).glob("*.toml"), key=lambda path: path.stem)
+    texts = tuple(path.read_text(encoding="utf-8") for path in paths)
+    yield (*texts, *_code()), json.loads(json.dumps([asdict(read_fabric_profile(path)) for path in paths]))
+
+
+@cache
+def _code() -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8") for path in CODE)
+
+
+def _rebuilt(values: Mapping[str, Any]) -> FabricProfile:
+    pairs = {name: tuple(pair) for name, pair in values["ranges"].items()}
+    numbers = {name: tuple(one) if isinstance(one, list) else one for name, one in values["coefficients"].items()}
+    lists = {"sources": tuple(values["sources"]), "band": tuple(values["band"])}
+    return FabricProfile(**{**values, **lists, "ranges": pairs, "coefficients": numbers})
 
 
 def read_fabric_profile(path: Path) -> FabricProfile:
@@ -298,8 +327,10 @@ def read_fabric_profile(path: Path) -> FabricProfile:
         InputFileError: the file cannot be read or is not TOML.
         FieldError: a field is missing, unknown or not allowed.
     """
-    where = str(path)
-    table = read_toml(path)
+    return _profile_in(read_toml(path), str(path))
+
+
+def _profile_in(table: Mapping[str, Any], where: str) -> FabricProfile:
     refuse_unknown(table, [f.name for f in fields(FabricProfile)], where, "")
     coefficients = table_in(table, "coefficients", where, "")
     _refuse_incomplete(coefficients, where)

@@ -8,8 +8,9 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
-from steptime.api.calls import asked_plan, plan
+from steptime.api.calls import asked_plan
 from steptime.api.request import choice, whole
+from steptime.api.searches import plan
 from steptime.cost.collective import ring_all_reduce_s
 from steptime.errors import PlanError, UserError
 from steptime.estimate.result import SCHEMA_VERSION

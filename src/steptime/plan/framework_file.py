@@ -12,7 +12,7 @@ Names of training frameworks: their own, those of other software that trains wit
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError, UnknownNameError
 from steptime.hardware.library import architecture_of
-from steptime.hardware.load import read_toml
+from steptime.hardware.load import MAX_BYTES
 from steptime.hardware.search_path import refuse_unknown, user_roots
 from steptime.plan.framework import (
     BUSY,
@@ -34,10 +34,13 @@ from steptime.plan.framework import (
     widening,
 )
 from steptime.plan.stacks import STACKS
-from steptime.store.files import parse_toml
+from steptime.store.compiled import compiled
+from steptime.store.files import parse_toml, read_text
 
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
+CODE: Final = (Path(__file__), Path(__file__).with_name("framework.py"))
+"""What the tables follow from in addition to the file: parameters, what older files lack, checks."""
 NOTHING: Final = 1e-12
 """Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
 MANY: Final = 1e9
@@ -84,9 +87,26 @@ def framework_table() -> Mapping[str, Any]:
 @lru_cache(maxsize=8)
 def _tables(path: Path, changed: int) -> Mapping[str, Any]:
     """The tables of a file as it was when it was ``changed``."""
-    tables = completed({"framework": {}, "device": {}, "generic": {"slower": 1.0}, **read_toml(path)})
-    check_tables(tables, str(path))
+    text = read_text(path, MAX_BYTES, "a hardware file")
+    checked: Mapping[str, Any] | None = compiled(text, *_code())
+    return _checked(text, str(path)) if checked is None else checked
+
+
+def _checked(text: str, where: str) -> Mapping[str, Any]:
+    tables = completed({"framework": {}, "device": {}, "generic": {"slower": 1.0}, **parse_toml(text, where)})
+    check_tables(tables, where)
     return tables
+
+
+@cache
+def _code() -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8") for path in CODE)
+
+
+def framework_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The file of the package, checked, with the texts that it follows from, for the build."""
+    text = PACKAGED.read_text(encoding="utf-8")
+    yield (text, *_code()), _checked(text, str(PACKAGED))
 
 
 def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:

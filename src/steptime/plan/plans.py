@@ -265,6 +265,11 @@ def rows_of(plans: Plans) -> int:
     return max((len(c) for c in plans.columns().values() if isinstance(c, np.ndarray)), default=1)
 
 
+def as_float(plans: Plans) -> Plans:
+    """Columns as float64, in which products are exact to 2^53 and do not overflow."""
+    return Plans(**{n: c.astype(np.float64) if isinstance(c, np.ndarray) else c for n, c in plans.columns().items()})
+
+
 def joined_column(blocks: list[Plans], lengths: list[int], name: str) -> Array:
     """One column of several blocks, in order; ``lengths`` are their numbers of rows."""
     parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]

@@ -8,7 +8,8 @@ software which nobody named (`generic`), on top of its own kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from steptime.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,16 @@ import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from steptime.dataclass import dataclass
 from steptime.errors import shorten
 from steptime.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
     from steptime.estimate.result import Estimate
@@ -263,15 +265,65 @@ def main_loss(time: Mapping[str, float]) -> str:
 
 def grid(columns: Sequence[str], *, left: Sequence[int] = (0,)) -> Table:
     """An unframed table; numbers are set right, the columns in ``left`` are set left and may fold."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = _grid_class()(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         if i in left:
             table.add_column(name, overflow="fold")
         else:
             table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+@cache
+def _grid_class() -> type[Table]:
+    """A table that joins its cells to lines where all have room, as to lay out each takes longer than to estimate."""
+    from rich.cells import cell_len
+    from rich.segment import Segment
+    from rich.table import Table
+
+    class Grid(Table):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            """The lines of the table; where they are longer than there is room, as the library folds them."""
+            sides = ["right" if column.justify == "right" else "left" for column in self.columns]
+            columns = [[column.header, *column.cells] for column in self.columns]
+            lines = side_by_side(columns, sides, options.max_width, cell_len) if self.show_header else None
+            if lines is None:
+                yield from super().__rich_console__(console, options)
+                return
+            for row, line in enumerate(lines):
+                yield Segment(f"{line}\n") if row else Segment(line, console.get_style("table.header"))
+                if not row:
+                    yield Segment.line()
+
+    return Grid
+
+
+def side_by_side(
+    columns: Sequence[Sequence[Any]], sides: Sequence[str], room: int, width_of: Callable[[str], int] = len
+) -> list[str] | None:
+    """Rows of a table as lines, columns two blanks apart; None: they have no room, or a cell is no text of one line.
+
+    Args:
+        columns: cells of each column, as many in each.
+        sides: ``left`` or ``right`` of each column: where its cells are set.
+        room: width of the longest line that has room.
+        width_of: places that a text takes.
+
+    >>> side_by_side([["a", "long"], ["x", "10.5"]], ["left", "right"], 80)
+    ['a        x', 'long  10.5']
+    """
+    if not all(isinstance(cell, str) and cell.isprintable() for cells in columns for cell in cells):
+        return None
+    most = [max(map(width_of, cells)) for cells in columns]
+    if not all(most) or sum(most) + 2 * (len(most) - 1) > room:
+        return None
+    padded = []
+    for cells, side, wide in zip(columns, sides, most, strict=True):
+        cells = [cell.rstrip() for cell in cells] if side == "right" else cells
+        blanks = [" " * (wide - width_of(cell)) for cell in cells]
+        pairs = (blanks, cells) if side == "right" else (cells, blanks)
+        padded.append([before + after for before, after in zip(*pairs, strict=True)])
+    return ["  ".join(row) for row in zip(*padded, strict=True)]
 
 
 def heading(out: Console, text: str) -> None:

@@ -15,7 +15,7 @@ from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, layout_of, unlink
 from steptime.estimate.traffic import PARAMETERS_REGARDLESS, layer_copy_s
 from steptime.num import Array, places_in_runs
 from steptime.plan.job import Job
-from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, rows_of
+from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, rows_of
 from steptime.plan.space import Configurations, Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
 from steptime.records import distinct, rows
@@ -24,7 +24,6 @@ from steptime.search.layers import (
     Codes,
     LayerTable,
     Shapes,
-    as_float,
     distinct_rows,
     inner_columns,
     layer_table,

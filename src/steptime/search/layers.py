@@ -17,7 +17,7 @@ from steptime.estimate.step import Passes
 from steptime.estimate.work import NUMBERS, Beside, PhaseWork, phase_work
 from steptime.num import Array, Num, taken
 from steptime.plan.job import Job
-from steptime.plan.plans import Plans, joined_column
+from steptime.plan.plans import Plans, as_float, joined_column
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
 from steptime.records import rows
@@ -96,11 +96,6 @@ def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
     """Sizes of every distinct shape."""
     block = strategy.block(job, as_float(codes.distinct))
     return Shapes(plans=codes.distinct, count=codes.count, sizes=sizes_of(block, job.optimizer.matrices))
-
-
-def as_float(plans: Plans) -> Plans:
-    """Columns as float64, in which products are exact to 2^53 and do not overflow."""
-    return Plans(**{n: c.astype(np.float64) if isinstance(c, np.ndarray) else c for n, c in plans.columns().items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

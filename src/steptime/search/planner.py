@@ -6,9 +6,10 @@ What a search returns: counts, why it stopped, the best plans, the front, the ne
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
-from typing import Any, overload
+from functools import partial
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from steptime.errors import counted
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
-from steptime.estimate.single import Setting, estimate_plan, outcome, plan_record, workload_record
+from steptime.estimate.single import Setting, chance_of, estimate_plan, plan_record, rules_broken, workload_record
 from steptime.num import Array
 from steptime.plan.framework import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
@@ -28,6 +29,8 @@ from steptime.search.accumulators import pareto_front
 from steptime.search.exhaustive import Found, Progress, Task, search
 from steptime.search.objective import Objective
 from steptime.search.ranking import RISKY_SHOWN
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,8 @@ class PlanResult:
     """Where the first plan may run out of memory: the fastest of the space that likely does not."""
     oom_limit: float | None = None
     """Largest chance of running out of memory that a first plan may have; None: any."""
-    risky: tuple[Risky, ...] = ()
-    """The fastest of those with a larger chance that would be faster than the first."""
+    risky: Sequence[Risky] = ()
+    """The fastest of those with a larger chance that would be faster than the first; explained when they are read."""
     advice: tuple[str, ...] = ()
     """What to change when nothing fits: device counts that work, what idle devices cost."""
 
@@ -147,7 +150,8 @@ def rank_plans(
     found = find(setting, space, strategies, constraints, top=top, progress=progress, objective=objective)
     ranked, risky = _merged(found, top)
     rows = [(strategy, each) for _, strategy, each in ranked]
-    plans = Ranked(setting, rows, [_explained(setting, *row, first=not brief) for row in rows[:1]])
+    known = [_explained(setting, *row, first=not brief) for row in rows[:1]]
+    plans = Ranked(rows, partial(_explained, setting, first=False), known)
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
@@ -157,7 +161,7 @@ def rank_plans(
         nearest=_nearest(setting, found) if not feasible else None,
         likely_to_fit=_likely(setting, found) if plans and plans[0].oom_probability > LIKELY_FITS else None,
         oom_limit=setting.first_limit,
-        risky=() if brief else tuple(_risky(setting, strategy, each) for _, strategy, each in risky),
+        risky=() if brief else Ranked([(strategy, each) for _, strategy, each in risky], partial(_risky, setting)),
         workload=workload_record(setting.job),
         energy_front=() if objective is None else _energy_front(setting, found),
     )  # fmt: skip
@@ -195,8 +199,7 @@ def _risky(setting: Setting, strategy: Strategy, plans: Plans) -> Risky:
     limit, found = setting.first_limit or 0.0, []
     for change, columns in _less_memory(setting, plans):
         other = evaluate(setting.method, strategy, setting.job, setting.machine, plans.with_columns(columns))
-        broken, chance = outcome(setting, other)
-        if not broken and chance <= limit:
+        if not rules_broken(setting, other) and (chance := chance_of(setting, other)) <= limit:
             found.append(Remedy(change=change, step_time_s=float(other.step_time_s), oom_probability=chance))
     return Risky(estimate=e, remedies=tuple(sorted(found, key=lambda one: one.step_time_s)))
 
@@ -235,29 +238,37 @@ def find(
     return out
 
 
-class Ranked(Sequence[Estimate]):
-    """Plans of a job, fastest first, each explained when it is first read."""
+class Ranked(Sequence[T]):
+    """Plans of a job, fastest first, each explained when it is first read.
 
-    def __init__(self, setting: Setting, rows: Sequence[tuple[Strategy, Plans]], explained: Sequence[Estimate]) -> None:
-        self._setting, self._rows = setting, rows
-        self._known: dict[int, Estimate] = dict(enumerate(explained))
+    Args:
+        rows: strategy and columns of each.
+        explain: makes of both what is read.
+        known: the first ones, as far as they are explained.
+    """
+
+    def __init__(
+        self, rows: Sequence[tuple[Strategy, Plans]], explain: Callable[[Strategy, Plans], T], known: Sequence[T] = ()
+    ) -> None:
+        self._rows, self._explain = rows, explain
+        self._known: dict[int, T] = dict(enumerate(known))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @overload
-    def __getitem__(self, index: int) -> Estimate: ...
+    def __getitem__(self, index: int) -> T: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[Estimate, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
 
-    def __getitem__(self, index: int | slice) -> Estimate | tuple[Estimate, ...]:
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         """The plan of a rank, from 0 on; of a slice those of its ranks."""
         if isinstance(index, slice):
             return tuple(self[i] for i in range(len(self))[index])
         place = range(len(self))[index]
         if place not in self._known:
-            self._known[place] = _explained(self._setting, *self._rows[place], first=False)
+            self._known[place] = self._explain(*self._rows[place])
         return self._known[place]
 
     def __eq__(self, other: object) -> bool:
@@ -266,7 +277,7 @@ class Ranked(Sequence[Estimate]):
     def __hash__(self) -> int:
         return hash(len(self))
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Estimate, ...]]]:
+    def __reduce__(self) -> tuple[type, tuple[tuple[T, ...]]]:
         """Copies for other processes are explained."""
         return tuple, (tuple(self),)
 

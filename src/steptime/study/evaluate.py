@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from steptime.api.calls import Search, asked_plan
+from steptime.api.calls import asked_plan
 from steptime.api.jobs import Request
 from steptime.api.request import job_choices
+from steptime.api.searches import Search
 from steptime.cli.output import plain
 from steptime.errors import UserError
 from steptime.estimate.result import Estimate

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from steptime.api.calls import estimate, plan
+from steptime.api.calls import estimate
 from steptime.api.models import load_model
+from steptime.api.searches import plan
 from steptime.cost.host import router_wait_s
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import evaluate

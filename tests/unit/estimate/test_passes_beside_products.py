@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.api.calls import estimate, plan
+from steptime.api.calls import estimate
 from steptime.api.models import load_model
+from steptime.api.searches import plan
 from steptime.estimate.kernels import models_of, timed
 from steptime.estimate.operators import OPERATORS
 from steptime.hardware import load_cluster

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from steptime import api
-from steptime.api.calls import Search
 from steptime.api.frameworks import Scope
 from steptime.api.jobs import Request
+from steptime.api.searches import Search
 from steptime.errors import UserError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
 from steptime.plan.placements import numbered, order_of, ordered, outer, strides_of
-from steptime.plan.plans import AXES, Plans, rows_of
-from steptime.search.layers import as_float
+from steptime.plan.plans import AXES, Plans, as_float, rows_of
 from steptime.search.modes import MODES
 from steptime.search.ranking import placed
 

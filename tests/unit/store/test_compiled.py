@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from steptime.errors import FieldError
+from steptime.hardware import profiles
+from steptime.hardware.search_path import CATALOGUE
 from steptime.model import known
+from steptime.plan import framework_file
 from steptime.store import compiled, files
 
 TEXT = 'name = "one"\nnumbers = [1, 2.5, 1e400]\n[below]\nlong = "a text of some length, so that it is looked for"\n'
@@ -61,13 +65,37 @@ def test_every_model_of_the_catalogue_can_be_compiled(kept):
         assert known.load_catalogue_model(name) == known._checked(written, table)
 
 
-def test_a_job_of_the_catalogue_loads_no_parser_and_no_gate(tmp_path):
-    """What is imported until a plan is printed, with all files compiled."""
+#: What neither command needs: gates and parsers of what is not the user's, parts of libraries, rooms of other jobs.
+NEVER = {
+    "pydantic", "pydantic_core", "scipy", "duckdb", "asyncio", "csv", "numpy.ma", "numpy.random", "numpy.fft",
+    "numpy.typing", "typer.rich_utils", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
+    "steptime.schedule.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
+    "steptime.model.library", "steptime.hardware.schema", "steptime.estimate.learned",
+    "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime.lab",
+}  # fmt: skip
+#: Command -> what it does without, and the most modules of ours that it loads.
+LOADED = {
+    "plan gpt3_1T --cluster dgx-b200 --gpus 64 --global-batch 512 --top 2": (
+        {"tomllib", "steptime.api.calls", "steptime.formats.run_toml"},
+        140,
+    ),
+    "estimate run.toml": (
+        {"statistics", "steptime.api.searches", "steptime.api.goals", "steptime.search.planner",
+         "steptime.search.exhaustive", "steptime.search.layers", "steptime.search.advice", "steptime.report.plan"},
+        125,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """A program that runs ``steptime`` with all files compiled, and prints what it loaded as its last error line."""
+    folder = tmp_path_factory.mktemp("package")
     script = Path(__file__).parents[3] / "scripts" / "catalogue"
     code = f"""
 import pathlib, sys
 from steptime.store import compiled
-compiled.FILE = pathlib.Path({str(tmp_path / "compiled.json")!r})
+compiled.FILE = pathlib.Path({str(folder / "compiled.json")!r})
 if sys.argv.pop(1) == "build":
     import importlib.machinery, importlib.util
     loader = importlib.machinery.SourceFileLoader("catalogue", {str(script)!r})
@@ -81,8 +109,45 @@ else:
     import json
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
-    job = ["plan", "gpt3_1T", "--cluster", "dgx-b200", "--gpus", "64", "--global-batch", "512", "--top", "2"]
+    (folder / "run.toml").write_text(
+        'model = "llama3-70b"\ncluster = "dgx-h100"\ngpus = 512\nglobal_batch = 1024\n[plan]\ntp = 8\npp = 4\n'
+    )
     subprocess.run([sys.executable, "-c", code, "build"], check=True, capture_output=True)
-    done = subprocess.run([sys.executable, "-c", code, "run", *job], check=True, capture_output=True, text=True)
+    return folder, code
+
+
+@pytest.mark.parametrize("command", LOADED)
+def test_a_job_of_the_catalogue_loads_no_more_than_it_needs(package, command):
+    """What is imported until a plan or an estimate is printed."""
+    (folder, code), (without, most) = package, LOADED[command]
+    words = [sys.executable, "-c", code, "run", *command.split()]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=folder)
     modules = set(json.loads(done.stderr.splitlines()[-1]))
-    assert not modules & {"pydantic", "pydantic_core", "tomllib", "numpy.ma", "steptime.schedule.synthesis"}
+    assert not modules & (NEVER | without)
+    ours = sorted(name for name in modules if name.partition(".")[0] == "steptime")
+    assert len(ours) <= most, f"{len(ours)} modules, {most} were enough: leave one out, or say here why not; {ours}"
+
+
+def test_fabrics_and_frameworks_of_the_catalogue_are_compiled_as_they_are_read(kept, monkeypatch):
+    fabrics, tables = profiles.load_fabric_profiles(), framework_file._checked(framework_file.PACKAGED.read_text(), "")
+    documents = [*profiles.fabric_documents(), *framework_file.framework_documents()]
+    assert compiled.write(documents, kept) == 2
+    monkeypatch.setattr(profiles, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
+    assert profiles.load_fabric_profiles() == fabrics
+    monkeypatch.setattr(framework_file, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
+    framework_file._tables.cache_clear()
+    assert framework_file._tables(framework_file.PACKAGED, 0) == tables
+    framework_file._tables.cache_clear()
+
+
+def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monkeypatch, tmp_path):
+    compiled.write(profiles.fabric_documents(), kept)
+    source = CATALOGUE / "fabrics" / "h100-sxm-nccl.toml"
+    (tmp_path / "fabrics").mkdir()
+    (tmp_path / "fabrics" / "ours.toml").write_text(source.read_text().replace("h100-sxm-nccl", "ours"))
+    monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
+    names = [profile.name for profile in profiles.load_fabric_profiles()]
+    assert "ours" in names and "h100-sxm-nccl" in names
+    (tmp_path / "fabrics" / "ours.toml").write_text("name = 3")
+    with pytest.raises(FieldError, match=r"ours\.toml"):
+        profiles.load_fabric_profiles()

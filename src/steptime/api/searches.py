@@ -1,0 +1,307 @@
+"""Searches behind the commands: the plans of a job ranked, and what else to ask for where none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from steptime.api.frameworks import (
+    Scope,
+    fixed_values,
+    read_as,
+    renamed,
+    scope_of,
+    shards_within_node,
+)
+from steptime.api.goals import Asked
+from steptime.api.jobs import Request, check_model
+from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, read_notes
+from steptime.api.placed import laid
+from steptime.api.request import (
+    NameOrPath,
+    check_mode,
+    constraints_of,
+    job_choices,
+    oom_limit_of,
+    share,
+    table,
+    text,
+    whole,
+)
+from steptime.api.training import all_trained, check_length, check_training
+from steptime.dataclass import dataclass
+from steptime.errors import UserError
+from steptime.estimate.machine import levels_left_out, node_devices
+from steptime.estimate.memory_definitions import LIKELY_FITS
+from steptime.estimate.single import Setting
+from steptime.hardware.records import Cluster
+from steptime.model.captured import CapturedModel
+from steptime.plan.plans import MEMORY, RISK
+from steptime.plan.space import Constraint
+from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
+from steptime.search.modes import MODES, Mode
+from steptime.search.planner import PlanResult, rank_plans
+
+OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
+"""What may be kept in the memory of the host, the cheaper first."""
+
+
+SHORTEST: Final = 128
+"""Shortest sequence that is proposed where nothing fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A job and the plans of it that are wanted."""
+
+    request: Request
+    gpus: int
+    global_batch: int
+    choices: Mapping[str, Any]
+    """What holds for all candidates."""
+    columns: Mapping[str, Any]
+    """Degrees that may have one value only."""
+    limit: Sequence[str]
+    strategy: str
+    oom_limit: float | None = None
+    placement: str | None = None
+    """Order of the axes over the devices, ``default``, or ``search``; None: the space's own."""
+
+    def prepared(self) -> tuple[Setting, Scope]:
+        """The job for the engine, and the plans that are tried.
+
+        Raises:
+            UserError: something in the input is wrong; the message says what to change.
+        """
+        setting = self.request.setting(self.gpus, self.global_batch, self.choices)
+        chosen = mode_of(setting, self.request.mode)
+        check_strategy(setting, text("strategy", self.strategy))
+        constraints = constraints_of(self.columns, self.limit, setting.job.framework.name)
+        given = {**self.choices, **fixed_values(constraints)}
+        check_mode(given, chosen)
+        check_model(setting.job.model, text("strategy", self.strategy), given)
+        most = oom_limit_of(self.limit, chosen)
+        first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
+        limited = chosen.method.calibrated and first < 1
+        setting = replace(setting, oom_limit=most, first_limit=first if limited else None)
+        return setting, self._scope(setting, chosen, constraints)
+
+    def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
+        space, asked = chosen.space.fixed(fixed_values(constraints)), text("strategy", self.strategy)
+        scope = scope_of(
+            setting.job.framework.name,
+            space,
+            chosen.searched(asked),
+            constraints,
+            asked,
+            within=shards_within_node(self.gpus, node_devices(setting.cluster)),
+            experts=setting.job.model.experts is not None,
+        )
+        return scope if self.placement is None else replace(scope, space=laid(scope.space, self.placement))
+
+
+def what_fits(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
+    """Sentences on what else to ask for where nothing is feasible: the best step of each, fewest device seconds first.
+
+    Args:
+        search: the search that found nothing feasible.
+        setting: its job on its cluster.
+        scope: its space and constraints.
+        result: what it found.
+    """
+    empty = () if result.candidates else why_empty(setting.job, scope.constraints)
+    others: list[tuple[float, str]] = []
+    kept_on_host = False
+    for words, other in _alternatives(search, setting, scope, result):
+        if kept_on_host and "offload" in words:
+            continue
+        time_s = _best_s(other)
+        if time_s is not None:
+            others.append(
+                (search.gpus * time_s * _work_over(search, other, setting), f"{words}: best step {time_s:.4g} s")
+            )
+            kept_on_host |= "offload" in words
+    others += nearest_counts(setting, scope.space, scope.strategies, scope.constraints)
+    ranked = [words for _, words in sorted(others, key=lambda one: one[0])]
+    return (*empty, *ranked, *_one_device(search, setting))
+
+
+def _work_over(search: Search, other: Search, setting: Setting) -> float:
+    """Tokens of a step of one search over those of another: what a step with less of them has to be counted."""
+    length = other.request.seq or setting.job.seq_len
+    return search.global_batch * setting.job.seq_len / (other.global_batch * length)
+
+
+def _one_device(search: Search, setting: Setting) -> tuple[str, ...]:
+    if search.gpus > 1 or setting.job.captured is not None or not search.request.mode.method.calibrated:
+        return ()
+    fit = f"steptime fit {search.request.model} --device {setting.cluster.device.name} --batch {search.global_batch}"
+    return (f"{fit} weighs what one device can do: adapters, 8-bit states, the host's memory",)
+
+
+def _alternatives(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> Iterator[tuple[str, Search]]:
+    """Variants of a search with one option changed, each with its options in words."""
+    for key, value in search.columns.items():
+        rest = {name: one for name, one in search.columns.items() if name != key}
+        yield f"without --fix {key}={value} plans fit", replace(search, columns=rest)
+    for key in search.choices:
+        rest = {name: one for name, one in search.choices.items() if name != key}
+        yield f"without --fix {key} plans fit", replace(search, choices=rest)
+    for number, bound in enumerate(search.limit):
+        bounds = [*search.limit[:number], *search.limit[number + 1 :]]
+        yield f"without --limit '{bound}' plans fit", replace(search, limit=bounds)
+    if search.global_batch < search.gpus and result.reasons.get("batch"):
+        per_device = f"a {setting.job.sample} per device"
+        yield f"--global-batch {search.gpus} fits, {per_device}", replace(search, global_batch=search.gpus)
+    if (result.reasons.get(MEMORY) or result.reasons.get(RISK)) and search.request.mode.method.calibrated:
+        yield from _more_room(search, setting, scope)
+
+
+def _more_room(search: Search, setting: Setting, scope: Scope) -> Iterator[tuple[str, Search]]:
+    held = search.choices.get("offload", frozenset())
+    for wanted in OFFLOADS:
+        if not wanted <= held:
+            both = {**search.choices, "offload": wanted | held}
+            words = f"--fix offload={','.join(sorted(wanted | held, reverse=True))} fits, with {_kept(wanted | held)}"
+            yield f"{words} in the host's memory", replace(search, choices=both)
+    if setting.job.optimizer.name in ("adam", "adamw"):
+        quantised = replace(search.request, optimizer="adam8bit")
+        yield "--optimizer adam8bit fits, with states of 8 bits", replace(search, request=quantised)
+    half = setting.job.seq_len // 2
+    while half >= SHORTEST and setting.job.sample != "sample" and setting.job.captured is None:
+        shorter = replace(search, request=replace(search.request, seq=half))
+        if _best_s(shorter) is not None:
+            yield f"--seq {half} fits, shorter sequences", shorter
+            break
+        half //= 2
+    if scope.notes:
+        generic = replace(search.request, framework=None)
+        yield "--framework generic, which has every kind of plan, fits", replace(search, request=generic)
+
+
+def _kept(offload: frozenset[str]) -> str:
+    return " and ".join("the optimiser" if one == "optimizer" else one for one in sorted(offload, reverse=True))
+
+
+def _best_s(search: Search) -> float | None:
+    """Step time of the best plan; None where there is none, or the job cannot be had."""
+    try:
+        setting, scope = search.prepared()
+    except UserError:
+        return None
+    return best_step_s(setting, setting.job.gpus, scope.space, scope.strategies, scope.constraints)
+
+
+def plan(
+    model: NameOrPath | CapturedModel,
+    cluster: NameOrPath | Cluster,
+    *,
+    gpus: int,
+    global_batch: int,
+    seq: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adam",
+    strategy: str = "auto",
+    mode: str = "corrected",
+    framework: str | None = None,
+    lora: Mapping[str, Any] | None = None,
+    fix: Mapping[str, Any] | None = None,
+    limit: Sequence[str] = (),
+    oom_limit: float | None = None,
+    top: int = 10,
+    placement: str | None = None,
+    training: Mapping[str, Any] | None = None,
+    objective: str = "time",
+    deadline: str | None = None,
+    budget: str | None = None,
+    failures: str | None = None,
+    prices: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> PlanResult:
+    """Ranks every parallel plan of a model on a number of devices.
+
+    Args:
+        model: catalogue name, ``config.json``, TOML file, ``pkg.module:factory`` of a torch module, or a module that
+            was captured (:func:`steptime.captured_model`).
+        cluster: catalogue name, TOML file, or a record (:func:`steptime.load_cluster`).
+        gpus: devices to use.
+        global_batch: sequences per optimiser step.
+        seq: tokens of a sequence; None: the model's own.
+        dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``fp8-tensorwise``,
+            ``fp8-blockwise``, ``mxfp8``, ``nvfp4``).
+            None: ``bf16``, but that of a module that was captured already.
+        optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``.
+        strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
+        mode: ``corrected`` or ``published``.
+        framework: training software whose fitted slowdowns and overheads are applied (``steptime frameworks`` lists
+            them); ``generic`` where it is not known, ``ideal`` for none. None: ``generic``, in published mode
+            ``ideal``.
+        lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
+        fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
+            ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
+            document_length expert_imbalance expert_load expert_capacity``.
+        limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
+        oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
+            0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make
+            them fit.
+        top: number of plans to return.
+        placement: how ranks lie on the devices: an order of the axes, innermost first, as ``"tp-cp-ep-dp-pp"``,
+            ``default`` (that of launchers), or ``search``: of each plan the fastest. None: ``search``, under a named
+            framework ``default``.
+        training: length of the whole run, as ``{"tokens": "1T"}``: ``tokens``, ``samples``, or ``epochs`` with
+            ``dataset_tokens`` or ``dataset_samples``; then :attr:`Estimate.training` says what it takes.
+        objective: what is least: ``time`` of a step, ``goodput`` (expected time of the run), ``energy`` or ``cost``.
+        deadline: longest time of the whole run, as ``"30 days"``, failures included where they are given.
+        budget: most that it may cost, as ``"2M USD"``.
+        failures: as in :func:`estimate`.
+        prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
+        progress: called with candidates done and candidates known so far.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    model, chosen, length = model_given(model), MODES[text("mode", mode)], check_training(training)
+    choices, columns = job_choices(table("fix", fix))
+    request = Request(
+        model=model,
+        cluster=cluster,
+        seq=seq,
+        dtype=dtype_taken(model, dtype),
+        optimizer=optimizer,
+        mode=chosen,
+        framework=framework,
+        lora=lora,
+    )
+    search = Search(
+        request=request,
+        gpus=gpus,
+        global_batch=global_batch,
+        choices=choices,
+        columns=columns,
+        limit=[limit] if isinstance(limit, str) else limit,
+        strategy=strategy,
+        oom_limit=oom_limit,
+        placement=placement,
+    )
+    setting, scope = search.prepared()
+    check_length(length, setting.job)
+    whole("top", top, 1, 10**5)
+    asked = Asked(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices)
+    goal = asked.goal(setting, length)
+    result = rank_plans(
+        setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
+    )
+    said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
+    notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    result = asked.billed(all_trained(result, length, setting.job), setting)
+    advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
+    return replace(result, advice=advice, notes=notes)
+
+
+def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
+    """Advice of a search: changes that make a plan fit, and fewer devices where they are faster."""
+    if not result.feasible:
+        return what_fits(search, setting, scope, result)
+    found = result.plans[0].step_time_s
+    return faster_counts(setting, scope.space, scope.strategies, scope.constraints, found)
