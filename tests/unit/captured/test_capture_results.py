@@ -17,10 +17,10 @@ from steptime.captured.graph import Program  # noqa: E402
 from steptime.captured.graph.liveness import Liveness  # noqa: E402
 from steptime.captured.graph.placement import place  # noqa: E402
 from steptime.captured.graph.segments import Checkpoint, Tree, every, grouped, plain, text  # noqa: E402
-from steptime.captured.record import capture, step  # noqa: E402
+from steptime.captured.record import capture, environment, step  # noqa: E402
 from steptime.captured.record.environment import Fakes  # noqa: E402
 from steptime.captured.record.fold import repeats  # noqa: E402
-from steptime.captured.record.results import RESULTS, Results  # noqa: E402
+from steptime.captured.record.results import NEW, RESULTS, Results  # noqa: E402
 from steptime.hardware import load_device  # noqa: E402
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ def test_whose_storage_a_result_has_is_not_learnt_from_arguments_that_share_one(
     with mode:
         x, y, out = (torch.empty(5, 7) for _ in range(3))
 
-    def called(*tensors: Any) -> tuple[bool, Any]:
+    def called(*tensors: Any) -> Any:
         first, second, into = tensors
         key = results.key(mode, aten.add.out, (first, second), {"out": into})
         assert key is not None
@@ -90,8 +90,8 @@ def test_whose_storage_a_result_has_is_not_learnt_from_arguments_that_share_one(
         results.learn(key, key, mode, tensors, into)
         return found
 
-    assert not called(x, y, x)[0] and not called(x, y, out)[0]
-    assert called(x, y, x)[1] is x and called(y, out, x)[1] is x
+    assert called(x, y, x) is NEW and called(x, y, out) is NEW
+    assert called(x, y, x) is x and called(y, out, x) is x
 
 
 def test_what_changes_a_shape_in_place_is_run_each_time() -> None:
@@ -115,6 +115,44 @@ def test_an_optimiser_that_starts_from_states_of_before_does_the_same_step(optim
     first, second = (capture(module, x, optimizer=optimizer) for _ in range(2))
     assert texts(first) == texts(second)
     assert first.storages == second.storages
+
+
+PUBLIC = {
+    "llama": {"num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "vocab_size": 100},
+    "bert": {"num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+             "vocab_size": 100},
+}  # fmt: skip
+
+
+@pytest.mark.each("name", PUBLIC)
+def test_a_public_model_is_recorded_the_same_without_looking_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from models.hub import hub_model
+
+    with torch.device("meta"):
+        module, inputs = hub_model(name, 16, **PUBLIC[name])
+    looked_up = capture(module, inputs, autocast="bf16", target="cuda")
+    monkeypatch.setattr(Results, "known", lambda *_: NEW)
+    run = capture(module, inputs, autocast="bf16", target="cuda")
+    assert texts(looked_up) == texts(run) and looked_up.storages == run.storages
+
+
+def test_weights_and_states_ask_no_mode_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    before = environment._Reads.__torch_function__
+
+    def noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked.append(str(func))
+        return before(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(environment._Reads, "__torch_function__", noted)
+    module, counts = nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)]), []
+    for optimizer in (None, "adamw", "adamw"):
+        asked.clear()
+        capture(module, [torch.empty(4, 6)], optimizer=optimizer)
+        counts.append(len(asked))
+    assert counts[2] < counts[0] + 6 * len(list(module.parameters()))
 
 
 # -- blocks that are alike --------------------------------------------------------------------------------------------

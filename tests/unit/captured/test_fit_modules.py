@@ -91,6 +91,17 @@ class Normed(Block):
         return super().forward(x)
 
 
+class Branching(Block):
+    """Does something else with a batch of two."""
+
+    def forward(self, x):
+        return super().forward(x.sin() if x.shape[0] == 2 else x)
+
+
+def branching(batch=4):
+    return Net(Branching), torch.zeros(batch, 32, WIDTH)
+
+
 def normed(batch=4):
     return Net(Normed), torch.zeros(batch, 32, WIDTH)
 
@@ -218,6 +229,12 @@ def test_micro_batches_that_fail_are_left_out_with_a_note(path: Path) -> None:
     result = fit(f"{path}:normed", "rtx-3090", batch=4, allow="none")
     assert {point.choice.micro_batch for point in result.front} <= {4, 2}
     assert [note for note in result.notes if "a micro-batch of 1 is left out" in note and "one sample" in note]
+
+
+def test_a_module_that_branches_on_its_batch_is_recorded_as_it_runs(path: Path) -> None:
+    one = bench(path, "branching")
+    sines = {batch: sum(call.node.op == "sin" for call in one.run("fp32", batch).program.calls) for batch in (4, 2, 1)}
+    assert sines == {4: 0, 2: 3, 1: 0}
 
 
 def test_checkpoints_that_cannot_be_captured_are_left_out_with_a_note(path: Path) -> None:

@@ -307,9 +307,12 @@ class CachingAllocator:
         self._used[block.address] = block
         self.allocated_bytes += block.size_bytes
         self.requested_bytes += requested_bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
-        self._log("alloc", block.address, requested_bytes, owner)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        if self.requested_bytes > self.peak_requested_bytes:
+            self.peak_requested_bytes = self.requested_bytes
+        if self.logs:
+            self._log("alloc", block.address, requested_bytes, owner)
         return block
 
     def free(self, block: Block | None) -> None:
@@ -318,8 +321,9 @@ class CachingAllocator:
             return
         if self._used.pop(block.address, None) is not block:
             raise ValueError(f"the block at {block.address:#x} is not in use")
-        self._log("free_requested", block.address, block.requested_bytes, block.owner)
-        self._log("free_completed", block.address, block.requested_bytes, block.owner)
+        if self.logs:
+            self._log("free_requested", block.address, block.requested_bytes, block.owner)
+            self._log("free_completed", block.address, block.requested_bytes, block.owner)
         self.allocated_bytes -= block.size_bytes
         self.requested_bytes -= block.requested_bytes
         block.allocated, block.owner, block.requested_bytes = False, NOBODY, 0

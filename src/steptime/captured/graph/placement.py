@@ -156,15 +156,18 @@ class _Run:
         self._allocate(step, BEFORE, [n for n in self.plan.born[BEFORE] if n not in late])
         self._count()
         self._free(self.plan.freed[BEFORE])
+        born, freed = self.plan.born, self.plan.freed
         for number, call in enumerate(calls):
             self.allocator.now = step * len(calls) + number
             if number == self.first_update and late:
                 self._allocate(step, number, sorted(late))
-            self._allocate(step, number, self.plan.born[number])
-            scratch = self._malloc(step, number, workspace(number), call.scratch_bytes)
+            if number in born:
+                self._allocate(step, number, born[number])
+            scratch = self._malloc(step, number, workspace(number), call.scratch_bytes) if call.scratch_bytes else None
             self._count()
             self.allocator.free(scratch)
-            self._free(self.plan.freed[number])
+            if number in freed:
+                self._free(freed[number])
             if number == self.end_of_forward:
                 self._free(left)
 

@@ -207,8 +207,7 @@ def is_chained(program: Program, run: Run) -> bool:
 
 def is_wide(call: Call) -> bool:
     """Whether it works on a list of tensors: one element for each parameter."""
-    names = call.node.names
-    return bool(names) and max(names.count(name) for name in set(names)) > 1 and call.phase == "optimizer"
+    return call.phase == "optimizer" and len(set(call.node.names)) < len(call.node.names)
 
 
 def stretches(program: Program, run: Run) -> list[Stretch] | None:

@@ -59,6 +59,8 @@ class Template:
     """(group, period) -> storages born there, in order."""
     home: dict[int, Home] = field(default_factory=dict)
     """Storage -> where it was born, for those of the run."""
+    where: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Call -> (stretch, period), for those of the run."""
     calls: list[list[References]] = field(default_factory=list)
     """By stretch and call: what it reads and writes."""
     ends: dict[tuple[int, int], Reference | None] = field(default_factory=dict)
@@ -87,7 +89,7 @@ def template_of(program: Program, run: Run, stretches: list[Stretch]) -> Templat
 
 
 def _find_homes(program: Program, template: Template) -> None:
-    where: dict[int, tuple[int, int]] = {}
+    where = template.where
     for group, stretch in enumerate(template.stretches):
         for period in range(KEPT):
             where.update(dict.fromkeys(stretch.segment(period), (group, period)))
@@ -95,7 +97,7 @@ def _find_homes(program: Program, template: Template) -> None:
     for number, storage in enumerate(program.storages):
         key = where.get(storage.born)
         if storage.born == BEFORE:
-            inside = single[number] if storage.name.startswith(OUTSIDE) else template.run.period_of(storage.name)
+            inside = single[number] if number in single else template.run.period_of(storage.name)
             key = None if inside is None else (BEFORE, inside)
         if key is not None:
             members = template.storages.setdefault(key, [])
@@ -103,14 +105,18 @@ def _find_homes(program: Program, template: Template) -> None:
             members.append(number)
 
 
-def _read_by_one_period(program: Program, where: dict[int, tuple[int, int]]) -> list[int | None]:
-    """Of each storage the one period whose calls touch it, else None: a block's own constants and empty caches."""
-    periods: list[set[int | None]] = [set() for _ in program.storages]
-    for number, call in enumerate(program.calls):
+def _read_by_one_period(program: Program, where: dict[int, tuple[int, int]]) -> dict[int, int | None]:
+    """Of what nobody named the one period whose calls touch it, else None: a block's own constants and empty caches."""
+    periods: dict[int, set[int | None]] = {
+        number: set()
+        for number, storage in enumerate(program.storages)
+        if storage.born == BEFORE and storage.name.startswith(OUTSIDE)
+    }
+    for number, call in enumerate(program.calls if periods else ()):
         period = where[number][1] if number in where else None
-        for storage in (*call.reads, *call.writes):
+        for storage in periods.keys() & (*call.reads, *call.writes):
             periods[storage].add(period)
-    return [next(iter(each)) if len(each) == 1 else None for each in periods]
+    return {number: next(iter(each)) if len(each) == 1 else None for number, each in periods.items()}
 
 
 def _same_call(program: Program, template: Template, first: int, second: int) -> References:
@@ -176,12 +182,10 @@ def _same_end(program: Program, template: Template, first: int, second: int) -> 
 
 
 def _call_home(template: Template, number: int) -> Home | None:
-    for group, stretch in enumerate(template.stretches):
-        for period in range(KEPT):
-            segment = stretch.segment(period)
-            if number in segment:
-                return Home(group, period, number - segment.start)
-    return None
+    if number not in template.where:
+        return None
+    group, period = template.where[number]
+    return Home(group, period, number - template.stretches[group].segment(period).start)
 
 
 class Lists:
@@ -317,13 +321,14 @@ class _Unrolled:
         self.copied: dict[tuple[int, int, int], int] = {}
         """(group, new period, local) -> number of the storage of a copy."""
         number = len(program.storages)
+        self.members: dict[tuple[int, int], Sequence[int]] = {}
+        """(group, new period) -> its storages, in order."""
         for (group, period), members in template.storages.items():
-            if period != 1:
-                continue
-            for new in self.copies:
-                for local in range(len(members)):
-                    self.copied[group, new, local] = number
-                    number += 1
+            self.members[group, period if period < 2 else period + self.run.missing] = tuple(members)
+            for new in self.copies if period == 1 else ():
+                own = self.members[group, new] = range(number, number + len(members))
+                self.copied.update(((group, new, local), one) for local, one in enumerate(own))
+                number = own.stop
         self.lists = Lists(program, template, self.copied, self.copies)
         self.calls: list[Call] = []
         self.new_call: dict[int, int] = {}
@@ -331,6 +336,8 @@ class _Unrolled:
         """(phase, group) -> inner periods whose storages calls outside the blocks take."""
         self.start: dict[tuple[int, int], int] = {}
         """(stretch, new period) -> first call."""
+        self.moved: dict[tuple[str, int | None], str] = {}
+        """Recorded path, periods by which a copy is later (None: recorded) -> path in the whole."""
 
     def recorded(self, new: int) -> int | None:
         """The recorded period that a new one is, None for a copy."""
@@ -339,16 +346,6 @@ class _Unrolled:
         return None if new in self.copies else new - self.run.missing
 
     # -- storages -----------------------------------------------------------------------------------------------------
-
-    def storage(self, reference: Reference, new: int) -> int:
-        """Number of the storage that a block of a new period means."""
-        if isinstance(reference, int):
-            return reference
-        target = new + reference.offset
-        recorded = self.recorded(target)
-        if recorded is None:
-            return self.copied[reference.group, target, reference.local]
-        return self.template.storages[reference.group, recorded][reference.local]
 
     def call(self, reference: Reference | None, new: int) -> int | None:
         """New number of the call at which a storage of a new period is freed."""
@@ -414,23 +411,33 @@ class _Unrolled:
         recorded = self.recorded(new)
         outward = {1: -1, 2: 1}.get(recorded or 0, 0)
         """Towards the recorded end block, where what it names stays what it was."""
+        module = self._path(call.module, new - 1 if recorded is None else None)
+        read, written = (
+            self._meant(before, places, new, outward) for before, places in ((call.reads, reads), (call.writes, writes))
+        )
+        return call.copy(module, read, written)
 
-        def meant(before: tuple[int, ...], places: tuple[Reference, ...]) -> tuple[int, ...]:
-            return tuple(
-                old if outward and isinstance(place, Place) and place.offset == outward else self.storage(place, new)
-                for old, place in zip(before, places, strict=True)
-            )
+    def _meant(self, before: tuple[int, ...], places: tuple[Reference, ...], new: int, outward: int) -> tuple[int, ...]:
+        """Storages that a block of a new period means."""
+        return tuple([
+            place if isinstance(place, int)
+            else old if outward and place.offset == outward
+            else self.members[place.group, new + place.offset][place.local]
+            for old, place in zip(before, places, strict=True)
+        ])  # fmt: skip
 
-        module = self.run.moved(call.module, new - 1) if recorded is None else self._path(call.module)
-        return call.copy(module, meant(call.reads, reads), meant(call.writes, writes))
+    def _path(self, path: str, later: int | None = None) -> str:
+        """Path in the whole: of a copy that many periods later; of what was recorded, two periods at the end."""
+        found = self.moved.get((path, later))
+        if found is None:
+            found = self.moved[path, later] = self.run.moved(path, self._shift(path) if later is None else later)
+        return found
 
-    def _path(self, path: str) -> str:
-        """Path of a recorded module in the whole: the last two periods move to the end."""
+    def _shift(self, path: str) -> int:
         period = self.run.period_of(path)
         index = self.run.index_of(path)
         beyond = index is not None and index >= self.run.first + KEPT * self.run.period
-        late = beyond or (period is not None and period >= 2)
-        return self.run.moved(path, self.run.missing) if late else path
+        return self.run.missing if beyond or (period is not None and period >= 2) else 0
 
     def _storages(self) -> tuple[Storage, ...]:
         born: dict[int, int] = {}
@@ -442,7 +449,7 @@ class _Unrolled:
             model = self.old.storages[self.template.storages[group, 1][local]]
             start = BEFORE if model.born == BEFORE else born[number]
             end = self.call(self.template.ends[group, local], new)
-            out.append(model.copy(start, end, self.run.moved(model.name, new - 1)))
+            out.append(model.copy(start, end, self._path(model.name, new - 1)))
         return self._numbered(out)
 
     def _numbered(self, storages: list[Storage]) -> tuple[Storage, ...]:

@@ -279,6 +279,11 @@ LONGEST_RUN = 33
 """Time steps for which a recurrent layer is run; its workspace is affine in them, so longer ones are extrapolated."""
 
 
+_RECURRENT = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
+WITH_WORKSPACES = frozenset((*_RECURRENT, "convolution", "convolution_backward"))
+"""Operators that :func:`filled` and :func:`scratch_bytes` know."""
+
+
 def filled(func: Any, args: tuple[Any, ...], output: Any) -> Any:
     """The result of a fake call with its workspace at full size."""
     if func is torch.ops.aten.mkldnn_rnn_layer.default:

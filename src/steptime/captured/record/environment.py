@@ -29,10 +29,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime.captured.record.fake import Replaced, all_modules, take_weights
 from steptime.captured.record.problems import explaining
-from steptime.captured.record.results import RESULTS
+from steptime.captured.record.results import NEW, RESULTS
 from steptime.captured.record.values import DEVICE, Values, tensors_in
 
 aten = torch.ops.aten
+STRUCTURED = frozenset({
+    aten.addmm.default, aten.gelu.default, aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default,
+    aten.threshold_backward.default, aten.tanh_backward.default, aten.sigmoid_backward.default, aten._softmax.default,
+    aten._softmax_backward_data.default, aten._log_softmax.default, aten._log_softmax_backward_data.default,
+    aten.nll_loss_forward.default, aten.nll_loss_backward.default,
+})  # fmt: skip
+"""Operators whose kernel for shapes is that of every device. PyTorch decomposes them for the sake of sizes that are
+symbols; here sizes are numbers, and the kernel is ten times as fast."""
 
 
 class Fakes(FakeTensorMode):
@@ -53,6 +61,10 @@ class Fakes(FakeTensorMode):
         with torch._C.DisableTorchFunction():
             return self.dispatch(func, types, args, kwargs)
 
+    def cpp_meta_supports_symint(self, func: Any) -> bool:
+        """Whether PyTorch asks the kernel for shapes rather than the operators that a call can be made of."""
+        return func in STRUCTURED or bool(super().cpp_meta_supports_symint(func))
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on fake tensors, and on real ones too where their contents are known."""
         if func is DEVICE:
@@ -61,6 +73,9 @@ class Fakes(FakeTensorMode):
         tensors = tensors_in((args, kwargs))
         if self._inside:  # Of an operator that is made of others only the whole is followed.
             return self._run(func, types, args, kwargs, tensors)
+        output = self.again(func, args, kwargs, tensors)
+        if output is not NEW:
+            return output
         known = self.values.are_known(func, args, tensors)
         self._inside = True
         try:
@@ -70,6 +85,15 @@ class Fakes(FakeTensorMode):
         self.values.follow(func, args, kwargs, tensors, output, known=known)
         return output
 
+    def again(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """What an operator gives that was run on such tensors before, without the dispatcher; ``NEW``: it was not."""
+        key = None if func in SHAPES else RESULTS.key(self, func, args, kwargs)
+        output = NEW if key is None else RESULTS.known(key, self, tensors)
+        if output is not NEW:
+            known = self.values.are_known(func, args, tensors)
+            self.values.follow(func, args, kwargs, tensors, output, known=known)
+        return output
+
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         rule = SHAPES.get(func)
         if rule is not None:
@@ -77,8 +101,8 @@ class Fakes(FakeTensorMode):
                 return rule(self.values, *args, **kwargs)
         key = RESULTS.key(self, func, args, kwargs)
         if key is not None:
-            known, output = RESULTS.known(key, self, tensors)
-            if known:
+            output = RESULTS.known(key, self, tensors)
+            if output is not NEW:
                 return output
         try:
             output = super().dispatch(func, types, args, kwargs)
@@ -199,7 +223,7 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
         CaptureError: whatever the module raises, with its line.
     """
     fakes = Fakes(allow_non_fake_inputs=True)
-    replaced = Replaced(fakes.values)
+    replaced = Replaced(fakes)
     with ExitStack() as stack:
         stack.enter_context(explaining(name))
         stack.enter_context(_settings_kept())

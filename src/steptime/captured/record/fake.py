@@ -6,15 +6,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._device import _device_constructors
 
+from steptime.captured.record.results import fresh
 from steptime.captured.record.values import ONES, Values
 from steptime.errors import UserError
+
+if TYPE_CHECKING:
+    from steptime.captured.record.environment import Fakes
 
 
 class Replaced:
@@ -24,24 +28,28 @@ class Replaced:
     cannot run a fake CUDA backward.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, mode: Fakes) -> None:
+        self.mode, self.values = mode, mode.values
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._of_inputs = False
-        self.values = values
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake copy; a parameter stays a parameter."""
         found = self._twins.get(id(tensor))
         if found is None:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-            elif tensor.requires_grad:
-                made.requires_grad_()
-            found = self._twins[id(tensor)] = (tensor, made)
-            if not made.requires_grad:
-                self._tell(self.values, tensor, made)
+            with torch._C.DisableTorchFunction():
+                found = self._twins[id(tensor)] = (tensor, self._copied(tensor))
         return found[1]
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = fresh(self.mode, tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.requires_grad:
+            made.requires_grad_()
+        if isinstance(tensor, torch.nn.Parameter):
+            vars(made)["_is_param"] = True
+        if not made.requires_grad:
+            self._tell(self.values, tensor, made)
+        return made
 
     def _tell(self, values: Values, tensor: torch.Tensor, made: torch.Tensor) -> None:
         """Keep the numbers of real tensors, but of inputs only integers; those that have none are ones."""

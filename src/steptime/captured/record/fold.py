@@ -24,8 +24,9 @@ from torch.autograd import _get_sequence_nr as sequence_number  # type: ignore[a
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.captured.graph.segments import KEPT, Run
-from steptime.captured.record.environment import capturing
-from steptime.captured.record.values import DEVICE
+from steptime.captured.record.environment import Fakes, capturing
+from steptime.captured.record.results import NEW
+from steptime.captured.record.values import DEVICE, signature, tensors_in
 
 LEFT_OUT = "steptime_left_out"
 """Attribute of a block that is not recorded, for what still refers to it: a checkpoint around several blocks."""
@@ -187,15 +188,16 @@ class Watch(TorchDispatchMode):
     the run by its place: with the blocks in between left out, what they would have done keeps its name.
     """
 
-    def __init__(self, found: Sequence[Run], blocks: Sequence[int]) -> None:
+    def __init__(self, fakes: Fakes, found: Sequence[Run], blocks: Sequence[int]) -> None:
         super().__init__()
-        self.found = found
+        self.fakes, self.found = fakes, found
         self.periods = [run.count // run.period if count >= run.first + run.count else KEPT
                         for run, count in zip(found, blocks, strict=True)]  # fmt: skip
         self.ran: list[Any] = []
         self.start = sequence_number()
         self.here = START
-        self._origin: dict[int, Origin] = {}
+        self._origin: dict[int, tuple[Origin, weakref.ref[Any]]] = {}
+        """Storage -> where it was first seen, and what tells when it ends."""
         self._seen: Counter[tuple[Spot, bool]] = Counter()
 
     @contextmanager
@@ -234,13 +236,14 @@ class Watch(TorchDispatchMode):
             return self._noted(func, args, kwargs or {})
 
     def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
-        exact = func._schema.name == "aten::pow"
-        given = [self._argument(leaf, exact) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))]
-        self.ran.append(hash((func, *given, *flags(), sequence_number() - self.start)))
-        output = func(*args, **kwargs)
-        for leaf in (output,) if isinstance(output, torch.Tensor) else torch.utils._pytree.tree_leaves(output):
-            if isinstance(leaf, torch.Tensor):
-                self._known(leaf, made=True)
+        one, tensors = signature(func), tensors_in((args, kwargs))
+        given = [self._argument(leaf, one.name == "pow") for leaf in _leaves((args, kwargs))]
+        self.ran.append(hash((one, *given, *flags(), sequence_number() - self.start)))
+        output = self.fakes.again(func, args, kwargs, tensors)
+        if output is NEW:
+            output = func(*args, **kwargs)
+        for tensor in tensors_in(output):
+            self._known(tensor, made=True)
         return output
 
     def taken(self) -> tuple[Any, ...]:
@@ -272,18 +275,17 @@ class Watch(TorchDispatchMode):
     def _known(self, tensor: torch.Tensor, made: bool = False) -> Origin:
         """Where its storage was first seen: here, if it is new, as a result or as something that was there before."""
         storage = tensor.untyped_storage()
-        origin = self._origin.get(storage._cdata)
-        if origin is None:
-            self._seen[self.here, made] += 1
-            local = self._seen[self.here, made] * (1 if made else -1)
-            origin = self._origin[storage._cdata] = (self.here, local)
-            weakref.finalize(storage, self._ended, storage._cdata).atexit = False
+        address = storage._cdata
+        found = self._origin.get(address)
+        if found is not None:
+            return found[0]
+        self._seen[self.here, made] += 1
+        origin = self.here, self._seen[self.here, made] * (1 if made else -1)
+        self._origin[address] = origin, weakref.ref(storage, lambda _: self._ended(address))
         return origin
 
     def _ended(self, address: int) -> None:
-        origin = self._origin.pop(address, None)
-        if origin is None:
-            return
+        origin, _ = self._origin.pop(address)
         (run, block, way), local = origin
         period = self._period(run, block)
         name = hash(("end", self._named(origin)))
@@ -310,6 +312,15 @@ class Watch(TorchDispatchMode):
         left_out = (self.periods[run] - KEPT) * self.found[run].period if late else 0
         between = period is not None and period > 1 and not late
         return "at", run, block - left_out, way, local, between
+
+
+def _leaves(given: Any) -> Iterator[Any]:
+    """Arguments of a call, lists and mappings opened."""
+    for one in given.values() if isinstance(given, dict) else given:
+        if isinstance(one, (list, tuple, dict)):
+            yield from _leaves(one)
+        else:
+            yield one
 
 
 def flags() -> tuple[bool, ...]:
@@ -349,10 +360,11 @@ Note = tuple[int, int, str, int, tuple[Any, ...]]
 def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str, training: bool) -> str | None:
     """Why leaving out the blocks between would not leave everything else as it is; None: it would."""
     try:
-        with capturing(module, inputs, name=name, training=training) as (arguments, _):
-            whole = _notes(module, arguments, found, training)
+        with capturing(module, inputs, name=name, training=training) as (arguments, replaced):
+            fakes = replaced.mode
+            whole = _notes(module, arguments, fakes, found, training)
             with shortened(module, found):
-                short = _notes(module, arguments, found, training)
+                short = _notes(module, arguments, fakes, found, training)
     except Exception as error:
         return f"a forward pass with fewer blocks fails ({type(error).__name__})"
     if not _interior_alike(whole, found):
@@ -361,10 +373,10 @@ def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str
     return None if same else "what runs outside the blocks changes with their number"
 
 
-def _notes(module: torch.nn.Module, arguments: Any, found: list[Run], training: bool) -> list[Note]:
+def _notes(module: torch.nn.Module, arguments: Any, fakes: Fakes, found: list[Run], training: bool) -> list[Note]:
     notes: list[Note] = []
     starts = [sequence_number()]
-    watch = Watch(found, [len(module.get_submodule(run.container)._modules) for run in found])
+    watch = Watch(fakes, found, [len(module.get_submodule(run.container)._modules) for run in found])
 
     def note(run: int, block: int, way: str, tensors: Any) -> None:
         now = sequence_number()

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.captured.graph import BEFORE, Attribute, Call, Category, Nodes, Phase, Storage, TensorType, Value
 from steptime.captured.graph.program import OUTSIDE
-from steptime.captured.record.device import filled, scratch_bytes
+from steptime.captured.record.device import WITH_WORKSPACES, filled, scratch_bytes
+from steptime.captured.record.environment import Fakes
+from steptime.captured.record.results import NEW
 from steptime.captured.record.training import scalar_read
 from steptime.captured.record.values import DEVICE, Signature, attribute, dtype_name, signature, tensors_in
 
@@ -105,8 +108,6 @@ class Paths:
         return self._last
 
 
-_QUERIES = frozenset({"prim::layout", "prim::dtype"})
-
 Layout = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
 
 
@@ -122,6 +123,8 @@ class _Held:
     content: Value | None = None
     """The value that was written last, with its layout."""
     layout: Layout | None = None
+    storage: weakref.ref[Any] | None = None
+    """Tells when it is freed."""
     views: dict[Layout, Value] = field(default_factory=dict)
     """Values that are looks at the present content."""
 
@@ -133,8 +136,9 @@ class Recorder(TorchDispatchMode):
     as the allocator would see it.
     """
 
-    def __init__(self, paths: Paths, nonzero_share: float | None = None) -> None:
+    def __init__(self, paths: Paths, fakes: Fakes, nonzero_share: float | None = None) -> None:
         super().__init__()
+        self.fakes = fakes
         self._nonzero_share = nonzero_share
         self.nodes = Nodes()
         self.calls: list[Call] = []
@@ -172,7 +176,7 @@ class Recorder(TorchDispatchMode):
         held = _Held(storage.nbytes(), born)
         self._held.append(held)
         self._number[storage._cdata] = number
-        weakref.finalize(storage, self._free, storage._cdata, number).atexit = False
+        held.storage = weakref.ref(storage, partial(self._free, storage._cdata, number))
         if born == BEFORE:
             category, name = source or ("input", f"{OUTSIDE}{self._outside}")
             self._outside += source is None
@@ -183,10 +187,11 @@ class Recorder(TorchDispatchMode):
             held.views[held.layout] = held.content
         return number
 
-    def _free(self, address: int, number: int) -> None:
+    def _free(self, address: int, number: int, _gone: object) -> None:
         if self._number.get(address) == number:
             del self._number[address]
         held = self._held[number]
+        held.storage = None
         held.freed = len(self.calls) - 1
         held.views.clear()
         held.content = None
@@ -245,13 +250,14 @@ class Recorder(TorchDispatchMode):
             return self._recorded(func, args, kwargs or {})
 
     def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func._schema.name in _QUERIES or func.namespace == "profiler":
-            return func(*args, **kwargs)
         known = signature(func)
+        if known.query:
+            return func(*args, **kwargs)
         path = self._paths.current(backward=self.phase == "backward")
         inputs, attributes = self._arguments(known, args, kwargs)
         output = self._call(func, args, kwargs)
-        self._record(known, path, inputs, attributes, output, args, kwargs, scratch_bytes(func, args))
+        scratch = scratch_bytes(func, args) if known.name in WITH_WORKSPACES else 0
+        self._record(known, path, inputs, attributes, output, args, kwargs, scratch)
         return output
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -265,7 +271,9 @@ class Recorder(TorchDispatchMode):
                 return torch.empty((rows, mask.dim()), dtype=torch.int64)
         if self.phase == "optimizer" and func is torch.ops.aten._local_scalar_dense.default:
             return scalar_read(func, args)
-        return filled(func, args, func(*args, **kwargs))
+        output = self.fakes.again(func, args, kwargs, tensors_in((args, kwargs)))
+        output = func(*args, **kwargs) if output is NEW else output
+        return filled(func, args, output) if signature(func).name in WITH_WORKSPACES else output
 
     def _arguments(self, known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Tensors as (name, value, storage); everything else as attributes."""
@@ -285,30 +293,29 @@ class Recorder(TorchDispatchMode):
         scratch: int,
     ) -> None:  # fmt: skip
         read = {storage for _, _, storage in inputs}
-        written = tensors_in(_named(known, args, kwargs)) if known.written else []
+        written = tensors_in(known.writes(args, kwargs)) if known.written else []
         results = tensors_in(output) or written
+        before, now = len(self._held), len(self.calls)
         layouts = [_layout(tensor) for tensor in results]
-        before = len(self._held)
-        numbers = [self._storage(tensor, len(self.calls)) for tensor in results]
+        numbers = [self._storage(tensor, now) for tensor in results]
         if known.random:
             self._draws += 1
             attributes = [*attributes, ("draw", self._draws)]
         node = self.nodes.node(
-            known.name, tuple(value for _, value, _ in inputs), tuple(name for name, _, _ in inputs),
+            known.name, tuple([value for _, value, _ in inputs]), tuple([name for name, _, _ in inputs]),
             tuple(attributes), tuple(map(self._type, results, layouts)),
         )  # fmt: skip
-        mutated = {tensor.untyped_storage()._cdata for tensor in written}
-        over = [tensor.untyped_storage()._cdata in mutated for tensor in results]
+        mutated = {self._storage(tensor, now) for tensor in written}
+        over = [number in mutated for number in numbers]
         for index, (number, layout) in enumerate(zip(numbers, layouts, strict=True)):
             if over[index] or number >= before or number not in read:
                 self._write(number, layout, node.value(index))
             else:
                 self._held[number].views[layout] = node.value(index)
-        view = bool(numbers) and not written and all(number in read for number in numbers)
+        view = bool(numbers) and not written and read.issuperset(numbers)
         call = Call(
-            node, self.phase, path, tuple(storage for _, _, storage in inputs), tuple(numbers), view=view,
-            inplace=bool(over) and all(over),
-            recomputed=self.phase == "backward" and self._paths.inside, scratch_bytes=scratch,
+            node, self.phase, path, tuple([storage for _, _, storage in inputs]), tuple(numbers), view,
+            bool(over) and all(over), self.phase == "backward" and self._paths.inside, scratch,
         )  # fmt: skip
         self.calls.append(call)
 
@@ -338,9 +345,3 @@ class Recorder(TorchDispatchMode):
 
 def _layout(tensor: torch.Tensor) -> Layout:
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
-
-
-def _named(known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that the operator writes."""
-    given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
-    return [given[name] for name in known.written if name in given]

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from steptime.captured.record.values import Signature, signature
+
 _PLAIN: Final = frozenset({
     int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 })  # fmt: skip
@@ -20,10 +22,13 @@ _PLAIN: Final = frozenset({
 _REFUSED: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 _SPACES: Final = ("aten", "steptime_cuda")
 _LISTS: Final = (list, tuple, torch.Size)
+CPU: Final = torch.device("cpu")
 _INDEX: Final = torch.ops.aten.index.Tensor
 _WHOLE: Final = frozenset({torch.bool, torch.int8, torch.uint8})
 """Element types of an index that selects as many elements as it has true ones."""
 
+NEW: Final = object()
+"""Stands for the results of a call that was not made before."""
 Key: TypeAlias = tuple[Any, ...]
 
 
@@ -61,27 +66,28 @@ class Results:
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
-        self._refused: dict[Any, bool] = {}
+        self._refused: dict[Signature, bool] = {}
 
     def key(self, mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
         """What the results of a call follow from; None where that is not known."""
-        refused = self._refused.get(func)
+        one = signature(func)
+        refused = self._refused.get(one)
         if refused is None:
-            refused = self._refused[func] = _is_refused(mode, func)
-        key: list[Any] = [func, torch.get_default_dtype(), *kwargs]
+            refused = self._refused[one] = _is_refused(mode, func)
+        key: list[Any] = [one, torch.get_default_dtype(), *kwargs]
         if refused or not _add(key, args, mode) or (kwargs and not _add(key, list(kwargs.values()), mode)):
             return None
         if func is _INDEX and not _WHOLE.isdisjoint(key):
             return None
         return tuple(key)
 
-    def known(self, key: Key, mode: FakeTensorMode, tensors: Sequence[Any]) -> tuple[bool, Any]:
-        """Whether a call was made before, and what it gives for the tensors among its arguments."""
+    def known(self, key: Key, mode: FakeTensorMode, tensors: Sequence[Any]) -> Any:
+        """What a call that was made before gives for the tensors among its arguments; ``NEW``: it was not made."""
         entry = self._entries.get(key)
         if entry is None:
-            return False, None
+            return NEW
         made = [_made(mode, one, tensors) for one in entry.results]
-        return True, made[0] if entry.kind is None else entry.kind(made)
+        return made[0] if entry.kind is None else entry.kind(made)
 
     def learn(self, key: Key, again: Key | None, mode: FakeTensorMode, tensors: Sequence[Any], output: Any) -> None:
         """Note what a call gave, where a later one is sure to give the same.
@@ -185,6 +191,11 @@ def _made(mode: FakeTensorMode, one: _Result, tensors: Sequence[Any]) -> Any:
         if one.of is not None:
             made.set_(tensors[one.of].untyped_storage(), one.offset, one.shape, one.stride)
     return _fake(mode, made, one.device)
+
+
+def fresh(mode: FakeTensorMode, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """A new fake tensor of the CPU, without asking the dispatcher: a capture makes one of every weight and state."""
+    return _made(mode, _New(shape, stride, 0, dtype, CPU, None), ())
 
 
 def _fake(mode: FakeTensorMode, made: torch.Tensor, device: torch.device) -> Any:

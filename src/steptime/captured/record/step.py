@@ -22,7 +22,7 @@ from steptime.captured.record.fake import Replaced, check_module, without_closed
 from steptime.captured.record.fold import repeats, runs, shortened
 from steptime.captured.record.problems import CaptureError
 from steptime.captured.record.recorder import Paths, Recorder
-from steptime.captured.record.training import LOSSES, Loss, Optimizers, optimizer_of, own_loss
+from steptime.captured.record.training import LOSSES, Loss, Optimizers, is_ours, optimizer_of, own_loss
 from steptime.captured.record.values import TORCH_DTYPES
 from steptime.errors import UnknownNameError, UserError
 
@@ -224,8 +224,9 @@ def _run(
     paths = Paths(named)
     if isinstance(module, Exported):
         module.paths = paths
-    recorder = kind(paths, options.nonzero_share)
-    parameters = _named(recorder, named, arguments, optimizer)
+    recorder = kind(paths, replaced.mode, options.nonzero_share)
+    with torch._C.DisableTorchFunction():
+        parameters = _named(recorder, named, arguments, optimizer)
     with paths.watching(), recorder:
         _step(recorder, module, arguments, optimizer, options, seen)
     return Program(
@@ -277,9 +278,13 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
             del output
         with recorder.in_phase("backward"):
             _backward(loss)
-    _name_gradients(recorder, module, optimizer)
+    with torch._C.DisableTorchFunction():
+        _name_gradients(recorder, module, optimizer)
     if optimizer is not None:
-        with recorder.in_phase("optimizer"):
+        plain: AbstractContextManager[Any] = nullcontext()
+        if is_ours(options.optimizer):
+            plain = torch._C.DisableTorchFunction()
+        with recorder.in_phase("optimizer"), plain:
             optimizer.step()
             seen(recorder, "end", module)
             optimizer.zero_grad(set_to_none=True)

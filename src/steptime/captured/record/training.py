@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from steptime.captured.record.fake import Replaced
+from steptime.captured.record.results import fresh
 from steptime.captured.record.values import Values
 from steptime.errors import UnknownNameError, UserError
 
@@ -128,9 +129,13 @@ def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced)
         optimizer = OPTIMIZERS[given](trained)
     else:
         optimizer = given(trained)
-    is_ours = isinstance(given, str) or any(given is one for one in FUSED.values())
-    _start(optimizer, given if is_ours else None, replaced.values)
+    _start(optimizer, given if is_ours(given) else None, replaced)
     return optimizer
+
+
+def is_ours(given: Optimizers) -> bool:
+    """Whether an optimiser is of our tables: its states follow from the weights, and it needs nothing of a user."""
+    return isinstance(given, str) or any(given is one for one in FUSED.values())
 
 
 class _State(NamedTuple):
@@ -146,15 +151,16 @@ _STATES: dict[tuple[Any, ...], dict[str, Any]] = {}
 """Optimiser of our tables, default type, shape, strides and type of a weight -> its states: they follow from these."""
 
 
-def _start(optimizer: torch.optim.Optimizer, own: object, values: Values) -> None:
+def _start(optimizer: torch.optim.Optimizer, own: object, replaced: Replaced) -> None:
     """Give an optimiser its states: those that it made before where it is of our tables (``own``), else by a step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     real = torch.get_default_dtype()
-    keys = [(own, real, weight.shape, weight.stride(), weight.dtype) for weight in weights]
-    if own is not None and all(key in _STATES for key in keys):
-        for weight, key in zip(weights, keys, strict=True):
-            optimizer.state[weight] = {name: _made(state, values) for name, state in _STATES[key].items()}
-        return
+    with torch._C.DisableTorchFunction():
+        keys = [(own, real, weight.shape, weight.stride(), weight.dtype) for weight in weights]
+        if own is not None and all(key in _STATES for key in keys):
+            for weight, key in zip(weights, keys, strict=True):
+                optimizer.state[weight] = {name: _made(state, replaced) for name, state in _STATES[key].items()}
+            return
     for weight in weights:
         weight.grad = torch.empty_like(weight)
     try:
@@ -166,7 +172,7 @@ def _start(optimizer: torch.optim.Optimizer, own: object, values: Values) -> Non
     optimizer.zero_grad(set_to_none=True)
     if own is not None:
         for weight, key in zip(weights, keys, strict=True):
-            _STATES[key] = {name: _noted(state, values) for name, state in optimizer.state[weight].items()}
+            _STATES[key] = {name: _noted(state, replaced.values) for name, state in optimizer.state[weight].items()}
 
 
 def _noted(state: Any, values: Values) -> Any:
@@ -177,12 +183,12 @@ def _noted(state: Any, values: Values) -> Any:
         return _State(tuple(state.shape), state.stride(), state.dtype, None if content is None else content.clone())
 
 
-def _made(state: Any, values: Values) -> Any:
+def _made(state: Any, replaced: Replaced) -> Any:
     if not isinstance(state, _State):
         return state
-    made = torch.empty_strided(state.shape, state.stride, dtype=state.dtype, device="cpu")
+    made = fresh(replaced.mode, state.shape, state.stride, state.dtype)
     if state.content is not None:
-        values.put(made, state.content)
+        replaced.values.put(made, state.content)
     return made
 
 

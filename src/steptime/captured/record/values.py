@@ -12,9 +12,8 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -41,32 +40,55 @@ RANDOM = re.compile(r"dropout|bernoulli|rand|normal|uniform|exponential|multinom
 """Names of operators that give something else at every call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """An overload: its plain name, the names of its arguments, which of them it writes."""
+    """An overload: its plain name, the names of its arguments, which of them it writes, what its numbers need."""
 
+    overload: Any
     name: str
     arguments: tuple[str, ...]
     written: tuple[str, ...]
     random: bool
+    query: bool
+    """Asks for a layout or a type, or marks a profile: no call of the model."""
+    empty: bool
+    of_shape: bool
+    overwrites: bool
+    assumed: bool
+
+    def writes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arguments that it writes."""
+        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        return [given[name] for name in self.written if name in given]
 
 
-@cache
+_SIGNATURES: dict[int, Signature] = {}
+"""Identity of an overload -> its signature, which keeps it: PyTorch hashes an overload in Python, which is slow."""
+
+
 def signature(overload: Any) -> Signature:
     """Signature of an overload, read once.
 
     The name has no namespace unless that is another than ``aten``, and no trailing underscore.
     """
+    found = _SIGNATURES.get(id(overload))
+    if found is None:
+        found = _SIGNATURES[id(overload)] = _read(overload)
+    return found
+
+
+def _read(overload: Any) -> Signature:
     schema = overload._schema
     space, _, name = schema.name.partition("::")
     plain = name.removesuffix("_") if not name.startswith("__") else name
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return Signature(
-        plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
-        tuple(a.name for a in schema.arguments),
-        written,
-        RANDOM.search(name) is not None and "backward" not in name,
-    )
+        overload=overload, name=plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
+        arguments=tuple(a.name for a in schema.arguments), written=written,
+        random=RANDOM.search(name) is not None and "backward" not in name,
+        query=schema.name in ("prim::layout", "prim::dtype") or space == "profiler", empty=overload in _EMPTY,
+        of_shape=overload in _OF_SHAPE, overwrites=overload in _OVERWRITE, assumed=overload in _ASSUMED,
+    )  # fmt: skip
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -185,12 +207,11 @@ class Values:
 
     def are_known(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> bool:
         """Whether the numbers of all tensors of a call are known that its result depends on."""
-        if func in _EMPTY:
-            return False
-        if func in _OF_SHAPE:
-            return True
+        known = signature(func)
+        if known.empty or known.of_shape:
+            return known.of_shape
         unknown = next(filter(self._is_unknown, tensors), None)
-        return unknown is None or self._is_overwritten(func, unknown, args)
+        return unknown is None or (known.overwrites and self._is_overwritten(unknown, args))
 
     def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a call with real tensors; zeros where numbers are not known."""
@@ -203,15 +224,10 @@ class Values:
             out: tuple[Any, Any] = _pytree.tree_map_only(torch.Tensor, real, (args, kwargs))
         return out
 
-    def _is_overwritten(self, func: Any, tensor: torch.Tensor, args: Any) -> bool:
+    def _is_overwritten(self, tensor: torch.Tensor, args: Any) -> bool:
         """Whether a call writes all of a tensor of unknown content with what is known; it gets a content then."""
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        if (
-            func not in _OVERWRITE
-            or tensor is not args[0]
-            or not whole
-            or any(map(self._is_unknown, tensors_in(args[1:])))
-        ):
+        if tensor is not args[0] or not whole or any(map(self._is_unknown, tensors_in(args[1:]))):
             return False
         with _disable_current_modes():
             zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
@@ -228,10 +244,9 @@ class Values:
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any, *, known: bool
     ) -> None:
         """Run a call on the real tensors too, once the fake ones went through it; ``known``: where it can be."""
-        writes = signature(func).written
-        given = {**dict(zip(signature(func).arguments, args, strict=False)), **kwargs} if writes else {}
-        written = [tensor for name in writes for tensor in tensors_in(given.get(name))]
-        if not known and func not in _ASSUMED:
+        one = signature(func)
+        written = tensors_in(one.writes(args, kwargs)) if one.written else []
+        if not known and not one.assumed:
             return self._forget(written)
         fresh = _fresh(tensors, output)
         contents = [self._content(tensor) for tensor in written]
@@ -239,7 +254,7 @@ class Values:
         if not known or torch.Tag.nondeterministic_seeded in func.tags or not writable:
             self._forget(written)
             self._assume(func, args, fresh or written)
-        elif func in _OF_SHAPE and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
+        elif one.of_shape and fresh[0].is_floating_point() and fresh[0].numel() > LARGEST_ZEROS:
             pass
         elif written or any(_fits(tensor) for tensor in fresh):
             self._compute(func, written, fresh, args, kwargs)
@@ -301,6 +316,8 @@ class Values:
 
 def tensors_in(given: Any) -> list[torch.Tensor]:
     """Tensors in arguments or results, lists and mappings opened."""
+    if isinstance(given, torch.Tensor):
+        return [given]
     out: list[torch.Tensor] = []
     _collect((given,), out)
     return out

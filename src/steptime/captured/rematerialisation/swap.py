@@ -74,7 +74,7 @@ class Swapped:
 
     places: tuple[Place, ...]
     fits: bool
-    """Whether every peak fits in the limit; the times mean nothing where it does not."""
+    """Whether every peak fits in the limit; times and peak mean nothing where it does not: the run ends there."""
     time_s: float
     stall_s: float
     """Time that compute waits for transfers or for memory: the exposed part of the transfers."""
@@ -127,7 +127,8 @@ def timeline(work: ChainArrays, places: Sequence[Place], link: HostLink, limit_b
     backward = stays + np.where(again, work.backward[1], work.backward[0])
     run.forward(forward.tolist(), work.forward_s.tolist())
     recomputed = np.where(again, work.forward_s, 0.0)
-    run.backward(backward.tolist(), (work.backward_s + recomputed).tolist())
+    if run.fits:
+        run.backward(backward.tolist(), (work.backward_s + recomputed).tolist())
     return Swapped(
         places=tuple(places), fits=run.fits, time_s=run.now, stall_s=max(run.stall_s, 0.0),
         recomputed_s=float(recomputed.sum()), moved_bytes=float(leaves.sum()), peak_bytes=run.peak,
@@ -152,12 +153,13 @@ class _Run:
 
     def make_room(self, peak: float, below: int) -> None:
         """Wait for transfers out of segments before ``below`` until a peak fits with the rest of them."""
-        waiting = [k for k in self.leaving if self.out_end[k] > self.now and k < below]
-        others = sum(self.leaves[k] for k in waiting)
+        out_end, now = self.out_end, self.now
+        waiting = [k for k in self.leaving if out_end[k] > now and k < below]
+        others = sum([self.leaves[k] for k in waiting])
         for k in waiting:
             if peak + others <= self.limit:
                 break
-            self.wait_until(self.out_end[k])
+            self.wait_until(out_end[k])
             others -= self.leaves[k]
         self.fits = self.fits and peak + others <= self.limit
         self.peak = max(self.peak, peak + others)
@@ -165,6 +167,8 @@ class _Run:
     def forward(self, peaks: list[float], times: list[float]) -> None:
         for i, (peak, time_s) in enumerate(zip(peaks, times, strict=True)):
             self.make_room(peak, i)
+            if not self.fits:
+                return
             self.now += time_s
             if self.leaves[i]:
                 self.out_free = max(self.now, self.out_free) + self.leaves[i] / self.link.out_Bps
@@ -188,6 +192,8 @@ class _Run:
                 back = self.out_end[j]
                 fetched -= self.leaves[j]
             self.make_room(peaks[j] + fetched, j)
+            if not self.fits:
+                return
             self.wait_until(back)
             self.now += times[j]
 
