@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledCatalogue(BuildHookInterface):
-    """Runs the script; without what checks models only the files are compiled."""
+    """Runs the script; without what checks fabrics, frameworks and models only the files are compiled."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Before files are collected."""

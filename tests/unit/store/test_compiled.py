@@ -116,6 +116,20 @@ else:
     return folder, code
 
 
+def test_the_first_installation_compiles_files_before_anything_is_installed():
+    """`make demo` builds the package in an environment without numpy and pydantic."""
+    script = Path(__file__).parents[3] / "scripts" / "catalogue"
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(script.parents[1] / "src")!r})
+print(sum(1 for _ in runpy.run_path({str(script)!r})["documents"]()))
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+    assert "left out: No module named 'numpy'" in done.stderr
+
+
 @pytest.mark.parametrize("command", LOADED)
 def test_a_job_of_the_catalogue_loads_no_more_than_it_needs(package, command):
     """What is imported until a plan or an estimate is printed."""
