@@ -32,6 +32,8 @@ SLOWEST_OF_FRONT = 2.0
 SHOWN_REMEDIES, NO_REMEDY = 2, "no single change of it fits"
 #: Columns of the terminal from which the main loss and the band have room next to a plan on one line.
 WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
+#: Columns of the terminal from which the two last tables have room next to each other; below, one follows the other.
+WIDTH_FOR_BOTH = 80
 
 
 def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
@@ -200,8 +202,11 @@ def _print_winner(out: Console, best: Estimate) -> None:
     out.print()
     loss = term_table(best.time.rollup(1), t.seconds, title="where the time goes", show_all=False)
     changes = change_table(best)
-    if changes is None:
+    if changes is None or out.width < WIDTH_FOR_BOTH:
         out.print(loss)
+        if changes is not None:
+            out.print()
+            out.print(changes)
         return
     both = Table.grid(padding=(0, 4, 0, 0))
     both.add_row(loss, changes)

@@ -71,7 +71,7 @@ class Risky:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """Ranked plans of one model on so many devices."""
+    """Ranked plans of one model on a number of devices."""
 
     candidates: int
     feasible: int
@@ -270,6 +270,10 @@ class Ranked(Sequence[T]):
         if place not in self._known:
             self._known[place] = self._explain(*self._rows[place])
         return self._known[place]
+
+    def __repr__(self) -> str:
+        """How many there are, for a prompt; none is explained for it."""
+        return f"<Ranked: {len(self)}, fastest first>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

@@ -108,3 +108,19 @@ def test_rounding_is_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
     print_difference(api.diff(a, b), "a", "b")
     row = next(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step_time_s"))
     assert row[-3:] == ["0", "s", "1.000"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_last_tables_of_a_plan_stand_below_each_other_where_they_have_no_room(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 60 columns their names were folded within words."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    job: dict[str, Any] = {"gpus": 8, "global_batch": 16}
+    result = api.plan("llama3-8b", "dgx-h100", top=1, **job)
+    print_plan_result(result, {"model": "llama3-8b", "cluster": "dgx-h100", **job})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    changes = next(line for line in lines if "what would change it" in line)
+    assert changes.startswith("what") == (columns == 60)
+    assert any(line.startswith("memory_bound ") for line in lines)

@@ -179,3 +179,9 @@ def test_wrong_input_is_refused(wrong):
 def test_a_summa_grid_that_does_not_divide_the_hidden_dimension():
     e = api.estimate("llama2-7b", "dgx-h100", gpus=3, global_batch=6, plan={"tp2": 3})
     assert e.plan["tp2"] == 3
+
+
+def test_plans_are_shown_at_a_prompt_without_being_explained():
+    result = api.plan("gpt3_1T", "dgx-b200", gpus=256, global_batch=512, strategy="1d", top=3)
+    assert repr(result.plans) == "<Ranked: 3, fastest first>"
+    assert len(result.plans._known) == 1
