@@ -231,7 +231,8 @@ def plan(
         dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``fp8-tensorwise``,
             ``fp8-blockwise``, ``mxfp8``, ``nvfp4``).
             None: ``bf16``, but that of a module that was captured already.
-        optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``.
+        optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``, ``muon``, and the
+            others of :data:`steptime.plan.optimizers.OPTIMIZERS`.
         strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
         mode: ``corrected`` or ``published``.
         framework: training software whose fitted slowdowns and overheads are applied (``steptime frameworks`` lists
