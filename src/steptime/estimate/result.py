@@ -198,9 +198,14 @@ class PlannedJob:
     def take(self, index: Array, plans: Plans) -> PlannedJob:
         """The rows at ``index``, with plans that differ at most in their placement."""
         return PlannedJob(
-            method=self.method, strategy=self.strategy, job=self.job, plans=plans, sizes=rows(self.sizes, index),
-            split=rows(self.split, index), micro_batches=rows(self.micro_batches, index),
-        )  # fmt: skip
+            method=self.method,
+            strategy=self.strategy,
+            job=self.job,
+            plans=plans,
+            sizes=rows(self.sizes, index),
+            split=rows(self.split, index),
+            micro_batches=rows(self.micro_batches, index),
+        )
 
     @property
     def gradient_ranks(self) -> Num:

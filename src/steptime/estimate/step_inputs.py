@@ -148,9 +148,14 @@ def messages_of(planned: PlannedJob, machine: Machine) -> Messages:
 
 
 def linked_inputs(
-    unlinked: StepInputs, method: Method, job: Job, plans: Plans, machine: Machine, messages: Messages,
+    unlinked: StepInputs,
+    method: Method,
+    job: Job,
+    plans: Plans,
+    machine: Machine,
+    messages: Messages,
     parameters: ParameterTraffic,
-) -> StepInputs:  # fmt: skip
+) -> StepInputs:
     """The inputs of :func:`unlinked_inputs` with what is sent."""
     is_near = plans.is_near("dp") & plans.is_near("cp") & copies_near(job, plans)
     near, shares = where(is_near, 1.0, 0.0), float(method.calibrated)

@@ -108,14 +108,17 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
         progress: called with candidates done and all candidates.
     """
     owners, owner_of = _distinct_jobs(tasks)
-    alike = [task.space.configured(task.setting.job, task.strategy, task.setting.rules, task.constraints)
-             for task in owners]  # fmt: skip
+    alike = [
+        task.space.configured(task.setting.job, task.strategy, task.setting.rules, task.constraints) for task in owners
+    ]
     lengths = [len(each.mesh_of) for each in alike]
     job, strategy = tasks[0].setting.job, tasks[0].strategy
     codes = distinct_rows([each.plans for each in alike], lengths, _shape_columns(job, alike))
     shapes = shapes_of(strategy, job, codes)
-    configured = [_configured(task, each, shapes, shape)
-                  for task, each, shape in zip(owners, alike, _split(codes.inverse, lengths), strict=True)]  # fmt: skip
+    each_shape = _split(codes.inverse, lengths)
+    configured = [
+        _configured(task, each, shapes, shape) for task, each, shape in zip(owners, alike, each_shape, strict=True)
+    ]
     listings = [_listing(task, configured[owner].listed) for task, owner in zip(tasks, owner_of, strict=True)]
     placed = [rows_of(listing.placements) for listing in listings]
     inner = distinct_rows([each.placements for each in listings], placed, inner_columns(job, tasks[0].setting.machine))
@@ -177,9 +180,14 @@ def _shape_columns(job: Job, alike: list[Configurations]) -> tuple[str, ...]:
 def _listing(task: Task, configured: Configurations) -> Listing:
     machine = task.setting.machine
     return task.space.placed(
-        configured, task.setting.job, task.strategy, machine.fast_domain, task.constraints,
-        nearer_is_faster=machine.nearer_is_faster, farthest=1 if machine.network is None else machine.network.farthest,
-    )  # fmt: skip
+        configured,
+        task.setting.job,
+        task.strategy,
+        machine.fast_domain,
+        task.constraints,
+        nearer_is_faster=machine.nearer_is_faster,
+        farthest=1 if machine.network is None else machine.network.farthest,
+    )
 
 
 def _split(codes: Array, lengths: list[int]) -> list[Array]:

@@ -123,10 +123,8 @@ class Fitting:
     def made(self, plans: Plans, position: Array, place: Array, sent: Sent) -> tuple[Passes, Step]:
         """Passes and step of each candidate."""
         method, job, machine = self.setting.method, self.setting.job, self.setting.machine
-        passes, unlinked = (
-            self.table.take(self.configured.shape[position], self.inner[place]),
-            rows(self.configured.unlinked, position),
-        )
+        passes = self.table.take(self.configured.shape[position], self.inner[place])
+        unlinked = rows(self.configured.unlinked, position)
         return passes, compose(linked_inputs(unlinked, method, job, plans, machine, *sent), passes, job.framework)
 
     def fits(self, plans: Plans, position: Array, chance: float) -> Array:

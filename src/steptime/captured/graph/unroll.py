@@ -419,12 +419,16 @@ class _Unrolled:
 
     def _meant(self, before: tuple[int, ...], places: tuple[Reference, ...], new: int, outward: int) -> tuple[int, ...]:
         """Storages that a block of a new period means."""
-        return tuple([
-            place if isinstance(place, int)
-            else old if outward and place.offset == outward
-            else self.members[place.group, new + place.offset][place.local]
-            for old, place in zip(before, places, strict=True)
-        ])  # fmt: skip
+        return tuple(
+            [
+                place
+                if isinstance(place, int)
+                else old
+                if outward and place.offset == outward
+                else self.members[place.group, new + place.offset][place.local]
+                for old, place in zip(before, places, strict=True)
+            ]
+        )
 
     def _path(self, path: str, later: int | None = None) -> str:
         """Path in the whole: of a copy that many periods later; of what was recorded, two periods at the end."""

@@ -33,12 +33,24 @@ from steptime.captured.record.results import NEW, RESULTS
 from steptime.captured.record.values import DEVICE, Values, tensors_in
 
 aten = torch.ops.aten
-STRUCTURED = frozenset({
-    aten.addmm.default, aten.gelu.default, aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default,
-    aten.threshold_backward.default, aten.tanh_backward.default, aten.sigmoid_backward.default, aten._softmax.default,
-    aten._softmax_backward_data.default, aten._log_softmax.default, aten._log_softmax_backward_data.default,
-    aten.nll_loss_forward.default, aten.nll_loss_backward.default,
-})  # fmt: skip
+STRUCTURED = frozenset(
+    {
+        aten.addmm.default,
+        aten.gelu.default,
+        aten.gelu_backward.default,
+        aten.silu.default,
+        aten.silu_backward.default,
+        aten.threshold_backward.default,
+        aten.tanh_backward.default,
+        aten.sigmoid_backward.default,
+        aten._softmax.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax.default,
+        aten._log_softmax_backward_data.default,
+        aten.nll_loss_forward.default,
+        aten.nll_loss_backward.default,
+    }
+)
 """Operators whose kernel for shapes is that of every device. PyTorch decomposes them for the sake of sizes that are
 symbols; here sizes are numbers, and the kernel is ten times as fast."""
 

@@ -83,12 +83,17 @@ def _read(overload: Any) -> Signature:
     plain = name.removesuffix("_") if not name.startswith("__") else name
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return Signature(
-        overload=overload, name=plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
-        arguments=tuple(a.name for a in schema.arguments), written=written,
+        overload=overload,
+        name=plain if space in ("aten", "steptime_cuda") else f"{space}::{plain}",
+        arguments=tuple(a.name for a in schema.arguments),
+        written=written,
         random=RANDOM.search(name) is not None and "backward" not in name,
-        query=schema.name in ("prim::layout", "prim::dtype") or space == "profiler", empty=overload in _EMPTY,
-        of_shape=overload in _OF_SHAPE, overwrites=overload in _OVERWRITE, assumed=overload in _ASSUMED,
-    )  # fmt: skip
+        query=schema.name in ("prim::layout", "prim::dtype") or space == "profiler",
+        empty=overload in _EMPTY,
+        of_shape=overload in _OF_SHAPE,
+        overwrites=overload in _OVERWRITE,
+        assumed=overload in _ASSUMED,
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
