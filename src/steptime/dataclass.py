@@ -67,6 +67,8 @@ def _hash(self: Any) -> int:
 
 
 def _setattr(self: Any, name: str, value: object) -> None:
+    if "__dataclass_fields__" not in vars(type(self)) and name not in self.__dataclass_fields__:
+        return object.__setattr__(self, name, value)  # of a class below that is no dataclass
     raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
@@ -147,6 +149,8 @@ def _fields_of(cls: type, *, kw_only: bool) -> dict[str, Any] | None:
         if kind.startswith(("ClassVar", "typing.ClassVar")):
             continue
         default = vars(cls).get(name, dataclasses.MISSING)
+        if default is dataclasses.MISSING and name in fields:  # declared again: the default may be that of the base
+            return None
         made: Any = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
         if type(made.default).__hash__ is None:
             return None
@@ -213,9 +217,11 @@ def _made(cls: type, fields: dict[str, Any], *, frozen: bool, slots: bool, eq: b
 
 
 def _comparable(cls: type, *, frozen: bool, eq: bool) -> bool:
-    """Whether the dataclasses among the bases are frozen as the class is, and it compares as they do."""
+    """Whether the dataclasses among the bases are frozen as the class is, and compare so; none sets its own way."""
     theirs = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
-    return all(each.frozen is frozen and each.eq is eq for each in theirs)
+    return all(each.frozen is frozen and each.eq is eq for each in theirs) and not any(
+        vars(base).get("__setattr__", _setattr) is not _setattr for base in cls.__mro__[:-1]
+    )
 
 
 if not TYPE_CHECKING:

@@ -243,3 +243,45 @@ def test_the_first_records_of_a_class_are_those_after_them():
     for kind, given in made_by(dataclass):
         assert len({repr(kind(**given)) for _ in range(FIRST + 2)}) == 1
         assert kind.__init__.__qualname__ == f"{kind.__qualname__}.__init__"
+
+
+def further(decorator):
+    """Records of a class that sets attributes in its own way, and of one that declares a field of its base again."""
+
+    @decorator
+    class Doubled:
+        x: int
+
+        def __setattr__(self, name: str, value: int) -> None:
+            object.__setattr__(self, name, 2 * value)
+
+    @decorator
+    class Base:
+        x: int = 1
+
+    @decorator
+    class Again(Base):
+        x: float
+
+    return [Doubled(x=1).x for _ in range(FIRST + 2)], [Again().x for _ in range(FIRST + 2)]
+
+
+def test_own_ways_to_set_attributes_and_fields_declared_again_are_those_of_the_standard_library():
+    assert further(dataclass) == further(dataclasses.dataclass) == ([2] * (FIRST + 2), [1] * (FIRST + 2))
+
+
+def test_a_class_below_a_frozen_record_may_have_attributes_of_its_own():
+    @dataclass(frozen=True)
+    class Record:
+        x: int
+
+    class Below(Record):
+        pass
+
+    one = Below(x=1)
+    one.more = 2
+    assert one.more == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.x = 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Record(x=1).more = 2

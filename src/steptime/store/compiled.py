@@ -43,10 +43,10 @@ def compiled(*texts: str) -> Any:
     place = index.get(key_of(*texts)) if index and len(texts[0]) >= SHORTEST else None
     if place is None:
         return None
-    at, length = place
     try:
+        at, length = place
         return json.loads(data[at : at + length])
-    except ValueError:  # the file is broken
+    except (TypeError, ValueError):  # the file is broken
         return None
 
 
@@ -56,9 +56,10 @@ def _index() -> tuple[Mapping[str, tuple[int, int]], bytes]:
     fifty documents."""
     try:
         line, _, data = FILE.read_bytes().partition(b"\n")
-        return json.loads(line), data
-    except (OSError, ValueError):
+        index = json.loads(line)
+    except (OSError, ValueError, RecursionError):
         return {}, b""
+    return (index, data) if isinstance(index, dict) else ({}, b"")
 
 
 def write(documents: Iterable[tuple[tuple[str, ...], Any]], path: Path = FILE) -> int:

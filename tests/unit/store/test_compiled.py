@@ -44,7 +44,18 @@ def test_what_json_does_not_keep_is_left_out(kept):
     assert files.parse_toml(text, "a.toml")["day"].month == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"x": 3}\n', None])
+WITH_PLACE = '{"%s": %s}\nabc'
+"""A file of documents whose index has the key of :data:`TEXT` with some place."""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"x": 3}\n', None, b"[1]\n", b"7\n", b"[" * 100_000]
+    + [
+        (WITH_PLACE % (compiled.key_of(TEXT), place)).encode() for place in ("null", "3", '["a", "b"]', "[0, 3]", "[1]")
+    ],
+    ids=lambda content: None if content is None else content[:20].decode(),
+)
 def test_a_broken_file_of_documents_is_as_none(kept, content):
     compiled.write([((TEXT,), {"name": "from the build"})], kept)
     if content is None:
