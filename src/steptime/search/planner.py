@@ -281,9 +281,6 @@ class Ranked(Sequence[T]):
     def __hash__(self) -> int:
         return hash(len(self))
 
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
     def __reduce__(self) -> tuple[type, tuple[tuple[T, ...]]]:
         """Copies for other processes are explained."""
         return tuple, (tuple(self),)

@@ -60,11 +60,6 @@ def test_the_front_starts_with_the_best(result):
     assert times[0] == pytest.approx(first[0].step_time_s, rel=1e-12)
 
 
-def test_plans_that_are_explained_when_they_are_read_are_shown_as_a_tuple_is(result):
-    for some in (result.plans, result.risky):
-        assert repr(some) == repr(tuple(some))
-
-
 def test_a_winner_is_its_own_estimate(result):
     for best in result.plans:
         names = ("dp", "tp", "tp2", "cp", "pp", "vpp", "micro_batch", "panels", "recompute", "zero", "placement")
