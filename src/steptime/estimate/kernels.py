@@ -86,7 +86,7 @@ class Residual:
             return _known_residual(*key)
         except TypeError:  # an array among them has no hash
             given = {"m": m, "n": n, "k": k, "batch": batch, "sm_count": sm_count}
-            return computed(lambda given: gemm_residual(**given, table=self.table), given, list(given.values()))
+            return computed(lambda given: gemm_residual(*given.values(), self.table), given, list(given.values()))
 
 
 @lru_cache(maxsize=1 << 14)
