@@ -85,12 +85,8 @@ class Residual:
         try:
             return _known_residual(*key)
         except TypeError:  # an array among them has no hash
-            given = {"m": m, "n": n, "k": k, "batch": batch}
-
-            def residual(one: Mapping[str, Num]) -> Num:
-                return gemm_residual(one["m"], one["n"], one["k"], one["batch"], sm_count, self.table)
-
-            return computed(residual, given, list(given.values()))
+            given = {"m": m, "n": n, "k": k, "batch": batch, "sm_count": sm_count}
+            return computed(lambda given: gemm_residual(**given, table=self.table), given, list(given.values()))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -136,7 +136,12 @@ def test_constants_of_a_job_are_collected_once() -> None:
 def test_values_that_are_kept_are_those_of_their_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
     made_once = kernels.gemm_residual
-    monkeypatch.setattr(kernels, "gemm_residual", lambda *shape: calls.append(shape[0]) or made_once(*shape))
+
+    def counted(m: Any, n: Any, k: Any, batch: Any, sm_count: Any, table: Any) -> Any:
+        calls.append(m)
+        return made_once(m, n, k, batch, sm_count, table)
+
+    monkeypatch.setattr(kernels, "gemm_residual", counted)
     one, other = (Residual(np.full(10_000, value)) for value in (0.25, 0.5))
     assert [table.at(512.0, 512.0, 512.0, 1.0, 132.0) for table in (one, other, one)] == [0.25, 0.5, 0.25]
     assert calls == [512.0, 512.0]
