@@ -165,12 +165,12 @@ class Ranking:
     def run(self, done: Done) -> None:
         """Costs what has to be costed; ``done`` is told the number of candidates that are settled."""
         of = self._of
-        if not len(of.configured.at):
+        counts = of.counts
+        if not counts.any():
             return
         limit = of.setting.oom_limit
         if limit is not None:
             self._count_risky(limit)
-        counts = of.counts
         least_s = of.least_s() if self._priced is None else np.zeros(len(counts))
         likely = (
             of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.configured.at), dtype=bool)
