@@ -2,7 +2,7 @@
 
 The standard decorator compiles up to six functions for every class and searches every annotation with a regular
 expression; for the classes of an estimate that takes longer than the estimate. Here one function serves all classes,
-but for ``__init__``, which is compiled when the first record is made. Records are dataclasses to everything in
+but for ``__init__``, which is compiled after :data:`FIRST` records. Records are dataclasses to everything in
 :mod:`dataclasses`: their fields and parameters are those of the standard library.
 """
 

@@ -172,9 +172,7 @@ class Ranking:
         if limit is not None:
             self._count_risky(limit)
         least_s = of.least_s() if self._priced is None else np.zeros(len(counts))
-        likely = (
-            of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(of.configured.at), dtype=bool)
-        )
+        likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(counts), dtype=bool)
         first = None if of.setting.first_limit is None else of.may_fit(of.setting.first_limit)
         unknown, most, settled = counts > 0, ROUND, 0
         chosen = np.flatnonzero(unknown)
@@ -241,12 +239,8 @@ class Ranking:
             safe = np.flatnonzero(of.fits(plans, position, limit))
             if not len(safe):
                 return
-            position, place, plans, sent = (
-                position[safe],
-                place[safe],
-                plans.take(safe),
-                (rows(sent[0], safe), rows(sent[1], safe)),
-            )
+            position, place, plans = position[safe], place[safe], plans.take(safe)
+            sent = rows(sent[0], safe), rows(sent[1], safe)
         passes, step = of.made(plans, position, place, sent)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
         if self._priced is None:
