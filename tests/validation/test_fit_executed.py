@@ -19,10 +19,12 @@ from steptime.captured.fit.choice import Choice  # noqa: E402
 from steptime.captured.fit.techniques import Change  # noqa: E402
 from steptime.captured.record.training import FUSED  # noqa: E402
 from steptime.captured.record.variants import arranged  # noqa: E402
-from steptime.hardware import load_device  # noqa: E402
+from steptime.hardware import device_within  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/gpt.py"
-TOLERANCE = 0.01
+CPU = Path(__file__).resolve().parents[1] / "data/machines/epyc-9004.toml"
+"""A measured CPU: captures have the kernels and the casts that PyTorch takes there (CUDA has others)."""
+TOLERANCE = 0.003
 BATCH = 8
 
 #: The profiler itself warns of events that ended before it began.
@@ -42,7 +44,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def engine() -> Captured:
-    bench = Bench(text=f"{EXAMPLE}:tiny", device=load_device("rtx-3090"))
+    bench = Bench(text=f"{EXAMPLE}:tiny", device=device_within(str(CPU)))
     return Captured(bench=bench, batch=BATCH, host_Bps=20e9, allow=Change.TRAINING)
 
 
