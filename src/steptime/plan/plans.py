@@ -270,15 +270,21 @@ def as_float(plans: Plans) -> Plans:
     return Plans(**{n: c.astype(np.float64) if isinstance(c, np.ndarray) else c for n, c in plans.columns().items()})
 
 
-def joined_column(blocks: list[Plans], lengths: list[int], name: str) -> Array:
+def joined_column(blocks: Sequence[Plans], lengths: Sequence[int], name: str) -> Array:
     """One column of several blocks, in order; ``lengths`` are their numbers of rows."""
     parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def concatenate(blocks: list[Plans], lengths: list[int]) -> Plans:
-    """All rows of several blocks, in order; ``lengths`` are their numbers of rows."""
-    return Plans(**{name: joined_column(blocks, lengths, name) for name in COLUMNS})
+def concatenate(blocks: Sequence[Plans], lengths: Sequence[int]) -> Plans:
+    """All rows of several blocks, in order; ``lengths`` are their numbers of rows. One number for all stays one."""
+
+    def column(name: str) -> Num:
+        each = [getattr(block, name) for block in blocks]
+        alike = len(each) == 1 or all(not isinstance(one, np.ndarray) and one == each[0] for one in each)
+        return each[0] if alike else joined_column(blocks, lengths, name)
+
+    return Plans(**{name: column(name) for name in COLUMNS})
 
 
 Broken = Callable[[Job, Plans], Any]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,11 @@ from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, layout_of, unlink
 from steptime.estimate.traffic import PARAMETERS_REGARDLESS, layer_copy_s
 from steptime.num import Array, places_in_runs
 from steptime.plan.job import Job
-from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, rows_of
+from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, concatenate, rows_of
 from steptime.plan.space import Configurations, Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
 from steptime.records import distinct, rows
+from steptime.search.kept import machine_of_transfers
 from steptime.search.layers import (
     SHAPE_COLUMNS,
     Codes,
@@ -31,7 +34,7 @@ from steptime.search.layers import (
 )
 from steptime.search.objective import Objective
 from steptime.search.priced import EnergyFront, Priced
-from steptime.search.ranking import Configured, Fitting, Ranking, kinds_of, placed
+from steptime.search.ranking import Configured, Fitting, Ranking, kinds_of, placed, rank
 
 Progress = Callable[[int, int], None]
 
@@ -79,23 +82,58 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Configured:
-    """Configurations of a job with their memory, which tasks that differ in their fast domains share."""
+class _Job:
+    """A job that some tasks have, with its configurations."""
 
+    task: Task
+    """The first of them; below the places of all."""
+    places: Sequence[int]
     listed: Configurations
     shape: Array
-    peak: Array
-    fits: Configured
+    """Code of each configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
-    """A task with its candidates listed and coded."""
+class _Table:
+    """Configurations, with their memory, of jobs that differ in their number of devices alone, one job after another.
+
+    Tasks that differ in their fast domains share them.
+    """
+
+    plans: Plans
+    mesh_of: Array
+    peak: Array
+    fits: Configured
+    meshes: Sequence[slice]
+    """Of each job; below its configurations, and its among those that fit."""
+    whole: Sequence[slice]
+    parts: Sequence[slice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """A task with its candidates listed."""
 
     task: Task
-    configured: _Configured
+    place: int
+    """Which of all tasks it is; below which of the jobs of a table it has."""
+    job: int
     listing: Listing
-    inner: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wave:
+    """Searches that are ranked together: on one machine, of different jobs with their configurations in one table."""
+
+    searches: Sequence[_Search]
+    table: _Table
+    listing: Listing
+    """Candidates of all of them."""
+
+    @property
+    def candidates(self) -> int:
+        """Of all searches, those that break a rule among them."""
+        return sum(each.listing.candidates for each in self.searches)
 
 
 def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) -> list[Found]:
@@ -107,57 +145,78 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
         top: how many best candidates to keep of each.
         progress: called with candidates done and all candidates.
     """
-    owners, owner_of = _distinct_jobs(tasks)
-    alike = [
-        task.space.configured(task.setting.job, task.strategy, task.setting.rules, task.constraints) for task in owners
-    ]
-    lengths = [len(each.mesh_of) for each in alike]
+    job, machine = tasks[0].setting.job, tasks[0].setting.machine
+    jobs, shapes = _jobs(tasks)
+    waves: list[_Wave] = []
+    for alike in _groups([each.task for each in jobs], _table_key):
+        waves += _waves(tasks, [jobs[n] for n in alike], shapes)
+    lengths = [rows_of(wave.listing.placements) for wave in waves]
+    inner = distinct_rows([wave.listing.placements for wave in waves], lengths, inner_columns(job, machine))
+    inside = _split(inner.inverse, lengths)
+    layers = _layers(waves, inside, shapes, inner)
+    done, total = 0, sum(wave.candidates for wave in waves)
+    out: dict[int, Found] = {}
+    for wave, codes in zip(waves, inside, strict=True):
+        out |= _ranked(wave, codes, layers, top, _offset(progress, done, total))
+        done += wave.candidates
+    return [out[place] for place in range(len(tasks))]
+
+
+def _groups(tasks: Sequence[Task], key: Callable[[Task], Any]) -> list[list[int]]:
+    """Places of tasks with the same key."""
+    keys: list[Any] = []
+    groups: list[list[int]] = []
+    for place, task in enumerate(tasks):
+        own = key(task)
+        at = next((n for n, other in enumerate(keys) if other == own), len(keys))
+        if at == len(keys):
+            keys.append(own)
+            groups.append([])
+        groups[at].append(place)
+    return groups
+
+
+def _job_key(task: Task) -> tuple[Any, ...]:
+    """What the configurations of a task and their memory follow from."""
+    on_plan = [each for each in task.constraints if not each.column.startswith("in_")]
+    return task.setting.job.gpus, on_plan, task.space, task.setting.rules, _table_key(task)
+
+
+def _table_key(task: Task) -> tuple[Any, ...]:
+    """What memory and the time of a step follow from in jobs that differ in their number of devices.
+
+    Energy, and where groups lie in a network, follow from that number too.
+    """
+    job, machine = task.setting.job, task.setting.machine
+    host = (machine.host_Bps, machine.host_ranks) if job.offload else ()
+    devices = job.gpus if machine.network is not None or task.objective is not None else 0
+    return job.global_batch, machine.memory_bytes, host, devices, replace(job, gpus=1)
+
+
+def _wave_key(task: Task) -> tuple[Any, ...]:
+    """What ranking follows from, beside the table."""
+    return machine_of_transfers(task.setting.machine), task.setting.oom_limit, task.setting.first_limit
+
+
+def _jobs(tasks: Sequence[Task]) -> tuple[list[_Job], Shapes]:
+    """The distinct jobs of tasks with their configurations, and the shapes of all of these."""
     job, strategy = tasks[0].setting.job, tasks[0].strategy
-    codes = distinct_rows([each.plans for each in alike], lengths, _shape_columns(job, alike))
-    shapes = shapes_of(strategy, job, codes)
-    each_shape = _split(codes.inverse, lengths)
-    configured = [
-        _configured(task, each, shapes, shape) for task, each, shape in zip(owners, alike, each_shape, strict=True)
+    groups = _groups(tasks, _job_key)
+    first = [tasks[group[0]] for group in groups]
+    listed = [each.space.configured(each.setting.job, strategy, each.setting.rules, each.constraints) for each in first]
+    lengths = [len(each.mesh_of) for each in listed]
+    codes = distinct_rows([each.plans for each in listed], lengths, _shape_columns(job, listed))
+    jobs = [
+        _Job(task=task, places=places, listed=each, shape=shape)
+        for task, places, each, shape in zip(first, groups, listed, _split(codes.inverse, lengths), strict=True)
     ]
-    listings = [_listing(task, configured[owner].listed) for task, owner in zip(tasks, owner_of, strict=True)]
-    placed = [rows_of(listing.placements) for listing in listings]
-    inner = distinct_rows([each.placements for each in listings], placed, inner_columns(job, tasks[0].setting.machine))
-    listed = [
-        _Listed(task=task, configured=configured[owner], listing=listing, inner=inside)
-        for task, owner, listing, inside in zip(tasks, owner_of, listings, _split(inner.inverse, placed), strict=True)
-    ]
-    table = _table(listed, shapes, inner)
-    total = sum(each.listing.candidates for each in listed)
-    done, out = 0, []
-    for each in listed:
-        out.append(_ranked(each, table, top, _offset(progress, done, total)))
-        done += each.listing.candidates
-    return out
-
-
-def _distinct_jobs(tasks: Sequence[Task]) -> tuple[list[Task], list[int]]:
-    """The first task of each job in its space and memory, and which of these each task is like."""
-    owners: list[Task] = []
-    keys: list[tuple[Any, ...]] = []
-    owner_of = []
-    for task in tasks:
-        setting, job, machine = task.setting, task.setting.job, task.setting.machine
-        on_plan = [each for each in task.constraints if not each.column.startswith("in_")]
-        host = (machine.host_Bps, machine.host_ranks) if job.offload else ()
-        key = job.gpus, job.global_batch, machine.memory_bytes, host, on_plan, job, task.space, setting.rules
-        owner = next((n for n, other in enumerate(keys) if other == key), len(keys))
-        if owner == len(keys):
-            keys.append(key)
-            owners.append(task)
-        owner_of.append(owner)
-    return owners, owner_of
+    return jobs, shapes_of(strategy, job, codes)
 
 
 def _shape_columns(job: Job, alike: list[Configurations]) -> tuple[str, ...]:
     """Leaves out columns that this job's rows do not read, and adds those that only some jobs' rows do.
 
-    Rows of experts depend on ``dp``, kinds of layers on the stages; passes once a step or after each gathering on what
-    is gathered, and how often.
+    Kinds of layers depend on the stages; passes once a step or after each gathering on what is gathered, and how often.
     """
     unread = set()
     codes = [np.asarray(each.plans.recompute) for each in alike]
@@ -169,9 +228,7 @@ def _shape_columns(job: Job, alike: list[Configurations]) -> tuple[str, ...]:
         unread.add("pp")
     if job.model.experts is None:
         unread.update(("ep", "etp"))
-    more = {"dp"} if job.model.experts is not None else set()
-    if job.model.kinds:
-        more.add("vpp")
+    more = {"vpp"} if job.model.kinds else set()
     if passes:
         more |= {"dp", "zero", "shard", "recompute_every"}
     return (*(name for name in SHAPE_COLUMNS if name not in unread), *sorted(more - set(SHAPE_COLUMNS)))
@@ -198,62 +255,131 @@ def _offset(progress: Progress | None, done: int, total: int) -> Callable[[int],
     return (lambda here: progress(done + here, total)) if progress else (lambda _: None)
 
 
-def _configured(task: Task, listed: Configurations, shapes: Shapes, shape: Array) -> _Configured:
+def _configured(jobs: Sequence[_Job], shapes: Shapes) -> _Table:
     """Memory of every configuration, which does not depend on the placement, and those that fit."""
-    setting, machine = task.setting, task.setting.machine
-    method, strategy, job = setting.method, task.strategy, setting.job
-    every = planned_job(method, strategy, job, as_float(listed.plans), rows(shapes.sizes, shape))
+    setting, machine = jobs[0].task.setting, jobs[0].task.setting.machine
+    listed = [each.listed for each in jobs]
+    lengths, meshes = [len(each.mesh_of) for each in listed], _parts([rows_of(each.meshes) for each in listed])
+    plans, shape = concatenate([each.plans for each in listed], lengths), np.concatenate([each.shape for each in jobs])
+    every = planned_job(setting.method, jobs[0].task.strategy, setting.job, as_float(plans), rows(shapes.sizes, shape))
     peak = np.broadcast_to(np.asarray(peak_bytes(every)), shape.shape)
     at = np.flatnonzero(peak <= machine.memory_bytes)
-    whole = listed.plans.take(at)
-    planned = every.take(at, as_float(whole))
+    counts = np.diff(np.searchsorted(at, np.cumsum(lengths)), prepend=0).tolist()
+    fit = plans.take(at)
+    planned = every.take(at, as_float(fit))
+    unlinked = unlinked_inputs(planned, machine, layout_of(planned), layer_copy_s(planned, machine))
+    if len(jobs) > 1:
+        unlinked = replace(unlinked, devices=np.repeat([float(each.task.setting.job.gpus) for each in jobs], counts))
     fits = Configured(
-        at=at, planned=planned, peak=peak[at], shape=shape[at],
-        unlinked=unlinked_inputs(planned, machine, layout_of(planned), layer_copy_s(planned, machine)),
-        messages=kinds_of(whole, len(at), MESSAGES_REGARDLESS),
-        parameters=kinds_of(whole, len(at), PARAMETERS_REGARDLESS),
+        at=at,
+        planned=planned,
+        peak=peak[at],
+        shape=shape[at],
+        unlinked=unlinked,
+        messages=kinds_of(fit, len(at), MESSAGES_REGARDLESS),
+        parameters=kinds_of(fit, len(at), PARAMETERS_REGARDLESS),
+    )
+    mesh_of = np.concatenate([each.mesh_of + part.start for each, part in zip(listed, meshes, strict=True)])
+    return _Table(
+        plans=plans, mesh_of=mesh_of, peak=peak, fits=fits, meshes=meshes, whole=_parts(lengths),
+        parts=_parts(counts),
     )  # fmt: skip
-    return _Configured(listed=listed, shape=shape, peak=peak, fits=fits)
 
 
-def _table(listed: list[_Listed], shapes: Shapes, inner: Codes) -> LayerTable:
+def _parts(lengths: Sequence[int]) -> list[slice]:
+    """Parts of some lengths that follow each other."""
+    stops = np.cumsum(lengths).tolist()
+    return [slice(stop - length, stop) for length, stop in zip(lengths, stops, strict=True)]
+
+
+def _waves(tasks: Sequence[Task], jobs: Sequence[_Job], shapes: Shapes) -> Iterator[_Wave]:
+    """Tasks whose configurations are in one table, as they are ranked together: with an objective each alone."""
+    table = _configured(jobs, shapes)
+    owner = {place: n for n, job in enumerate(jobs) for place in job.places}
+    places = list(owner)
+    for group in _groups([tasks[place] for place in places], _wave_key):
+        left = [places[at] for at in group]
+        while left:
+            last = {owner[place]: place for place in reversed(left)}
+            chosen = left[:1] if tasks[left[0]].objective is not None else [last[n] for n in sorted(last)]
+            left = [place for place in left if place not in chosen]
+            yield _wave(table, [
+                _Search(task=tasks[place], place=place, job=owner[place],
+                        listing=_listing(tasks[place], jobs[owner[place]].listed))
+                for place in chosen
+            ])  # fmt: skip
+
+
+def _wave(table: _Table, searches: Sequence[_Search]) -> _Wave:
+    """Searches with their candidates in one listing."""
+    placements = [each.listing.placements for each in searches]
+    lengths = [rows_of(each) for each in placements]
+    start, count = (np.zeros(table.meshes[-1].stop, dtype=np.int64) for _ in range(2))
+    for each, part in zip(searches, _parts(lengths), strict=True):
+        start[table.meshes[each.job]] = each.listing.placement_start + part.start
+        count[table.meshes[each.job]] = each.listing.placement_count
+    listing = Listing(
+        configurations=table.plans,
+        mesh_of=table.mesh_of,
+        placements=concatenate(placements, lengths),
+        placement_start=start,
+        placement_count=count,
+        rejected={},
+        rejected_rows=0,
+    )
+    return _Wave(searches=searches, table=table, listing=listing)
+
+
+def _layers(waves: Sequence[_Wave], inside: Sequence[Array], shapes: Shapes, inner: Codes) -> LayerTable:
+    """Costs of the layers that candidates have; ``inside``: the code of each wave's placements."""
     used = np.zeros((shapes.count, inner.count), dtype=bool)
-    for each in listed:
-        listing, fits = each.listing, each.configured.fits
+    for wave, codes in zip(waves, inside, strict=True):
+        listing, fits = wave.listing, wave.table.fits
         mesh = listing.mesh_of[fits.at]
         one, _ = distinct([mesh, fits.shape])
         counts = listing.placement_count[mesh[one]]
         place = np.repeat(listing.placement_start[mesh[one]], counts) + places_in_runs(counts)
-        used[np.repeat(fits.shape[one], counts), each.inner[place]] = True
-    task = listed[0].task
+        used[np.repeat(fits.shape[one], counts), codes[place]] = True
+    task = waves[0].searches[0].task
     return layer_table(task.strategy, task.setting.job, task.setting.machine, shapes, inner, used)
 
 
-def _ranked(each: _Listed, table: LayerTable, top: int, progress: Callable[[int], None]) -> Found:
-    """Ranks the candidates of one task."""
-    listing, setting, fits = each.listing, each.task.setting, each.configured.fits
-    multiplicity, at = listing.multiplicity, fits.at
+def _ranked(
+    wave: _Wave, inside: Array, layers: LayerTable, top: int, progress: Callable[[int], None]
+) -> dict[int, Found]:
+    """Ranks the candidates of some tasks; found by the place of each task."""
+    listing, fits = wave.listing, wave.table.fits
     fitting = Fitting(
-        setting=setting, configured=fits, listing=listing, inner=each.inner, placements=as_float(listing.placements),
-        table=table,
+        setting=wave.searches[0].task.setting, configured=fits, listing=listing, inner=inside,
+        placements=as_float(listing.placements), table=layers, counts=listing.multiplicity[fits.at],
     )  # fmt: skip
-    wanted = each.task.objective
-    priced = None if wanted is None else Priced(wanted, setting, fits.planned.plans)
-    ranking, within = Ranking(fitting, top, priced), int(multiplicity[at].sum())
-    ranking.run(lambda settled: progress(listing.candidates - within + settled))
+    rankings = []
+    for each in wave.searches:
+        wanted = each.task.objective
+        priced = None if wanted is None else Priced(wanted, each.task.setting, fits.planned.plans)
+        rankings.append(Ranking(fitting, wave.table.parts[each.job], top, priced))
+    before = wave.candidates - sum(ranking.within for ranking in rankings)
+    rank(fitting, rankings, lambda settled: progress(before + settled))
+    return {
+        each.place: _found(wave, each, ranking, layers.count)
+        for each, ranking in zip(wave.searches, rankings, strict=True)
+    }
+
+
+def _found(wave: _Wave, each: _Search, ranking: Ranking, distinct_layers: int) -> Found:
+    """What was found for one of the tasks."""
+    listing, fits, priced = wave.listing, wave.table.fits, ranking.priced
     refused, lost = ({}, 0) if priced is None else (priced.refused, priced.lost)
-    front, feasible, first = ranking.front(), within - ranking.risky - lost, ranking.likely
-    likely = None if first is None else _plans(listing, at[first[:1]], first[1:])
+    front, feasible, first = ranking.front(), ranking.within - ranking.risky - lost, ranking.likely
+    at, plans = fits.at[ranking.part], partial(_plans, listing)
     return Found(
-        task=each.task, candidates=listing.candidates, feasible=feasible, costed=ranking.costed,
-        energy=None if priced is None else priced.front(_plans(listing, priced.ids[:, 0], priced.ids[:, 1])),
-        reasons=_reasons(each, multiplicity, ranking.risky) | refused, best_s=ranking.best.values,
-        best=_plans(listing, ranking.best.ids[:, 0], ranking.best.ids[:, 1]), risky_s=ranking.risky_best.values,
-        risky=_plans(listing, ranking.risky_best.ids[:, 0], ranking.risky_best.ids[:, 1]),
-        front_s=ranking.time_s[front], front_bytes=fits.peak[front],
-        front=_plans(listing, at[front], ranking.place[front]),
-        nearest=None if feasible or refused else _nearest(each, multiplicity), distinct_layers=table.count,
-        likely_s=ranking.likely_s, likely=likely,
+        task=each.task, candidates=each.listing.candidates, feasible=feasible, costed=ranking.costed,
+        energy=None if priced is None else priced.front(plans(*priced.ids.T)),
+        reasons=_reasons(wave, each, ranking.risky) | refused, best_s=ranking.best.values,
+        best=plans(*ranking.best.ids.T), risky_s=ranking.risky_best.values, risky=plans(*ranking.risky_best.ids.T),
+        front_s=ranking.time_s[front], front_bytes=ranking.peak[front], front=plans(at[front], ranking.place[front]),
+        nearest=None if feasible or refused else _nearest(wave, each), distinct_layers=distinct_layers,
+        likely_s=ranking.likely_s, likely=None if first is None else plans(first[:1], first[1:]),
     )  # fmt: skip
 
 
@@ -261,17 +387,18 @@ def _plans(listing: Listing, configuration: Array, placement: Array) -> Plans:
     return placed(listing.configurations.take(configuration), listing.placements.take(placement))
 
 
-def _reasons(each: _Listed, multiplicity: Array, risky: int) -> dict[str, int]:
-    out = dict(each.listing.rejected)
-    over = int(multiplicity[each.configured.peak > each.task.setting.machine.memory_bytes].sum())
-    return out | ({MEMORY: over} if over else {}) | ({RISK: risky} if risky else {})
+def _reasons(wave: _Wave, each: _Search, risky: int) -> dict[str, int]:
+    whole, capacity = wave.table.whole[each.job], each.task.setting.machine.memory_bytes
+    over = int(wave.listing.multiplicity[whole][wave.table.peak[whole] > capacity].sum())
+    return each.listing.rejected | ({MEMORY: over} if over else {}) | ({RISK: risky} if risky else {})
 
 
-def _nearest(each: _Listed, multiplicity: Array) -> Plans | None:
+def _nearest(wave: _Wave, each: _Search) -> Plans | None:
     """Configuration that lacks least memory."""
-    placed = np.flatnonzero(multiplicity > 0)
-    if not len(placed):
+    whole, listing = wave.table.whole[each.job], wave.listing
+    found = np.flatnonzero(listing.multiplicity[whole] > 0) + whole.start
+    if not len(found):
         return None
-    chosen = placed[np.argmin(each.configured.peak[placed])]
-    start = each.listing.placement_start[each.listing.mesh_of[chosen]]
-    return _plans(each.listing, np.array([chosen]), np.array([start]))
+    chosen = found[np.argmin(wave.table.peak[found])]
+    start = listing.placement_start[listing.mesh_of[chosen]]
+    return _plans(listing, np.array([chosen]), np.array([start]))

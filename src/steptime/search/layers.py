@@ -93,9 +93,16 @@ class Shapes:
 
 
 def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
-    """Sizes of every distinct shape."""
-    block = strategy.block(job, as_float(codes.distinct))
-    return Shapes(plans=codes.distinct, count=codes.count, sizes=sizes_of(block, job.optimizer.matrices))
+    """Sizes of every distinct shape.
+
+    Groups of experts lie within the ranks of ``tp``, ``cp`` and ``dp`` together: where shapes do not tell these apart,
+    they have as many replicas as the experts of each have ranks.
+    """
+    plans = codes.distinct
+    if job.model.experts is not None and plans.is_alone("dp"):
+        plans = plans.with_columns({"dp": plans.ep * plans.etp})
+    block = strategy.block(job, as_float(plans))
+    return Shapes(plans=plans, count=codes.count, sizes=sizes_of(block, job.optimizer.matrices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

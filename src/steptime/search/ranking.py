@@ -1,10 +1,10 @@
-"""Ranks the candidates of one search: bounds first, then only what a bound does not rule out."""
+"""Ranks the candidates of searches: bounds first, then only what a bound does not rule out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_fit
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.single import Setting
-from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step import compose
 from steptime.estimate.step_inputs import Messages, StepInputs, linked_inputs, messages_of
 from steptime.estimate.traffic import ParameterTraffic, parameter_traffic
 from steptime.num import Array, places_in_runs
@@ -23,7 +23,7 @@ from steptime.records import distinct, rows
 from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
 from steptime.search.layers import LayerTable, distinct_rows
-from steptime.search.priced import Priced
+from steptime.search.priced import Made, Priced
 
 ROUND, BLOCK = 1 << 11, 1 << 14
 """Candidates that are costed before bounds are compared again, at first and at most: few enough for the cache."""
@@ -74,8 +74,38 @@ class Configured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What no placement of each configuration is below, and whether one may fit."""
+
+    least_s: Array
+    likely: Array
+    """Whether a placement may likely not run out of memory; nobody asks where memory is that of a paper."""
+    first: Array | None
+    """Whether a placement may be put first; None: any may."""
+
+    def of(self, part: slice) -> tuple[Array, Array, Array | None]:
+        """Those of a part."""
+        return self.least_s[part], self.likely[part], None if self.first is None else self.first[part]
+
+
+class Costed(NamedTuple):
+    """Candidates with their times."""
+
+    position: Array
+    """Configuration of each, ascending."""
+    place: Array
+    times: Array
+    made: Callable[[], Made]
+    """What prices them."""
+
+    def part(self, which: slice) -> Costed:
+        """Some that follow each other; the price is that of all."""
+        return Costed(self.position[which], self.place[which], self.times[which], self.made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """The configurations of one search that fit, and what costs their candidates."""
+    """Configurations of searches that fit, and what costs their candidates."""
 
     setting: Setting
     configured: Configured
@@ -85,10 +115,8 @@ class Fitting:
     placements: Plans
     table: LayerTable
 
-    @property
-    def counts(self) -> Array:
-        """Placements of each."""
-        return self.listing.multiplicity[self.configured.at]
+    counts: Array
+    """Placements of each."""
 
     def candidates(self, chosen: Array) -> tuple[Array, Array]:
         """Configuration and placement of all candidates of some configurations, in their order."""
@@ -104,9 +132,15 @@ class Fitting:
         """Job under the plans of some candidates."""
         return self.configured.planned.take(position, self.plans(position, place))
 
-    def least_s(self) -> Array:
-        """Time that no placement of each configuration is below."""
-        return least_step_s(self.configured.unlinked, self.setting.job.framework, self.table, self.configured.shape)
+    def bounds(self) -> Bounds:
+        """What a search need not cost."""
+        table, shape, calibrated = self.table, self.configured.shape, self.setting.method.calibrated
+        first = self.setting.first_limit
+        return Bounds(
+            least_s=least_step_s(self.configured.unlinked, self.setting.job.framework, table, shape),
+            likely=self._may_fit(LIKELY_FITS) if calibrated else np.zeros(len(shape), dtype=bool),
+            first=None if first is None else self._may_fit(first),
+        )
 
     def sent(self, position: Array, place: Array) -> Callable[[slice | Array], Sent]:
         """What some candidates send outside their passes, each kind costed once: of those at some places among them."""
@@ -120,12 +154,19 @@ class Fitting:
         parameters, of_parameters = costed(self.configured.parameters, parameter_traffic)
         return lambda at: (rows(messages, of_messages[at]), rows(parameters, of_parameters[at]))
 
-    def made(self, plans: Plans, position: Array, place: Array, sent: Sent) -> tuple[Passes, Step]:
-        """Passes and step of each candidate."""
+    def costed(self, position: Array, place: Array, sent: Sent) -> Costed:
+        """Candidates with their times, those that a limit on running out of memory rules out left out."""
+        plans, limit = self.plans(position, place), self.setting.oom_limit
+        if limit is not None:
+            safe = np.flatnonzero(self.fits(plans, position, limit))
+            position, place, plans = position[safe], place[safe], plans.take(safe)
+            sent = rows(sent[0], safe), rows(sent[1], safe)
         method, job, machine = self.setting.method, self.setting.job, self.setting.machine
         passes = self.table.take(self.configured.shape[position], self.inner[place])
         unlinked = rows(self.configured.unlinked, position)
-        return passes, compose(linked_inputs(unlinked, method, job, plans, machine, *sent), passes, job.framework)
+        step = compose(linked_inputs(unlinked, method, job, plans, machine, *sent), passes, job.framework)
+        times = np.broadcast_to(np.asarray(step.total_s), position.shape)
+        return Costed(position, place, times, lambda: (self.planned(position, place), passes, step))
 
     def fits(self, plans: Plans, position: Array, chance: float) -> Array:
         """Whether each candidate runs out of memory with that chance at most."""
@@ -134,7 +175,7 @@ class Fitting:
         fits: Array = likely_fits(peak, plans, framework, machine.memory_bytes, chance, is_host=machine.is_host)
         return np.broadcast_to(fits, position.shape)
 
-    def may_fit(self, chance: float) -> Array:
+    def _may_fit(self, chance: float) -> Array:
         """Whether some placement of each configuration may run out of memory with that chance at most."""
         machine = self.setting.machine
         name, capacity = self.setting.job.memory.name, machine.memory_bytes
@@ -146,54 +187,67 @@ class Ranking:
 
     Exact: a configuration is left out only where even its lower bound is above what it would have to beat; with an
     objective none is.
+
+    Args:
+        fitting: the configurations of this search and of others, and what costs their candidates.
+        part: those of this search, which follow each other.
+        top: how many of the best are kept.
+        priced: what prices candidates where there is an objective.
     """
 
-    def __init__(self, fitting: Fitting, top: int, priced: Priced | None = None) -> None:
-        self._of, self._priced = fitting, priced
-        count = len(fitting.configured.at)
+    def __init__(self, fitting: Fitting, part: slice, top: int, priced: Priced | None = None) -> None:
+        self._of, self.part, self.priced = fitting, part, priced
+        self.peak, self._counts = fitting.configured.peak[part], fitting.counts[part]
+        count = len(self.peak)
         self.best = Best(top)
         """Of those that run out of memory with the chance at most that a first plan may have; all without a limit."""
         self.risky_best = Best(RISKY_SHOWN)
         """Of all others."""
         self.likely_s: float = np.inf
         self.likely: Array | None = None
-        """Position and placement of the fastest candidate that likely fits, and its time."""
+        """Configuration and placement of the fastest candidate that likely fits, and its time."""
         self.time_s, self.place = np.full(count, np.inf), np.zeros(count, dtype=np.int64)
         """Time and placement of the fastest candidate of each configuration; infinite where none was costed."""
-        self.costed = self.risky = 0
+        self.within = int(self._counts.sum())
+        """Candidates that fit."""
+        self.costed = self.risky = self.settled = 0
 
-    def run(self, done: Done) -> None:
-        """Costs what has to be costed; ``done`` is told the number of candidates that are settled."""
-        of = self._of
-        counts = of.counts
-        if not counts.any():
+    def rounds(self, bounds: Bounds) -> Iterator[Array]:
+        """Configurations all of whose candidates have to be costed, ascending, round by round; before the next one
+        they are taken in.
+
+        Args:
+            bounds: of all configurations that fit.
+        """
+        if not self.within:
             return
-        limit = of.setting.oom_limit
+        limit, priced = self._of.setting.oom_limit, self.priced is not None
         if limit is not None:
             self._count_risky(limit)
-        least_s = of.least_s() if self._priced is None else np.zeros(len(counts))
-        likely = of.may_fit(LIKELY_FITS) if of.setting.method.calibrated else np.zeros(len(counts), dtype=bool)
-        first = None if of.setting.first_limit is None else of.may_fit(of.setting.first_limit)
-        unknown, most, settled = counts > 0, ROUND, 0
+        least_s, likely, first = bounds.of(self.part)
+        least_s = np.zeros_like(least_s) if priced else least_s
+        unknown, most = self._counts > 0, ROUND
         chosen = np.flatnonzero(unknown)
         if least_s.any():
             fastest = chosen[np.argsort(least_s[chosen], kind="stable")]
-            chosen = np.concatenate((_first(fastest, counts, ROUND), _front_of(chosen, least_s, of.configured.peak)))
+            chosen = np.concatenate((self._first(fastest, ROUND), _front_of(chosen, least_s, self.peak)))
             chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
-            self._cost(chosen, limit, partial(_further, done, settled))
+            yield chosen + self.part.start
             unknown[chosen] = False
             needed = unknown & (least_s <= np.maximum(self._to_beat(first), np.where(likely, self.likely_s, -np.inf)))
-            settled = int(counts[~needed].sum())
-            done(settled)
+            self.settled = int(self._counts[~needed].sum())
             open_ = np.flatnonzero(needed)
             most = min(2 * most, BLOCK)
-            fastest = open_[np.argsort(least_s[open_], kind="stable")]
-            chosen = np.sort(_first(fastest, counts, most))
+            chosen = np.sort(self._first(open_[np.argsort(least_s[open_], kind="stable")], most))
 
     def front(self) -> Array:
-        """Positions of the configurations that no other beats in both time and memory."""
-        return _front_of(np.flatnonzero(np.isfinite(self.time_s)), self.time_s, self._of.configured.peak)
+        """Places in :attr:`part` of the configurations that no other beats in both time and memory."""
+        return _front_of(np.flatnonzero(np.isfinite(self.time_s)), self.time_s, self.peak)
+
+    def _first(self, ordered: Array, most: int) -> Array:
+        """The first of some configurations, with ``most`` candidates together, or one."""
+        return ordered[: max(int(np.searchsorted(np.cumsum(self._counts[ordered]), most, side="right")), 1)]
 
     def _to_beat(self, first: Array | None) -> Array:
         """Time above which a configuration is neither among the best, nor shown next to them, nor on the front.
@@ -201,10 +255,9 @@ class Ranking:
         Args:
             first: whether a placement of each may be put first; None: any may.
         """
-        order = np.argsort(self._of.configured.peak, kind="stable")
+        order = np.argsort(self.peak, kind="stable")
         fastest = np.minimum.accumulate(self.time_s[order])
-        peak = self._of.configured.peak[order]
-        within = fastest[np.searchsorted(peak, self._of.configured.peak, side="right") - 1]
+        within = fastest[np.searchsorted(self.peak[order], self.peak, side="right") - 1]
         best: Array | float = self.best.threshold
         if first is not None:
             fastest_s = float(self.best.values[0]) if len(self.best.values) else np.inf
@@ -213,50 +266,31 @@ class Ranking:
         return beaten
 
     def _count_risky(self, limit: float) -> None:
-        for start in range(0, len(self._of.configured.at), BLOCK):
-            position, place = self._of.candidates(np.arange(start, min(start + BLOCK, len(self._of.configured.at))))
+        for start in range(self.part.start, self.part.stop, BLOCK):
+            position, place = self._of.candidates(np.arange(start, min(start + BLOCK, self.part.stop)))
             self.risky += int((~self._of.fits(self._of.plans(position, place), position, limit)).sum())
 
-    def _cost(self, chosen: Array, limit: float | None, done: Done) -> None:
-        """Costs all candidates of some configurations, in ascending order."""
-        of = self._of
-        position, place = of.candidates(chosen)
-        sent, lasts = of.sent(position, place), np.cumsum(of.counts[chosen])
-        self.costed += len(position)
-        stop = 0
-        while stop < len(position):
-            start, at = stop, int(np.searchsorted(lasts, stop + BLOCK, side="right"))
-            stop = int(lasts[max(at - 1, int(np.searchsorted(lasts, stop, side="right")))])
-            here = slice(start, stop)
-            self._cost_block(position[here], place[here], sent(here), limit)
-            done(stop)
-
-    def _cost_block(self, position: Array, place: Array, sent: Sent, limit: float | None) -> None:
-        """Costs some candidates, all of each configuration that is among them."""
-        of = self._of
-        plans = of.plans(position, place)
-        if limit is not None:
-            safe = np.flatnonzero(of.fits(plans, position, limit))
-            if not len(safe):
-                return
-            position, place, plans = position[safe], place[safe], plans.take(safe)
-            sent = rows(sent[0], safe), rows(sent[1], safe)
-        passes, step = of.made(plans, position, place, sent)
-        times = np.broadcast_to(np.asarray(step.total_s), position.shape)
-        if self._priced is None:
-            self._offer(plans, times, position, place)
-        else:
-            made = of.planned(position, place), passes, step
-            values, kept = self._priced.values(made, times, (position, of.configured.at[position], place))
-            self._offer(plans.take(kept), values, position[kept], place[kept])
-        if of.setting.method.calibrated:
-            self._offer_likely(plans, times, position, place)
+    def take_in(self, costed: Costed) -> None:
+        """Keeps what is to be kept of costed candidates: all that a limit leaves of each configuration."""
+        position, place, times = costed.position, costed.place, costed.times
+        values, at = times, (position, place)
+        if self.priced is not None:
+            ids = position, self._of.configured.at[position], place
+            values, kept = self.priced.values(costed.made(), times, ids)
+            at = position[kept], place[kept]
+        self._offer(values, *at)
+        if self._of.setting.method.calibrated:
+            self._offer_likely(times, position, place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))
         low = np.minimum.reduceat(times, starts)
-        self.time_s[position[starts]] = low
-        self.place[position[starts]] = _first_equal(times, starts, low, place)
+        here = position[starts] - self.part.start
+        self.time_s[here] = low
+        self.place[here] = _first_equal(times, starts, low, place)
 
-    def _offer(self, plans: Plans, values: Array, position: Array, place: Array) -> None:
+    def _fits(self, position: Array, place: Array, chance: float) -> Array:
+        return self._of.fits(self._of.plans(position, place), position, chance)
+
+    def _offer(self, values: Array, position: Array, place: Array) -> None:
         """Offers candidates to the best, or by their chance of running out of memory to those shown next to them."""
         limit, of = self._of.setting.first_limit, self._of
         if limit is None:
@@ -264,21 +298,67 @@ class Ranking:
         near = np.flatnonzero(values <= max(self.best.threshold, self.risky_best.threshold))
         if not len(near):
             return None
-        safe = of.fits(plans.take(near), position[near], limit)
+        safe = self._fits(position[near], place[near], limit)
         for best, chosen in ((self.best, near[safe]), (self.risky_best, near[~safe])):
             best.add(values[chosen], of.configured.at[position[chosen]], place[chosen])
         return None
 
-    def _offer_likely(self, plans: Plans, times: Array, position: Array, place: Array) -> None:
+    def _offer_likely(self, times: Array, position: Array, place: Array) -> None:
         """Offers candidates; of those that are slower than what is known nothing is computed."""
         near = np.flatnonzero(times <= self.likely_s)
-        near = near[self._of.fits(plans.take(near), position[near], LIKELY_FITS)] if len(near) else near
+        near = near[self._fits(position[near], place[near], LIKELY_FITS)] if len(near) else near
         if not len(near):
             return
         first = near[np.lexsort((place[near], position[near], times[near]))[0]]
-        at = np.array([position[first], place[first]])
+        at = np.array([self._of.configured.at[position[first]], place[first]])
         if times[first] < self.likely_s or self.likely is None or tuple(at) < tuple(self.likely):
             self.likely_s, self.likely = float(times[first]), at
+
+
+def rank(of: Fitting, rankings: Sequence[Ranking], done: Done) -> None:
+    """Ranks searches whose configurations lie in one table: what all of them have to cost next is costed together.
+
+    Args:
+        of: the configurations of all of them.
+        rankings: one for each search, in the order of their parts.
+        done: is told the number of candidates that are settled.
+    """
+    if not of.counts.any():
+        return
+    bounds = of.bounds()
+    running = [(ranking, ranking.rounds(bounds)) for ranking in rankings]
+    while running:
+        wanted = [(ranking, rounds, next(rounds, None)) for ranking, rounds in running]
+        done(settled := sum(ranking.settled for ranking in rankings))
+        running = [(ranking, rounds) for ranking, rounds, chosen in wanted if chosen is not None]
+        if running:
+            chosen = np.concatenate([each for _, _, each in wanted if each is not None])
+            _cost(of, [ranking for ranking, _ in running], chosen, partial(_further, done, settled))
+
+
+def _cost(of: Fitting, rankings: Sequence[Ranking], chosen: Array, done: Done) -> None:
+    """Costs all candidates of some configurations, in ascending order."""
+    position, place = of.candidates(chosen)
+    sent, lasts = of.sent(position, place), np.cumsum(of.counts[chosen])
+    stop = 0
+    while stop < len(position):
+        start, at = stop, int(np.searchsorted(lasts, stop + BLOCK, side="right"))
+        stop = int(lasts[max(at - 1, int(np.searchsorted(lasts, stop, side="right")))])
+        here = slice(start, stop)
+        block = of.costed(position[here], place[here], sent(here))
+        for ranking, part in zip(rankings, _parts(rankings, position[here]), strict=True):
+            ranking.costed += part.stop - part.start
+        for ranking, part in zip(rankings, _parts(rankings, block.position), strict=True):
+            if part.start < part.stop:
+                ranking.take_in(block if len(rankings) == 1 else block.part(part))
+        done(stop)
+
+
+def _parts(rankings: Sequence[Ranking], position: Array) -> list[slice]:
+    """Which of some ascending configurations are of each search."""
+    starts = np.searchsorted(position, [ranking.part.start for ranking in rankings])
+    stops = np.searchsorted(position, [ranking.part.stop for ranking in rankings])
+    return [slice(*each) for each in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 def _further(done: Done, settled: int, more: int) -> None:
@@ -289,11 +369,6 @@ def _front_of(some: Array, time_s: Array, peak: Array) -> Array:
     """Those of some configurations that no other of them beats in both time and memory."""
     front: Array = some[pareto_front(time_s[some], peak[some])]
     return front
-
-
-def _first(ordered: Array, counts: Array, most: int) -> Array:
-    """The first of some configurations, with `most` candidates together, or one."""
-    return ordered[: max(int(np.searchsorted(np.cumsum(counts[ordered]), most, side="right")), 1)]
 
 
 def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from steptime.estimate.single import Setting
 from steptime.estimate.step_inputs import messages_of
 from steptime.estimate.traffic import parameter_traffic
 from steptime.hardware import load_cluster
+from steptime.plan.framework_file import load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.space import Constraint
 from steptime.records import distinct, leaves
 from steptime.search import exhaustive, ranking
 from steptime.search.exhaustive import Found, Task, search
 from steptime.search.modes import MODES
+from steptime.search.objective import Mix, Objective
 
 
 @pytest.mark.parametrize("kinds", [1, 7, 5000])
@@ -54,8 +58,7 @@ def test_what_is_sent_is_what_each_candidate_sends(job: dict[str, Any], monkeypa
     """Columns by which candidates are not told apart have no say in their messages and traffic."""
     checked = []
 
-    def run(self: ranking.Ranking, done: ranking.Done) -> None:
-        of = self._of
+    def rank(of: ranking.Fitting, rankings: Any, done: ranking.Done) -> None:
         position, place = of.candidates(np.arange(len(of.configured.at)))
         found, planned = of.sent(position, place)(slice(None)), of.planned(position, place)
         alone = messages_of(planned, of.setting.machine), parameter_traffic(planned, of.setting.machine)
@@ -63,10 +66,10 @@ def test_what_is_sent_is_what_each_candidate_sends(job: dict[str, Any], monkeypa
                               leaves({"found": alone[0], "more": alone[1]}), strict=True):  # fmt: skip
             assert np.array_equal(np.broadcast_to(one, position.shape), np.broadcast_to(other, position.shape))
         checked.append(len(position))
-        original(self, done)
+        original(of, rankings, done)
 
-    original = ranking.Ranking.run
-    monkeypatch.setattr(ranking.Ranking, "run", run)
+    original = exhaustive.rank
+    monkeypatch.setattr(exhaustive, "rank", rank)
     api.plan(cluster="dgx-h100", global_batch=48, **job)
     assert max(checked) > 200
 
@@ -78,11 +81,27 @@ def test_tasks_that_differ_in_fast_domains_share_configurations_and_find_what_ea
     configured, original = [], exhaustive._configured
     monkeypatch.setattr(exhaustive, "_configured", lambda *given: configured.append(given) or original(*given))
     together = search(tasks, 3)
-    assert len(configured) == 2
+    assert [len(jobs) for jobs, _ in configured] == [2]
     for found, task in zip(together, tasks, strict=True):
         (alone,) = search([task], 3)
         assert _told(found) == _told(alone)
     assert _told(together[0]) != _told(together[2])
+
+
+@pytest.mark.parametrize("changed", ["devices", "batch", "limit", "placement", "objective"])
+def test_searches_of_whole_steps_together_find_what_each_finds_alone(changed: str) -> None:
+    """Jobs on few devices, where many candidates are too large, and on many, whose step grows with their number."""
+    others: dict[str, list[dict[str, Any]]] = {
+        "devices": [{"gpus": 8}, {"gpus": 48}, {"gpus": 512}, {"gpus": 1}],
+        "batch": [{"batch": 96}, {"batch": 192}, {"batch": 96, "gpus": 8}],
+        "limit": [{"first_limit": 0.1}, {"oom_limit": 0.2}, {"gpus": 16, "oom_limit": 0.2}],
+        "placement": [{"constraints": ()}, {"constraints": (Constraint(column="in_tp", relation="<=", value=2),)}],
+        "objective": [{}, {"objective": ENERGY}, {"objective": ENERGY, "gpus": 16}],
+    }
+    tasks = [_whole(**given) for given in others[changed]]
+    for found, task in zip(search(tasks, 4), tasks, strict=True):
+        (alone,) = search([task], 4)
+        assert _all(found) == _all(alone)
 
 
 def _task(domain: int, gpus: int) -> Task:
@@ -92,6 +111,34 @@ def _task(domain: int, gpus: int) -> Task:
               optimizer=OPTIMIZERS["adam"])  # fmt: skip
     setting = Setting(method=mode.method, job=job, cluster=load_cluster(f"published-a100-nvs{domain}"))
     return Task(setting=setting, strategy=mode.method.strategies["1d"], space=mode.space)
+
+
+ENERGY = Objective(
+    name="energy", mix=Mix(per_J=1.0), idle_W=100.0, peak_W=700.0, host_W=200.0, pue=1.2,
+    bounds={"slow": (Mix(per_s=1.0), 60.0)},
+)  # fmt: skip
+GROWING = replace(load_framework("generic", "h100-sxm"), growth=0.02)
+
+
+def _whole(
+    gpus: int = 24, batch: int = 96, constraints: tuple[Constraint, ...] = (), objective: Objective | None = None,
+    **limits: float,
+) -> Task:  # fmt: skip
+    mode, model = MODES["corrected"], load_model("llama3.1-8b")
+    job = Job(model=model, gpus=gpus, global_batch=batch, seq_len=model.seq_len, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"], framework=GROWING)  # fmt: skip
+    setting = Setting(method=mode.method, job=job, cluster=load_cluster("dgx-h100"), **limits)
+    return Task(setting=setting, strategy=mode.method.strategies["1d"], space=mode.space, constraints=constraints,
+                objective=objective)  # fmt: skip
+
+
+def _all(found: Found) -> dict[str, Any]:
+    """All that was found, but how many layers were costed and which candidates were."""
+    left = ("task", "distinct_layers", "costed")
+    return {
+        f"{f.name}/{n}": leaf.tolist() if isinstance(leaf, np.ndarray) else leaf
+        for f in fields(found) if f.name not in left for n, leaf in enumerate(leaves(getattr(found, f.name)))
+    }  # fmt: skip
 
 
 def _told(found: Found) -> tuple[Any, ...]:
