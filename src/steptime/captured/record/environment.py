@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured.record.compiler import compiling_nothing
 from steptime.captured.record.fake import Replaced, all_modules, take_weights
 from steptime.captured.record.problems import explaining
 from steptime.captured.record.results import NEW, RESULTS
@@ -234,13 +235,13 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
     Raises:
         CaptureError: whatever the module raises, with its line.
     """
-    fakes = Fakes(allow_non_fake_inputs=True)
-    replaced = Replaced(fakes)
     with ExitStack() as stack:
         stack.enter_context(explaining(name))
+        stack.enter_context(compiling_nothing())
+        fakes = Fakes(allow_non_fake_inputs=True)
+        replaced = Replaced(fakes)
         stack.enter_context(_settings_kept())
         stack.enter_context(_state_kept(module))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_masks_not_read())
         stack.enter_context(_said_once())
@@ -267,7 +268,8 @@ def _settings_kept() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(gradients)
-        torch.use_deterministic_algorithms(exact)
+        if torch.are_deterministic_algorithms_enabled() != exact:  # asking loads the compiler
+            torch.use_deterministic_algorithms(exact)
         torch.set_autocast_enabled("cpu", automatic)
         if torch.get_default_device() != device:
             torch.set_default_device(device)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._device import _device_constructors
 
+from steptime.captured.record.compiler import compiling_nothing
 from steptime.captured.record.results import fresh
 from steptime.captured.record.values import ONES, Values
 from steptime.errors import UserError
@@ -184,7 +185,7 @@ def build(factory: Callable[[], Any]) -> Any:
     alone.
     """
     try:
-        with _seeded(), torch.device("meta"), _IntegersWithValues():
+        with compiling_nothing(), _seeded(), torch.device("meta"), _IntegersWithValues():
             return factory()
     except (NotImplementedError, RuntimeError):
         pass
