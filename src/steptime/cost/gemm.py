@@ -17,8 +17,10 @@ A wave (:func:`wave_factor`) is a round in which the blocks of a kernel pass ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from itertools import starmap
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -72,6 +74,8 @@ ODD_TILES: Final = (
 LARGE_TILE: Final = 128 * 256
 #: Tile of libraries that do not choose among tiles for batched products.
 BATCHED_TILE: Final = (128, 128)
+#: Products of which the times under all tiles are computed at once.
+FEW: Final = 512
 #: Bytes of one partial sum of a split.
 PARTIAL_BYTES: Final = 4
 
@@ -352,34 +356,69 @@ def _fastest_tiles_s(
     stride: Num,
 ) -> tuple[Num, Num]:
     """Compute time of the best tile with whole $k$, and with $k$ split until the device is full."""
-    sizes = sorted({size for tile in (*TILES, *ODD_TILES) for size in tile})
-    rows = {size: ceil(m / size) * (batch / sm_count) for size in sizes}
-    columns = {size: ceil(n / size) for size in sizes}
     step_k = where(element_bytes > WIDE_BYTES, STEP_K[1], STEP_K[0])
     whole_k = ceil(k / step_k) * step_k + fill_k
     apart = 1 + stride * k * element_bytes / PAGE_BYTES
-    odd = apart * odd_tile
+    odd, batched = apart * odd_tile, where(batch > 1, batched_tile, 1.0)
     most_splits = maximum(k / LEAST_K, 1)
     partial_s = split_traffic * PARTIAL_BYTES * batch * m * n / memory_Bps
-    batched = where(batch > 1, batched_tile, 1.0)
+    rates = (element_bytes, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency, operand_speed, step_s)
     best: tuple[Num, Num] | None = None
-    for bm, bn in (*TILES, *ODD_TILES):
-        sigma = tile_step_s(
-            bm, bn, element_bytes, peak_flops_per_s, memory_Bps, sm_count, compute_efficiency, operand_speed, step_s
-        )
-        sigma = sigma * (odd if (bm, bn) in ODD_TILES else apart) * (large_tile if bm * bn > LARGE_TILE else 1)
-        sigma = sigma * (batched if (bm, bn) != BATCHED_TILE else 1)
-        end_s = epilogue * bm * bn * sm_count / memory_Bps
-        share = rows[bm] * columns[bn]
+    for tile in _tiles((m, n, k, batch), rates):
+        sigma = tile.step_s * where(tile.is_odd, odd, apart) * where(tile.is_large, large_tile, 1)
+        sigma = sigma * where(tile.is_batched, 1, batched)
+        end_s = epilogue * tile.rows * tile.columns * sm_count / memory_Bps
+        share = ceil(m / tile.rows) * (batch / sm_count) * ceil(n / tile.columns)
         whole = quantised_waves(share, 1, quantisation) * (whole_k * sigma + end_s)
         splits = minimum(floor(1 / share), most_splits)
         filled = share * splits
         split_k = ceil(k / maximum(splits, 1) / step_k) * step_k + fill_k
         split = (filled + quantisation * (1 - filled)) * (split_k * sigma + end_s) + partial_s * splits
         split = where(splits > 1, split, whole)
+        if isinstance(tile.rows, np.ndarray):
+            return _least(whole, m, n, k, batch), _least(split, m, n, k, batch)
         best = (whole, split) if best is None else (minimum(best[0], whole), minimum(best[1], split))
     assert best is not None
     return best
+
+
+def _least(times_s: Any, *shape: Num) -> Num:
+    """Least of each column; of one product, whose shape are numbers, a number."""
+    least: Array = times_s.min(axis=0)
+    return least if least.size > 1 or any(isinstance(each, np.ndarray) for each in shape) else float(least[0])
+
+
+class _Tile(NamedTuple):
+    """One tile, or all of them as a column each."""
+
+    rows: Num
+    columns: Num
+    is_odd: Any
+    is_large: Any
+    is_batched: Any
+    """Whether libraries that do not choose among tiles for batched products take it."""
+    step_s: Num
+
+
+def _tiles(shape: tuple[Num, ...], rates: tuple[Num, ...]) -> Iterable[_Tile]:
+    """Tiles one after another; all at once, a row each, where products are so few that their table fits the cache."""
+    if all(each.size <= FEW if isinstance(each, np.ndarray) else isinstance(each, (float, int)) for each in shape):
+        try:
+            return (_known_tiles(rates),)
+        except TypeError:  # an array among the rates has no hash
+            pass
+    return starmap(partial(_tile, rates), (*TILES, *ODD_TILES))
+
+
+def _tile(rates: tuple[Num, ...], rows: int, columns: int) -> _Tile:
+    tile, step_s = (rows, columns), tile_step_s(rows, columns, *rates)
+    return _Tile(*tile, tile in ODD_TILES, rows * columns > LARGE_TILE, tile == BATCHED_TILE, step_s)
+
+
+@lru_cache(maxsize=256)
+def _known_tiles(rates: tuple[float, ...]) -> _Tile:
+    each = [_tile(rates, *tile) for tile in (*TILES, *ODD_TILES)]
+    return _Tile(*(np.array(column)[:, None] for column in zip(*each, strict=True)))
 
 
 def share_of_peak(edge: Num, time_s: Num, peak_flops_per_s: Num) -> Num:
