@@ -194,6 +194,10 @@ class PlannedJob:
     split: StageSplit
     micro_batches: Num
     """Micro-batches of the replica that has most of them."""
+    gradient_ranks: Num
+    """Ranks that hold the same weights and sum their gradients, both copies of a mirrored stage among them."""
+    expert_ranks: Num
+    """Ranks that hold the same routed experts, both copies of a mirrored stage among them."""
 
     def take(self, index: Array, plans: Plans) -> PlannedJob:
         """The rows at ``index``, with plans that differ at most in their placement."""
@@ -205,22 +209,14 @@ class PlannedJob:
             sizes=rows(self.sizes, index),
             split=rows(self.split, index),
             micro_batches=rows(self.micro_batches, index),
+            gradient_ranks=rows(self.gradient_ranks, index),
+            expert_ranks=rows(self.expert_ranks, index),
         )
-
-    @property
-    def gradient_ranks(self) -> Num:
-        """Ranks that hold the same weights and sum their gradients, both copies of a mirrored stage among them."""
-        return self.strategy.gradient_ranks(self.plans) * self.job.stages_held
 
     @property
     def copies_near(self) -> Any:
         """Whether both copies of a mirrored stage share a fast domain, as they do where the whole pipeline does."""
         return copies_near(self.job, self.plans)
-
-    @property
-    def expert_ranks(self) -> Num:
-        """Likewise of the weights of routed experts."""
-        return self.plans.edp * self.job.stages_held
 
 
 def copies_near(job: Job, plans: Plans) -> Any:
@@ -232,5 +228,6 @@ def planned_job(method: Method, strategy: Strategy, job: Job, plans: Plans, size
     """A job under plans whose sizes are known (:func:`steptime.estimate.sizes.sizes_of`)."""
     return PlannedJob(
         method=method, strategy=strategy, job=job, plans=plans, sizes=sizes, split=method.stage_split(job, plans),
-        micro_batches=method.micro_batches(job, plans),
+        micro_batches=method.micro_batches(job, plans), gradient_ranks=strategy.gradient_ranks(plans) * job.stages_held,
+        expert_ranks=plans.edp * job.stages_held,
     )  # fmt: skip

@@ -164,6 +164,8 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
 
 def _groups(tasks: Sequence[Task], key: Callable[[Task], Any]) -> list[list[int]]:
     """Places of tasks with the same key."""
+    if len(tasks) == 1:
+        return [[0]]
     keys: list[Any] = []
     groups: list[list[int]] = []
     for place, task in enumerate(tasks):

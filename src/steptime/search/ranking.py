@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -249,15 +249,20 @@ class Ranking:
         """The first of some configurations, with ``most`` candidates together, or one."""
         return ordered[: max(int(np.searchsorted(np.cumsum(self._counts[ordered]), most, side="right")), 1)]
 
+    @cached_property
+    def _by_memory(self) -> tuple[Array, Array]:
+        """Configurations by memory, and the place of the last among them with no more than each has."""
+        order = np.argsort(self.peak, kind="stable")
+        return order, np.searchsorted(self.peak[order], self.peak, side="right") - 1
+
     def _to_beat(self, first: Array | None) -> Array:
         """Time above which a configuration is neither among the best, nor shown next to them, nor on the front.
 
         Args:
             first: whether a placement of each may be put first; None: any may.
         """
-        order = np.argsort(self.peak, kind="stable")
-        fastest = np.minimum.accumulate(self.time_s[order])
-        within = fastest[np.searchsorted(self.peak[order], self.peak, side="right") - 1]
+        order, last = self._by_memory
+        within = np.minimum.accumulate(self.time_s[order])[last]
         best: Array | float = self.best.threshold
         if first is not None:
             fastest_s = float(self.best.values[0]) if len(self.best.values) else np.inf
