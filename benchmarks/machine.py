@@ -8,11 +8,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from steptime.hierarchy.tune.host import this_host
-
 
 def machine() -> str:
     """Processor, cores, system, interpreter."""
+    from steptime.hierarchy.tune.host import this_host
+
     return f"{this_host().cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 

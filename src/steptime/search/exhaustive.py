@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -362,26 +361,54 @@ def _ranked(
         rankings.append(Ranking(fitting, wave.table.parts[each.job], top, priced))
     before = wave.candidates - sum(ranking.within for ranking in rankings)
     rank(fitting, rankings, lambda settled: progress(before + settled))
+    fronts = [ranking.front() for ranking in rankings]
+    kept = _taken(listing, [
+        ids for ranking, front in zip(rankings, fronts, strict=True) for ids in _ids(ranking, fits.at, front)
+    ])  # fmt: skip
     return {
-        each.place: _found(wave, each, ranking, layers.count)
-        for each, ranking in zip(wave.searches, rankings, strict=True)
+        each.place: _found(wave, each, ranking, front, kept[KEPT * n : KEPT * (n + 1)], layers.count)
+        for n, (each, ranking, front) in enumerate(zip(wave.searches, rankings, fronts, strict=True))
     }
 
 
-def _found(wave: _Wave, each: _Search, ranking: Ranking, distinct_layers: int) -> Found:
+KEPT: Final = 5
+"""Lists of plans that are kept of a search."""
+
+
+def _ids(ranking: Ranking, at: Array, front: Array) -> Iterator[tuple[Array, Array]]:
+    """Configurations and placements of the best, the risky, the front, the one that likely fits, and that of energy."""
+    likely, priced = ranking.likely, ranking.priced
+    yield ranking.best.ids[:, 0], ranking.best.ids[:, 1]
+    yield ranking.risky_best.ids[:, 0], ranking.risky_best.ids[:, 1]
+    yield at[ranking.part][front], ranking.place[front]
+    yield (likely[:1], likely[1:]) if likely is not None else (front[:0], front[:0])
+    yield (priced.ids[:, 0], priced.ids[:, 1]) if priced is not None else (front[:0], front[:0])
+
+
+def _taken(listing: Listing, ids: Sequence[tuple[Array, Array]]) -> list[Plans]:
+    """Plans of some lists of configurations and placements."""
+    every = _plans(listing, *(np.concatenate(one) for one in zip(*ids, strict=True)))
+    none = every.take(slice(0))
+    parts = _parts([len(configuration) for configuration, _ in ids])
+    return [every.take(part) if part.start < part.stop else none for part in parts]
+
+
+def _found(
+    wave: _Wave, each: _Search, ranking: Ranking, front: Array, kept: Sequence[Plans], distinct_layers: int
+) -> Found:
     """What was found for one of the tasks."""
-    listing, fits, priced = wave.listing, wave.table.fits, ranking.priced
+    best, risky, of_front, likely, of_energy = kept
+    priced = ranking.priced
     refused, lost = ({}, 0) if priced is None else (priced.refused, priced.lost)
-    front, feasible, first = ranking.front(), ranking.within - ranking.risky - lost, ranking.likely
-    at, plans = fits.at[ranking.part], partial(_plans, listing)
+    feasible = ranking.within - ranking.risky - lost
     return Found(
         task=each.task, candidates=each.listing.candidates, feasible=feasible, costed=ranking.costed,
-        energy=None if priced is None else priced.front(plans(*priced.ids.T)),
-        reasons=_reasons(wave, each, ranking.risky) | refused, best_s=ranking.best.values,
-        best=plans(*ranking.best.ids.T), risky_s=ranking.risky_best.values, risky=plans(*ranking.risky_best.ids.T),
-        front_s=ranking.time_s[front], front_bytes=ranking.peak[front], front=plans(at[front], ranking.place[front]),
+        energy=None if priced is None else priced.front(of_energy),
+        reasons=_reasons(wave, each, ranking.risky) | refused, best_s=ranking.best.values, best=best,
+        risky_s=ranking.risky_best.values, risky=risky, front_s=ranking.time_s[front],
+        front_bytes=ranking.peak[front], front=of_front,
         nearest=None if feasible or refused else _nearest(wave, each), distinct_layers=distinct_layers,
-        likely_s=ranking.likely_s, likely=None if first is None else plans(first[:1], first[1:]),
+        likely_s=ranking.likely_s, likely=None if ranking.likely is None else likely,
     )  # fmt: skip
 
 

@@ -86,13 +86,13 @@ class PublishedSpace(Space):
         spread = {"1d": tp, "context": tp * second, "2d": second}[strategy.name]
         share = replica_sequences(job.global_batch, np.asarray(meshes.dp))
         choices = divisors if self.defects.equal_shares else micro_batch_choices
-        shares = {int(n): choices(int(n)) for n in np.unique(share)}
-        sizes = np.array(sorted(set().union(*shares.values())), dtype=np.int64)
-        listed = {n: np.isin(sizes, sizes_of_share) for n, sizes_of_share in shares.items()}
-        fits = (sizes * job.seq_len) % spread[:, None] == 0
-        for n, admitted in listed.items():
-            fits[share == n] &= admitted
-        mesh_of, size_of = np.nonzero(fits)
+        shares, share_of = np.unique(share, return_inverse=True)
+        listed = [choices(int(n)) for n in shares]
+        sizes = np.array(sorted(set().union(*listed)), dtype=np.int64)
+        admitted = np.zeros((len(shares), len(sizes)), dtype=bool)
+        for n, sizes_of_share in enumerate(listed):
+            admitted[n, np.searchsorted(sizes, sizes_of_share)] = True
+        mesh_of, size_of = np.nonzero(((sizes * job.seq_len) % spread[:, None] == 0) & admitted[share_of])
         micro_batch, panels = sizes[size_of], {}
         if strategy.name == "2d":
             longer = np.maximum(tp, second)
