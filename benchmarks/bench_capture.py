@@ -1,7 +1,8 @@
 """CPU time and memory of capturing whole training steps: forward, backward, AdamW; nothing is allocated.
 
-    python benchmarks/bench_capture.py            prints the table
-    python benchmarks/bench_capture.py --write    also writes it to benchmarks/capture.md
+    python benchmarks/bench_capture.py                    prints the tables
+    python benchmarks/bench_capture.py --write            also writes them to benchmarks/capture.md
+    python benchmarks/bench_capture.py --before FOLDER    `steptime fit` also with another checkout, in alternating runs
 
 Each case runs in a process of its own, since the largest resident size is that of a process. The first capture of a
 process also pays for PyTorch's own warm-up; it is made with a tiny model and shown apart, as is the import.
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from machine import report
+from pairs import BEFORE, HERE, alternating, asked, change, checkouts, heads
 
 #: Name -> layers, width, heads, key heads, inner width, vocabulary, tokens; folded or every block.
 CASES: dict[str, tuple[tuple[int, int, int, int, int, int, int], bool]] = {
@@ -65,6 +67,7 @@ def measure(name: str) -> dict[str, Any]:
 
 FIT = ("examples/gpt.py:gpt2", "rtx-4090", 32)
 """Module, device and batch of the example of `steptime fit` in the README."""
+FIT_RUNS = 5
 
 
 def measure_fit() -> dict[str, Any]:
@@ -79,7 +82,7 @@ def measure_fit() -> dict[str, Any]:
     from steptime.captured.fitting import fit
 
     imported = time.process_time()
-    found = fit(FIT[0], FIT[1], batch=FIT[2])
+    found = fit(str(HERE / FIT[0]), FIT[1], batch=FIT[2])
     return {
         "candidates": found.candidates, "captures": found.captures, "import_s": imported - start,
         "fit_s": time.process_time() - imported,
@@ -87,17 +90,18 @@ def measure_fit() -> dict[str, Any]:
 
 
 def fit_table() -> list[str]:
-    """Rows of `steptime fit`: the median of three processes."""
-    runs = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, __file__, "fit"], capture_output=True, text=True, check=True)
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-    r = sorted(runs, key=lambda one: one["import_s"] + one["fit_s"])[1]
+    """Rows of `steptime fit`: the median of some processes."""
+    each = checkouts()
+    names, rules = heads(each)
+    runs = alternating(__file__, "fit", each, FIT_RUNS)
+    whole = [[run["import_s"] + run["fit_s"] for run in one] for one in runs]
+    r = sorted(runs[0], key=lambda one: one["import_s"] + one["fit_s"])[FIT_RUNS // 2]
+    more = "".join(f" {median(then):.1f} s | {change(whole[0], then)} |" for then in whole[1:])
     return [
-        "", "| `steptime fit` | combinations | captures | imports | the rest | together |",
-        "|---|---:|---:|---:|---:|---:|",
+        "", f"| `steptime fit` | combinations | captures | imports | the rest | together |{names}",
+        f"|---|---:|---:|---:|---:|---:|{rules}",
         f"| {FIT[0]} on {FIT[1]}, batch {FIT[2]} | {r['candidates']} | {r['captures']} | {r['import_s']:.1f} s | "
-        f"{r['fit_s']:.1f} s | {r['import_s'] + r['fit_s']:.1f} s |",
+        f"{r['fit_s']:.1f} s | {r['import_s'] + r['fit_s']:.1f} s |{more}", *(["", BEFORE] if more else []),
     ]  # fmt: skip
 
 
@@ -107,8 +111,7 @@ def main() -> None:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in CASES:
-        done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True, check=True)
-        r = json.loads(done.stdout.splitlines()[-1])
+        r = alternating(__file__, name, [HERE], 1)[0][0]
         lines.append(
             f"| {name} | {r['parameters'] / 1e9:.2f} B | {r['calls']:,} | {r['capture_s']:.2f} s | "
             f"{r['liveness_s']:.2f} s | {r['resident_bytes'] / 1e6:.0f} MB | {r['import_s']:.1f} s | "
@@ -124,9 +127,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fit"]:
-        print(json.dumps(measure_fit()))
-    elif len(sys.argv) > 1 and sys.argv[1] in CASES:
-        print(json.dumps(measure(sys.argv[1])))
-    else:
+    case = asked()
+    if case is None:
         main()
+    else:
+        print(json.dumps(measure_fit() if case == "fit" else measure(case)))

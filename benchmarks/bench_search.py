@@ -28,7 +28,7 @@ from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 
 from machine import report  # noqa: E402
-from pairs import BEFORE, alternating, asked, change, checkouts  # noqa: E402
+from pairs import BEFORE, alternating, asked, change, checkouts, heads  # noqa: E402
 from steptime.api.models import load_model  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
@@ -200,13 +200,13 @@ The fourth is {" and ".join(EXPERT_MODELS)} on {", ".join(EXPERT_CLUSTERS)},
 
 def main() -> None:
     each = checkouts()
-    more = len(each) > 1
+    names, rules = heads(each)
     head = (
         "| shared | candidates | feasible | layer configurations costed | CPU s | range | candidates per CPU s |"
-        f"{' before | change |' if more else ''}\n|---|---:|---:|---:|---:|---:|---:|{'---:|---:|' if more else ''}"
+        f"{names}\n|---|---:|---:|---:|---:|---:|---:|{rules}"
     )
     lines = [row(name, each) for name in ROWS]
-    report("search", "Searching the published space", "\n".join([head, *lines]), NOTES + (BEFORE if more else ""))
+    report("search", "Searching the published space", "\n".join([head, *lines]), NOTES + (BEFORE if names else ""))
 
 
 if __name__ == "__main__":

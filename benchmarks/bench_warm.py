@@ -2,8 +2,9 @@
 
 Every job is ranked after others, with the costs of layers that those left, and equal to the same job ranked alone.
 
-python benchmarks/bench_warm.py            prints the tables
-python benchmarks/bench_warm.py --write    also writes them to benchmarks/warm.md
+python benchmarks/bench_warm.py                    prints the tables
+python benchmarks/bench_warm.py --write            also writes them to benchmarks/warm.md
+python benchmarks/bench_warm.py --before FOLDER    the first table also with another checkout, in alternating runs
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import itertools  # noqa: E402
+import json  # noqa: E402
 import random  # noqa: E402
 import resource  # noqa: E402
 import sys  # noqa: E402
@@ -28,6 +30,7 @@ from unittest import mock  # noqa: E402
 import numpy as np  # noqa: E402
 
 from machine import report  # noqa: E402
+from pairs import BEFORE, alternating, asked, change, checkouts, heads  # noqa: E402
 from steptime.api import plan  # noqa: E402
 from steptime.search import kept, ranking  # noqa: E402
 from steptime.study.evaluate import solve  # noqa: E402
@@ -35,7 +38,7 @@ from steptime.study.points import Point  # noqa: E402
 
 SLIDERS = (("llama3.1-70b", 512, (1024, 512, 2048)), ("deepseek-v3", 2048, (4096, 2048, 8192)))
 LINKS = ("45 GB/s", "40 GB/s", "35 GB/s")
-RUNS = 5
+RUNS, PROCESSES = 5, 3
 EXACT, SEED = 500, 7
 MODELS = ("llama3.1-8b", "llama2-13b", "llama3.1-70b", "llama3.1-405b", "gpt3-175b", "gpt3_1T", "mixtral-8x7b",
           "mixtral-8x22b", "qwen3-30b-a3b", "deepseek-v3")  # fmt: skip
@@ -54,32 +57,46 @@ def cpu_of(**job: Any) -> tuple[float, Any]:
 
 def sliders() -> Iterator[str]:
     """The same plan again with another batch or another link."""
-    yield "| model, devices | what changes | candidates | costed before | CPU ms | range |"
-    yield "|---|---|---:|---|---:|---:|"
+    each = checkouts()
+    names, rules = heads(each)
+    yield f"| model, devices | what changes | candidates | costed before | CPU ms | range |{names}"
+    yield f"|---|---|---:|---|---:|---:|{rules}"
+    for model, gpus, _ in SLIDERS:
+        found = alternating(__file__, model, each, PROCESSES)
+        for name, (seen, candidates, _) in found[0][0].items():
+            times = [[median(run[name][2]) for run in one] for one in found]
+            every = [time for run in found[0] for time in run[name][2]]
+            changes = "".join(f" {median(then):.0f} | {change(times[0], then)} |" for then in times[1:])
+            yield (
+                f"| {model}, {gpus:,} | {name} | {candidates:,} | {seen} | {median(times[0]):.0f} | "
+                f"{min(every):.0f} to {max(every):.0f} |{changes}"
+            )
+
+
+def slid(model: str) -> dict[str, tuple[str, int, list[float]]]:
+    """What changes -> what was costed before, candidates, milliseconds of some searches."""
+    ((gpus, batches),) = ((gpus, batches) for name, gpus, batches in SLIDERS if name == model)
+    job = {"model": model, "cluster": "dgx-h100", "gpus": gpus}
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for model, gpus, batches in SLIDERS:
-            job = {"model": model, "cluster": "dgx-h100", "gpus": gpus}
-            for name, before, changes in (
-                ("nothing before", [], [{"global_batch": batches[0]}] * RUNS),
-                ("batch, back and forth", [{"global_batch": b} for b in batches],
-                 [{"global_batch": b} for b in batches * 2][:RUNS]),
-                ("batch, never seen", [{"global_batch": batches[0]}], [{"global_batch": b} for b in batches[1:]]),
-                ("network, never seen", [{"global_batch": batches[0]}],
-                 [{"global_batch": batches[0], "cluster": linked(Path(folder), speed)} for speed in LINKS]),
-            ):  # fmt: skip
-                times = []
-                for change in changes:
-                    if not times or name != "batch, back and forth":
-                        kept.forget()
-                        for other in before:
-                            plan(**{**job, **other})
-                    cpu_s, result = cpu_of(**{**job, **change})
-                    times.append(1e3 * cpu_s)
-                seen = f"{len(before)} jobs" if before else "no"
-                yield (
-                    f"| {model}, {gpus:,} | {name} | {result.candidates:,} | {seen} | {median(times):.0f} | "
-                    f"{min(times):.0f} to {max(times):.0f} |"
-                )
+        for name, before, changes in (
+            ("nothing before", [], [{"global_batch": batches[0]}] * RUNS),
+            ("batch, back and forth", [{"global_batch": b} for b in batches],
+             [{"global_batch": b} for b in batches * 2][:RUNS]),
+            ("batch, never seen", [{"global_batch": batches[0]}], [{"global_batch": b} for b in batches[1:]]),
+            ("network, never seen", [{"global_batch": batches[0]}],
+             [{"global_batch": batches[0], "cluster": linked(Path(folder), speed)} for speed in LINKS]),
+        ):  # fmt: skip
+            times: list[float] = []
+            for change in changes:
+                if not times or name != "batch, back and forth":
+                    kept.forget()
+                    for other in before:
+                        plan(**{**job, **other})
+                cpu_s, result = cpu_of(**{**job, **change})
+                times.append(1e3 * cpu_s)
+            found[name] = f"{len(before)} jobs" if before else "no", result.candidates, times
+    return found
 
 
 def linked(folder: Path, speed: str) -> str:
@@ -194,11 +211,15 @@ them where the profiler does not see them, such as arithmetic on arrays.
 
 
 def main() -> None:
+    case = asked()
+    if case is not None:
+        print(json.dumps(slid(case)))
+        return
     if "--profile" in sys.argv:
         print("\n".join(rooms()))
         return
     parts = ["\n".join(sliders()), exact(), "\n".join(many()), "\n".join(growth()), "\n".join(rooms())]
-    report("warm", "Ranking again", "\n\n".join(parts), NOTES)
+    report("warm", "Ranking again", "\n\n".join(parts), NOTES + (BEFORE if "--before" in sys.argv else ""))
 
 
 if __name__ == "__main__":
