@@ -401,7 +401,7 @@ class _Tile(NamedTuple):
 
 
 def _tiles(shape: tuple[Num, ...], rates: tuple[Num, ...]) -> Iterable[_Tile]:
-    """Tiles one after another; all at once, a row each, where products are so few that their table fits the cache."""
+    """Tiles one after another; all at once, a row each, where the products are few: their table fits the cache."""
     if all(each.size <= FEW if isinstance(each, np.ndarray) else isinstance(each, (float, int)) for each in shape):
         try:
             return (_known_tiles(rates),)
