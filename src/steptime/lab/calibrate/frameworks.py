@@ -145,6 +145,8 @@ FULL_COUNT = 20
 SMALL_STEP = 1e-4
 """Step of the numerical slopes, on the fitted scale; below, the largest move of a value in one round."""
 LARGEST_MOVE = 0.5
+FEW = 2000
+"""Samples whose slopes by all parameters are computed at once: their columns fit the cache."""
 DONE = 1e-3
 """Largest move of a round after which the fit ends; below, the most rounds."""
 ROUNDS = 30
@@ -317,13 +319,14 @@ class FrameworkFit:
         return columns
 
     def _slopes(self, columns: Array, base: Array) -> Array:
-        """Derivative of every sample's logarithm by every one of its own columns."""
-        out = np.empty_like(columns)
-        for i in range(len(PARAMETERS)):
-            moved = columns.copy()
-            moved[:, i] += SMALL_STEP
-            out[:, i] = (self._samples_log_s(moved) - base) / SMALL_STEP
-        return out
+        """Derivative of every sample's logarithm by every one of its own columns: of few samples by all at once."""
+        steps = SMALL_STEP * np.eye(len(PARAMETERS))
+        if len(columns) <= FEW:
+            moved = self._samples_log_s(columns + steps[:, None])
+        else:
+            moved = np.stack([self._samples_log_s(columns + step) for step in steps])
+        slopes: Array = ((moved - base) / SMALL_STEP).T
+        return slopes
 
     def _jacobian(self, slopes: Array, size: int) -> Array:
         n, f = len(PARAMETERS), len(self.names)
