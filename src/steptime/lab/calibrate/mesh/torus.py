@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import combinations, permutations
 
 import numpy as np
@@ -228,15 +228,16 @@ def _axes(waves: _Waves, known: Sequence[_Axis], rest: Sequence[int], many: int)
         if dims >= len(waves.distances):
             continue
         for points in _unmixed(waves.leading(dims, known), sizes):
+            found = cache(partial(_on_axis, points[::step]))  # assignments share their axes
             for columns in _assignments(sizes):
-                misfit = _misfit(_on_circles(points[::step], columns, sizes))
+                misfit = _misfit([found(*each) for each in zip(columns, sizes, strict=True)])
                 if best is None or misfit < best[0]:
                     best = misfit, points, columns, sizes
     return None if best is None else _on_circles(*best[1:])
 
 
 def _on_circles(points: Array, columns: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[_Axis]:
-    return [_on_axis(points[:, list(c)], size) for c, size in zip(columns, sizes, strict=True)]
+    return [_on_axis(points, *each) for each in zip(columns, sizes, strict=True)]
 
 
 def _misfit(axes: Sequence[_Axis]) -> float:
@@ -273,13 +274,14 @@ def _unmixed(points: Array, sizes: Sequence[int]) -> Iterator[Array]:
         yield points @ turn
 
 
-def _on_axis(points: Array, size: int) -> _Axis:
-    """Places along an axis from points on a circle (or on two ends), and how badly they fit."""
+def _on_axis(points: Array, columns: Sequence[int], size: int) -> _Axis:
+    """Places along an axis from points on a circle (or on two ends) in some columns, and how badly they fit."""
     if size == 2:
-        place = (points[:, 0] > 0).astype(np.int64)
-        misfit = float(np.mean((np.abs(points[:, 0]) - 1) ** 2))
+        ends = points[:, columns[0]]
+        place = (ends > 0).astype(np.int64)
+        misfit = float(np.mean((np.abs(ends) - 1) ** 2))
     else:
-        z = points[:, 0] + 1j * points[:, 1]
+        z = points[:, columns[0]] + 1j * points[:, columns[1]]
         radius = np.abs(z)
         unit = z / np.maximum(radius, 1e-12)
         phase = np.angle(np.mean(unit**size)) / size
