@@ -221,5 +221,23 @@ def test_copies_of_gathered_weights_are_ranked_with_their_own_time(changed):
     assert close(float(found.best_s[0]), float(alone.step.total_s))
 
 
+@pytest.mark.parametrize("fixed", [{"dp": 1}, {"dp": 2}, {}])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_experts_of_few_replicas_are_ranked_with_their_own_time(fixed, precision):
+    """Shapes of layers that replicas do not tell apart, and those that they do, be it that all have one replica."""
+    from steptime.search.exhaustive import Task, search
+
+    job = Job(model=load_model("mixtral-8x7b"), gpus=16, global_batch=16, seq_len=4096, precision=PRECISIONS[precision],
+              optimizer=OPTIMIZERS["adam8bit"])  # fmt: skip
+    setting = Setting(method=CORRECTED, job=with_habits(job, "torchtitan"), cluster=load_cluster("dgx-b200"))
+    limits = tuple(Constraint(column=name, relation="=", value=value) for name, value in fixed.items())
+    strategy = CORRECTED.strategies["1d"]
+    (found,) = search([Task(setting=setting, strategy=strategy, space=CorrectedSpace(), constraints=limits)], 20)
+    assert len(found.best_s) == 20 and len(np.unique(found.best.ep)) > 1
+    for n, step_s in enumerate(found.best_s):
+        alone = evaluate(CORRECTED, strategy, setting.job, setting.machine, found.best.row(n))
+        assert close(float(step_s), float(alone.step.total_s))
+
+
 def test_all_strategies_are_searched_somewhere():
     assert set(NAMES) == set(CORRECTED.strategies) == set(PUBLISHED.strategies)

@@ -46,6 +46,7 @@ def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
 class Codes:
     """Distinct rows of some columns, and which of them each plan has."""
 
+    columns: tuple[str, ...]
     distinct: Plans
     count: int
     inverse: Array
@@ -61,7 +62,8 @@ def distinct_rows(blocks: list[Plans], lengths: list[int], columns: tuple[str, .
         code = code * len(levels) + rank
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     distinct = {name: column[first] for name, column in values.items()}
-    return Codes(distinct=Plans(**{n: _single(c) for n, c in distinct.items()}), count=len(first), inverse=inverse)
+    plans = Plans(**{name: _single(column) for name, column in distinct.items()})
+    return Codes(columns=columns, distinct=plans, count=len(first), inverse=inverse)
 
 
 def _ranks(column: Array) -> tuple[Array, Array]:
@@ -99,7 +101,7 @@ def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
     they have as many replicas as the experts of each have ranks.
     """
     plans = codes.distinct
-    if job.model.experts is not None and plans.is_alone("dp"):
+    if job.model.experts is not None and "dp" not in codes.columns:
         plans = plans.with_columns({"dp": plans.ep * plans.etp})
     block = strategy.block(job, as_float(plans))
     return Shapes(plans=plans, count=codes.count, sizes=sizes_of(block, job.optimizer.matrices))
