@@ -225,11 +225,21 @@ def test_copies_of_gathered_weights_are_ranked_with_their_own_time(changed):
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_experts_of_few_replicas_are_ranked_with_their_own_time(fixed, precision):
     """Shapes of layers that replicas do not tell apart, and those that they do, be it that all have one replica."""
+    _ranked_as_alone("dgx-b200", 16, precision, fixed)
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100-rail", "frontier-dragonfly", "tpu-v5p-torus"])
+def test_experts_on_a_network_of_levels_are_ranked_with_their_own_time(cluster):
+    """There it depends on the replicas how far the members of a group are apart."""
+    _ranked_as_alone(cluster, 512, "bf16", {})
+
+
+def _ranked_as_alone(cluster, gpus, precision, fixed):
     from steptime.search.exhaustive import Task, search
 
-    job = Job(model=load_model("mixtral-8x7b"), gpus=16, global_batch=16, seq_len=4096, precision=PRECISIONS[precision],
-              optimizer=OPTIMIZERS["adam8bit"])  # fmt: skip
-    setting = Setting(method=CORRECTED, job=with_habits(job, "torchtitan"), cluster=load_cluster("dgx-b200"))
+    job = Job(model=load_model("mixtral-8x7b"), gpus=gpus, global_batch=gpus, seq_len=4096,
+              precision=PRECISIONS[precision], optimizer=OPTIMIZERS["adam8bit"])  # fmt: skip
+    setting = Setting(method=CORRECTED, job=with_habits(job, "torchtitan"), cluster=load_cluster(cluster))
     limits = tuple(Constraint(column=name, relation="=", value=value) for name, value in fixed.items())
     strategy = CORRECTED.strategies["1d"]
     (found,) = search([Task(setting=setting, strategy=strategy, space=CorrectedSpace(), constraints=limits)], 20)

@@ -15,7 +15,6 @@ from steptime.estimate.single import Setting
 from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, layout_of, unlinked_inputs
 from steptime.estimate.traffic import PARAMETERS_REGARDLESS, layer_copy_s
 from steptime.num import Array, places_in_runs
-from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, concatenate, rows_of
 from steptime.plan.space import Configurations, Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
@@ -206,7 +205,7 @@ def _jobs(tasks: Sequence[Task]) -> tuple[list[_Job], Shapes]:
     first = [tasks[group[0]] for group in groups]
     listed = [each.space.configured(each.setting.job, strategy, each.setting.rules, each.constraints) for each in first]
     lengths = [len(each.mesh_of) for each in listed]
-    codes = distinct_rows([each.plans for each in listed], lengths, _shape_columns(job, listed))
+    codes = distinct_rows([each.plans for each in listed], lengths, _shape_columns(tasks[0].setting, listed))
     jobs = [
         _Job(task=task, places=places, listed=each, shape=shape)
         for task, places, each, shape in zip(first, groups, listed, _split(codes.inverse, lengths), strict=True)
@@ -214,11 +213,13 @@ def _jobs(tasks: Sequence[Task]) -> tuple[list[_Job], Shapes]:
     return jobs, shapes_of(strategy, job, codes)
 
 
-def _shape_columns(job: Job, alike: list[Configurations]) -> tuple[str, ...]:
+def _shape_columns(setting: Setting, alike: list[Configurations]) -> tuple[str, ...]:
     """Leaves out columns that this job's rows do not read, and adds those that only some jobs' rows do.
 
-    Kinds of layers depend on the stages; passes once a step or after each gathering on what is gathered, and how often.
+    Kinds of layers depend on the stages; passes once a step or after each gathering on what is gathered, and how often;
+    on a network whose levels are told apart, where groups of experts lie on the replicas that they are spread over.
     """
+    job = setting.job
     unread = set()
     codes = [np.asarray(each.plans.recompute) for each in alike]
     whole = all(((code == 0) | (code == FULL_RECOMPUTE)).all() for code in codes)
@@ -230,6 +231,8 @@ def _shape_columns(job: Job, alike: list[Configurations]) -> tuple[str, ...]:
     if job.model.experts is None:
         unread.update(("ep", "etp"))
     more = {"vpp"} if job.model.kinds else set()
+    if job.model.experts is not None and setting.machine.network is not None:
+        more.add("dp")
     if passes:
         more |= {"dp", "zero", "shard", "recompute_every"}
     return (*(name for name in SHAPE_COLUMNS if name not in unread), *sorted(more - set(SHAPE_COLUMNS)))
