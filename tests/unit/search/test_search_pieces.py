@@ -52,7 +52,7 @@ def test_no_array_of_transfers_is_longer_than_a_piece(monkeypatch: pytest.Monkey
     monkeypatch.setattr(layers, "PIECE", 300)
     kept.forget()
     found("mixtral-8x7b", "megatron-core")
-    assert len(rows) > 10
+    assert len(rows) > 5
     assert max(rows) == 300
 
 
