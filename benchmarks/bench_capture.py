@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from machine import report
-from pairs import BEFORE, HERE, alternating, asked, change, checkouts, heads
+from pairs import HERE, alternating, asked, before, change, checkouts, heads
 
 #: Name -> layers, width, heads, key heads, inner width, vocabulary, tokens; folded or every block.
 CASES: dict[str, tuple[tuple[int, int, int, int, int, int, int], bool]] = {
@@ -101,7 +101,7 @@ def fit_table() -> list[str]:
         "", f"| `steptime fit` | combinations | captures | imports | the rest | together |{names}",
         f"|---|---:|---:|---:|---:|---:|{rules}",
         f"| {FIT[0]} on {FIT[1]}, batch {FIT[2]} | {r['candidates']} | {r['captures']} | {r['import_s']:.1f} s | "
-        f"{r['fit_s']:.1f} s | {r['import_s'] + r['fit_s']:.1f} s |{more}", *(["", BEFORE] if more else []),
+        f"{r['fit_s']:.1f} s | {r['import_s'] + r['fit_s']:.1f} s |{more}", *(["", before(each)] if more else []),
     ]  # fmt: skip
 
 

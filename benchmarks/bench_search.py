@@ -28,7 +28,7 @@ from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 
 from machine import report  # noqa: E402
-from pairs import BEFORE, alternating, asked, change, checkouts, heads  # noqa: E402
+from pairs import alternating, asked, before, change, checkouts, heads  # noqa: E402
 from steptime.api.models import load_model  # noqa: E402
 from steptime.estimate.single import Setting  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
@@ -206,7 +206,7 @@ def main() -> None:
         f"{names}\n|---|---:|---:|---:|---:|---:|---:|{rules}"
     )
     lines = [row(name, each) for name in ROWS]
-    report("search", "Searching the published space", "\n".join([head, *lines]), NOTES + (BEFORE if names else ""))
+    report("search", "Searching the published space", "\n".join([head, *lines]), NOTES + before(each))
 
 
 if __name__ == "__main__":

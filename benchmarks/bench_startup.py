@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 
 from machine import report
+from pairs import before, change, checkouts, heads
 
 RUNS = 15
-HERE = Path(__file__).resolve().parents[1]
 STEPTIME = (sys.executable, "-c", "from steptime.__main__ import run; run()")
 JOB = ("gpt3_1T", "--cluster", "dgx-b200", "--gpus", "2048", "--global-batch", "4096")
 COMMANDS: Mapping[str, Sequence[str]] = {
@@ -30,10 +30,6 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     f"steptime plan {' '.join(JOB)}": (*STEPTIME, "plan", *JOB),
     "steptime estimate run.toml": (*STEPTIME, "estimate", "run.toml"),
 }
-BEFORE = (
-    "Before: another checkout, its runs alternating with those of this one. What else runs on the machine makes both\n"
-    "larger; the change holds.\n"
-)
 RUN = """\
 model = "llama3-70b"
 cluster = "dgx-h100"
@@ -48,41 +44,38 @@ pp = 4
 
 def cpu_s(command: Sequence[str], folder: Path, checkout: Path) -> float:
     """User and system seconds of a child, with the modules compiled as those of an installed package are."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = resource.getrusage(resource.RUSAGE_CHILDREN)
     kept = {"PYTHONPYCACHEPREFIX": str(folder / "pycache"), "PYTHONDONTWRITEBYTECODE": ""}
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | kept
     environment["PYTHONPATH"] = str(checkout / "src")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
+    return (after.ru_utime - start.ru_utime) + (after.ru_stime - start.ru_stime)
 
 
-def measured(checkouts: Sequence[Path]) -> dict[str, list[list[float]]]:
+def measured(each: Sequence[Path]) -> dict[str, list[list[float]]]:
     """Command -> seconds of its runs, by checkout; one run of each checkout after the other."""
-    for checkout in checkouts:
-        subprocess.run([sys.executable, checkout / "scripts" / "catalogue"], check=True)
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run.toml").write_text(RUN)
         for words, command in COMMANDS.items():
-            runs = [[cpu_s(command, folder, checkout) for checkout in checkouts] for _ in range(RUNS + 1)][1:]
+            runs = [[cpu_s(command, folder, checkout) for checkout in each] for _ in range(RUNS + 1)][1:]
             found[words] = [list(times) for times in zip(*runs, strict=True)]
     return found
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    before = [Path(words[words.index("--before") + 1]).resolve()] if "--before" in words else []
-    lines = [f"| command | CPU s | range |{' before | change |' if before else ''}"]
-    lines += [f"|---|---:|---:|{'---:|---:|' if before else ''}"]
-    for name, (now, *then) in measured([HERE, *before]).items():
+    each = checkouts()
+    names, rules = heads(each)
+    lines = [f"| command | CPU s | range |{names}", f"|---|---:|---:|{rules}"]
+    for name, (now, *then) in measured(each).items():
         line = f"| `{name}` | {median(now):.2f} | {min(now):.2f} to {max(now):.2f} |"
-        lines.append(line + "".join(f" {median(t):.2f} | {median(now) / median(t) - 1:+.0%} |" for t in then))
+        lines.append(line + "".join(f" {median(t):.2f} | {change(now, t)} |" for t in then))
     notes = (
         f"User and system seconds of a fresh process, one thread, median of {RUNS} runs after one that fills the\n"
         "file cache and compiles the modules; the catalogue is compiled (`scripts/catalogue`). The bare interpreter\n"
-        "and the import of NumPy are the floor.\n" + (BEFORE if before else "")
+        "and the import of NumPy are the floor.\n" + before(each)
     )
     report("startup", "Starting up", "\n".join(lines), notes)
 

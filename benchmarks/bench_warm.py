@@ -30,7 +30,7 @@ from unittest import mock  # noqa: E402
 import numpy as np  # noqa: E402
 
 from machine import report  # noqa: E402
-from pairs import BEFORE, alternating, asked, change, checkouts, heads  # noqa: E402
+from pairs import alternating, asked, before, change, checkouts, heads  # noqa: E402
 from steptime.api import plan  # noqa: E402
 from steptime.search import kept, ranking  # noqa: E402
 from steptime.study.evaluate import solve  # noqa: E402
@@ -79,7 +79,7 @@ def slid(model: str) -> dict[str, tuple[str, int, list[float]]]:
     job = {"model": model, "cluster": "dgx-h100", "gpus": gpus}
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, before, changes in (
+        for name, others, changes in (
             ("nothing before", [], [{"global_batch": batches[0]}] * RUNS),
             ("batch, back and forth", [{"global_batch": b} for b in batches],
              [{"global_batch": b} for b in batches * 2][:RUNS]),
@@ -91,11 +91,11 @@ def slid(model: str) -> dict[str, tuple[str, int, list[float]]]:
             for change in changes:
                 if not times or name != "batch, back and forth":
                     kept.forget()
-                    for other in before:
+                    for other in others:
                         plan(**{**job, **other})
                 cpu_s, result = cpu_of(**{**job, **change})
                 times.append(1e3 * cpu_s)
-            found[name] = f"{len(before)} jobs" if before else "no", result.candidates, times
+            found[name] = f"{len(others)} jobs" if others else "no", result.candidates, times
     return found
 
 
@@ -219,7 +219,7 @@ def main() -> None:
         print("\n".join(rooms()))
         return
     parts = ["\n".join(sliders()), exact(), "\n".join(many()), "\n".join(growth()), "\n".join(rooms())]
-    report("warm", "Ranking again", "\n\n".join(parts), NOTES + (BEFORE if "--before" in sys.argv else ""))
+    report("warm", "Ranking again", "\n\n".join(parts), NOTES + before(checkouts()))
 
 
 if __name__ == "__main__":

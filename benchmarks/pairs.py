@@ -17,10 +17,19 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 ONE = "--one"
 """Option of a benchmark that measures one case and prints it as JSON."""
-BEFORE = """\
-Before: another checkout, its runs in turn with those of this one; the change is the median of the ratios of runs that
-followed each other. What else runs on the machine, and how fast it is that day, makes both larger; the change holds.
-"""
+
+
+def before(each: Sequence[Path]) -> str:
+    """What the further columns of a table are."""
+    if len(each) == 1:
+        return ""
+    log = ["git", "-C", str(each[1]), "log", "-1", "--format=%h of %ad", "--date=short"]
+    commit = subprocess.run(log, check=True, capture_output=True, text=True).stdout.strip()
+    return (
+        f"Before: commit {commit}, its runs in turn with those of this one; the change is the median of the ratios\n"
+        "of runs that followed each other. What else runs on the machine, and how fast it is that day, makes both\n"
+        "larger; the change holds.\n"
+    )
 
 
 def checkouts() -> list[Path]:
