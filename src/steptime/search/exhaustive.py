@@ -365,9 +365,9 @@ def _ranked(
     before = wave.candidates - sum(ranking.within for ranking in rankings)
     rank(fitting, rankings, lambda settled: progress(before + settled))
     fronts = [ranking.front() for ranking in rankings]
-    kept = _taken(listing, [
-        ids for ranking, front in zip(rankings, fronts, strict=True) for ids in _ids(ranking, fits.at, front)
-    ])  # fmt: skip
+    kept = _taken(
+        listing, [ids for ranking, front in zip(rankings, fronts, strict=True) for ids in _ids(ranking, fits.at, front)]
+    )
     return {
         each.place: _found(wave, each, ranking, front, kept[KEPT * n : KEPT * (n + 1)], layers.count)
         for n, (each, ranking, front) in enumerate(zip(wave.searches, rankings, fronts, strict=True))
