@@ -181,6 +181,20 @@ def taken(value: Any, index: Any) -> Any:
     return value[index] if isinstance(value, ndarray) else value
 
 
+def joined(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:
+    """One column of pieces that follow each other, each an array or a number for all of its entries.
+
+    One number that all pieces are stays one, and a single piece is as it is.
+
+    >>> joined([np.array([1.0, 2.0]), 3.0], [2, 1]).tolist(), joined([3.0, 3.0], [2, 1])
+    ([1.0, 2.0, 3.0], 3.0)
+    """
+    first = pieces[0]
+    if len(pieces) == 1 or all(not isinstance(piece, ndarray) and piece == first for piece in pieces):
+        return first
+    return np.concatenate([np.broadcast_to(piece, (n,)) for piece, n in zip(pieces, lengths, strict=True)])
+
+
 def evenly_spread(rows: Sequence[T], most: int) -> list[T]:
     """At most ``count`` of the rows, two or more, evenly spread from the first to the last.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.dataclass import dataclass
 from steptime.model.spec import LayerKind
-from steptime.num import Array, Num, divisors, floor_div, greatest_common_divisor, maximum, minimum, taken, where
+from steptime.num import Num, divisors, floor_div, greatest_common_divisor, joined, maximum, minimum, taken, where
 from steptime.plan.job import (
     Job,
     equal_but_for_ends,
@@ -270,21 +270,9 @@ def as_float(plans: Plans) -> Plans:
     return Plans(**{n: c.astype(np.float64) if isinstance(c, np.ndarray) else c for n, c in plans.columns().items()})
 
 
-def joined_column(blocks: Sequence[Plans], lengths: Sequence[int], name: str) -> Array:
-    """One column of several blocks, in order; ``lengths`` are their numbers of rows."""
-    parts = [np.broadcast_to(np.asarray(getattr(b, name)), (n,)) for b, n in zip(blocks, lengths, strict=True)]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
 def concatenate(blocks: Sequence[Plans], lengths: Sequence[int]) -> Plans:
     """All rows of several blocks, in order; ``lengths`` are their numbers of rows. One number for all stays one."""
-
-    def column(name: str) -> Num:
-        each = [getattr(block, name) for block in blocks]
-        alike = len(each) == 1 or all(not isinstance(one, np.ndarray) and one == each[0] for one in each)
-        return each[0] if alike else joined_column(blocks, lengths, name)
-
-    return Plans(**{name: column(name) for name in COLUMNS})
+    return Plans(**{name: joined([getattr(block, name) for block in blocks], lengths) for name in COLUMNS})
 
 
 Broken = Callable[[Job, Plans], Any]

@@ -304,8 +304,8 @@ def _waves(tasks: Sequence[Task], jobs: Sequence[_Job], shapes: Shapes) -> Itera
     for group in _groups([tasks[place] for place in places], _wave_key):
         left = [places[at] for at in group]
         while left:
-            last = {owner[place]: place for place in reversed(left)}
-            chosen = left[:1] if tasks[left[0]].objective is not None else [last[n] for n in sorted(last)]
+            first = {owner[place]: place for place in reversed(left)}
+            chosen = left[:1] if tasks[left[0]].objective is not None else [first[n] for n in sorted(first)]
             left = [place for place in left if place not in chosen]
             yield _wave(table, [
                 _Search(task=tasks[place], place=place, job=owner[place],

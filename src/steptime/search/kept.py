@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from steptime.estimate.machine import Machine
-from steptime.num import Array, Num, taken
+from steptime.num import Array, joined, taken
 from steptime.plan.job import Job
 from steptime.records import changed, hashes, leaves, same_columns
 
@@ -128,16 +128,9 @@ class Kept(Generic[T]):
         if self._made is None:
             self._made, self._leaves = made, new
         else:
-            self._leaves = [_joined(old, self._count, one, count) for old, one in zip(self._leaves, new, strict=True)]
+            self._leaves = [joined(each, (self._count, count)) for each in zip(self._leaves, new, strict=True)]
         self._at[numbers] = self._count + np.arange(count)
         self._count += count
-
-
-def _joined(old: Num, rows: int, new: Num, count: int) -> Num:
-    """A column with more rows."""
-    if not isinstance(old, np.ndarray) and not isinstance(new, np.ndarray) and old == new:
-        return old
-    return np.concatenate((np.broadcast_to(old, (rows,)), np.broadcast_to(new, (count,))))
 
 
 class Costs:

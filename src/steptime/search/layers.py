@@ -15,9 +15,9 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.estimate.step import Passes
 from steptime.estimate.work import NUMBERS, Beside, PhaseWork, phase_work
-from steptime.num import Array, Num, taken
+from steptime.num import Array, Num, joined, taken
 from steptime.plan.job import Job
-from steptime.plan.plans import Plans, as_float, joined_column
+from steptime.plan.plans import Plans, as_float
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
 from steptime.records import rows
@@ -54,10 +54,12 @@ class Codes:
 
 def distinct_rows(blocks: list[Plans], lengths: list[int], columns: tuple[str, ...]) -> Codes:
     """Distinct combinations of the columns over several blocks."""
-    code = np.zeros(sum(lengths), dtype=np.int64)
+    whole = sum(lengths)
+    code = np.zeros(whole, dtype=np.int64)
     values: dict[str, Array] = {}
     for name in columns:
-        column = values[name] = joined_column(blocks, lengths, name)
+        column = np.broadcast_to(joined([getattr(block, name) for block in blocks], lengths), (whole,))
+        values[name] = column
         levels, rank = _ranks(column)
         code = code * len(levels) + rank
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
@@ -234,11 +236,4 @@ def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], len
 def _columns(pieces: Sequence[Mapping[K, Num]], lengths: Sequence[int]) -> dict[K, Num]:
     """Transfers by axis, each a column of its pieces."""
     axes = dict.fromkeys(axis for piece in pieces for axis in piece)
-    return {axis: _together([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}
-
-
-def _together(pieces: Sequence[Num], lengths: Sequence[int]) -> Num:
-    """One column of its pieces, each an array or one number; a single piece as it is."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return np.concatenate([np.broadcast_to(piece, (n,)) for piece, n in zip(pieces, lengths, strict=True)])
+    return {axis: joined([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}

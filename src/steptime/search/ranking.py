@@ -114,7 +114,6 @@ class Fitting:
     """Column of each placement of the listing in the table of layers."""
     placements: Plans
     table: LayerTable
-
     counts: Array
     """Placements of each."""
 
@@ -132,12 +131,12 @@ class Fitting:
         """Job under the plans of some candidates."""
         return self.configured.planned.take(position, self.plans(position, place))
 
-    def bounds(self) -> Bounds:
-        """What a search need not cost."""
-        table, shape, calibrated = self.table, self.configured.shape, self.setting.method.calibrated
-        first = self.setting.first_limit
+    def bounds(self, *, of_time: bool) -> Bounds:
+        """What a search need not cost; ``of_time``: where time is least, of which alone there is a bound."""
+        unlinked, shape, calibrated = self.configured.unlinked, self.configured.shape, self.setting.method.calibrated
+        first, framework = self.setting.first_limit, self.setting.job.framework
         return Bounds(
-            least_s=least_step_s(self.configured.unlinked, self.setting.job.framework, table, shape),
+            least_s=least_step_s(unlinked, framework, self.table, shape) if of_time else np.zeros(len(shape)),
             likely=self._may_fit(LIKELY_FITS) if calibrated else np.zeros(len(shape), dtype=bool),
             first=None if first is None else self._may_fit(first),
         )
@@ -221,11 +220,10 @@ class Ranking:
         """
         if not self.within:
             return
-        limit, priced = self._of.setting.oom_limit, self.priced is not None
+        limit = self._of.setting.oom_limit
         if limit is not None:
             self._count_risky(limit)
         least_s, likely, first = bounds.of(self.part)
-        least_s = np.zeros_like(least_s) if priced else least_s
         unknown, most = self._counts > 0, ROUND
         chosen = np.flatnonzero(unknown)
         if least_s.any():
@@ -330,7 +328,7 @@ def rank(of: Fitting, rankings: Sequence[Ranking], done: Done) -> None:
     """
     if not of.counts.any():
         return
-    bounds = of.bounds()
+    bounds = of.bounds(of_time=all(ranking.priced is None for ranking in rankings))
     running = [(ranking, ranking.rounds(bounds)) for ranking in rankings]
     while running:
         wanted = [(ranking, rounds, next(rounds, None)) for ranking, rounds in running]

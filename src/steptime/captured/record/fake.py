@@ -177,6 +177,7 @@ class _LargeWithoutMemory(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@compiling_nothing()
 def build(factory: Callable[[], Any]) -> Any:
     """What a factory returns, without memory for weights where that can be had.
 
@@ -185,7 +186,7 @@ def build(factory: Callable[[], Any]) -> Any:
     alone.
     """
     try:
-        with compiling_nothing(), _seeded(), torch.device("meta"), _IntegersWithValues():
+        with _seeded(), torch.device("meta"), _IntegersWithValues():
             return factory()
     except (NotImplementedError, RuntimeError):
         pass
