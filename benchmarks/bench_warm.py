@@ -21,18 +21,15 @@ import resource  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
-from unittest import mock  # noqa: E402
 
-import numpy as np  # noqa: E402
-
-from machine import report  # noqa: E402
+from machine import every_candidate_costed, report  # noqa: E402
 from pairs import alternating, asked, before, change, checkouts, heads  # noqa: E402
 from steptime.api import plan  # noqa: E402
-from steptime.search import kept, ranking  # noqa: E402
+from steptime.search import kept  # noqa: E402
 from steptime.study.evaluate import solve  # noqa: E402
 from steptime.study.points import Point  # noqa: E402
 
@@ -55,9 +52,8 @@ def cpu_of(**job: Any) -> tuple[float, Any]:
     return time.process_time() - started, result
 
 
-def sliders() -> Iterator[str]:
-    """The same plan again with another batch or another link."""
-    each = checkouts()
+def sliders(each: Sequence[Path]) -> Iterator[str]:
+    """The same plan again with another batch or another link, in each checkout."""
     names, rules = heads(each)
     yield f"| model, devices | what changes | candidates | costed before | CPU ms | range |{names}"
     yield f"|---|---|---:|---|---:|---:|{rules}"
@@ -118,7 +114,7 @@ def exact() -> str:
         return {name: value for name, value in plan(**job).to_json().items() if name != "stop"}
 
     warm, equal = [found(job) for job in jobs], 0
-    with mock.patch.object(ranking, "least_step_s", lambda inputs, framework, table, shape: np.zeros(shape.shape)):
+    with every_candidate_costed():
         for job, one in zip(jobs, warm, strict=True):
             kept.forget()
             equal += found(job) == one
@@ -218,8 +214,9 @@ def main() -> None:
     if "--profile" in sys.argv:
         print("\n".join(rooms()))
         return
-    parts = ["\n".join(sliders()), exact(), "\n".join(many()), "\n".join(growth()), "\n".join(rooms())]
-    report("warm", "Ranking again", "\n\n".join(parts), NOTES + before(checkouts()))
+    each = checkouts()
+    parts = ["\n".join(sliders(each)), exact(), "\n".join(many()), "\n".join(growth()), "\n".join(rooms())]
+    report("warm", "Ranking again", "\n\n".join(parts), NOTES + before(each))
 
 
 if __name__ == "__main__":
