@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from page_client import JOB, URL, client
+from page_in_browser import served
 from starlette.testclient import TestClient
 
+from steptime.web import connection
 from steptime.web.guard import HEADERS, is_allowed
 
 
@@ -103,3 +107,32 @@ def test_a_body_that_lies_about_its_kind(page: TestClient) -> None:
     for body in (b"", b"\xff\xfe", b"null", b"[]", b'"x"', b"{", b'{"gpus": NaN}', b'{"gpus": 1e999}', b"1" * 5000):
         answer: Any = page.post("/api/estimate", content=body, headers=headers)
         assert (answer.status_code, bool(answer.json()["error"]["message"])) == (400, True)
+
+
+@pytest.mark.each("load", ["/etc/passwd", "x.csv", "../x.json", "load.csv"])
+def test_no_file_is_read_that_a_request_names(page: TestClient, load: str) -> None:
+    job = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "gpus": 8, "global_batch": 64}
+    answer = page.post("/api/estimate", json={**job, "plan": {"ep": 8, "expert_load": load}})
+    assert (answer.status_code, "is a file" in answer.json()["error"]["message"]) == (400, True)
+    assert page.post("/api/estimate", json={**job, "plan": {"ep": 8, "expert_load": "zipf:1"}}).status_code == 200
+
+
+def test_a_pasted_key_of_many_parts_is_refused(page: TestClient) -> None:
+    text = ".".join(["a"] * 90_000) + " = 1"
+    for key in ("model", "cluster"):
+        answer = page.post("/api/ledger", json={"model": "llama3-8b", key: {"text": text}})
+        assert (answer.status_code, "parts" in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_connections_without_a_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    with served() as address:
+        place = (address.split("/")[2].split(":")[0], int(address.rsplit(":", 1)[1].strip("/")))
+        with ExitStack() as open_ones:
+            silent, half, again = (open_ones.enter_context(socket.create_connection(place, 60)) for _ in range(3))
+            half.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+            again.sendall(b"GET /api/choices HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert again.recv(12) == b"HTTP/1.1 200"
+            for each in (silent, half, again):  # the server closes each: reading comes to an end
+                while each.recv(65_536):
+                    pass

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from steptime.errors import UserError
 from steptime.hierarchy import kernels
 from steptime.hierarchy.compiled import refuse_long, sequence
 from steptime.hierarchy.geometry import Hierarchy
 from steptime.hierarchy.traces import Block, Trace
 from steptime.num import Array
+
+MOST_COMPARED: Final = 1e11
+"""Comparisons of a line with a way that a simulation may need: about a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +120,18 @@ def played(trace: Trace, hierarchy: Hierarchy, *, log: bool = False) -> Iterator
     """A trace block by block: the block, the level that served each access, fills and evictions, counts up to here.
 
     Events are rows of ordinal of the access, twice the level plus one for a fill, line. Without `log` both are empty.
+
+    Raises:
+        UserError: the trace is too long to be interpreted, or an access compares with too many ways.
     """
     refuse_long(trace.accesses)
+    ways = max(cache.ways for cache in hierarchy.caches)
+    if trace.accesses * ways > MOST_COMPARED:
+        raise UserError(
+            f"{trace.accesses:,} accesses of {ways:,} ways each are up to {trace.accesses * ways:.1e} comparisons; at "
+            f"most {MOST_COMPARED:.0e}",
+            hint="fewer ways (16 behave nearly as a full cache), a smaller cache, or a smaller problem",
+        )
     levels = len(hierarchy.caches)
     geometry, tags = sequence(hierarchy.geometry()), sequence(hierarchy.empty())
     counts = sequence(np.zeros(levels * kernels.COUNTED + len(trace.sites) * (levels + 1), dtype=np.int64))

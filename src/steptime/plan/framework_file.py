@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UnknownNameError
+from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.library import architecture_of
 from steptime.hardware.load import MAX_BYTES
 from steptime.hardware.search_path import refuse_unknown, user_roots
@@ -78,18 +78,14 @@ def framework_table() -> Mapping[str, Any]:
         FieldError: a value is missing or not allowed.
     """
     path = framework_path()
-    try:
-        return _tables(path, path.stat().st_mtime_ns)
-    except OSError as error:
-        raise InputFileError(str(path), f"cannot be read: {error.strerror}") from None
+    return _tables(str(path), read_text(path, MAX_BYTES, "a hardware file"))
 
 
 @lru_cache(maxsize=8)
-def _tables(path: Path, changed: int) -> Mapping[str, Any]:
-    """The tables of a file as it was when it was ``changed``."""
-    text = read_text(path, MAX_BYTES, "a hardware file")
+def _tables(where: str, text: str) -> Mapping[str, Any]:
+    """The tables of a text: by its content, as a file may be edited within one tick of its clock."""
     checked: Mapping[str, Any] | None = compiled(text, *_code())
-    return _checked(text, str(path)) if checked is None else checked
+    return _checked(text, where) if checked is None else checked
 
 
 def _checked(text: str, where: str) -> Mapping[str, Any]:

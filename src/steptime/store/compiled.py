@@ -2,6 +2,9 @@
 
 A document is found by the text that it was parsed from. A file that was edited since is no longer found, and is parsed.
 Documents of other modules, which follow from a file and from code, are found by all of these texts.
+
+The first line is the file's seal: the version of steptime that wrote it and a checksum of the rest. A file of another
+version, or one that was damaged or edited, is not used: every document is then parsed from its text.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+from steptime.version import __version__
 
 try:
     from _blake2 import blake2b  # the same function without OpenSSL, which takes longer to load than all documents
@@ -52,14 +57,22 @@ def compiled(*texts: str) -> Any:
 
 @cache
 def _index() -> tuple[Mapping[str, tuple[int, int]], bytes]:
-    """Where each document stands after the first line, and what stands there; all is read at once, as a job needs
-    fifty documents."""
+    """Where each document stands after the index, and what stands there; all is read at once, as a job needs fifty
+    documents."""
     try:
-        line, _, data = FILE.read_bytes().partition(b"\n")
+        seal, _, rest = FILE.read_bytes().partition(b"\n")
+        if seal != _seal(rest):
+            return {}, b""
+        line, _, data = rest.partition(b"\n")
         index = json.loads(line)
     except (OSError, ValueError, RecursionError):
         return {}, b""
     return (index, data) if isinstance(index, dict) else ({}, b"")
+
+
+def _seal(rest: bytes) -> bytes:
+    """First line of a file: the version that wrote it, and a checksum of what follows."""
+    return f"{__version__} {blake2b(rest, digest_size=16).hexdigest()}".encode()
 
 
 def write(documents: Iterable[tuple[tuple[str, ...], Any]], path: Path = FILE) -> int:
@@ -75,8 +88,9 @@ def write(documents: Iterable[tuple[tuple[str, ...], Any]], path: Path = FILE) -
             index[key_of(*texts)] = (at, len(blob))
             blobs.append(blob)
             at += len(blob)
+    rest = json.dumps(index, separators=(",", ":")).encode() + b"\n" + b"".join(blobs)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(json.dumps(index, separators=(",", ":")).encode() + b"\n" + b"".join(blobs))
+    temporary.write_bytes(_seal(rest) + b"\n" + rest)
     temporary.replace(path)
     _index.cache_clear()
     return len(index)

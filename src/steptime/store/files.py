@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, get_args
 
 from steptime.errors import InputFileError, nearest
 from steptime.store.compiled import compiled
@@ -26,6 +26,8 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BUSY: Final = "is being written by another process"
 BROKEN: Final = (OSError, EOFError, zlib.error)
 """What reading or unpacking a file raises that is missing, damaged or cut short."""
+KEY_PARTS: Final = 20
+"""Parts that a dotted key of a TOML file may have; those of steptime have at most five."""
 ROOM: Final = 4096
 """Bytes that must fit where a file is to be written: one block."""
 
@@ -120,12 +122,32 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         return found
     import tomllib
 
+    refuse_long_keys(text, where)
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise InputFileError(where, "is nested too deeply") from None
     except ValueError as error:
         raise InputFileError(where, f"is not valid TOML: {error}") from None
+
+
+def refuse_long_keys(text: str, where: str) -> None:
+    """Refuse a TOML text whose dotted keys have more than :data:`KEY_PARTS` parts: a reader keeps every prefix of a
+    key, so that its memory grows with the square of the parts (64 kB of them took 4 GB).
+
+    Raises:
+        InputFileError: names the line.
+    """
+    import re
+
+    strings = (r'"""(?:\\.|[^\\])*?"""', r"'''.*?'''", r'"(?:\\.|[^"\\\n])*"', r"'[^'\n]*'", r"#[^\n]*")
+    bare = re.sub("|".join(strings), lambda found: "s" + "\n" * found.group().count("\n"), text, flags=re.S)
+    parts = rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{KEY_PARTS}}}"
+    found = re.search(parts, bare)
+    if found is not None:
+        line = bare.count("\n", 0, found.start()) + 1
+        problem = f"line {line} has a key of more than {KEY_PARTS} parts"
+        raise InputFileError(where, problem, hint="a key has a few parts, as in device.matrix.bf16")
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:
@@ -168,22 +190,54 @@ def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> No
 def replace_file(target: Path, data: bytes) -> None:
     """Replaces a file by a complete new one with its mode, or leaves it as it is.
 
+    The new one has no name while it is written, so that a killed process leaves nothing behind; only a file system
+    without such files (``O_TMPFILE``) has a hidden one next to the target meanwhile.
+
     Raises:
         OSError: it cannot be written.
     """
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
+    try:
+        handle = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)
+    except (AttributeError, OSError):  # another system, or a file system that has none
+        _replace_named(target, data, mode)
+        return
+    with os.fdopen(handle, "wb") as file:
+        _write_through(file, data, mode)
+        part = target.with_name(f".{target.name[:64]}.{os.getpid()}.part")
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.link(f"/proc/self/fd/{handle}", part.name, dst_dir_fd=folder, follow_symlinks=True)
+        except OSError:  # no /proc, or a name that a killed process left
+            _replace_named(target, data, mode)
+            return
+        finally:
+            os.close(folder)
+    try:
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _replace_named(target: Path, data: bytes, mode: int) -> None:
     import tempfile
 
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+            _write_through(file, data, mode)
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _write_through(file: BinaryIO, data: bytes, mode: int) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+    os.fchmod(file.fileno(), mode)
 
 
 def _umask() -> int:

@@ -21,7 +21,7 @@ from steptime.estimate.single import estimate_plan
 from steptime.search.modes import MODES
 from steptime.search.planner import PlanResult, rank_plans
 from steptime.study.hardware import cluster_with
-from steptime.study.points import USUAL, Point
+from steptime.study.points import USUAL, Point, forget
 
 Row = Mapping[str, Any]
 
@@ -67,6 +67,7 @@ OK, INFEASIBLE, REFUSED = "ok", "infeasible", "refused"
 
 def solve(points: Sequence[Point]) -> list[dict[str, Any]]:
     """The rows of some points, by point; a point whose job contradicts itself has a message in place of plans."""
+    forget()
     return [{"point": point.key, **row} for point in points for row in _rows(point)]
 
 

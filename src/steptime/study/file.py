@@ -52,7 +52,7 @@ from steptime.plan.keys import KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.search.modes import MODES
 from steptime.store.files import parse_toml, read_text
 from steptime.study.hardware import FACTOR, PARAMETERS, cluster_with, si_value
-from steptime.study.points import Keep, Point
+from steptime.study.points import Keep, Point, forget
 from steptime.study.ranges import values_of
 
 MAX_BYTES: Final = 2**20
@@ -156,6 +156,7 @@ def study_of(table: Mapping[str, Any], *, where: str = "study", folder: Path | N
     Raises:
         UserError: as :func:`read_study`.
     """
+    forget()
     try:
         file = _File.model_validate(dict(table))
     except ValidationError as error:

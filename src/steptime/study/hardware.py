@@ -128,11 +128,12 @@ def cluster_with(base: str, changes: Mapping[str, Mapping[str, float]], where: s
     >>> cluster_with("published-b200-nvs8", {"nvlink_domain": {"value": 64.0}}).fast_domain
     64
     """
-    return _cluster_with(base, json.dumps(changes, sort_keys=True), where)
+    return unchanged_cluster(base, json.dumps(changes, sort_keys=True), where)
 
 
 @lru_cache(maxsize=4096)
-def _cluster_with(base: str, changes: str, where: str) -> Cluster:
+def unchanged_cluster(base: str, changes: str, where: str) -> Cluster:
+    """As :func:`cluster_with` with the changes as JSON; kept until :func:`steptime.study.points.forget`."""
     cluster = load_cluster(base)
     merged: dict[str, Any] = {}
     for name, change in json.loads(changes).items():

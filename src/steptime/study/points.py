@@ -9,13 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from steptime.api.expert_load import expert_load_of
 from steptime.api.models import load_model
 from steptime.cli.output import plain
+from steptime.errors import UserError
 from steptime.plan.framework import IDEAL
-from steptime.plan.framework_file import GENERIC
+from steptime.plan.framework_file import GENERIC, framework_table
 from steptime.search.modes import MODES
 from steptime.store.journal import content_key
-from steptime.study.hardware import cluster_with, columns_of
+from steptime.study.hardware import cluster_with, columns_of, unchanged_cluster
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 CODE: Final = ("api", "cost", "estimate", "formats", "hardware", "lab/published", "model", "plan", "schedule", "search")
@@ -38,6 +40,29 @@ def code_version() -> str:
         digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def forget() -> None:
+    """Read models, clusters, frameworks and loads of experts again when they are next asked for.
+
+    Called where a study is read, run or looked up and where a block of points is solved: in between, each file is read
+    once; a file that was edited since is never taken from memory.
+    """
+    for kept in (_model_key, _cluster_key, _frameworks_key, _load_key, unchanged_cluster):
+        kept.cache_clear()
+
+
+@cache
+def _frameworks_key() -> str:
+    return content_key(plain(framework_table()))
+
+
+@cache
+def _load_key(model: str, load: str) -> str:
+    try:
+        return content_key({"load": plain(expert_load_of(load, load_model(model)))})
+    except UserError as error:  # the point is refused with this message
+        return content_key({"refused": str(error)})
 
 
 @cache
@@ -85,10 +110,18 @@ class Point:
                 "model": _model_key(self.options["model"]),
                 "cluster": _cluster_key(self.options["cluster"], changes),
                 "options": plain(options),
+                "read": self._read(),
                 "keep": plain(self.keep),
                 "code": code_version(),
             }
         )
+
+    def _read(self) -> Mapping[str, str]:
+        """Names of the content of what the job reads in addition to its model and cluster."""
+        loads = [self.options.get(table, {}).get("expert_load") for table in ("plan", "fix")]
+        load = next((found for found in loads if isinstance(found, str)), None)
+        found = {} if load is None else {"expert_load": _load_key(self.options["model"], load)}
+        return {"frameworks": _frameworks_key(), **found}
 
     def labels(self) -> dict[str, Any]:
         """What tells the point from others in a table: its options, and the numbers of its cluster."""

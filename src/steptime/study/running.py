@@ -14,7 +14,7 @@ from steptime.errors import InternalError, UserError
 from steptime.store.journal import content_key
 from steptime.study.executors import Engine, Rows, engine_of, lost_too_often
 from steptime.study.file import Study
-from steptime.study.points import Point
+from steptime.study.points import Point, forget
 from steptime.study.store import Claims, Store, Writer
 
 CHUNK: Final = 32
@@ -93,6 +93,7 @@ def run(
 class _Run:
     def __init__(self, study: Study, writer: Writer, progress: Progress | None) -> None:
         self.store, self.writer, self.progress = writer.store, writer, progress
+        forget()
         self.points = {point.key: point for point in study.points}
         at, self.damaged = self.store.found(list(self.points))
         self.open = set(self.points) - set(at)
@@ -174,7 +175,7 @@ class _Run:
         if keys != set(chunk.missing):
             raise UserError(
                 "a worker has another steptime, or other files of models and clusters, than this process",
-                hint="install the same version everywhere, and give files under the same path",
+                hint="install the same version everywhere, and give files under one path that nobody edits meanwhile",
             )
         self.writer.commit(rows, chunk.missing)
         self.computed += len(chunk.missing)

@@ -19,6 +19,7 @@ from steptime.store.tables import connected, refuse_table
 from steptime.study.evaluate import COLUMNS, REFUSED
 from steptime.study.file import Case, Study
 from steptime.study.hardware import PARAMETERS
+from steptime.study.points import forget
 from steptime.study.store import Store, json_rows, quoted, select_json
 
 #: Table -> kind of its rows and the columns that it has of them.
@@ -206,6 +207,7 @@ def results(study: Study, store: str | os.PathLike[str] | Store) -> Results:
     if not kept.folder.is_dir():
         raise UserError(f"{kept.folder}: there is no store", hint="steptime study run FILE makes one; or give --store")
     kept.refresh()
+    forget()
     at, damaged = kept.found(list(dict.fromkeys(point.key for point in study.points)))
     return Results(study=study, store=kept, at=at, damaged=damaged)
 

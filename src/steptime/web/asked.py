@@ -32,6 +32,7 @@ MAX_TEXT: Final = 200_000
 MAX_NAME: Final = 200
 REFERENCES: Final = frozenset({"base", "device", "link", "cluster", "curves", "include", "includes"})
 """Keys of a hardware file whose value may name another file."""
+FILE_ENDINGS: Final = (".csv", ".json", ".toml")
 TEXT_HINT: Final = "the page takes names of the catalogue and pasted text; files are for the command line"
 
 
@@ -154,7 +155,24 @@ def asked_of(document: Mapping[str, Any], own: Desk, options: Mapping[str, type]
     schedule = run.plan.get("schedule")
     if schedule is not None and schedule not in SCHEDULES:
         raise UnknownNameError("schedule", schedule, SCHEDULES)
+    _refuse_files(run.plan, "plan")
     return Asked(model=run.model, cluster=run.cluster or "", settings=run.settings, plan=run.plan, options=extra)
+
+
+def _refuse_files(value: Any, key: str) -> None:
+    """Refuse whatever in a plan could be the name of a file, whichever key it has: a load of experts, for one.
+
+    Raises:
+        FieldError: names the key.
+    """
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _refuse_files(item, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_files(item, key)
+    elif isinstance(value, str) and (is_path(value) or value.endswith(FILE_ENDINGS)):
+        raise FieldError(WHERE, key, f"{shown(value)} is a file", hint=TEXT_HINT)
 
 
 def on_cluster(asked: Asked) -> Asked:

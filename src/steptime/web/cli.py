@@ -47,14 +47,15 @@ def serve(
 
 
 def server_settings(host: str) -> uvicorn.Config:
-    """How the page is served: HTTP/1.1 alone, with short heads, no log of requests."""
+    """How the page is served: HTTP/1.1 alone, with short heads that arrive in time, no log of requests."""
     import uvicorn
 
+    from steptime.web.connection import Prompt
     from steptime.web.server import application
 
     return uvicorn.Config(
         application(host),
-        http="h11",
+        http=Prompt,
         ws="none",
         log_level="critical",
         access_log=False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -177,3 +179,29 @@ def test_the_command():
     assert done.exit_code == 0 and json.loads(done.stdout)["rows"] == 1000
     refused = CliRunner().invoke(app, ["iterate", "lanczos", "--matrix", "banded:1000", "--nodes", "4"])
     assert refused.exit_code and "need links" in refused.output + refused.stderr
+
+
+HEAD = "%%MatrixMarket matrix coordinate real symmetric\n"
+RUN = "import sys; from steptime.__main__ import run; sys.argv[1:1] = ['iterate', 'cg', '--matrix']; run()"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("1 1 1\n1 1 4.0x", 2, "'x' among its numbers"),
+        ("4 4 4\n1 1 4.0\n2 2 1.0\n3 3 1.0\n4 4 2.0 ", 0, "4 rows"),
+        ("4 4 4\r\n1 1 4.0\r\n2 2 1.0\r\n3 3 1.0\r\n4 4 2.0\r", 0, "4 rows"),
+        ("4 4 4\n1 1 4.0\n2 2 1.0\n3 3 1.0\n4 4", 2, "is no MatrixMarket file"),
+        ("", 2, "is no MatrixMarket file"),
+    ],
+    ids=["letter", "blank at the end", "carriage returns", "cut", "empty"],
+)
+def test_a_matrix_file_that_ends_oddly_is_read_or_refused(tmp_path, text, code, said):
+    """In a process of its own: SciPy's reader ended the process at such a file."""
+    pytest.importorskip("scipy")
+    path = tmp_path / "a.mtx"
+    path.write_bytes((HEAD + text).encode())
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr

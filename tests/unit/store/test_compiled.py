@@ -61,7 +61,20 @@ def test_a_broken_file_of_documents_is_as_none(kept, content):
     if content is None:
         kept.unlink()
     else:
-        kept.write_bytes(content)
+        kept.write_bytes(compiled._seal(content) + b"\n" + content)
+    compiled._index.cache_clear()
+    assert files.parse_toml(TEXT, "a.toml") == tomllib.loads(TEXT)
+
+
+@pytest.mark.parametrize("damage", ["digit", "cut", "version", "zeros"])
+def test_a_damaged_file_or_one_of_another_version_is_not_used(kept, monkeypatch, damage):
+    compiled.write([((TEXT,), tomllib.loads(TEXT) | {"numbers": [1, 2.5, 7]})], kept)
+    assert files.parse_toml(TEXT, "a.toml")["numbers"][2] == 7
+    data = kept.read_bytes()
+    if damage == "version":
+        monkeypatch.setattr(compiled, "__version__", "9.9.9")
+    else:
+        kept.write_bytes({"digit": data.replace(b"2.5", b"1.5"), "cut": data[:-1], "zeros": bytes(len(data))}[damage])
     compiled._index.cache_clear()
     assert files.parse_toml(TEXT, "a.toml") == tomllib.loads(TEXT)
 
@@ -161,7 +174,7 @@ def test_fabrics_and_frameworks_of_the_catalogue_are_compiled_as_they_are_read(k
     assert profiles.load_fabric_profiles() == fabrics
     monkeypatch.setattr(framework_file, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
     framework_file._tables.cache_clear()
-    assert framework_file._tables(framework_file.PACKAGED, 0) == tables
+    assert framework_file._tables("", framework_file.PACKAGED.read_text()) == tables
     framework_file._tables.cache_clear()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import shutil
+import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,15 +141,41 @@ def library_of(schedule: Schedule, core: Core) -> tuple[str, list[str]]:
     return f"product-{schedule.rows}x{schedule.vectors}-{schedule.packing}-{host.label}-{name}.so", defines
 
 
+def private_folder() -> Path:
+    """Folder of compiled kernels that only this user can write: ``steptime/kernels`` in the user's cache directory
+    (``XDG_CACHE_HOME`` or ``~/.cache``); where that cannot be had, a temporary one of this process.
+
+    A library is code that runs when it is loaded, so none is taken from a folder that others may have written, such as
+    the working directory.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "steptime" / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _only_ours(folder):
+            return folder
+    except (OSError, RuntimeError):  # no home, a file in the way, a disk that is read-only
+        pass
+    own = tempfile.mkdtemp(prefix="steptime-kernels-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
+
+
+def _only_ours(path: Path) -> bool:
+    """Whether a file or folder, not a link to one, belongs to this user and nobody else may write it."""
+    found = path.lstat()
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
+
+
 def compiled(schedule: Schedule, core: Core, folder: Path) -> Path:
-    """The library of a schedule's register tile and packing for this processor, compiled unless it is there.
+    """The library of a schedule's register tile and packing for this processor, compiled unless this user did before.
 
     Raises:
         UserError: there is no gcc, it fails, or the folder cannot be written.
     """
     file, defines = library_of(schedule, core)
     target = folder / file
-    if target.exists():
+    if target.exists() and _only_ours(folder) and _only_ours(target):
         return target
     gcc = shutil.which("gcc")
     if gcc is None:

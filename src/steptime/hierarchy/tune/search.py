@@ -15,7 +15,7 @@ from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.caches import processor
 from steptime.hierarchy.tune.history import Past, Request, Shape, file_of, header_of, past_of
 from steptime.hierarchy.tune.host import this_host
-from steptime.hierarchy.tune.kernel import Product, product_of, timed
+from steptime.hierarchy.tune.kernel import Product, private_folder, product_of, timed
 from steptime.hierarchy.tune.model import CostModel, Seen, learned
 from steptime.hierarchy.tune.prior import Predicted, predicted
 from steptime.hierarchy.tune.space import SLACK, Core, Schedule, check_shape, core_of, space, static_reasons
@@ -216,8 +216,8 @@ def tune(
             run with the same shape, trials, strategy and seed count. 0: predictions alone.
         strategy: ``model``, ``random`` or ``grid``.
         seed: of all random draws: of ``random``; with ``model`` of half of each batch until there are 8 measurements.
-        folder: compiled kernels, and the history of measurements: of this product they count as they are, of others for
-            the cost model.
+        folder: the history of measurements: of this product they count as they are, of others for the cost model.
+            Compiled kernels are in :func:`~steptime.hierarchy.tune.kernel.private_folder`.
         fresh: an empty history; earlier ones stay where they are.
         progress: is told of each batch.
 
@@ -239,7 +239,7 @@ def tune(
         path, earlier = file_of(folder, header, host, fresh)
     except OSError as error:
         raise unwritable(folder, error) from None
-    product = product_of(shape, core, folder)
+    product = product_of(shape, core, private_folder())
     with Journal(path, header, resume=True) as journal:
         past = past_of(journal.records, request, core)
         if earlier is not None:
