@@ -161,7 +161,7 @@ def changed_cluster(base: str | Path, changes: Mapping[str, Any], where: str) ->
     """A cluster with other numbers, as a file with that ``base`` and these tables would describe it.
 
     Args:
-        base: name, alias or file of the cluster.
+        base: name, alias or file of the cluster; a device stands for its common node.
         changes: tables ``device`` and ``levels`` of such a file, values with their units.
         where: what errors and sources name in place of the file.
 
@@ -170,12 +170,15 @@ def changed_cluster(base: str | Path, changes: Mapping[str, Any], where: str) ->
 
     >>> changed_cluster("dgx-h100", {"levels": {"nvlink": {"devices": 4}}}, "an example").fast_domain
     4
+    >>> changed_cluster("h100", {"levels": {"nvlink": {"devices": 4}}}, "an example").name
+    'dgx-h100'
     """
     from steptime.hardware.schema import check
 
-    table = {"base": str(base), **changes}
-    check(table, "cluster", where)
     named = load_cluster(base)
+    node = not is_path(str(base)) and _resolve(str(base), "cluster") is None  # a device stands for its common node
+    table = {"base": named.name if node else str(base), **changes}
+    check(table, "cluster", where)
     changed = _cluster(Document(path=Path(where), table=table, trusted=False))
     return replace(changed, name=named.name, title=named.title)
 
