@@ -1,0 +1,1 @@
+"""One job has one answer: every command that can be asked for it, held against ``estimate``."""
