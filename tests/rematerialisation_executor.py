@@ -1,4 +1,4 @@
-"""Runs a schedule on real layers on the CPU and counts the bytes that the allocator saw.
+"""Runs a schedule on real layers on the CPU and counts the bytes of its tensors.
 
 The model is a stack of ``Linear`` and an activation, of unequal widths. ``chain_of_layers`` gives its chain from shapes
 alone; ``execute`` runs the actions one by one, ``Fn`` and ``Fck`` without autograd, ``Fall`` with it, ``B`` through the
@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from measured_memory import Storages
 from steptime.captured.rematerialisation.chain import Action, Chain, Kind, Segment
 
 FLOAT_BYTES = 4
-MARK = "action "
 
 
 def layers(widths: Sequence[int], activations: Sequence[type[nn.Module]]) -> nn.Sequential:
@@ -70,35 +70,13 @@ def execute(model: nn.Sequential, chain: Chain, data: torch.Tensor, schedule: Se
         runs[i] += 1
 
     handles = [one.register_forward_pre_hook(lambda *_, i=i: counted(i)) for i, one in enumerate(model)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        _Runner(model, chain, data).run(schedule)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    peaks = _Runner(model, chain, data).run(schedule, Storages([*model.parameters(), *gradients, data]))
     for handle in handles:
         handle.remove()
     return Executed(
-        action_bytes=peaks_of(profile, len(schedule)), forward_runs=tuple(runs),
-        gradients=tuple(p.grad for p in model.parameters() if p.grad is not None),
+        action_bytes=tuple(peaks), forward_runs=tuple(runs), gradients=tuple(gradients)
     )  # fmt: skip
-
-
-def peaks_of(profile: torch.profiler.profile, count: int) -> tuple[int, ...]:
-    """Largest running sum of the allocator's events within each marked action."""
-    events = list(profile.profiler.kineto_results.events())
-    spans = {event.name(): (event.start_ns(), event.end_ns()) for event in events if event.name().startswith(MARK)}
-    memory = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    live = position = 0
-    peaks = []
-    for number in range(count):
-        start, end = spans[f"{MARK}{number}"]
-        while position < len(memory) and memory[position][0] < start:
-            live += memory[position][1]
-            position += 1
-        peak = live
-        while position < len(memory) and memory[position][0] <= end:
-            live += memory[position][1]
-            peak = max(peak, live)
-            position += 1
-        peaks.append(peak)
-    return tuple(peaks)
 
 
 class _Runner:
@@ -108,10 +86,15 @@ class _Runner:
         self.graphs: dict[int, tuple[torch.Tensor, torch.autograd.graph.GradientEdge]] = {}
         self.gradient: torch.Tensor | None = None
 
-    def run(self, schedule: Sequence[Action]) -> None:
-        for number, action in enumerate(schedule):
-            with torch.profiler.record_function(f"{MARK}{number}"):
+    def run(self, schedule: Sequence[Action], storages: Storages) -> list[int]:
+        """Peak of each action."""
+        peaks = []
+        with storages:
+            for action in schedule:
+                storages.begin()
                 self.step(action)
+                peaks.append(storages.highest_bytes)
+        return peaks
 
     def step(self, action: Action) -> None:
         kind, i = action

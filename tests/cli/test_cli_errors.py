@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_api import FakeApi, Run, make_estimate
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steptime.cli.job import parse_fix, parse_limits, parse_placement
@@ -299,7 +299,7 @@ OPTIONS = st.sampled_from(["--gpus", "--global-batch", "--seq", "--tp", "--zero"
 ARGS = st.lists(st.tuples(OPTIONS, st.text(max_size=6) | st.integers(-2, 9).map(str)), max_size=4)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ARGS, st.text(min_size=1, max_size=8))
 def test_any_arguments_end_in_0_or_2(run: Run, api: FakeApi, args: list[tuple[str, str]], model: str) -> None:
     result = run("estimate", *JOB, *(word for pair in args for word in pair), "--json", "--", model)

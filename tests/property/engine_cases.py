@@ -20,8 +20,7 @@ from steptime.plan.overlap import OVERLAPS
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 
-settings.register_profile("engine", max_examples=100, deadline=None, derandomize=True)
-ENGINE = settings.get_profile("engine")
+ENGINE = settings(max_examples=100, derandomize=True)
 NAMES = ("1d", "context", "2d")
 PLAIN = ("bf16", "fp32", "fp8")
 QUANTISED = ("fp8-te", "fp8-tensorwise", "fp8-blockwise")

@@ -51,7 +51,7 @@ def grow(draw, nodes, values):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_reverse_is_the_transpose_of_forward(data):
     nodes = Nodes()
     shapes = [(2, 3), (3, 4), (1, 3), (4, 2)]

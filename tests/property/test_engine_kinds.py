@@ -15,7 +15,7 @@ from steptime.model.kinds import MIXERS, with_kinds
 from steptime.model.spec import LayerKind, ModelSpec
 from steptime.plan.strategies import CORRECTED
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40, derandomize=True)
 
 
 def _mixers(model: ModelSpec) -> dict[str, Any]:

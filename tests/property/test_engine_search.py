@@ -25,7 +25,7 @@ from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.search.planner import find
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
-FEW = settings(max_examples=50, deadline=None, derandomize=True)
+FEW = settings(max_examples=50, derandomize=True)
 
 
 @st.composite

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -95,7 +95,6 @@ points = st.builds(
 
 
 @given(st.lists(points, min_size=1, max_size=30))
-@settings(deadline=None)
 def test_any_point_is_beaten_or_equalled_by_one_of_the_front(given: list[Point]) -> None:
     front = front_of(given)
     for one in given:
@@ -105,7 +104,6 @@ def test_any_point_is_beaten_or_equalled_by_one_of_the_front(given: list[Point])
 
 
 @given(st.lists(points, min_size=1, max_size=30), st.sampled_from([0.02, 0.1, 0.5]))
-@settings(deadline=None)
 def test_a_thinned_front_keeps_its_ends(given: list[Point], apart: float) -> None:
     front = front_of(given)
     thin = thinned(front, apart)

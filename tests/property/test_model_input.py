@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.api.models import load_model
@@ -20,7 +20,7 @@ FILES = sorted((Path(__file__).parents[1] / "data" / "huggingface").glob("*.json
 LAYERED = json.loads((FILES[0].parents[1] / "layered_checkpoints.json").read_text(encoding="utf-8"))
 CONFIGS = [json.loads(path.read_text(encoding="utf-8")) for path in FILES]
 CONFIGS += [row["config"] for row in LAYERED.values()]
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=150)
 
 TOML_KEYS = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len", "norm", "window",

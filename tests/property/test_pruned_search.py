@@ -53,7 +53,7 @@ def _found(job):
     return result
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(_jobs())
 def test_what_is_pruned_changes_nothing(job):
     pruned = _found(job)

@@ -27,14 +27,14 @@ def table(mesh: Mesh, element_bytes: float, rows: int = 256, columns: int = 512)
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(MESHES)), st.floats(1.0, 1e5), st.floats(1.0, 100.0))
 def test_more_bytes_take_no_less_time(key: tuple[str, tuple[int, int]], element_bytes: float, more: float) -> None:
     mesh = MESHES[key]
     assert (table(mesh, element_bytes) <= table(mesh, element_bytes * more) * ROUNDING).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(sorted(MESHES)), st.floats(1.0, 1e5), st.integers(1, 8), st.integers(1, 8))
 def test_a_longer_tensor_takes_no_less_time(
     key: tuple[str, tuple[int, int]], element_bytes: float, rows: int, columns: int
@@ -44,7 +44,7 @@ def test_a_longer_tensor_takes_no_less_time(
     assert (table(mesh, element_bytes) <= longer * ROUNDING).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(MESHES)), st.floats(1.0, 1e5), st.sampled_from(["fast_Bps", "slow_Bps", "memory_Bps"]),
     st.floats(1.0, 10.0),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime import api
@@ -45,7 +45,6 @@ def transfers(m: Machine) -> list[Num]:
     return times + [time for size in SIZES for time in message_time_s(m, size)]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(CLUSTERS), st.sampled_from([0, 1]), st.sampled_from(["efficiency", "latency_s", "link_Bps"]),
     st.floats(0.02, 50.0), st.floats(1.01, 20.0),
@@ -73,7 +72,6 @@ def test_a_level_that_nobody_touched_keeps_its_fit(field: str) -> None:
                 assert after_s == before_s
 
 
-@settings(deadline=None)
 @given(st.sampled_from(CLUSTERS), st.floats(0.0, 1e-3))
 def test_a_stated_latency_is_that_of_each_hop(name: str, latency_s: float) -> None:
     cluster = load_cluster(name)
@@ -159,7 +157,6 @@ def test_a_report_says_what_was_stated(tmp_path: Path) -> None:
     assert "network.efficiency" not in explained.provenance.constants, "the fit stands for it"
 
 
-@settings(deadline=None)
 @given(st.sampled_from(EFFICIENCIES), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 def test_a_more_efficient_device_is_never_slower(field: str, one: float, other: float) -> None:
     cluster = load_cluster("dgx-h100")

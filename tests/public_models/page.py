@@ -104,7 +104,7 @@ def run(row: Any, program: Any, options: dict[str, Any]) -> dict[str, Any]:
     if training:
         del output
         peak = Liveness(program).peak().size_bytes
-        measured = peak_bytes(lambda: rebuilt(row), OPTIMIZERS["adamw"], options["loss"])
+        measured = peak_bytes(lambda: rebuilt(row), OPTIMIZERS["adamw"], options["loss"]).allocator_bytes
         out |= {"peak_bytes": peak, "measured_bytes": measured}
     return out
 

@@ -111,7 +111,7 @@ def cases(draw: Any) -> tuple[Cycle, Array, int, Outage | None]:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_windows_play_what_single_events_play(case: tuple[Cycle, Array, int, Outage | None]) -> None:
     cycle, factors, bound, outage = case
     found = simulate(cycle, factors, bound, outage)

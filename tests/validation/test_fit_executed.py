@@ -1,18 +1,16 @@
-"""Ways to make a step fit, executed on the CPU: the allocator's peak is the one that `steptime fit` says."""
+"""Ways to make a step fit, executed on the CPU: the peak of its tensors is the one that `steptime fit` says."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from measured_memory import _highest  # noqa: E402
+from measured_memory import Watch  # noqa: E402
 from steptime.captured.fit.bench import FORMATS, Bench  # noqa: E402
 from steptime.captured.fit.captured import Captured  # noqa: E402
 from steptime.captured.fit.choice import Choice  # noqa: E402
@@ -48,14 +46,6 @@ def engine() -> Captured:
     return Captured(bench=bench, batch=BATCH, host_Bps=20e9, allow=Change.TRAINING)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def chosen(engine: Captured, precision: str, micro: int, name: str) -> Choice:
     """The choice whose checkpoints begin with that name."""
     found = [one for one in engine.checkpoints(precision, micro) if one.name.startswith(name)]
@@ -71,32 +61,28 @@ def executed(engine: Captured, choice: Choice) -> int:
     sys.path.remove(str(EXAMPLE.parent))
     form = FORMATS[choice.precision]
     tree, saves = engine._arrangements(choice.precision, choice.micro_batch)[choice.checkpoints]
-    gc.collect()
-    gc.disable()
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:
-            torch.manual_seed(0)
-            module, tokens, loss = gpt.tiny(batch=choice.micro_batch)
-            module = module.bfloat16() if form.weights == "bf16" else module
-            optimizer = FUSED["adamw"](module.parameters())
-            with arranged(module, engine.bench.paths, tree, saves):
-                for step in range(2):
-                    with torch.profiler.record_function(f"step {step}"):
-                        for _ in range(choice.accumulation):
-                            automatic = torch.autocast("cpu", dtype=torch.bfloat16)
-                            with automatic if form.autocast else contextlib.nullcontext():
-                                output = module(tokens)
-                                value = loss(output)
-                            value.backward()
-                        optimizer.step()
-                        optimizer.zero_grad(set_to_none=True)
-    finally:
-        gc.enable()
-    return _highest(recorded.profiler.kineto_results.experimental_event_tree())
+    watch = Watch()
+    with watch.watching():
+        torch.manual_seed(0)
+        module, tokens, loss = gpt.tiny(batch=choice.micro_batch)
+        module = module.bfloat16() if form.weights == "bf16" else module
+        optimizer = FUSED["adamw"](module.parameters())
+        with arranged(module, engine.bench.paths, tree, saves):
+            for _ in range(2):
+                with watch.step():
+                    for _ in range(choice.accumulation):
+                        automatic = torch.autocast("cpu", dtype=torch.bfloat16)
+                        with automatic if form.autocast else contextlib.nullcontext():
+                            output = module(tokens)
+                            value = loss(output)
+                        value.backward()
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+    return watch.measured().tensors_bytes
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_peak_is_the_allocators(engine: Captured, name: str) -> None:
+def test_the_peak_is_that_of_the_tensors(engine: Captured, name: str) -> None:
     choice = chosen(engine, *CASES[name])
     said = engine.verified(choice)
     assert said.basis == "capture"

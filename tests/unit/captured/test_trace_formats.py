@@ -70,7 +70,7 @@ def test_spans_by_hand() -> None:
 
 
 @given(modules=st.lists(st.sampled_from(["", "a", "a.b", "a.b.c", "a.c", "b"]), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_spans_nest_and_cover_each_call(modules: list[str]) -> None:
     blank = step_of([], len(modules)).calls
     calls = tuple(replace(call, module=module) for call, module in zip(blank, modules, strict=True))
