@@ -352,10 +352,17 @@ class _Reader:
             model=model,
             cluster=cluster,
             node_devices=devices,
-            framework=extra.get("framework", self._framework),
+            framework=self._run_by(extra),
             values=relevant(own | spec),
             placement={name.partition(".")[2]: n for name, n in extra.items() if name.startswith("placement.")},
         )
+
+    def _run_by(self, extra: Mapping[str, Any]) -> str:
+        """The framework that prices the run: that of the software, unless the file names another."""
+        named = extra.get("framework", self._framework)
+        if named is None:
+            self.notes.append(f"framework {self._framework}: that of the software; the plan was priced without one")
+        return str(named or self._framework)
 
     def _model(self, given: str | None) -> str:
         """Name of the model: that which is given, or of the catalogue the one with the dimensions of the file; empty:

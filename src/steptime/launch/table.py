@@ -170,7 +170,9 @@ class Software:
                 out[option] = value
         for choice in self.choices:
             alone = not matters(choice.concept, values)
-            if alone and choice.concept != "zero":
+            if choice.concept == "zero":  # one data rank shards nothing, whatever copies the experts have
+                alone |= values.get("dp") == 1 and values.get("cp", 1) == 1
+            elif alone:
                 continue
             found = choice.options_of({**values, "zero": 0} if alone else values)
             if found is not None:

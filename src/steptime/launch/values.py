@@ -49,7 +49,7 @@ NEEDS: Final[Mapping[str, str]] = {
     "dispatcher": "ep",
     "overlap.tp": "tp",
     "overlap.pp": "pp",
-    "overlap.ep": "ep",
+    "overlap.ep": "experts",
     "overlap.dp": "shared",
     "zero": "shared",
     "shard": "sharing",
@@ -61,10 +61,17 @@ NEEDS: Final[Mapping[str, str]] = {
     "lora.qlora": "lora",
     "recompute_every": "recomputed",
 }
+
+
+def _experts(values: Values) -> bool:
+    return bool(values.get("model.experts.experts"))
+
+
 _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
-    "shared": lambda v: v.get("dp") is None or v["dp"] * v.get("cp", 1) > 1,
-    "sharing": lambda v: (v.get("dp") is None or v["dp"] > 1) and v.get("zero") != 0,
-    "experts": lambda v: bool(v.get("model.experts.experts")),
+    # weights of experts have replicas on the tensor ranks that do not cut them
+    "shared": lambda v: v.get("dp") is None or v["dp"] * v.get("cp", 1) * (v.get("tp", 1) if _experts(v) else 1) > 1,
+    "sharing": lambda v: v.get("dp") is None or v["dp"] > 1,
+    "experts": _experts,
     "lora": lambda v: v.get("lora.rank") is not None,
     "recomputed": lambda v: v.get("recompute") == "full",
 }
