@@ -82,7 +82,7 @@ EDGES = {
 
 
 def same_estimate(run: RunSpec, exported: Exported, folder: Path) -> None:
-    """Time and memory of a run and of what is read from its launch file agree; a framework that nobody named is said."""
+    """Time and memory of a run and of its launch file agree; a framework that nobody named has a note."""
     path = folder / exported.file
     path.write_text(exported.text)
     read = read_launch(str(path))

@@ -53,6 +53,8 @@ _LINE: Final = re.compile(r"(?:^|\s)--[a-z]")
 TEXTS: Final = ("model.name", "model.experts.pattern")
 WHOLE: Final = frozenset(name for product in PRODUCTS for name in (product.whole, *product.parts)) - {"shard"}
 LISTS: Final = ("mesh_shape", "mesh_names", "fsdp_mesh")
+#: Counts of devices and samples are below this.
+LARGEST: Final = 10**12
 ALONE: Final = {"sp": "tp", "vpp": "pp"}
 _SYNTAX: Final = {".json": ("json",), ".toml": ("toml",), ".yaml": ("yaml",), ".yml": ("yaml",)}
 _LAUNCHER_WORDS: Final = frozenset(
@@ -192,6 +194,16 @@ def _syntax(where: str, text: str, usual: str) -> str:
     return by_name or usual
 
 
+def _is_told(concept: str, value: Any) -> bool:
+    """Whether a concept can have this value, by its type."""
+    if concept in LISTS or isinstance(value, (list, tuple, dict)):
+        return False
+    usual = 0 if concept == "zero" else NEUTRAL.get(concept)
+    if isinstance(usual, float):
+        return isinstance(value, (int, float))
+    return usual is None or value is None or type(value) is type(usual)
+
+
 class _Reader:
     """Options of a launch file, turned into a launch one concept after the other."""
 
@@ -225,7 +237,8 @@ class _Reader:
                 raise PlanError(f"{' and '.join(given)} contradict each other", hint="give one of them")
 
     def _set(self, concept: str, value: Any, by: str) -> None:
-        if concept in WHOLE and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
+        if concept in WHOLE and not whole:
             raise PlanError(f"{by} says {concept.replace('_', ' ')} {shown(value)}; it must be a whole number from 1")
         held = self._values.get(concept)
         if held is not None and held != value:
@@ -253,7 +266,10 @@ class _Reader:
                 raise PlanError(f"{option} is {shown(given)}; it must be a number")
             if value != -1:
                 self._set(concept, value, option)
-        words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
+        try:
+            words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
+        except ValueError as error:
+            raise PlanError(f"its line '# launch: {shown(launcher)}' cannot be read: {error}") from None
         for option, given in words.items():
             if option in LAUNCHERS and isinstance(value := plain(given), int):
                 self._set(LAUNCHERS[option], value, f"the launcher's {option}")
@@ -270,6 +286,8 @@ class _Reader:
         for name, value in extra.items():
             if name in ("for", "model", "cluster", "framework") or name.startswith("placement."):
                 continue
+            if not _is_told(name, value):
+                raise PlanError(f"a comment of steptime's says {shown(name)} {shown(value)}, which it cannot be")
             self._set(name, value, "a comment of steptime's")
         for concept, value in self._software.defaults.items():
             self._values.setdefault(concept, value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,11 +16,16 @@ from typing import Any, Final
 from steptime.errors import InputFileError, UserError
 from steptime.launch.shell import read_shell, write_shell
 from steptime.launch.table import Python
+from steptime.store.files import parse_toml
 
 MARK: Final = "# steptime: "
 KEY: Final = "steptime"
 _LAUNCH: Final = re.compile(r"^# launch: (.*)$", re.MULTILINE)
 Options = dict[str, Any]
+MAX_YAML_NODES: Final = 100_000
+"""Nodes of a YAML document, each counted as often as its aliases repeat it."""
+MAX_BRACKETS: Final = 200
+MAX_VALUE: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +106,39 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(table: Mapping[Any, Any], prefix: str = "") -> Options:
-    """The inverse of :func:`nested`; null is left out.
+    """The inverse of :func:`nested`; null is left out, and what options never are (dates, sets, bytes) is its text.
 
-    >>> flat({"a": {"b": 1, "c": {"d": None}}, "e": [1]})
-    {'a.b': 1, 'e': [1]}
+    >>> flat({"a": {"b": 1, "c": {"d": None}}, "e": [1], "f": {2}})
+    {'a.b': 1, 'e': [1], 'f': '{2}'}
     """
     out: Options = {}
     for name, value in table.items():
+        key = f"{prefix}{plain_value(name)}"
         if isinstance(value, Mapping) and value:
-            out |= flat(value, f"{prefix}{name}.")
+            out |= flat(value, f"{key}.")
         elif value is not None and value != {}:
-            out[f"{prefix}{name}"] = value
+            out[key] = plain_value(value)
     return out
+
+
+def plain_value(value: Any) -> Any:
+    """A value of a file as options have them: text, a number, a switch, or lists and tables of these; else its text.
+
+    >>> plain_value([True, 2.5, {"a": b"x"}, ...]), plain_value(10**30)
+    ([True, 2.5, {'a': "b'x'"}, 'Ellipsis'], 'a whole number of 100 bits')
+    """
+    if isinstance(value, Mapping):
+        return {str(plain_value(name)): plain_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain_value, value))
+    if value is None or isinstance(value, (bool, float, str)):
+        return value
+    if isinstance(value, int):
+        return value if -MAX_VALUE <= value < MAX_VALUE else f"a whole number of {value.bit_length()} bits"
+    try:
+        return str(value)[:200]
+    except ValueError:  # a huge number inside
+        return type(value).__name__
 
 
 def _write_yaml(page: Page) -> str:
@@ -139,17 +164,54 @@ def _read_yaml(text: str, where: str) -> Text:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise UserError(f"{where}: reading YAML needs PyYAML", hint="pip install 'steptime[launch]'") from None
+    if _brackets(text) > MAX_BRACKETS:
+        raise InputFileError(where, "not valid YAML: it is nested too deeply")
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if _nodes(root, {}) > MAX_YAML_NODES:
+            raise InputFileError(where, f"its aliases make more than {MAX_YAML_NODES:,} values of it")
+        found = None if root is None else loader.construct_document(root)
+    except RecursionError:
+        raise InputFileError(where, "not valid YAML: it is nested too deeply, or contains itself") from None
+    except (yaml.YAMLError, ValueError, TypeError, KeyError) as error:
         raise InputFileError(where, f"not valid YAML: {' '.join(str(error).split())[:200]}") from None
     return _text(_table(found, where), text, where)
+
+
+def _brackets(text: str) -> int:
+    """Brackets that are open at once, at most; those in texts count too."""
+    deepest = depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = max(depth + (1 if bracket in "[{" else -1), 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _nodes(node: Any, known: dict[int, int]) -> int:
+    """Nodes below one of a YAML document, with those that aliases repeat.
+
+    Raises:
+        RecursionError: it contains itself.
+    """
+    if id(node) in known:
+        if not known[id(node)]:
+            raise RecursionError
+        return known[id(node)]
+    known[id(node)] = 0
+    inside = node.value if isinstance(getattr(node, "value", None), list) else []
+    each = (part for pair in inside for part in (pair if isinstance(pair, tuple) else (pair,)))
+    known[id(node)] = 1 + sum(_nodes(part, known) for part in each)
+    return known[id(node)]
 
 
 def _table(found: object, where: str) -> Options:
     if not isinstance(found, Mapping):
         raise InputFileError(where, "is not a table of options")
-    return flat(found)
+    try:
+        return flat(found)
+    except RecursionError:
+        raise InputFileError(where, "is nested too deeply") from None
 
 
 def _write_toml(page: Page) -> str:
@@ -177,10 +239,7 @@ def tables_text(tables: Mapping[str, Any]) -> str:
 
 
 def _read_toml(text: str, where: str) -> Text:
-    try:
-        return _text(_table(tomllib.loads(text), where), text, where)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputFileError(where, f"not valid TOML: {error}") from None
+    return _text(_table(parse_toml(text, where), where), text, where)
 
 
 def _write_json(page: Page) -> str:
@@ -193,12 +252,10 @@ def _read_json(text: str, where: str) -> Text:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputFileError(where, f"not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputFileError(where, "is not a table of options")
-    own = found.pop(KEY, {})
+    own = found.pop(KEY, {}) if isinstance(found, dict) else {}
     extra = {k: v for k, v in own.items() if k not in ("about", "launch")} if isinstance(own, dict) else {}
     launch = own.get("launch", "") if isinstance(own, dict) else ""
-    return Text(options=flat(found), extra=extra, launcher=str(launch))
+    return Text(options=_table(found, where), extra=extra, launcher=str(launch))
 
 
 def _python_text(value: Any) -> str:
@@ -235,13 +292,14 @@ def _write_python(page: Page) -> str:
 
 
 def _read_python(text: str, where: str) -> Text:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputFileError(where, f"not valid Python: {error}") from None
     reader = _Assignments()
-    reader.visit(tree)
-    return _text(reader.options, text, where)
+    try:
+        reader.visit(ast.parse(text))
+    except (RecursionError, MemoryError):
+        raise InputFileError(where, "not valid Python: it is nested too deeply") from None
+    except (SyntaxError, ValueError) as error:
+        raise InputFileError(where, f"not valid Python: {error}") from None
+    return _text({name: plain_value(value) for name, value in reader.options.items()}, text, where)
 
 
 class _Assignments(ast.NodeVisitor):

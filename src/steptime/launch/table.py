@@ -33,6 +33,7 @@ SOFTWARE: Final = (
     "llm-foundry",
 )
 Options = dict[str, Any]
+LONGEST_NUMBER: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,7 @@ def plain(value: Any) -> Any:
     low = value.strip().lower()
     if low in ("true", "false"):
         return low == "true"
-    for kind in (int, float):
+    for kind in (int, float) if len(low) <= LONGEST_NUMBER else ():
         try:
             return kind(low)
         except ValueError:

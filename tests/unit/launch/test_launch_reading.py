@@ -321,3 +321,47 @@ def test_shell() -> None:
     text = "\n".join([*lines, "  1 2", ""])
     found = read_shell(text, "x")
     assert found == {"--x": "1", "--y": True, "--b": "7", "--c": ["a", "b"], "--d": "$UNSET", "--e": ["1", "2"]}
+
+
+LOOP = """
+DENSE=3
+LAYERS=12
+pattern=()
+for ((i=0; i<LAYERS; i++)); do
+  if (( i < DENSE )); then
+    pattern+=(0)
+  else
+    pattern+=(1)
+  fi
+done
+printf -v FREQ "[%s]" "$(IFS=', '; echo "${pattern[*]}")"
+WIDTH=1536
+SHAPE=(
+    --num-layers $((DENSE + LAYERS - DENSE))
+    --moe-layer-freq $FREQ
+    --moe-shared-expert-intermediate-size $((WIDTH * 2))
+    --seq-length 4096
+)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "run.py ${SHAPE[@]}\n"])
+def test_loops_and_bare_names(end: str) -> None:
+    """Loops over numbers are followed; a file that only sets an array of options is one of options."""
+    assert read_shell(LOOP + end, "x") == {
+        "--num-layers": "12",
+        "--moe-layer-freq": "[0,0,0,1,1,1,1,1,1,1,1,1]",
+        "--moe-shared-expert-intermediate-size": "3072",
+        "--seq-length": "4096",
+    }
+
+
+@pytest.mark.parametrize(("text", "layers"), [
+    ("for n in 4 8; do L=$n; done", "8"),
+    ("L=2; let L+=3; ((L++))", "6"),
+    ("A=7\nL=$((A % 4 + -A / 2))", "0"),
+    ("if (( 1 > 2 )); then L=1; elif ((2 > 1)); then L=2; else L=3; fi", "2"),
+    ('if [ "$X" ]; then L=1; else L=3; fi', "3"),
+])  # fmt: skip
+def test_statements(text: str, layers: str) -> None:
+    assert read_shell(f"{text}\nrun.py --num-layers $L", "x") == {"--num-layers": layers}
