@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steptime.errors import InputFileError, UserError
+from steptime.launch.arithmetic import Unknown, calculated
 from steptime.launch.shell import read_shell, write_shell
 from steptime.launch.table import Python
 from steptime.store.files import parse_toml
@@ -302,6 +303,12 @@ def _read_python(text: str, where: str) -> Text:
     return _text({name: plain_value(value) for name, value in reader.options.items()}, text, where)
 
 
+class Unread(str):
+    """The text of an expression whose value is not in the file."""
+
+    __slots__ = ()
+
+
 class _Assignments(ast.NodeVisitor):
     """What a Python file assigns to attributes, and passes to calls by keyword; nothing of it is run."""
 
@@ -316,8 +323,12 @@ class _Assignments(ast.NodeVisitor):
             path = _path(target)
             if path is not None and isinstance(node.value, ast.Call):
                 is_name = isinstance(target, ast.Name)
-                if (what := _path(node.value.func) or "").endswith(".Config") and not node.value.args:
+                if _ends(what := _path(node.value.func) or "") and not node.value.args:
                     self.options[path.partition(".")[2]] = what
+                if not is_name and not node.value.keywords and not _is_configured(node.value) and not _ends(what):
+                    called = ast.unparse(node.value) if node.value.args else what.rpartition(".")[2]
+                    self.options[path.partition(".")[2]] = Unread(called[:80])
+                    break
                 if not is_name or _is_configured(node.value):
                     self._keywords(node.value, path if is_name else path.partition(".")[2])
                     return
@@ -349,18 +360,43 @@ class _Assignments(ast.NodeVisitor):
                 self.options.setdefault(f"{prefix}.{keyword.arg}", value)
 
     def _value(self, node: ast.expr) -> Any:
+        """The value of an expression; its text where the file does not say it, None for None."""
         if isinstance(node, ast.Name):
-            return self._constants.get(node.id)
+            return self._constants.get(node.id, Unread(node.id))
         if isinstance(node, ast.Attribute) and (path := _path(node)) is not None and path.startswith("torch."):
             return path
+        if isinstance(node, ast.BinOp):
+            return self._joined(node)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return None
+            return Unread(ast.unparse(node)[:80])
+
+    def _joined(self, node: ast.BinOp) -> Any:
+        """A sum or product of whole numbers, or of a list and a number of times."""
+        left, right, plus = self._value(node.left), self._value(node.right), isinstance(node.op, ast.Add)
+        lists = [len(each) for each in (left, right) if isinstance(each, list)]
+        numbers = [each for each in (left, right) if type(each) is int and abs(each) < LONGEST_LIST**2]
+        if len(lists) == 2 and plus and sum(lists) <= LONGEST_LIST:
+            return left + right
+        if len(lists) == len(numbers) == 1 and isinstance(node.op, ast.Mult) and lists[0] * numbers[0] <= LONGEST_LIST:
+            return left * right
+        if len(numbers) == 2 and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)):
+            try:
+                return calculated(f"{left} {_SIGNS[type(node.op)]} ({right})", {})
+            except Unknown:
+                pass
+        return Unread(ast.unparse(node)[:80])
 
 
+_SIGNS: Final = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/"}
+LONGEST_LIST: Final = 10_000
 #: Functions that make a configuration of the class that is their first argument (nemo_run).
 _CONFIGURED: Final = ("Config", "Partial")
+
+
+def _ends(path: str) -> bool:
+    return path.endswith(".Config")
 
 
 def _is_configured(node: ast.Call) -> bool:

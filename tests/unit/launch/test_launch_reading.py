@@ -47,6 +47,7 @@ def test_a_launch_script(tmp_path: Path) -> None:
     assert (values["dtype"], values["recompute"], values["sp"]) == ("bf16", "attention", "on")
     assert (read.software, read.launch.model, read.launch.node_devices) == ("megatron-lm", "llama2-7b", 8)
     assert read.unknown == ("--made-up",)
+    assert "the file trains with dropout; llama2-7b is priced without it" in read.notes
     assert read.kept["--lr"] == "3e-4" and read.kept["--data-path"] == "my data"
     assert '# kept: --made-up = "3"' in read.text
     assert read.run.plan["tp"] == 4
@@ -252,7 +253,6 @@ MEGATRON = "pretrain_gpt.py --tensor-model-parallel-size"
 WRONG = {
     f"{MEGATRON} 2 --bf16 --fp16": "--bf16 and --fp16 contradict each other",
     f"torchrun --nnodes 8 --nproc_per_node 8 {MEGATRON} 3": "world size 64 is not divisible by tp 3",
-    f"{MEGATRON} 1 --sequence-parallel": "--sequence-parallel without tp",
     f"{MEGATRON} 2 --num-virtual-stages-per-pipeline-rank 2": "without pp: pp is 1",
     f"{MEGATRON} 2 --model-parallel-size 4": "they contradict each other",
     f"{MEGATRON} $TP": "set the variable",
@@ -262,6 +262,12 @@ WRONG = {
     "optim_grads_params --micro-batch-size 1 --global-batch-size 8 --nnodes 1 --nproc 8": "have no pipeline",
     "train.py --nothing 1": "give --from NAME",
 }
+
+
+def test_sequence_parallelism_of_one_rank_is_ignored() -> None:
+    read = read_launch(f"{MEGATRON} 1 --sequence-parallel --micro-batch-size 1", model="llama3-8b")
+    assert "sp" not in read.launch.values and not read.kept
+    assert read.notes == ("--sequence-parallel: tp is 1, so the software ignores it",)
 
 
 @pytest.mark.parametrize("line", WRONG)
