@@ -134,6 +134,7 @@ def _narrow(dtype: str) -> str:
 DIMENSIONS: Final = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp", "activation", "norm"),
     *("position", "tied_embeddings", "qkv_bias", "mlp_bias", "qk_norm", "parallel_block", "window", "mtp_depth"),
+    "dropout",
 )
 LATENT: Final = tuple(field.name for field in fields(LatentAttention))
 EXPERTS: Final = ("experts", "experts_per_token", "expert_ffn_hidden", "shared_ffn_hidden", "moe_layers")

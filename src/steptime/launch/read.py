@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, PlanError, UserError, first_few, shown
@@ -23,13 +24,24 @@ from steptime.launch.job import (
 )
 from steptime.launch.rules import check_rules
 from steptime.launch.shell import options_of
-from steptime.launch.syntax import READERS, Text, nested, tables_text
-from steptime.launch.table import SOFTWARE, Options, Software, plain, real_options, same, software_called
+from steptime.launch.syntax import READERS, Text, Unread, nested, tables_text
+from steptime.launch.table import (
+    READ_ONLY,
+    SOFTWARE,
+    Options,
+    Software,
+    is_off,
+    plain,
+    real_options,
+    same,
+    software_called,
+)
 from steptime.launch.values import (
     NEUTRAL,
     OVERLAPS,
     PRODUCTS,
     Values,
+    expert_layers,
     meshed,
     multiplied,
     relevant,
@@ -49,11 +61,12 @@ LAUNCHERS: Final = {
 }
 ARGUMENTS: Final = "arguments"
 _LINE: Final = re.compile(r"(?:^|\s)--[a-z]")
-#: Concepts that mean nothing without another degree, so that giving them is a contradiction.
 TEXTS: Final = ("model.name", "model.experts.pattern")
 WHOLE: Final = frozenset(name for product in PRODUCTS for name in (product.whole, *product.parts)) - {"shard"}
 LISTS: Final = ("mesh_shape", "mesh_names", "fsdp_mesh")
-ALONE: Final = {"sp": "tp", "vpp": "pp"}
+#: Counts of devices and samples are below this.
+LARGEST: Final = 10**12
+DEGREES: Final = frozenset({"tp", "cp", "pp", "dp"})
 _SYNTAX: Final = {".json": ("json",), ".toml": ("toml",), ".yaml": ("yaml",), ".yml": ("yaml",)}
 _LAUNCHER_WORDS: Final = frozenset(
     {"--master_addr", "--master_port", "--node_rank", "--rdzv_backend", "--rdzv_endpoint"}
@@ -63,6 +76,8 @@ MODEL_FIELDS: Final = (
     *(f"model.experts.{name}" for name in EXPERTS),
     *(f"model.latent.{name}" for name in LATENT),
 )
+#: Tokenizer of Megatron-LM -> its vocabulary, where there is one alone.
+VOCABULARIES: Final = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 #: Dimension -> its value in a model that does not have it.
 _NOTHING: Final = {"model.experts.shared_ffn_hidden": 0, "model.mtp_depth": 0}
 MIN_DIMENSIONS: Final = frozenset({"model.layers", "model.hidden", "model.heads"})
@@ -129,10 +144,11 @@ def read_launch(
     is_line = _LINE.search(path) is not None and not is_file(path)
     where, text = (ARGUMENTS, path) if is_line else (path, read_description(path))
     chosen, found = _parsed(where, text, software)
+    options = found.options if is_line else _with_deepspeed(found.options, where)
     given = {"model": model, "cluster": cluster}
     extra = {**found.extra, **{name: value for name, value in given.items() if value is not None}}
     try:
-        reader = _Reader(chosen, found.options, found.launcher, extra)
+        reader = _Reader(chosen, options, found.launcher, extra)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
     unknown = tuple(name for name in reader.kept if not _is_real(chosen, name))
@@ -157,6 +173,8 @@ def launch_read(software: Software, options: Options, launcher: str, extra: Mapp
 
 def _is_real(software: Software, name: str) -> bool:
     real = real_options(software.name)
+    if not real:
+        return True
     return name in real or name in LAUNCHERS or name in _LAUNCHER_WORDS or name.startswith(software.whole or ("\0",))
 
 
@@ -173,13 +191,26 @@ def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text
     said = re.search(r'^# steptime: for = "([\w-]+)"$|"for": "([\w-]+)"', text, re.MULTILINE)
     if said and (name := said[1] or said[2]) in SOFTWARE:
         return _parsed(where, text, name)
-    counts = {name: sum(mark in text for mark in software_called(name).marks) for name in SOFTWARE}
+    counts = {name: sum(mark in text for mark in software_called(name).marks) for name in (*SOFTWARE, *READ_ONLY)}
     most = max(counts.values())
     best = [name for name, count in counts.items() if count == most]
+    best = [name for name in best if name in SOFTWARE] or best
     if not most or len(best) > 1:
         what = f"it could be of {' or '.join(best)}" if most else "none of its options is known"
         raise InputFileError(where, f"which software it is for is not to be seen: {what}", hint="give --from NAME")
     return _parsed(where, text, best[0])
+
+
+def _with_deepspeed(options: Options, where: str) -> Options:
+    """Options with those of the file of DeepSpeed that they name, next to it; one that is not there is not understood."""
+    named = options.get("deepspeed")
+    if not isinstance(named, str) or not named.endswith(".json"):
+        return options
+    for folder in (Path(where).parent, Path()):
+        if is_file(path := folder / named):
+            inner = READERS["json"](read_description(str(path)), str(path)).options
+            return options | {f"deepspeed.{name}": value for name, value in inner.items()}
+    return options | {"deepspeed.zero_optimization.stage": Unread(named)}
 
 
 def _syntax(where: str, text: str, usual: str) -> str:
@@ -192,6 +223,16 @@ def _syntax(where: str, text: str, usual: str) -> str:
     return by_name or usual
 
 
+def _is_told(concept: str, value: Any) -> bool:
+    """Whether a concept can have this value, by its type."""
+    if concept in LISTS or isinstance(value, (list, tuple, dict)):
+        return False
+    usual = 0 if concept == "zero" else NEUTRAL.get(concept)
+    if isinstance(usual, float):
+        return isinstance(value, (int, float))
+    return usual is None or value is None or type(value) is type(usual)
+
+
 class _Reader:
     """Options of a launch file, turned into a launch one concept after the other."""
 
@@ -201,7 +242,14 @@ class _Reader:
         self._software = software
         chosen = {name for choice in software.choices for case in choice.cases for name in case.options}
         named = {self._of_section(name): value for name, value in options.items()}
-        self._options = {name: value for name, value in named.items() if value != "None" or name in chosen}
+        known = software.options | LAUNCHERS.keys()
+        self._options = {
+            name: value
+            for name, value in named.items()
+            if (value != "None" or name in chosen) and (not isinstance(value, Unread) or name in known)
+        }
+        self._open: set[str] = set()
+        """Keys of a run that an option sets to a value that is not understood."""
         self._used = {name for name, value in software.constant.items() if self._options.get(name) == value}
         self._said: dict[str, str] = {}
         self._values: Values = {}
@@ -209,6 +257,7 @@ class _Reader:
         self._numbers(launcher)
         self._extra(extra)
         self._choices(written=set(extra))
+        self._chosen = set(self._values)
         self._complete()
         self.launch = self._launch(extra)
         self.kept = {name: value for name, value in self._options.items() if name not in self._used}
@@ -220,12 +269,13 @@ class _Reader:
 
     def _refuse_exclusive(self) -> None:
         for group in self._software.exclusive:
-            given = [name for name in group if not same(self._options.get(name), False)]
+            given = [name for name in group if not is_off(said := self._options.get(name)) and plain(said) != "auto"]
             if len(given) > 1:
                 raise PlanError(f"{' and '.join(given)} contradict each other", hint="give one of them")
 
     def _set(self, concept: str, value: Any, by: str) -> None:
-        if concept in WHOLE and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
+        if concept in WHOLE and not whole:
             raise PlanError(f"{by} says {concept.replace('_', ' ')} {shown(value)}; it must be a whole number from 1")
         held = self._values.get(concept)
         if held is not None and held != value:
@@ -238,94 +288,141 @@ class _Reader:
 
     def _numbers(self, launcher: str) -> None:
         table = {option: concept for concept, option in self._software.numbers.items()} | dict(self._software.read)
+        automatic = {}
         for option, given in self._options.items():
             concept = table.get(option) or LAUNCHERS.get(option)
             if concept is None:
                 continue
             self._used.add(option)
             value = plain(given)
-            if concept in TEXTS and isinstance(value, str):
+            if concept in TEXTS and not isinstance(given, Unread):
                 value = given
+            elif isinstance(given, Unread):
+                self._leave_open(concept, option)
+                continue
             elif isinstance(value, str):
-                self._open(option, given)
+                self._hold_text(option, given)
+                automatic[option] = concept
                 continue
             elif isinstance(value, (bool, dict)) or (concept in LISTS) is not isinstance(value, tuple):
                 raise PlanError(f"{option} is {shown(given)}; it must be a number")
-            if value != -1:
+            if value != -1 or concept == "data_axis":
                 self._set(concept, value, option)
-        words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
+        for option, concept in automatic.items():
+            if concept not in self._values:
+                self.notes.append(f"{option} is {self._options[option]}: left open")
+        try:
+            words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
+        except ValueError as error:
+            raise PlanError(f"its line '# launch: {shown(launcher)}' cannot be read: {error}") from None
         for option, given in words.items():
             if option in LAUNCHERS and isinstance(value := plain(given), int):
                 self._set(LAUNCHERS[option], value, f"the launcher's {option}")
 
-    def _open(self, option: str, given: Any) -> None:
-        """An option whose value is not in the file: a variable of the shell, or ``auto``."""
+    def _hold_text(self, option: str, given: Any) -> None:
+        """Refuses a number that is a variable of the shell; ``auto`` leaves it open."""
         if str(given).lower() not in ("auto", "null", "none"):
             raise PlanError(
                 f"{option} is {shown(given)}, which is no number", hint="put the number there, or set the variable"
             )
-        self.notes.append(f"{option} is {given}: left open")
+
+    def _leave_open(self, concept: str, option: str) -> None:
+        """Leaves open what an option says in a way that is not understood."""
+        keys = ("recompute", "recompute_every") if concept.startswith("recompute.") else (concept,)
+        self._open |= set(keys)
+        self._values.pop(concept, None)
+        self.notes.append(f"{option} {shown(self._options[option])}: not understood, {keys[0]} is left open")
 
     def _extra(self, extra: Mapping[str, Any]) -> None:
         for name, value in extra.items():
             if name in ("for", "model", "cluster", "framework") or name.startswith("placement."):
                 continue
+            if not _is_told(name, value):
+                raise PlanError(f"a comment of steptime's says {shown(name)} {shown(value)}, which it cannot be")
             self._set(name, value, "a comment of steptime's")
         for concept, value in self._software.defaults.items():
             self._values.setdefault(concept, value)
         values = unfolded(self._values)
+        self._experts(values)
         for concept in ("tp", "cp", "pp", *(() if "virtual_layers" in values else ("vpp",))):
             values.setdefault(concept, 1)
         layers = self._layers(extra.get("model"), values)
         self._values = multiplied(meshed({**({} if layers is None else {"model.layers": layers}), **values}))
 
+    def _experts(self, values: Values) -> None:
+        """The number of layers with experts, from the pattern of all layers."""
+        pattern, layers = values.pop("model.experts.pattern", None), values.get("model.layers")
+        if pattern is None or not values.get("model.experts.experts"):
+            return
+        count = expert_layers(pattern, layers)
+        if count is None:
+            self.notes.append(f"layers with experts {shown(pattern)}: not understood, taken as all layers")
+        else:
+            values["model.experts.moe_layers"] = count
+
     def _layers(self, given: str | None, values: Values) -> int | None:
         """Layers of a model that the file, or who reads it, names: the stages of a pipeline follow from them."""
-        named = given or values.get("model.name")
+        named = given or self._named(values.get("model.name"))
         for choice in self._software.choices:
             if choice.concept == "model" and named is None:
-                best, _ = choice.value_in(self._options, values)
+                best, _, _ = choice.value_in(self._options, values)
                 named = None if best is None else best.value
         return None if named is None else spec_of(str(named)).layers
 
+    def _named(self, name: Any) -> str | None:
+        """A model by the name that the file has, or by that of the checkpoint without who published it."""
+        if name is None:
+            return None
+        last = str(name).rstrip("/").rpartition("/")[2]
+        for each in (str(name), last, last.removeprefix("Meta-")):
+            try:
+                spec_of(each)
+            except UserError:
+                continue
+            return each if Path(each).exists() else spec_of(each).name
+        return str(name)
+
     def _choices(self, written: set[str]) -> None:
+        self._used |= {row.option for row in self._software.words if row.option in self._options}
         for choice in self._software.choices:
-            best, seen = choice.value_in(self._options, self._values)
+            best, seen, strange = choice.value_in(self._options, self._values)
             meant = set() if best is None else set(best.options)
+            strange -= self._used | meant
+            if strange and not meant & set(self._options) and choice.concept not in written:
+                self._leave_open(choice.concept, min(strange))
+                continue
             self._used |= meant | {name for name in seen if same(self._options[name], False)}
             if choice.concept in written:
                 continue
             if best is not None:
                 if meant or choice.concept not in self._values:
                     self._values[choice.concept] = best.value
-                if choice.concept in ALONE and best.value == "on" and any(best.options.values()):
-                    self._refuse_alone(choice.concept, next(iter(best.options)))
+                if choice.concept == "sp" and best.value == "on" and meant and self._values.get("tp", 1) == 1:
+                    self.notes.append(f"{min(meant)}: tp is 1, so the software ignores it")
             for name in sorted(seen - self._used):
-                self.notes.append(f"{name} {shown(self._options[name])}: not modelled, kept")
+                how = "understood" if name in strange else "modelled"
+                self.notes.append(f"{name} {shown(self._options[name])}: not {how}, kept")
         for row in self._software.words:
             given = self._options.get(row.option)
             if given is not None and row.concept not in written:
                 self._words(row.concept, row.option, given, row.words, row.separator)
-        if self._values.get("vpp", 1) > 1:
-            self._refuse_alone("vpp", self._said.get("vpp", "vpp"))
+        if self._values.get("vpp", 1) > 1 and self._values.get("pp", 1) == 1 and "pp" not in self._open:
+            option = self._said.get("vpp", "vpp")
+            raise PlanError(f"{option} without pp: pp is 1", hint=f"drop {option}, or give pp of 2 or more")
 
     def _words(self, concept: str, option: str, given: Any, words: Mapping[str, str], separator: str) -> None:
         listed = [str(word) for word in given] if isinstance(given, (list, tuple)) else [str(given)]
         listed = separator.join(listed).split(separator) if separator else listed
         ours = {word: name for name, word in words.items()}
         known = [ours[word] for word in listed if word in ours]
-        self._used.add(option)
         if unknown := [word for word in listed if word not in ours]:
             self.notes.append(f"{option} {first_few(unknown, 5)}: not modelled, left out")
         self._values[concept] = tuple(sorted(known))
 
-    def _refuse_alone(self, concept: str, option: str) -> None:
-        need = ALONE[concept]
-        if self._values.get(need, 1) == 1:
-            raise PlanError(f"{option} without {need}: {need} is 1", hint=f"drop {option}, or give {need} of 2 or more")
-
     def _complete(self) -> None:
         """What no option says is as the software does it."""
+        if self._values.pop("lora.on", True) is False:
+            self._values = {name: value for name, value in self._values.items() if not name.startswith("lora.")}
         values = without_parts(self._values)
         for concept, value in NEUTRAL.items():
             values.setdefault(concept, value)
@@ -339,7 +436,7 @@ class _Reader:
         self._framework = framework
 
     def _launch(self, extra: Mapping[str, Any]) -> Launch:
-        values = self._values
+        values = self._without_open()
         cluster = extra.get("cluster")
         model = self._model(extra.get("model"))
         devices = values.get("node_devices") or (node_size(cluster) if cluster is not None else 8)
@@ -347,34 +444,89 @@ class _Reader:
         self._hold_model(model, spec)
         own = {name: value for name, value in values.items() if name in _KEYS}
         if {"zero", "pp", "dp"} <= values.keys() and spec:
-            check_rules(self._software, {**_PERMISSIVE, **values, **spec})
+            check_rules(self._software, {**_PERMISSIVE, **self._values, **spec})
+        size = spec or {name: value for name, value in values.items() if name.startswith("model.")}
+        kept = relevant(own | size)
         return Launch(
             model=model,
             cluster=cluster,
             node_devices=devices,
-            framework=extra.get("framework", self._framework),
-            values=relevant(own | spec),
+            framework=self._run_by(extra),
+            values={name: value for name, value in kept.items() if name in own or name in spec},
             placement={name.partition(".")[2]: n for name, n in extra.items() if name.startswith("placement.")},
         )
+
+    def _without_open(self) -> Values:
+        """The values without those that were not understood, and without what was completed from them."""
+        hidden = set(self._open)
+        if self._open & DEGREES:
+            hidden |= {"dp", "gpus", "global_batch", "micro_batch"} - self._said.keys()
+        if {"nodes", "node_devices"} <= self._said.keys():
+            hidden -= {"gpus"}
+        if "dtype" in self._open and "gradient_dtype" not in self._chosen:
+            hidden.add("gradient_dtype")
+        return {name: value for name, value in self._values.items() if name not in hidden}
+
+    def _run_by(self, extra: Mapping[str, Any]) -> str:
+        """The framework that prices the run: that of the software, unless the file names another."""
+        named = extra.get("framework", self._framework)
+        if named is None:
+            self.notes.append(f"framework {self._framework}: that of the software; the plan was priced without one")
+        return str(named or self._framework)
 
     def _model(self, given: str | None) -> str:
         """Name of the model: that which is given, or of the catalogue the one with the dimensions of the file; empty:
         there is none."""
         if given is not None:
             return given
-        if named := self._values.get("model.name", self._values.get("model")):
-            return str(named)
-        said = {name: self._values[name] for name in MODEL_FIELDS if name in self._values}
+        if named := self._named(self._values.get("model.name", self._values.get("model"))):
+            return named
+        said = {name: self._values[name] for name in MODEL_FIELDS if name in self._values and name not in self._open}
         if not said.keys() >= MIN_DIMENSIONS:
             return ""
+        drops = self._dropout()
         for name in catalogue_names():
             spec = load_catalogue_model(name)
             own = {} if spec.kinds else dimensions(spec)
             if own and all(own.get(concept, _NOTHING.get(concept)) == value for concept, value in said.items()):
                 self.notes.append(f"model {name}: the dimensions of the file fit it")
+                if drops not in (None, spec.dropout):
+                    with_, without = ("with", "without") if drops else ("without", "with")
+                    self.notes.append(f"the file trains {with_} dropout; {name} is priced {without} it")
                 return name
-        self.model_table = nested({name.removeprefix("model."): value for name, value in said.items()})
+        self.model_table = nested(
+            {name.removeprefix("model."): value for name, value in self._own_model(said, drops).items()}
+        )
         return ""
+
+    def _dropout(self) -> bool | None:
+        """Whether anything is dropped out; None: the file does not say, and the software has no default."""
+        shares = [self._values[name] for name in ("dropout.hidden", "dropout.attention") if name in self._values]
+        return any(share > 0 for share in shares) if shares else None
+
+    def _own_model(self, said: Values, drops: bool | None) -> Values:
+        """Dimensions of a model that no catalogue has, with the software's defaults where no option says them."""
+        experts = bool(said.get("model.experts.experts"))
+        usual = {f"model.{name}": value for name, value in self._software.model.items()}
+        out = said | {
+            name: value
+            for name, value in usual.items()
+            if name not in said and name not in self._open and (experts or not name.startswith("model.experts."))
+        }
+        if experts and "model.ffn_hidden" in out:
+            out.setdefault("model.experts.expert_ffn_hidden", out["model.ffn_hidden"])
+        if drops:
+            out["model.dropout"] = True
+        if "model.vocab" not in out:
+            tokenizer = str(self._options.get("--tokenizer-type", ""))
+            if (size := VOCABULARIES.get(tokenizer)) is not None:
+                out["model.vocab"] = size
+                self.notes.append(f"vocabulary {size:,}: that of {tokenizer}")
+            else:
+                self.notes.append(
+                    "vocabulary not stated: embedding, head and loss are left out; add vocab = N to the model's file"
+                )
+        return out
 
     def _hold_model(self, model: str, spec: Values) -> None:
         """Refuses options that contradict the model that is named."""

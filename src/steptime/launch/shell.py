@@ -1,19 +1,18 @@
 """Launch scripts: the arguments of a program out of a shell script, and such a script of arguments.
 
 Of the shell's language only what launch scripts use is read: variables, arrays, defaults as ``${TP:-8}``, arithmetic of
-whole numbers, joined lines. Nothing is run.
+whole numbers, loops and conditions over them, joined lines. Nothing is run.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from steptime.errors import InputFileError
+from steptime.launch.arithmetic import Unknown, calculated, changed
 
 _ASSIGNED: Final = re.compile(r"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SHORT: Final = re.compile(r"-[A-Za-z]\w*")
@@ -21,9 +20,17 @@ _SEVERAL: Final = re.compile(r"--[\w-]+ ")
 """An option and its value in one pair of quotes, which the shell splits where an array is not quoted."""
 _QUOTED_ARRAY: Final = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)")
-_ARITHMETIC: Final = re.compile(r"\$\(\(([\w\s*/%+()-]{1,200})\)\)")
-_SIGNS: Final = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
+_ARITHMETIC: Final = re.compile(r"\$\(\(([\w\s*/%+()<>=!&|-]{1,200})\)\)")
+_JOINED: Final = re.compile(r"""\$\(\s*IFS=(['"]?)(.)[^;]*;\s*echo\s+"?\$\{(\w+)\[\*\]\}"?\s*\)""")
+"""An array joined by the first character of ``IFS``."""
+_COUNTED: Final = re.compile(r"for\s*\(\((.*);(.*);(.*)\)\)", re.DOTALL)
+_LISTED: Final = re.compile(r"for\s+([A-Za-z_]\w*)\s+in\s+(.*)", re.DOTALL)
+_CONDITION: Final = re.compile(r"(?:if|elif)\s*\(\((.*)\)\)", re.DOTALL)
+_PRINTED: Final = re.compile(r"""printf\s+-v\s+(\w+)\s+(["'])([^"'%]*)%s([^"'%]*)\2\s+(.*)""", re.DOTALL)
+_HEAD: Final = re.compile(r"(then|do|else)\b\s*(.*)", re.DOTALL)
 MAX_LINE: Final = 100_000
+MAX_STATEMENTS: Final = 50_000
+"""Statements that are followed, those of a loop once for each time round."""
 
 
 def write_shell(head: Iterable[str], launcher: str, options: Mapping[str, Any]) -> str:
@@ -48,22 +55,128 @@ def read_shell(text: str, where: str) -> dict[str, Any]:
     Raises:
         InputFileError: no command has options, or quotes do not close.
     """
-    variables: dict[str, str] = {}
-    best: list[str] = []
-    for statement in _statements(text):
-        match = _ASSIGNED.fullmatch(statement)
-        if match:
-            value = _substituted(match[3].strip(), variables)
-            inner = value[1:-1] if value.startswith("(") and value.endswith(")") else _unquoted(value)
-            inner = " ".join(inner.split())
-            variables[match[1]] = f"{variables.get(match[1], '')} {inner}" if match[2] else inner
-            continue
-        words = _words(_substituted(statement, variables), where)
-        if sum(word.startswith("--") for word in words) > sum(word.startswith("--") for word in best):
-            best = words
-    if not best:
+    script = _Script(_statements(text), where)
+    script.follow(0, len(script.statements))
+    best = script.best or max((shlex.split(value) for value in script.arrays()), key=_options, default=[])
+    if not _options(best):
         raise InputFileError(where, "no command in it has options (--name value)")
     return options_of(best)
+
+
+def _options(words: list[str]) -> int:
+    return sum(word.startswith("--") for word in words)
+
+
+class _Script:
+    """Statements of a script, followed as far as its own text decides them; of other conditions all branches count."""
+
+    def __init__(self, statements: list[str], where: str) -> None:
+        self.statements = statements
+        self.best: list[str] = []
+        """Words of the command with the most options."""
+        self._where = where
+        self._variables: dict[str, str] = {}
+        self._left = MAX_STATEMENTS
+
+    def arrays(self) -> list[str]:
+        """Values of variables that hold options and can be split into words."""
+        return [value for value in self._variables.values() if value.count("--") > 1 and not _is_open(value)]
+
+    def follow(self, start: int, end: int) -> None:
+        """Follow the statements of a block."""
+        at = start
+        while at < end and self._left > 0:
+            self._left -= 1
+            text = self.statements[at]
+            if text.startswith(("for ", "for(")) and (done := self._end(at, end, "do", "done")):
+                self._loop(text, at + 1, done)
+                at = done
+            elif text.startswith("if ") and (done := self._end(at, end, "if", "fi")):
+                self._branches(at, done)
+                at = done
+            else:
+                self._one(text)
+            at += 1
+
+    def _end(self, at: int, end: int, opens: str, closes: str) -> int:
+        """Where the block ends that opens at or after a statement; 0: it does not."""
+        depth = 0
+        for i in range(at, end):
+            word = self.statements[i].partition(" ")[0]
+            depth += (word == opens) - (word == closes)
+            if word == closes and depth == 0:
+                return i
+        return 0
+
+    def _loop(self, head: str, start: int, end: int) -> None:
+        counted, listed = _COUNTED.fullmatch(head), _LISTED.fullmatch(head)
+        if counted is not None:
+            try:
+                self._change(counted[1])
+                while self._left > 0 and calculated(counted[2], self._variables):
+                    self.follow(start, end)
+                    self._change(counted[3])
+                    self._left -= 1
+            except Unknown:
+                self.follow(start, end)
+        elif listed is not None and "$" not in (words := _substituted(listed[2], self._variables)):
+            for word in words.split():
+                self._variables[listed[1]] = _unquoted(word)
+                self.follow(start, end)
+        else:
+            self.follow(start, end)
+
+    def _branches(self, at: int, end: int) -> None:
+        """Follow the branch that the condition chooses; one that is not of numbers chooses all of them."""
+        depth, heads = 0, []
+        for i in range(at, end):
+            word = self.statements[i].partition(" ")[0]
+            depth += (word == "if") - (word == "fi")
+            if depth == 1 and word in ("if", "elif", "else"):
+                heads.append(i)
+        blocks = [(self.statements[i], i + 1, after) for i, after in zip(heads, (*heads[1:], end), strict=True)]
+        for head, start, after in blocks:
+            condition = _CONDITION.fullmatch(head)
+            try:
+                holds = head == "else" or (condition is not None and bool(self._calculated(condition[1])))
+            except Unknown:
+                holds, condition = True, None
+            if holds or condition is None:
+                self.follow(start, after)
+            if holds and (condition is not None or (head == "else" and after == end)):
+                return
+
+    def _calculated(self, text: str) -> int:
+        return calculated(_substituted(text, self._variables), self._variables)
+
+    def _change(self, text: str) -> None:
+        name, value = changed(_substituted(text, self._variables).strip(), self._variables)
+        self._variables[name] = str(value)
+
+    def _one(self, text: str) -> None:
+        """An assignment, or a command."""
+        alone = text[2:-2] if text.startswith("((") and text.endswith("))") else text.removeprefix("let ")
+        if alone != text:
+            try:
+                self._change(alone)
+            except Unknown:
+                return
+        elif (match := _ASSIGNED.fullmatch(text)) is not None:
+            value = _substituted(match[3].strip(), self._variables)
+            inner = value[1:-1] if value.startswith("(") and value.endswith(")") else _unquoted(value)
+            self._assign(match[1], inner, more=bool(match[2]))
+        elif (printed := _PRINTED.fullmatch(text)) is not None:
+            value = _unquoted(_substituted(printed[5].strip(), self._variables))
+            self._assign(printed[1], f"{printed[3]}{value}{printed[4]}", more=False)
+        else:
+            words = _words(_substituted(text, self._variables), self._where)
+            if _options(words) > _options(self.best):
+                self.best = words
+
+    def _assign(self, name: str, value: str, *, more: bool) -> None:
+        value = " ".join(value.split())
+        held = f"{self._variables.get(name, '')} {value}".lstrip() if more else value
+        self._variables[name] = held[:MAX_LINE]
 
 
 def options_of(words: list[str]) -> dict[str, Any]:
@@ -93,7 +206,7 @@ def options_of(words: list[str]) -> dict[str, Any]:
 
 
 def _statements(text: str) -> list[str]:
-    """Lines with what continues them: by a backslash, or within quotes or brackets of an array."""
+    """Statements with what continues them: by a backslash, or within quotes or brackets of an array."""
     out: list[str] = []
     held = ""
     for raw in text.splitlines():
@@ -105,9 +218,37 @@ def _statements(text: str) -> list[str]:
         if _is_open(held):
             held += " "
             continue
-        out.append(held.strip())
+        out += _parted(held)
         held = ""
-    return [line for line in (*out, held.strip()) if line]
+    return [line for line in (*out, *_parted(held)) if line]
+
+
+def _parted(line: str) -> list[str]:
+    """The statements of a line: parted by semicolons outside of quotes and brackets, and after ``then`` and ``do``.
+
+    >>> _parted("for ((i=0; i<2; i++)); do A+=(1); done")
+    ['for ((i=0; i<2; i++))', 'do', 'A+=(1)', 'done']
+    """
+    if ";" not in line:
+        parts = [line]
+    else:
+        parts, quote, depth, last = [], "", 0, 0
+        for at, char in enumerate(line):
+            if quote:
+                quote = "" if char == quote else quote
+            elif char in "'\"":
+                quote = char
+            elif char in "()":
+                depth = max(depth + (1 if char == "(" else -1), 0)
+            elif char == ";" and depth == 0:
+                parts.append(line[last:at])
+                last = at + 1
+        parts.append(line[last:])
+    out: list[str] = []
+    for part in map(str.strip, parts):
+        head = _HEAD.fullmatch(part)
+        out += [head[1], head[2]] if head is not None else [part]
+    return [part for part in out if part]
 
 
 def _uncommented(line: str) -> str:
@@ -127,8 +268,11 @@ def _is_open(text: str) -> bool:
     """Whether a quote, or the bracket of an assigned array, has not been closed."""
     bare = re.sub(r"\\.", "", text)
     double, single = bare.count('"'), re.sub(r'"[^"]*"', "", bare).count("'")
+    if double % 2 == 1 or single % 2 == 1:
+        return True
     opened = re.match(r"\s*(?:export\s+|declare\s+-\w+\s+)?\w+\+?=\(", bare)
-    return double % 2 == 1 or single % 2 == 1 or bool(opened and not bare.rstrip().endswith(")"))
+    outside = re.sub(r"\"[^\"]*\"|'[^']*'", "", bare)
+    return bool(opened) and outside.count("(") > outside.count(")")
 
 
 def _unquoted(value: str) -> str:
@@ -142,26 +286,18 @@ def _substituted(text: str, variables: Mapping[str, str]) -> str:
         found = variables.get(match[1] or match[3], match[2])
         return match[0] if found is None else found
 
-    out = _VARIABLE.sub(put, _QUOTED_ARRAY.sub(r"\1", text))
-    return _ARITHMETIC.sub(lambda match: _number(match, variables), out)[:MAX_LINE]
+    def joined(match: re.Match[str]) -> str:
+        held = variables.get(match[3])
+        return match[0] if held is None else match[2].join(held.split())
 
+    def number(match: re.Match[str]) -> str:
+        try:
+            return str(calculated(match[1], variables))
+        except Unknown:
+            return match[0]
 
-def _number(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    """The value of an expression of whole numbers; as it is where it has anything else."""
-    named = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), match[1])
-    try:
-        return str(_calculated(ast.parse(named.strip(), mode="eval").body))
-    except (SyntaxError, ZeroDivisionError, KeyError, RecursionError):
-        return match[0]
-
-
-def _calculated(node: ast.expr) -> int:
-    if isinstance(node, ast.BinOp):
-        result: int = _SIGNS[type(node.op)](_calculated(node.left), _calculated(node.right))
-        return result
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    raise KeyError(node)
+    out = _VARIABLE.sub(put, _QUOTED_ARRAY.sub(r"\1", _JOINED.sub(joined, text)))
+    return _ARITHMETIC.sub(number, out)[:MAX_LINE]
 
 
 def _words(statement: str, where: str) -> list[str]:

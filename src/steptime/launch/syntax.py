@@ -9,19 +9,24 @@ from __future__ import annotations
 import ast
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steptime.errors import InputFileError, UserError
+from steptime.launch.arithmetic import Unknown, calculated
 from steptime.launch.shell import read_shell, write_shell
 from steptime.launch.table import Python
+from steptime.store.files import parse_toml
 
 MARK: Final = "# steptime: "
 KEY: Final = "steptime"
 _LAUNCH: Final = re.compile(r"^# launch: (.*)$", re.MULTILINE)
 Options = dict[str, Any]
+MAX_YAML_NODES: Final = 100_000
+"""Nodes of a YAML document, each counted as often as its aliases repeat it."""
+MAX_BRACKETS: Final = 200
+MAX_VALUE: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +107,39 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(table: Mapping[Any, Any], prefix: str = "") -> Options:
-    """The inverse of :func:`nested`; null is left out.
+    """The inverse of :func:`nested`; null is left out, and what options never are (dates, sets, bytes) is its text.
 
-    >>> flat({"a": {"b": 1, "c": {"d": None}}, "e": [1]})
-    {'a.b': 1, 'e': [1]}
+    >>> flat({"a": {"b": 1, "c": {"d": None}}, "e": [1], "f": {2}})
+    {'a.b': 1, 'e': [1], 'f': '{2}'}
     """
     out: Options = {}
     for name, value in table.items():
+        key = f"{prefix}{plain_value(name)}"
         if isinstance(value, Mapping) and value:
-            out |= flat(value, f"{prefix}{name}.")
+            out |= flat(value, f"{key}.")
         elif value is not None and value != {}:
-            out[f"{prefix}{name}"] = value
+            out[key] = plain_value(value)
     return out
+
+
+def plain_value(value: Any) -> Any:
+    """A value of a file as options have them: text, a number, a switch, or lists and tables of these; else its text.
+
+    >>> plain_value([True, 2.5, {"a": b"x"}, ...]), plain_value(10**30)
+    ([True, 2.5, {'a': "b'x'"}, 'Ellipsis'], 'a whole number of 100 bits')
+    """
+    if isinstance(value, Mapping):
+        return {str(plain_value(name)): plain_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain_value, value))
+    if value is None or isinstance(value, (bool, float, str)):
+        return value
+    if isinstance(value, int):
+        return value if -MAX_VALUE <= value < MAX_VALUE else f"a whole number of {value.bit_length()} bits"
+    try:
+        return str(value)[:200]
+    except ValueError:  # a huge number inside
+        return type(value).__name__
 
 
 def _write_yaml(page: Page) -> str:
@@ -139,17 +165,54 @@ def _read_yaml(text: str, where: str) -> Text:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise UserError(f"{where}: reading YAML needs PyYAML", hint="pip install 'steptime[launch]'") from None
+    if _brackets(text) > MAX_BRACKETS:
+        raise InputFileError(where, "not valid YAML: it is nested too deeply")
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if _nodes(root, {}) > MAX_YAML_NODES:
+            raise InputFileError(where, f"its aliases make more than {MAX_YAML_NODES:,} values of it")
+        found = None if root is None else loader.construct_document(root)
+    except RecursionError:
+        raise InputFileError(where, "not valid YAML: it is nested too deeply, or contains itself") from None
+    except (yaml.YAMLError, ValueError, TypeError, KeyError) as error:
         raise InputFileError(where, f"not valid YAML: {' '.join(str(error).split())[:200]}") from None
     return _text(_table(found, where), text, where)
+
+
+def _brackets(text: str) -> int:
+    """Brackets that are open at once, at most; those in texts count too."""
+    deepest = depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = max(depth + (1 if bracket in "[{" else -1), 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _nodes(node: Any, known: dict[int, int]) -> int:
+    """Nodes below one of a YAML document, with those that aliases repeat.
+
+    Raises:
+        RecursionError: it contains itself.
+    """
+    if id(node) in known:
+        if not known[id(node)]:
+            raise RecursionError
+        return known[id(node)]
+    known[id(node)] = 0
+    inside = node.value if isinstance(getattr(node, "value", None), list) else []
+    each = (part for pair in inside for part in (pair if isinstance(pair, tuple) else (pair,)))
+    known[id(node)] = 1 + sum(_nodes(part, known) for part in each)
+    return known[id(node)]
 
 
 def _table(found: object, where: str) -> Options:
     if not isinstance(found, Mapping):
         raise InputFileError(where, "is not a table of options")
-    return flat(found)
+    try:
+        return flat(found)
+    except RecursionError:
+        raise InputFileError(where, "is nested too deeply") from None
 
 
 def _write_toml(page: Page) -> str:
@@ -177,10 +240,7 @@ def tables_text(tables: Mapping[str, Any]) -> str:
 
 
 def _read_toml(text: str, where: str) -> Text:
-    try:
-        return _text(_table(tomllib.loads(text), where), text, where)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputFileError(where, f"not valid TOML: {error}") from None
+    return _text(_table(parse_toml(text, where), where), text, where)
 
 
 def _write_json(page: Page) -> str:
@@ -193,12 +253,10 @@ def _read_json(text: str, where: str) -> Text:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputFileError(where, f"not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputFileError(where, "is not a table of options")
-    own = found.pop(KEY, {})
+    own = found.pop(KEY, {}) if isinstance(found, dict) else {}
     extra = {k: v for k, v in own.items() if k not in ("about", "launch")} if isinstance(own, dict) else {}
     launch = own.get("launch", "") if isinstance(own, dict) else ""
-    return Text(options=flat(found), extra=extra, launcher=str(launch))
+    return Text(options=_table(found, where), extra=extra, launcher=str(launch))
 
 
 def _python_text(value: Any) -> str:
@@ -235,13 +293,20 @@ def _write_python(page: Page) -> str:
 
 
 def _read_python(text: str, where: str) -> Text:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputFileError(where, f"not valid Python: {error}") from None
     reader = _Assignments()
-    reader.visit(tree)
-    return _text(reader.options, text, where)
+    try:
+        reader.visit(ast.parse(text))
+    except (RecursionError, MemoryError):
+        raise InputFileError(where, "not valid Python: it is nested too deeply") from None
+    except (SyntaxError, ValueError) as error:
+        raise InputFileError(where, f"not valid Python: {error}") from None
+    return _text({name: plain_value(value) for name, value in reader.options.items()}, text, where)
+
+
+class Unread(str):
+    """The text of an expression whose value is not in the file."""
+
+    __slots__ = ()
 
 
 class _Assignments(ast.NodeVisitor):
@@ -258,8 +323,12 @@ class _Assignments(ast.NodeVisitor):
             path = _path(target)
             if path is not None and isinstance(node.value, ast.Call):
                 is_name = isinstance(target, ast.Name)
-                if (what := _path(node.value.func) or "").endswith(".Config") and not node.value.args:
+                if _ends(what := _path(node.value.func) or "") and not node.value.args:
                     self.options[path.partition(".")[2]] = what
+                if not is_name and not node.value.keywords and not _is_configured(node.value) and not _ends(what):
+                    called = ast.unparse(node.value) if node.value.args else what.rpartition(".")[2]
+                    self.options[path.partition(".")[2]] = Unread(called[:80])
+                    break
                 if not is_name or _is_configured(node.value):
                     self._keywords(node.value, path if is_name else path.partition(".")[2])
                     return
@@ -291,18 +360,43 @@ class _Assignments(ast.NodeVisitor):
                 self.options.setdefault(f"{prefix}.{keyword.arg}", value)
 
     def _value(self, node: ast.expr) -> Any:
+        """The value of an expression; its text where the file does not say it, None for None."""
         if isinstance(node, ast.Name):
-            return self._constants.get(node.id)
+            return self._constants.get(node.id, Unread(node.id))
         if isinstance(node, ast.Attribute) and (path := _path(node)) is not None and path.startswith("torch."):
             return path
+        if isinstance(node, ast.BinOp):
+            return self._joined(node)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return None
+            return Unread(ast.unparse(node)[:80])
+
+    def _joined(self, node: ast.BinOp) -> Any:
+        """A sum or product of whole numbers, or of a list and a number of times."""
+        left, right, plus = self._value(node.left), self._value(node.right), isinstance(node.op, ast.Add)
+        lists = [len(each) for each in (left, right) if isinstance(each, list)]
+        numbers = [each for each in (left, right) if type(each) is int and abs(each) < LONGEST_LIST**2]
+        if len(lists) == 2 and plus and sum(lists) <= LONGEST_LIST:
+            return left + right
+        if len(lists) == len(numbers) == 1 and isinstance(node.op, ast.Mult) and lists[0] * numbers[0] <= LONGEST_LIST:
+            return left * right
+        if len(numbers) == 2 and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)):
+            try:
+                return calculated(f"{left} {_SIGNS[type(node.op)]} ({right})", {})
+            except Unknown:
+                pass
+        return Unread(ast.unparse(node)[:80])
 
 
+_SIGNS: Final = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/"}
+LONGEST_LIST: Final = 10_000
 #: Functions that make a configuration of the class that is their first argument (nemo_run).
 _CONFIGURED: Final = ("Config", "Partial")
+
+
+def _ends(path: str) -> bool:
+    return path.endswith(".Config")
 
 
 def _is_configured(node: ast.Call) -> bool:

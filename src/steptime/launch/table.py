@@ -32,7 +32,12 @@ SOFTWARE: Final = (
     "maxtext",
     "llm-foundry",
 )
+#: Software whose files are read and not written.
+READ_ONLY: Final = ("axolotl", "llama-factory")
+#: Value of an option in a case: whatever is given.
+ANY: Final = "*"
 Options = dict[str, Any]
+LONGEST_NUMBER: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +73,22 @@ class Choice:
                 return dict(case.options)
         return None
 
-    def value_in(self, options: Mapping[str, Any], values: Values) -> tuple[Case | None, set[str]]:
-        """The case that most of the options mean, and the names of options that were looked at.
+    def value_in(self, options: Mapping[str, Any], values: Values) -> tuple[Case | None, set[str], set[str]]:
+        """The case that most of the options mean, the names of options that were looked at, and those of them with a
+        value that no case has.
 
         A case that needs options means nothing where none of them is given: what is not said is not off.
         """
         names = {name for case in self.cases for name in case.options}
+        meant: dict[str, list[Any]] = {}
+        for case in self.cases:
+            for name, value in case.options.items():
+                meant.setdefault(name, []).append(value)
+        strange = {
+            name
+            for name in names & set(options)
+            if not is_off(options[name]) and not any(same(options[name], value) for value in meant[name])
+        }
         fits = [
             case
             for case in self.cases
@@ -81,8 +96,14 @@ class Choice:
             and (not case.options or any(name in options for name in case.options))
             and all(same(options.get(name), value) for name, value in case.options.items())
         ]
-        best = max(fits, key=lambda case: (len(case.options), len(case.when)), default=None)
-        return best, names & set(options)
+
+        def given(case: Case) -> tuple[int, int, int]:
+            """Options of the file that a case explains, those that it needs beyond them, its conditions."""
+            present = sum(name in options for name in case.options)
+            return present, present - len(case.options), len(case.when)
+
+        best = max(fits, key=given, default=None)
+        return best, names & set(options), strange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +161,8 @@ class Software:
     """Options of which at most one can hold."""
     python: Python
     """How a Python file of it is written."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Field of a model -> its value where no option says it, in a model that no catalogue has."""
     sections: Mapping[str, str] = field(default_factory=dict)
     """Class of a configuration -> what its fields are called by."""
     whole: tuple[str, ...] = ()
@@ -170,7 +193,9 @@ class Software:
                 out[option] = value
         for choice in self.choices:
             alone = not matters(choice.concept, values)
-            if alone and choice.concept != "zero":
+            if choice.concept == "zero":  # one data rank shards nothing, whatever copies the experts have
+                alone |= values.get("dp") == 1 and values.get("cp", 1) == 1
+            elif alone:
                 continue
             found = choice.options_of({**values, "zero": 0} if alone else values)
             if found is not None:
@@ -181,6 +206,16 @@ class Software:
             if (given := values.get(words.concept)) is not None:
                 out[words.option] = self._joined(words, given, values)
         return out
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Every option that it has a meaning for."""
+        cases = (case for choice in self.choices for case in choice.cases)
+        return frozenset(
+            {*self.numbers.values(), *self.read, *(row.option for row in self.words)}.union(
+                *(case.options for case in cases)
+            )
+        )
 
     @property
     def concepts(self) -> frozenset[str]:
@@ -219,7 +254,14 @@ def same(given: Any, meant: Any) -> bool:
     """
     if meant is False:
         return given is None or plain(given) is False
+    if meant == ANY:
+        return not is_off(given)
     return given is not None and type(plain(given)) is type(plain(meant)) and plain(given) == plain(meant)
+
+
+def is_off(given: Any) -> bool:
+    """Whether an option says nothing: it is not given, null, or switched off."""
+    return given is None or plain(given) in (False, "none", "null") or given in ([], {}, ())
 
 
 def plain(value: Any) -> Any:
@@ -235,7 +277,7 @@ def plain(value: Any) -> Any:
     low = value.strip().lower()
     if low in ("true", "false"):
         return low == "true"
-    for kind in (int, float):
+    for kind in (int, float) if len(low) <= LONGEST_NUMBER else ():
         try:
             return kind(low)
         except ValueError:
@@ -249,8 +291,8 @@ def software_called(name: str) -> Software:
     Raises:
         UnknownNameError: the name is none of :data:`SOFTWARE`.
     """
-    if name not in SOFTWARE:
-        raise UnknownNameError("training software", name, SOFTWARE)
+    if name not in (known := (*SOFTWARE, *READ_ONLY)):
+        raise UnknownNameError("training software", name, known)
     return _loaded(name)
 
 
@@ -282,6 +324,7 @@ def _loaded(name: str) -> Software:
         ),
         sections=table.get("sections", {}),
         whole=tuple(own.get("whole", ())),
+        model=table.get("model", {}),
     )
 
 
@@ -319,5 +362,7 @@ def real_options(name: str) -> frozenset[str]:
     >>> "--tensor-model-parallel-size" in real_options("megatron-lm")
     True
     """
+    if name in READ_ONLY:
+        return frozenset()
     lines = _file(f"options/{software_called(name).name}.txt").splitlines()
     return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))

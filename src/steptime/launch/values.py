@@ -6,6 +6,7 @@ software asks for in place of a key (``nodes``, ``replicate``). What the latter 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -49,7 +50,7 @@ NEEDS: Final[Mapping[str, str]] = {
     "dispatcher": "ep",
     "overlap.tp": "tp",
     "overlap.pp": "pp",
-    "overlap.ep": "ep",
+    "overlap.ep": "experts",
     "overlap.dp": "shared",
     "zero": "shared",
     "shard": "sharing",
@@ -61,10 +62,17 @@ NEEDS: Final[Mapping[str, str]] = {
     "lora.qlora": "lora",
     "recompute_every": "recomputed",
 }
+
+
+def _experts(values: Values) -> bool:
+    return bool(values.get("model.experts.experts"))
+
+
 _GROUPS: Final[Mapping[str, Callable[[Values], bool]]] = {
-    "shared": lambda v: v.get("dp") is None or v["dp"] * v.get("cp", 1) > 1,
-    "sharing": lambda v: (v.get("dp") is None or v["dp"] > 1) and v.get("zero") != 0,
-    "experts": lambda v: bool(v.get("model.experts.experts")),
+    # weights of experts have replicas on the tensor ranks that do not cut them
+    "shared": lambda v: v.get("dp") is None or v["dp"] * v.get("cp", 1) * (v.get("tp", 1) if _experts(v) else 1) > 1,
+    "sharing": lambda v: v.get("dp") is None or v["dp"] > 1,
+    "experts": _experts,
     "lora": lambda v: v.get("lora.rank") is not None,
     "recomputed": lambda v: v.get("recompute") == "full",
 }
@@ -199,7 +207,8 @@ def above_one(name: str, values: Values) -> bool:
     """
     if name == "sharded":
         return (values.get("zero") or 0) > 1
-    return (values.get("replicate" if name == "hybrid" else name) or 1) > 1
+    degree = values.get("replicate" if name == "hybrid" else name) or 1
+    return degree > 1 or degree == -1
 
 
 #: Axes of a device mesh by the names that scripts give them -> concept.
@@ -257,6 +266,8 @@ def _of_model(values: Values) -> Values:
     layers, moe = values["model.layers"], values.get("model.experts.moe_layers")
     return {
         "positions": values.get("seq"),
+        "dropout.hidden": None if values.get("model.dropout") else 0,
+        "dropout.attention": None if values.get("model.dropout") else 0,
         "model.expansion": values["model.ffn_hidden"] / values["model.hidden"],
         "model.grouped": (grouped := values["model.kv_heads"] != values["model.heads"]),
         "model.grouped_kv": values["model.kv_heads"] if grouped else None,
@@ -308,8 +319,7 @@ def unfolded(values: Values) -> Values:
 
 
 def _batches(out: Values) -> Values:
-    for concept in ("positions", "model.experts.pattern"):
-        out.pop(concept, None)
+    out.pop("positions", None)
     if (grouped := out.pop("model.grouped_kv", None)) is not None:
         out["model.kv_heads"] = grouped
     piped = (out.get("pp") or 1) > 1
@@ -323,11 +333,40 @@ def _batches(out: Values) -> Values:
     return out
 
 
+def expert_layers(pattern: Any, layers: int | None) -> int | None:
+    """Layers with experts of a pattern of layers: a list of 0 and 1, its text, or n for every n-th; None: it is none.
+
+    >>> expert_layers("([0]*1+[1]*27)", 28), expert_layers([0, 1], 2), expert_layers("2", 5), expert_layers("x", 5)
+    (27, 1, 3, None)
+    """
+    if str(pattern).isdigit():
+        every = int(str(pattern)[:9])
+        return -(-layers // every) if layers and every else None
+    text = re.sub(r"\s", "", str(list(pattern) if isinstance(pattern, tuple) else pattern))
+    if not re.fullmatch(r"\(*(\(*\[[01](,[01])*\](\*\d{1,4})?\)*(\*\d{1,4})?\+?)+\)*", text) or len(text) > 5000:
+        return None
+    ones = zeros = 0
+    for listed, times in re.findall(r"\[([01,]+)\](?:\*(\d+))?", text):
+        ones += listed.count("1") * int(times or 1)
+        zeros += listed.count("0") * int(times or 1)
+    if re.search(r"\)\*\d", text) or (layers is not None and ones + zeros != layers):
+        return None
+    return ones
+
+
 def meshed(values: Values) -> Values:
     """Data ranks and batches of software whose axes of data, shards and experts multiply (MaxText)."""
     out = dict(values)
     ep = out.get("ep") or 1
-    if (fsdp := out.get("fsdp_axis")) is not None:
+    whole = next((name for name in ("fsdp_axis", "data_axis") if out.get(name) == -1), None)
+    if whole is not None:  # all devices that no other axis takes
+        names = ("data_axis", "fsdp_axis", "dcn_data", "dcn_fsdp", "dcn_pp", "tp", "cp", "pp")
+        others = prod(max(out.get(name) or 1, 1) for name in names) * ep
+        rest, left = divmod(out.get("gpus") or 0, others)
+        if left:
+            raise PlanError(f"world size {out['gpus']} is not divisible by {others}, the ranks of the other axes")
+        out[whole] = rest or -1
+    if (fsdp := out.get("fsdp_axis")) is not None and -1 not in (fsdp, out.get("data_axis")):
         data = (out.pop("data_axis", None) or 1) * (out.pop("dcn_data", None) or 1)
         fsdp *= out.pop("dcn_fsdp", None) or 1
         out["pp"] = (out.get("pp") or 1) * (out.pop("dcn_pp", None) or 1)
@@ -363,4 +402,6 @@ def without_parts(values: Values) -> Values:
     if out.get("dp") is not None and "shard" not in out:
         ranks = out.get("shard_ranks")
         out["shard"] = 0 if ranks in (None, out["dp"]) or not out.get("zero") else ranks
+    elif (ranks := out.get("shard_ranks") or 1) > 1 and out.get("zero"):
+        out.setdefault("shard", ranks)
     return multiplied(out)

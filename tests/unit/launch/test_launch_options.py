@@ -32,6 +32,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
             "--group-query-attention": True, "--num-query-groups": 8, "--kv-channels": 128, "--vocab-size": 128256,
             "--swiglu": True, "--normalization": "RMSNorm", "--position-embedding-type": "rope",
             "--untie-embeddings-and-output-weights": True, "--disable-bias-linear": True,
+            "--hidden-dropout": 0, "--attention-dropout": 0,
         },
         "torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py",
     ),

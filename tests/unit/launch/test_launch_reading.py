@@ -47,6 +47,7 @@ def test_a_launch_script(tmp_path: Path) -> None:
     assert (values["dtype"], values["recompute"], values["sp"]) == ("bf16", "attention", "on")
     assert (read.software, read.launch.model, read.launch.node_devices) == ("megatron-lm", "llama2-7b", 8)
     assert read.unknown == ("--made-up",)
+    assert "the file trains with dropout; llama2-7b is priced without it" in read.notes
     assert read.kept["--lr"] == "3e-4" and read.kept["--data-path"] == "my data"
     assert '# kept: --made-up = "3"' in read.text
     assert read.run.plan["tp"] == 4
@@ -252,7 +253,6 @@ MEGATRON = "pretrain_gpt.py --tensor-model-parallel-size"
 WRONG = {
     f"{MEGATRON} 2 --bf16 --fp16": "--bf16 and --fp16 contradict each other",
     f"torchrun --nnodes 8 --nproc_per_node 8 {MEGATRON} 3": "world size 64 is not divisible by tp 3",
-    f"{MEGATRON} 1 --sequence-parallel": "--sequence-parallel without tp",
     f"{MEGATRON} 2 --num-virtual-stages-per-pipeline-rank 2": "without pp: pp is 1",
     f"{MEGATRON} 2 --model-parallel-size 4": "they contradict each other",
     f"{MEGATRON} $TP": "set the variable",
@@ -262,6 +262,12 @@ WRONG = {
     "optim_grads_params --micro-batch-size 1 --global-batch-size 8 --nnodes 1 --nproc 8": "have no pipeline",
     "train.py --nothing 1": "give --from NAME",
 }
+
+
+def test_sequence_parallelism_of_one_rank_is_ignored() -> None:
+    read = read_launch(f"{MEGATRON} 1 --sequence-parallel --micro-batch-size 1", model="llama3-8b")
+    assert "sp" not in read.launch.values and not read.kept
+    assert read.notes == ("--sequence-parallel: tp is 1, so the software ignores it",)
 
 
 @pytest.mark.parametrize("line", WRONG)
@@ -321,3 +327,47 @@ def test_shell() -> None:
     text = "\n".join([*lines, "  1 2", ""])
     found = read_shell(text, "x")
     assert found == {"--x": "1", "--y": True, "--b": "7", "--c": ["a", "b"], "--d": "$UNSET", "--e": ["1", "2"]}
+
+
+LOOP = """
+DENSE=3
+LAYERS=12
+pattern=()
+for ((i=0; i<LAYERS; i++)); do
+  if (( i < DENSE )); then
+    pattern+=(0)
+  else
+    pattern+=(1)
+  fi
+done
+printf -v FREQ "[%s]" "$(IFS=', '; echo "${pattern[*]}")"
+WIDTH=1536
+SHAPE=(
+    --num-layers $((DENSE + LAYERS - DENSE))
+    --moe-layer-freq $FREQ
+    --moe-shared-expert-intermediate-size $((WIDTH * 2))
+    --seq-length 4096
+)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "run.py ${SHAPE[@]}\n"])
+def test_loops_and_bare_names(end: str) -> None:
+    """Loops over numbers are followed; a file that only sets an array of options is one of options."""
+    assert read_shell(LOOP + end, "x") == {
+        "--num-layers": "12",
+        "--moe-layer-freq": "[0,0,0,1,1,1,1,1,1,1,1,1]",
+        "--moe-shared-expert-intermediate-size": "3072",
+        "--seq-length": "4096",
+    }
+
+
+@pytest.mark.parametrize(("text", "layers"), [
+    ("for n in 4 8; do L=$n; done", "8"),
+    ("L=2; let L+=3; ((L++))", "6"),
+    ("A=7\nL=$((A % 4 + -A / 2))", "0"),
+    ("if (( 1 > 2 )); then L=1; elif ((2 > 1)); then L=2; else L=3; fi", "2"),
+    ('if [ "$X" ]; then L=1; else L=3; fi', "3"),
+])  # fmt: skip
+def test_statements(text: str, layers: str) -> None:
+    assert read_shell(f"{text}\nrun.py --num-layers $L", "x") == {"--num-layers": layers}

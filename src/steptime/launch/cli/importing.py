@@ -28,8 +28,11 @@ def command(
 
     Options that a run has no key for are kept and named; options that contradict each other are refused.
     """
+    from steptime.errors import FieldError
     from steptime.launch.read import read_launch, with_model
 
+    if out is not None and (not out.name or out.is_dir()):
+        raise FieldError("", "-o", f"{str(out)!r} is no file", hint="give the name of one, as -o run.toml")
     own = None if out is None else out.with_suffix(".model.toml")
     found = with_model(
         read_launch(file, software, model=model, cluster=cluster), None if own is None or json else own.name
