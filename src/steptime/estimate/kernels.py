@@ -26,6 +26,7 @@ from steptime.cost.attention import (
     attention_pair_flops,
     tiled_attention_s,
 )
+from steptime.cost.convolution import convolution_s
 from steptime.cost.gemm import LARGE, NAMES, gemm_residual, gemm_s, held_efficiency, residual_table, share_of_peak
 from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.memory_bound import memory_bound_s
@@ -285,6 +286,22 @@ class Timed(NamedTuple):
                 telling = [value for name, value in shape.items() if name != "residual"]
                 total = total + computed(self.model.formula, {**self.model.fixed, **shape}, telling)
         return total * self.times
+
+
+def winograd_saved_flops(call: Timed) -> float:
+    """Operations that Winograd's algorithm leaves out of the convolutions of a call, in the type that is the faster."""
+    fixed, total = call.model.fixed, 0.0
+    for shape in call.shapes:
+        if not shape.get("winograd_taps") or "winograd" not in fixed:
+            continue
+        wide = {n.removeprefix("wide_"): value for n, value in fixed.items() if n.startswith("wide_")}
+        own = {**shape, **{n: value for n, value in fixed.items() if not n.startswith("wide_")}}
+        other = own | wide | {"matrix_flops_per_s": wide.get("flops_per_s", own["matrix_flops_per_s"])}
+        other.pop("flops_per_s", None)
+        saved = min(own, other, key=lambda each: float(convolution_s(**each)))["winograd"]
+        flops = 2 * shape["rows"] * shape["columns"] * shape["depth"]
+        total += float(flops * (1 - 1 / saved) * call.times)
+    return total
 
 
 def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:
