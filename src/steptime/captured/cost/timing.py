@@ -169,8 +169,10 @@ class Timer:
         Without any it is the time of its call. None where the device was not measured so.
         """
         model = self.machine("fp32").models.get(kind) if self.in_turn else None
+        if model is None or not moved_bytes:  # curves of convolutions and products take other sizes than maps
+            return None if model is None else model.fixed.get("latency_s", 0.0)
         sizes = {"loops": 0.0, "steps": moved_bytes / _TWO_BYTES, "moved_bytes": moved_bytes, "result_bytes": 0.0}
-        return None if model is None else float(model.formula({**model.fixed, **sizes}))
+        return float(model.formula({**model.fixed, **sizes}))
 
     def _issued_s(self, kind: str) -> float:
         """Time of the host for what moves nothing; 0 where it is not known, or part of that of the operators."""
