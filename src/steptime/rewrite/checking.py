@@ -104,7 +104,7 @@ def check(before: Flow, after: Flow, contents: Mapping[str, Any] | None = None, 
 
 
 def _limit(before: Flow, after: Flow) -> float:
-    r"""Largest relative error in fp64: $10^{-10}$, or the rounding unit of a type where a GELU stands for its formula.
+    r"""Largest relative error in fp64: $10^{-10}$, or the rounding unit of a type whose GELU stands for its formula.
 
     A graph stores $1/\sqrt 2$ and $\sqrt{2/\pi}$ rounded to its own type, and the GELU has them exactly. The error of
     the number is half a unit at most, and that of the result, against its largest element, is smaller still.

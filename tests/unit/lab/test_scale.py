@@ -15,6 +15,7 @@ import pytest
 
 from steptime.cost import limits as formulas
 from steptime.errors import UserError
+from steptime.hardware import device_names
 from steptime.lab.limits import limits, notebook_run
 from steptime.lab.scale import OVERLAPS, Curve, Laws, Run, ScaleDevice, best_run, changed, curve, known_device
 
@@ -136,3 +137,15 @@ def test_the_api_has_the_curves_that_are_asked_for():
     assert slow.reaches(0.8) < limits(overlap=["all"], device="gb200-nvl72").curves[0].reaches(0.8)
     with pytest.raises(UserError, match="rule of overlap 'x'"):
         limits(overlap=["x"])
+
+
+@pytest.mark.parametrize("compute_flops", [1e26, 1e29, 1e31])
+def test_more_overlap_is_never_slower_on_any_device(compute_flops: float) -> None:
+    for name in device_names():
+        try:
+            device = known_device(name)
+        except UserError:
+            continue
+        runs = (best_run(device, Laws(), rule, compute_flops) for rule in ("all", "bandwidth", "none"))
+        every, bandwidth, none = (run.utilization for run in runs)
+        assert every >= bandwidth >= none, name
