@@ -149,3 +149,10 @@ def test_more_overlap_is_never_slower_on_any_device(compute_flops: float) -> Non
         runs = (best_run(device, Laws(), rule, compute_flops) for rule in ("all", "bandwidth", "none"))
         every, bandwidth, none = (run.utilization for run in runs)
         assert every >= bandwidth >= none, name
+
+
+def test_links_that_two_kinds_of_transfers_share_are_shared_without_overlap_too() -> None:
+    """Gradients take 5 s of the slow links, activations 0.1 s in each of 8 micro-batches, beside 0.01 s of latency."""
+    step, end = (0.0, 0.0, 0.0, 0.1, 0.01), (0.0, 0.0, 0.0, 5.0, 0.0)
+    times_s = [float(OVERLAPS[name](step, end, 8.0)) for name in ("all", "bandwidth", "none")]
+    assert times_s == pytest.approx([5.8, 5.88, 5.88])
