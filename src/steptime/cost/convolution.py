@@ -109,6 +109,53 @@ def convolution_s(
     return launch_s + soft_maximum(compute * wave_factor(blocks, sm_count, tail), memory, 3)
 
 
+def either_convolution_s(
+    rows: Num,
+    columns: Num,
+    depth: Num,
+    moved_bytes: Num,
+    winograd_taps: Num,
+    matrix_flops_per_s: Num,
+    memory_Bps: Num,
+    sm_count: Num,
+    launch_s: Num,
+    efficiency: Num,
+    memory_efficiency: Num,
+    tail: Num,
+    tile: Num,
+    start_depth: Num,
+    winograd: Num,
+    wide_flops_per_s: Num,
+    wide_efficiency: Num,
+    wide_memory_efficiency: Num,
+    wide_tail: Num,
+    wide_tile: Num,
+    wide_start_depth: Num,
+    wide_winograd: Num,
+) -> Num:
+    r"""Time of a convolution of a narrow type, which a library may also compute in fp32: $\min(t, t_w)$.
+
+    $t$ is :func:`convolution_s` with the coefficients of the narrow type, and $t_w$ the same with those of fp32 (their
+    names start with `wide_`): both read the same `moved_bytes` and have the same `launch_s`. So no convolution is
+    slower in a narrow type than in fp32.
+
+    Source: algorithms and types of computation of cuDNN (pseudo half, pseudo bfloat16), which takes the faster.
+
+    >>> shape, rates = (1024, 1024, 1024, 1e6, 1), dict(memory_Bps=1e12, sm_count=64, launch_s=0)
+    >>> plain = dict(efficiency=1, memory_efficiency=1, tail=0, tile=128, start_depth=0, winograd=1)
+    >>> wide = {f"wide_{n}": v for n, v in (plain | {"winograd": 2.25}).items()}
+    >>> t = either_convolution_s(*shape, 2e13, **rates, **plain, wide_flops_per_s=1e13, **wide)
+    >>> round(2 * 1024**3 / t / 1e13, 2)   # Winograd's algorithm in fp32 is faster than twice the rate
+    2.25
+    """
+    shape, rates = (rows, columns, depth, moved_bytes, winograd_taps), (memory_Bps, sm_count, launch_s)
+    own = (efficiency, memory_efficiency, tail, tile, start_depth, winograd)
+    wide = (wide_efficiency, wide_memory_efficiency, wide_tail, wide_tile, wide_start_depth, wide_winograd)
+    return minimum(
+        convolution_s(*shape, matrix_flops_per_s, *rates, *own), convolution_s(*shape, wide_flops_per_s, *rates, *wide)
+    )
+
+
 def channelwise_s(
     rows: Num, columns: Num, depth: Num, moved_bytes: Num, vector_flops_per_s: Num, memory_Bps: Num, launch_s: Num
 ) -> Num:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from steptime.cost.experts import kept_share
 from steptime.dataclass import dataclass
+from steptime.estimate.kernels import timed, winograd_saved_flops
 from steptime.estimate.layer import PARTS, PhaseTime, part_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
@@ -151,6 +152,21 @@ def model_flops_per_step(job: Job) -> float:
     total = sum(count * sum(_passes(row) * _row_flops(row) for row in rows)
                 for count, rows in _part_rows(job).values())  # fmt: skip
     return job.global_batch * total
+
+
+def winograd_flops_per_step(job: Job, machine: Machine) -> float:
+    """Operations of a step of a captured module that Winograd's algorithm leaves out, where its curves have it."""
+    model, total = job.captured, 0.0
+    if model is None:
+        return total
+    for part, count in ((model.head, 1), (model.block, model.layers if model.repeats else 1), (model.tail, 1)):
+        for one in part:
+            if one.kernel is None or "winograd_taps" not in one.kernel.shape:
+                continue
+            shape = {name: size.at(0, job.global_batch) for name, size in one.kernel.shape.items()}
+            call = timed(machine.models, one.kernel.operator, shape, {}, backward=one.kernel.backward)
+            total += 0.0 if call is None else count * one.times * winograd_saved_flops(call)
+    return total
 
 
 def _passes(row: Row) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
-from steptime.cost.convolution import channelwise_s, convolution_s
+from steptime.cost.convolution import channelwise_s, convolution_s, either_convolution_s
 from steptime.cost.recurrent import recurrent_s
 from steptime.errors import UserError
 from steptime.estimate.kernels import DEPTHWISE, GEMM, KernelModel, gemm_numbers, profile_of
@@ -14,7 +16,9 @@ from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.measured import CONVOLVED, own_curves_of
 from steptime.estimate.operators import Formula
 from steptime.estimate.stated_device import as_measured, restated
+from steptime.hardware.library import load_device
 from steptime.hardware.records import ALIKE, CUDA_MAKER, Cluster, Curve, Device, Level, Profile
+from steptime.model.spec import ELEMENT_BYTES
 from steptime.plan.job import PRECISIONS, Precision
 
 #: Element type -> those at whose rate it runs where a device has no rate of its own for it.
@@ -25,6 +29,7 @@ INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 CONVOLUTION, RECURRENT, CHANNELWISE = Formula(convolution_s), Formula(recurrent_s), Formula(channelwise_s)
+EITHER: Final = Formula(either_convolution_s)
 #: Operator -> formula and curves that can time it, the best first.
 CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
     "conv_fwd": (CONVOLUTION, ("conv_fwd",)),
@@ -44,8 +49,11 @@ SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
 #: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
 SIMILAR: Final = {(CUDA_MAKER, "fp32"): ("v100-sxm2-16gb", "fp32"), (CUDA_MAKER, "matrix"): ("v100-sxm2-16gb", "fp16")}
 SLOWER: Final = 1.8
-"""How much slower than carried-over coefficients say convolutions are on matrix units newer than V100's; fitted to
-VGG-16 with 12 images on an A100, in TF32 and fp16, inference and training."""
+"""How much slower than carried-over coefficients say convolutions are on multiprocessors that compute more bytes of
+operands per clock than those of the measured device, as they load no more; fitted to VGG-16 with 12 images on an A100
+(twice the bytes of a V100), in TF32 and fp16, inference and training."""
+AS_WIDE: Final = 1.25
+"""Ratio of two widths up to which multiprocessors count as equally wide."""
 CARRIED_BAND: Final = (0.5, 2.0)
 """Band of a curve on a device that it was not fitted to, as a factor; assumed."""
 
@@ -143,23 +151,39 @@ def _host_timed_products(device: Device, profile: Profile, precision: Precision)
 def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, KernelModel]:
     """Models of operators that the strategy tables do not have: convolutions and recurrent layers.
 
-    Their curves were timed with the launch from the host, which a step issues ahead.
+    Their curves were timed with the launch from the host, which a step issues ahead. A carried-over curve of a narrow
+    type is joined with that of fp32 (:func:`steptime.cost.convolution.either_convolution_s`).
     """
-    numbers = {
-        "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0), "memory_Bps": device.memory_Bps,
-        "sm_count": float(device.sm_count or 1),
-    }  # fmt: skip
     out = {}
     for operator, (formula, families) in CURVES.items():
-        found = (_curve(profile, family, dtype) for family in families)
-        curve = next((c for c in found if c is not None), None) or _carried(device, families[0], dtype)
-        if curve is not None:
-            launch_s = min(curve.coefficients["launch_s"], device.kernel_latency_s)
-            fixed = {**numbers, **curve.coefficients, "launch_s": launch_s}
-            out[operator] = KernelModel(formula=formula, fixed=fixed, curve=curve)
+        curve = _curve_of(device, profile, families, dtype)
+        if curve is None:
+            continue
+        fixed = _fixed(device, curve, dtype)
+        wide = _curve_of(device, profile, families, "fp32") if curve.points == 0 and dtype != "fp32" else None
+        if wide is not None and formula is CONVOLUTION and "fp32" in device.matrix_flops_per_s:
+            other = {**wide.coefficients, "flops_per_s": device.matrix_flops_per_s["fp32"]}
+            other_launch_s = min(other.pop("launch_s"), fixed["launch_s"])
+            formula, fixed = EITHER, {**fixed, "launch_s": other_launch_s, **{f"wide_{n}": other[n] for n in other}}
+        out[operator] = KernelModel(formula=formula, fixed=fixed, curve=curve)
     if "conv_fwd" in out:
         out[DEPTHWISE] = _depthwise(device, dtype)
     return out
+
+
+def _fixed(device: Device, curve: Curve, dtype: str) -> dict[str, float]:
+    """Arguments of the formula of a curve but for the shape."""
+    return {
+        "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0), "memory_Bps": device.memory_Bps,
+        "sm_count": float(device.sm_count or 1), **curve.coefficients,
+        "launch_s": min(curve.coefficients["launch_s"], device.kernel_latency_s),
+    }  # fmt: skip
+
+
+def _curve_of(device: Device, profile: Profile, families: tuple[str, ...], dtype: str) -> Curve | None:
+    """The best of the device's own curves, else one that is carried over."""
+    found = (_curve(profile, family, dtype) for family in families)
+    return next((c for c in found if c is not None), None) or _carried(device, families[0], dtype)
 
 
 def _depthwise(device: Device, dtype: str) -> KernelModel:
@@ -175,19 +199,40 @@ def _depthwise(device: Device, dtype: str) -> KernelModel:
     return KernelModel(formula=CHANNELWISE, fixed=fixed, curve=curve)
 
 
+@cache
+def _measured_device(name: str) -> Device:
+    """A device of :data:`SIMILAR`, read once."""
+    return load_device(name)
+
+
+def _width(device: Device, dtype: str) -> float:
+    """Bytes of operands that a multiprocessor multiplies per clock; infinite where the datasheet has no clock."""
+    if not device.clock_Hz or not device.sm_count:
+        return math.inf
+    return device.matrix_flops_per_s.get(dtype, 0.0) * ELEMENT_BYTES[dtype] / (device.clock_Hz * device.sm_count)
+
+
 def _carried(device: Device, family: str, dtype: str) -> Curve | None:
-    """The curve of a similar device: its coefficients are shares of the rates of whatever device they are used on."""
+    """The curve of a similar device: its coefficients are shares of the rates of whatever device they are used on.
+
+    Two of them do not carry over as they are. Multiprocessors that are wider than the measured ones reach a smaller
+    share of their peak (:data:`SLOWER`). And what Winograd's algorithm saves takes a device of another architecture to
+    its peak at most: which kernels its library has is not known.
+    """
     key = (device.vendor, "fp32" if dtype == "fp32" else "matrix")
     if key not in SIMILAR or (key[1] == "matrix" and dtype not in SIXTEEN_BITS):
         return None
     name, like = SIMILAR[key]
-    profile = profile_of(name)
+    profile, source = profile_of(name), _measured_device(name)
     curve = None if profile is None else profile.curve(family, like, "eager")
     if curve is None:
         return None
     low, high = curve.band
-    factor = SLOWER if key[1] == "matrix" else 1.0
-    coefficients = {**curve.coefficients, "efficiency": curve.coefficients["efficiency"] / factor}
+    coefficients = dict(curve.coefficients)
+    if _width(device, dtype) > AS_WIDE * _width(source, like):
+        coefficients["efficiency"] /= SLOWER
+    if "winograd" in coefficients and device.architecture != source.architecture:
+        coefficients["winograd"] = max(1.0, min(coefficients["winograd"], 1.0 / coefficients["efficiency"]))
     return replace(
         curve, coefficients=coefficients, points=0, kind="assumed", source=f"carried over from {name}", dtype=dtype,
         band=(min(low, CARRIED_BAND[0]), max(high, CARRIED_BAND[1])),

@@ -26,6 +26,7 @@ from steptime.cost.attention import (
     attention_pair_flops,
     tiled_attention_s,
 )
+from steptime.cost.convolution import convolution_s
 from steptime.cost.gemm import LARGE, NAMES, gemm_residual, gemm_s, held_efficiency, residual_table, share_of_peak
 from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.memory_bound import memory_bound_s
@@ -65,7 +66,7 @@ RATES = {
     "matrix_flops_per_s": (
         "peak_flops_per_s", "flops_per_s", "turned_flops_per_s", "loose_flops_per_s", "odd_flops_per_s",
     ),
-    "attention_flops_per_s": ("matrix_flops_per_s",),
+    "attention_flops_per_s": ("matrix_flops_per_s", "wide_flops_per_s"),
     "vector_flops_per_s": ("vector_flops_per_s", "loops_per_s", "steps_per_s"),
     "memory_Bps": ("memory_Bps", "near_Bps", "far_Bps", "fresh_Bps", "rate_per_s", "turned_per_s"),
     "kernel_latency_s": ("latency_s", "launch_s", "split_s", "floor_s"),
@@ -234,19 +235,26 @@ def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str
     }  # fmt: skip
     if peak < device.catalogue.get(f"matrix_flops_per_s.{dtype}", peak):
         numbers["compute_efficiency"] = _within_peak(numbers)
+    if curve.kind == "assumed":
+        cool = {**numbers, "throttle": 0.0}
+        above = _large_share(cool)
+        if above > 1.0:  # below the peak only where a long product throttles: short ones are held, long ones stay
+            slowed = max((1.0 + numbers["throttle"]) / above - 1.0, 0.0)
+            numbers |= {"compute_efficiency": _within_peak(cool), "throttle": slowed}
     return numbers
 
 
+def _large_share(numbers: Mapping[str, float]) -> float:
+    """Share of the peak that a large product reaches."""
+    return float(
+        share_of_peak(LARGE, gemm_s(LARGE, LARGE, LARGE, residual=0.0, **numbers), numbers["peak_flops_per_s"])
+    )
+
+
 def _within_peak(numbers: Mapping[str, float]) -> float:
-    """Share of the peak inside a tile: units that a file makes slower are no faster than it says."""
-
-    def share_with(inside: float) -> float:
-        values = {**numbers, "compute_efficiency": inside}
-        return float(
-            share_of_peak(LARGE, gemm_s(LARGE, LARGE, LARGE, residual=0.0, **values), values["peak_flops_per_s"])
-        )
-
-    return held_efficiency(numbers["compute_efficiency"], share_with, 1.0)
+    """Share of the peak inside a tile with which a large product is no faster than the peak."""
+    given = numbers["compute_efficiency"]
+    return held_efficiency(given, lambda inside: _large_share({**numbers, "compute_efficiency": inside}), 1.0)
 
 
 def _attention_numbers(device: Device, precision: Precision) -> dict[str, float]:
@@ -278,6 +286,22 @@ class Timed(NamedTuple):
                 telling = [value for name, value in shape.items() if name != "residual"]
                 total = total + computed(self.model.formula, {**self.model.fixed, **shape}, telling)
         return total * self.times
+
+
+def winograd_saved_flops(call: Timed) -> float:
+    """Operations that Winograd's algorithm leaves out of the convolutions of a call, in the type that is the faster."""
+    fixed, total = call.model.fixed, 0.0
+    for shape in call.shapes:
+        if not shape.get("winograd_taps") or "winograd" not in fixed:
+            continue
+        wide = {n.removeprefix("wide_"): value for n, value in fixed.items() if n.startswith("wide_")}
+        own = {**shape, **{n: value for n, value in fixed.items() if not n.startswith("wide_")}}
+        other = own | wide | {"matrix_flops_per_s": wide.get("flops_per_s", own["matrix_flops_per_s"])}
+        other.pop("flops_per_s", None)
+        saved = min(own, other, key=lambda each: float(convolution_s(**each)))["winograd"]
+        flops = 2 * shape["rows"] * shape["columns"] * shape["depth"]
+        total += float(flops * (1 - 1 / saved) * call.times)
+    return total
 
 
 def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0, batch: Num = 1.0) -> dict[str, Num]:

@@ -94,6 +94,18 @@ def unaligned_heads(job: Job) -> tuple[str, ...]:
     )
 
 
+def winograd_note(saved_flops: float, flops: float) -> tuple[str, ...]:
+    """A note on the products of a step that Winograd's algorithm leaves out; none where it leaves out nothing.
+
+    >>> winograd_note(0.0, 2.0), winograd_note(1.0, 2.0)
+    ((), ("Winograd's algorithm saves 50 % of the model's FLOPs: MFU and HFU do not count these",))
+    """
+    if not saved_flops:
+        return ()
+    return (f"Winograd's algorithm saves {100 * saved_flops / flops:.0f} % of the model's FLOPs: "
+            "MFU and HFU do not count these",)  # fmt: skip
+
+
 def idle_overlap(word: str) -> str:
     """A note on a word of ``overlap`` without which the step takes as long.
 

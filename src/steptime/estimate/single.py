@@ -16,6 +16,7 @@ from steptime.estimate.evaluate import (
     model_flops_per_step,
     recomputed_flops_per_step,
     utilisation,
+    winograd_flops_per_step,
 )
 from steptime.estimate.explain import bottleneck_of, what_if
 from steptime.estimate.machine import (
@@ -44,6 +45,7 @@ from steptime.estimate.notes import (
     stood_in_schedule,
     unaligned_heads,
     uneven_batch,
+    winograd_note,
 )
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.step_terms import (
@@ -180,13 +182,15 @@ def estimate_plan(
     step_time_s = float(e.step_time_s)
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
-    hardware_flops = flops + recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
+    saved_flops = winograd_flops_per_step(job, machine)
+    hardware_flops = flops - saved_flops
+    hardware_flops += recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
     return Estimate(
         step_time_s=step_time_s,
         step_time_bracket_s=(min(float(low), step_time_s), max(float(high), step_time_s)),
         step_time_band_s=band_s(band, step_time_s, least_step_s(hardware_flops, job.gpus, e.machine.peak_flops_per_s)),
         band_shares={} if band is None else dict(list(band.shares.items())[:LARGEST_SHARES]),
-        mfu=utilisation(flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
+        mfu=utilisation(flops - saved_flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
         hfu=utilisation(hardware_flops, step_time_s, job.gpus, e.machine.peak_flops_per_s),
         tokens_per_s_per_gpu=job.global_batch * job.seq_len / step_time_s / job.gpus,
         samples_per_s=job.global_batch / step_time_s,
@@ -208,7 +212,11 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=(*compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time)),
+        notes=(
+            *winograd_note(saved_flops, flops),
+            *compared(setting, strategy, plans, e),
+            *notes_on(setting, strategy, plans, time),
+        ),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 

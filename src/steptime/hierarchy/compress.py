@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, TypeAlias
 
+from steptime.captured.cost import Timer, Work
+from steptime.captured.cost.work import KernelCall
 from steptime.cost import compression as c
 from steptime.cost.matmul import matmul_flops
 from steptime.cost.quantisation import quantised_bytes
@@ -32,7 +35,7 @@ WORTH: Final = 0.98
 """Share of the time of the dense product that a scheme stays below where it pays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Product:
     """The dense product in 16 bits and the device it runs on."""
 
@@ -74,8 +77,34 @@ class Product:
         """Sustained rate of a dense product in 16 bits; of the vector units where there are no others."""
         return self.rate(self.wide) or self.device.peak_vector_flops_per_s
 
+    @cached_property
+    def dense_s(self) -> float:
+        """Time of the dense product, as a profile has it: the fitted curve of the device, else the roofline."""
+        work = {"matrix_flops": self.flops, "vector_flops": 0.0, "moved_bytes": self._dense_bytes}
+        call = KernelCall(operator="matmul", shape={"m": self.tokens, "n": self.rows, "k": self.columns})
+        dtype = self.wide if self.wide in self.device.matrix_flops_per_s else "fp32"
+        return (
+            Timer(device=self.device)
+            .time("mm", Work(**work, launches=1.0, kernels=(call,), dtype=dtype, family="product"))
+            .seconds
+        )
+
+    @property
+    def _dense_bytes(self) -> float:
+        return 2.0 * self.weights + self.activation_bytes
+
     def time_s(self, flops: float, rate: float, weight_bytes: float, activation_bytes: float, kernels: int) -> float:
-        """Roofline of a product that is one or more kernels."""
+        """Time of a product that is one or more kernels: its roofline, times what the dense one takes over its own."""
+        own_s = self._roofline_s(flops, rate, weight_bytes, activation_bytes, kernels)
+        return (
+            own_s
+            * self.dense_s
+            / self._roofline_s(self.flops, self.wide_rate, 2.0 * self.weights, self.activation_bytes, 1)
+        )
+
+    def _roofline_s(
+        self, flops: float, rate: float, weight_bytes: float, activation_bytes: float, kernels: int
+    ) -> float:
         bandwidth = self.device.memory_Bps * self.device.memory_efficiency
         latency_s = kernels * self.device.kernel_latency_s
         return float(c.compressed_product_s(flops, rate, weight_bytes, activation_bytes, bandwidth, latency_s))
@@ -101,12 +130,7 @@ Timed: TypeAlias = tuple[float, float | None, str]
 
 
 def _dense(p: Product) -> Timed:
-    weight = 2.0 * p.weights
-    return (
-        weight,
-        p.time_s(p.flops, p.rate(p.wide) or p.device.peak_vector_flops_per_s, weight, p.activation_bytes, 1),
-        "",
-    )
+    return 2.0 * p.weights, p.dense_s, ""
 
 
 def _stored(p: Product, bits: float, scales: float, scale_bytes: float = 2.0) -> Timed:

@@ -95,7 +95,7 @@ def read_profile(path: str | Path) -> Profile:
         if not 0 < found.last_share <= 1:
             raise ValueError
         lacking = [name for name in COEFFICIENTS if not 0 <= float(found.values[name]) < 1]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise InputFileError(str(path), "is no profile of kernels", hint="steptime iterate --calibrate FILE") from None
     if lacking:
         raise InputFileError(str(path), f"{lacking[0]} is out of range", hint="steptime iterate --calibrate FILE")

@@ -139,7 +139,9 @@ def _bandwidth(step: Parts, end: Parts, micro_batches: Num) -> Num:
 
 def _nothing(step: Parts, end: Parts, micro_batches: Num) -> Num:
     alone = _most(step[:2]) + step[2] + step[3] + step[4]
-    return _most([micro_batches * alone, end[2] + end[3] + end[4]])
+    # Links that carry activations and gradients are shared here too: what more overlap needs is needed as well.
+    shared = _bandwidth(step, end, micro_batches)
+    return _most([micro_batches * alone, end[2] + end[3] + end[4], shared])
 
 
 OVERLAPS: Final[Mapping[str, Rule]] = {"all": _all, "bandwidth": _bandwidth, "none": _nothing}

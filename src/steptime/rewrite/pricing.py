@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from steptime.captured.aten.views import VIEWS
 from steptime.captured.cost import CostTable, OperatorCost, cost_table
@@ -24,14 +24,45 @@ NINETY: Final = 1.645
 """Standard deviations between the middle and the 5 % of a normal distribution."""
 
 
+class Kernel(NamedTuple):
+    """Time of one operator with its doubt."""
+
+    kind: Hashable
+    """Equal for operators that do the same work, whatever weights they read."""
+    seconds: float
+    doubt: float
+    """Relative standard deviation of its time that no kernel of its curve shares."""
+
+
+def _kind(node: Node) -> Hashable:
+    """What an operator does; a bias that it adds as well does not make it another one."""
+    operands = tuple(value.type for value in node.inputs[:2])
+    return node.op, operands, node.outputs, node.attributes
+
+
+def _differing_squares(old: Iterable[Kernel], new: Iterable[Kernel]) -> float:
+    """Sum of the squares of the doubts of kernels that are removed or added.
+
+    One that both graphs have, with other weights, is as much too fast or too slow in both: it counts with the
+    difference of its times.
+    """
+    left: dict[Hashable, list[Kernel]] = defaultdict(list)
+    for kernel in old:
+        left[kernel.kind].append(kernel)
+    squares = 0.0
+    for kernel in new:
+        before_s = left[kernel.kind].pop().seconds if left[kernel.kind] else 0.0
+        squares += (kernel.doubt * (kernel.seconds - before_s)) ** 2
+    return squares + sum((kernel.doubt * kernel.seconds) ** 2 for rest in left.values() for kernel in rest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """Sums over some nodes."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of the device by what it rests on."""
-    squares: float = 0.0
-    """Sum of the squares of the doubts of single kernels' times."""
+    kernels: tuple[Kernel, ...] = ()
     host_s: float = 0.0
     launches: float = 0.0
     moved_bytes: float = 0.0
@@ -102,21 +133,23 @@ class Prices:
     def sums(self, flow: Flow, nodes: Iterable[Node]) -> Sums:
         """Sums over nodes."""
         seconds: dict[str, float] = defaultdict(float)
-        squares = host_s = launches = moved = flops = 0.0
+        kernels: list[Kernel] = []
+        host_s = launches = moved = flops = 0.0
         for node in nodes:
             cost = self.cost(flow, node)
             if cost is None:
                 continue
             seconds[cost.basis] += cost.seconds
             doubt = KERNEL_DOUBT if cost.scatter is None else cost.scatter
-            squares += (doubt * cost.seconds) ** 2
+            kernels.append(Kernel(_kind(node), cost.seconds, doubt))
             host_s += cost.host_s
             launches += float(cost.work.launches)
             moved += float(cost.work.moved_bytes)
             flops += float(cost.work.matrix_flops) + float(cost.work.vector_flops)
         return Sums(
-            seconds=dict(seconds), squares=squares, host_s=host_s, launches=launches, moved_bytes=moved, flops=flops
-        )
+            seconds=dict(seconds), kernels=tuple(kernels), host_s=host_s, launches=launches, moved_bytes=moved,
+            flops=flops,
+        )  # fmt: skip
 
     def table(self, flow: Flow) -> CostTable:
         """The table of costs of a whole graph."""
@@ -135,8 +168,9 @@ class Prices:
 
         with $t$ the soft maximum of device $d$ and host $h$ (:func:`steptime.cost.host.issued_s`), $\delta_c$ the
         change on curve $c$ with band $B_c$ (kernels of one curve are wrong together), $\eta$ that of the host, and
-        $\epsilon_k$ the doubt of single kernels $t_k$ that are removed or added: what the calibration found for their
-        curve (:attr:`steptime.hardware.records.Curve.scatter`), or 0.05. Source: own.
+        $\epsilon_k$ the doubt of single kernels $t_k$ that are removed or added (of those that only read other weights
+        $t_k$ is the difference): what the calibration found for their curve
+        (:attr:`steptime.hardware.records.Curve.scatter`), or 0.05. Source: own.
         """
         sharpness = self.timer.sharpness
         device_s, host_s = whole.device_s, whole.host_s
@@ -148,7 +182,7 @@ class Prices:
         slope = 1.0 if not moved_s + eta else gain / -(moved_s + eta) if sharpness == 1.0 else None
         steep = sharpness - 1
         slopes = (slope, slope) if slope is not None else ((device_s / before) ** steep, (host_s / before) ** steep)
-        doubt = NINETY * math.sqrt(old.squares + new.squares) * slopes[0]
+        doubt = NINETY * math.sqrt(_differing_squares(old.kernels, new.kernels)) * slopes[0]
         ends = []
         for pick, sign in ((min, -1.0), (max, 1.0)):
             part = sum(pick(-d * f for f in self._bands.get(name, (1.0, 1.0))) for name, d in delta.items())

@@ -280,3 +280,21 @@ def test_the_record_is_plain_values():
     assert record["totals"]["executed_flops"] == 4 * PRODUCT
     assert record["coverage"]["unknown"][0]["op"] == "mystery"
     assert [group["name"] for group in record["by_phase"]] == ["forward", "backward"]
+
+
+@pytest.mark.each("device", ["v100-sxm2-16gb", "v100-pcie-16gb", "titan-v"])
+def test_products_that_winograd_saves_are_not_utilisation(device: str) -> None:
+    """A convolution of three by three in fp32 is faster than the peak for what is counted, and not for what runs."""
+    nodes = Nodes()
+    images, weights = tensor(64, 256, 56, 56, dtype="fp32"), tensor(256, 256, 3, 3, dtype="fp32")
+    given = {"input": nodes.source("input", "x", images), "weight": nodes.source("parameter", "w", weights)}
+    attributes = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1, "transposed": False}
+    node = nodes.apply("convolution", given, attributes, outputs=[images])
+    calls = (Call(node, "forward", "", (), ()), Call(node, "backward", "", (), (), recomputed=True))
+    table = cost_table(Program(name="one", calls=calls, storages=()), Timer(device=load_device(device)))
+    found = table.totals
+    counted = 2.0 * 64 * 56 * 56 * 256 * 256 * 9
+    assert found.executed_flops == 2 * counted and found.model_flops == counted
+    assert counted / (table.seconds[0] * table.kinds[0].peak_flops_per_s) > 1.3
+    assert found.saved_flops == pytest.approx(2 * counted * (1 - 1 / 1.89228), rel=1e-5)
+    assert 0.3 < found.mfu < found.hfu < 1.0

@@ -72,7 +72,22 @@ class Vision(nn.Module):
         return self.fc(self.other(self.second(x)).mean((2, 3)))
 
 
+class Grouped(nn.Module):
+    """Group normalisations as U-Nets have them, whose exporter shares the ones and zeros of an instance norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(8, 32)
+        self.second, self.other = nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(8, 32)
+        self.third, self.whole = nn.Conv2d(32, 32, 1), nn.GroupNorm(32, 32)
+
+    def forward(self, x):
+        x = nn.functional.silu(self.norm(self.first(x)))
+        return self.whole(self.third(x + self.other(self.second(x))))
+
+
 INPUTS = {
+    Grouped: lambda: torch.randn(2, 3, 16, 16),
     Language: lambda: torch.randint(0, 50, (2, 8)),
     Shared: lambda: torch.randn(4, 32),
     Vision: lambda: torch.randn(2, 3, 12, 12),
@@ -116,7 +131,7 @@ def count(tensors):
         (Language, "training", False),
         (Language, "dynamo", False), (Language, "external", True),
         (Shared, "folded", False), (Shared, "whole", False), (Shared, "kept", False), (Shared, "dynamo", False),
-        (Vision, "training", False),
+        (Vision, "training", False), (Grouped, "dynamo", False), (Grouped, "external", True),
     ],
 )  # fmt: skip
 def test_parameters_and_buffers_agree_with_the_module(made, form, half, tmp_path):
@@ -176,3 +191,43 @@ def test_a_name_that_ends_in_a_number_is_no_second_call(tmp_path):
     INPUTS[Numbered] = lambda: torch.randn(4, 32)
     module = exported(tmp_path / "model.onnx", Numbered, "folded")
     assert read_onnx(tmp_path / "model.onnx").parameter_count == count(module.parameters())
+
+
+def test_a_tensor_that_two_norms_share_has_the_name_of_the_one_of_its_role(tmp_path):
+    """By hand: ones made of constants are no parameter, and a folded scale stands for a scale, not for a bias."""
+    numpy, helper = onnx.numpy_helper, onnx.helper
+    np = pytest.importorskip("numpy")
+    call = "%{} : [num_users=1] = call_function[target=group_norm](args = (%x, 2, %p_{}_weight, %p_{}_bias))"
+    nodes = []
+    for name, source, result in (("a", "x", "y"), ("b", "y", "z")):
+        made = [
+            helper.make_node("Reshape", [source, "groups"], [f"{name}1"]),
+            helper.make_node("InstanceNormalization", [f"{name}1", "ones", "zeros"], [f"{name}2"]),
+            helper.make_node("Reshape", [f"{name}2", "whole"], [f"{name}3"]),
+            helper.make_node("Mul", [f"{name}3", "val_1"], [f"{name}4"]),
+            helper.make_node("Add", [f"{name}4", "val_2"], [result]),
+        ]
+        for node in made:
+            node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=call.format(result, name, name))
+        nodes += made
+    tensors = {
+        "groups": np.array([1, 2, -1]), "whole": np.array([1, 4, 3, 3]), "ones": np.ones(2, "f4"),
+        "zeros": np.zeros(2, "f4"), "val_1": np.ones((4, 1, 1), "f4"), "val_2": np.zeros((4, 1, 1), "f4"),
+    }  # fmt: skip
+    image = [1, 4, 3, 3]
+    graph = helper.make_graph(
+        nodes, "norms", [helper.make_tensor_value_info("x", 1, image)], [helper.make_tensor_value_info("z", 1, image)],
+        [numpy.from_array(value, name) for name, value in tensors.items()],
+    )  # fmt: skip
+    lines = [f"p_{n}_{role}: PARAMETER target='{n}.{role}'" for n in "ab" for role in ("weight", "bias")]
+    graph.metadata_props.add(
+        key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(["# inputs", *lines])
+    )
+    for name, source in (("val_1", "a.weight"), ("val_2", "a.bias"), ("ones", "val_0"), ("zeros", "val_0")):
+        value = helper.make_tensor_value_info(name, 1, list(tensors[name].shape))
+        value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=f"['{source}', 'val_9']")
+        graph.value_info.append(value)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), str(tmp_path / "norms.onnx"))
+    model = read_onnx(tmp_path / "norms.onnx")
+    assert model.parameter_count == 16
+    assert dict(model.stored)["buffers"].elements == 0

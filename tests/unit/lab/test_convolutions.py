@@ -341,7 +341,7 @@ def test_single_channels_are_timed_by_the_vector_units(device: str, kind: str) -
 
 @pytest.mark.parametrize(
     ("device", "dtype", "expected"),
-    [("h100-sxm", "fp32", "tf32"), ("rtx-4090", "fp32", "fp32"), ("v100-sxm2-16gb", "fp32", "fp32"),
+    [("h100-sxm", "fp32", "tf32"), ("rtx-4090", "fp32", "tf32"), ("v100-sxm2-16gb", "fp32", "fp32"),
      ("h100-sxm", "bf16", "bf16"), ("mi300x", "fp32", "tf32")],
 )  # fmt: skip
 def test_convolutions_run_in_the_faster_of_both_types(device: str, dtype: str, expected: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from steptime.cost import limits as formulas
 from steptime.errors import UserError
+from steptime.hardware import device_names
 from steptime.lab.limits import limits, notebook_run
 from steptime.lab.scale import OVERLAPS, Curve, Laws, Run, ScaleDevice, best_run, changed, curve, known_device
 
@@ -136,3 +137,22 @@ def test_the_api_has_the_curves_that_are_asked_for():
     assert slow.reaches(0.8) < limits(overlap=["all"], device="gb200-nvl72").curves[0].reaches(0.8)
     with pytest.raises(UserError, match="rule of overlap 'x'"):
         limits(overlap=["x"])
+
+
+@pytest.mark.parametrize("compute_flops", [1e26, 1e29, 1e31])
+def test_more_overlap_is_never_slower_on_any_device(compute_flops: float) -> None:
+    for name in device_names():
+        try:
+            device = known_device(name)
+        except KeyError:
+            continue
+        runs = (best_run(device, Laws(), rule, compute_flops) for rule in ("all", "bandwidth", "none"))
+        every, bandwidth, none = (run.utilization for run in runs)
+        assert every >= bandwidth >= none, name
+
+
+def test_links_that_two_kinds_of_transfers_share_are_shared_without_overlap_too() -> None:
+    """Gradients take 5 s of the slow links, activations 0.1 s in each of 8 micro-batches, beside 0.01 s of latency."""
+    step, end = (0.0, 0.0, 0.0, 0.1, 0.01), (0.0, 0.0, 0.0, 5.0, 0.0)
+    times_s = [float(OVERLAPS[name](step, end, 8.0)) for name in ("all", "bandwidth", "none")]
+    assert times_s == pytest.approx([5.8, 5.88, 5.88])

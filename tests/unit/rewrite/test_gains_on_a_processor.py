@@ -234,3 +234,21 @@ def test_fusing_saves_traffic_and_calls_but_no_arithmetic() -> None:
     assert found < timer.cost(e).seconds + timer.cost(m).seconds
     saved = timer.cost(e).seconds + timer.cost(m).seconds - found
     assert saved == pytest.approx(exp["latency_s"] + (timer.measured_s("cpu_two", 2 * moved) - two["latency_s"]))
+
+
+def test_a_convolution_in_a_fused_kernel_has_the_latency_of_its_curve() -> None:
+    """Curves of convolutions and of products take sizes that those of maps do not."""
+    timer = FusedTimer(device=HERE, recorded=False)
+    for name in ("cpu_convolution", "cpu_unfolded", "cpu_product", "cpu_products", "cpu_attention"):
+        assert timer.measured_s(name) == pytest.approx(curve(name)["latency_s"]), name
+    module = torch.nn.Sequential(*(layer for _ in range(2) for layer in (torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU())))
+    found = apply_passes(trace(module.eval(), (R(4, 8, 20, 20),)).flow, HERE)
+    assert found.prices.table(found.after).totals.step_s > 0
+
+
+def test_what_is_only_removed_is_a_gain_for_certain() -> None:
+    """Folding a batch norm leaves the same convolution with other weights: its doubt is that of both graphs alike."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.nn.BatchNorm2d(64))
+    flow = trace(module.eval(), (R(1, 64, 14, 14),)).flow
+    (step,) = [step for step in apply_passes(flow, HERE).steps if "norm" in step.name]
+    assert step.applied and 0 < step.change.band_s[0] < step.change.gain_s

@@ -1,5 +1,8 @@
 """FX to graph to FX and ONNX to graph to ONNX change nothing; what is written computes what the module does."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,7 +20,7 @@ from steptime.rewrite.engine import apply_passes  # noqa: E402
 from steptime.rewrite.export_onnx import onnx_model  # noqa: E402
 from steptime.rewrite.export_torch import graph_module, python_text, structure  # noqa: E402
 from steptime.rewrite.kernels import random_contents  # noqa: E402
-from steptime.rewrite.rewriting import rewritten_of  # noqa: E402
+from steptime.rewrite.rewriting import rewrite, rewritten_of  # noqa: E402
 from steptime.rewrite.trace import trace, trace_onnx  # noqa: E402
 
 load_torchvision()
@@ -260,3 +263,23 @@ def test_weights_in_another_file_of_the_folder_are_read(tmp_path):
     (tmp_path / "big.data").write_bytes(b"")
     with pytest.raises(InputFileError, match="are not in"):
         read.weights()
+
+
+@pytest.mark.parametrize(("constant", "dtype"), [(0.70710678, "f4"), (0.7071, "f2")])
+def test_a_gelu_with_a_rounded_number_is_written(constant: float, dtype: str, tmp_path: Path) -> None:
+    """A file stores 1 / sqrt(2) in its own type: the GELU that stands for it is nearer to the formula."""
+    onnx = pytest.importorskip("onnx")
+    make, of = onnx.helper, onnx.numpy_helper.from_array
+    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [
+        make.make_node("Mul", ["x", "c"], ["s"]), make.make_node("Erf", ["s"], ["e"]),
+        make.make_node("Add", ["e", "one"], ["p"]), make.make_node("Mul", ["x", "p"], ["q"]),
+        make.make_node("Mul", ["q", "half"], ["y"]),
+    ]  # fmt: skip
+    numbers = [of(np.array(v, dtype), n) for n, v in (("c", constant), ("one", 1.0), ("half", 0.5))]
+    ends = [[make.make_tensor_value_info(name, element, [8, 64])] for name in "xy"]
+    graph = make.make_graph(nodes, "gelu", *ends, numbers)
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)]), str(tmp_path / "gelu.onnx"))
+    found = rewrite(str(tmp_path / "gelu.onnx"), "h100-sxm", output=tmp_path / "out.onnx")
+    assert [step.name for step in found.steps if step.applied and not step.tidy] == ["GELU"]
+    assert found.checked is not None and 1e-10 < found.checked.fp64 < found.checked.limit < 1e-2

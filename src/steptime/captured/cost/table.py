@@ -249,6 +249,8 @@ class Totals:
     """Matrix operations that the model asks for: nothing that runs again, a causal mask counted once."""
     executed_flops: float
     """Matrix operations that run."""
+    saved_flops: float
+    """Those of them that Winograd's algorithm leaves out."""
     vector_flops: float
     moved_bytes: float
     launches: float
@@ -263,9 +265,9 @@ class Totals:
     band_s: tuple[float, float]
     """Where nine of ten measurements should lie, from the errors of the curves."""
     mfu: float
-    """Model FLOPs against the dense peak of the element types that they run in."""
+    """Model FLOPs but for the saved ones, against the dense peak of the element types that they run in."""
     hfu: float
-    """Share of the peak that the FLOPs that run take."""
+    """Share of the peak that the FLOPs that run take, but for the saved ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +295,11 @@ class CostTable:
     def model_flops(self) -> Array:
         """Matrix operations of each call that the model asks for; 0 where the call runs a second time."""
         return self.column(lambda c: float(c.work.model_flops)) * ~self.recomputed
+
+    @cached_property
+    def saved_flops(self) -> Array:
+        """Matrix operations of each call that Winograd's algorithm leaves out."""
+        return self.column(lambda c: c.saved_flops)
 
     @cached_property
     def vector_flops(self) -> Array:
@@ -438,11 +445,12 @@ class CostTable:
         flops, moved = float(self.flops.sum()), float(self.moved_bytes.sum())
         vector = float(self.vector_flops.sum())
         return Totals(
-            model_flops=float(self.model_flops.sum()), executed_flops=flops, vector_flops=vector, moved_bytes=moved,
+            model_flops=float(self.model_flops.sum()), executed_flops=flops,
+            saved_flops=float(self.saved_flops.sum()), vector_flops=vector, moved_bytes=moved,
             launches=launches, intensity=_intensity(flops + vector, moved), device_s=device_s, host_s=host_s,
             step_s=step_s, bracket_s=(low_s, device_s + host_s), band_s=self._band(step_s, host_s),
-            mfu=_share(float((self.model_flops / peak).sum()), step_s),
-            hfu=_share(float((self.flops / peak).sum()), step_s),
+            mfu=_share(float(((self.model_flops - self.saved_flops * ~self.recomputed) / peak).sum()), step_s),
+            hfu=_share(float(((self.flops - self.saved_flops) / peak).sum()), step_s),
         )  # fmt: skip
 
     def _band(self, step_s: float, host_s: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from steptime.captured.graph import Node
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
-from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
+from steptime.estimate.kernels import Timed, called_once, memory_timed, timed, winograd_saved_flops
 from steptime.estimate.learned import Correction, described
 from steptime.estimate.machine import Machine, issue_sharpness
 from steptime.estimate.measured import CPU_CALL, CPU_TURN, CPU_VIEW
@@ -104,11 +104,15 @@ class OperatorCost:
     """Element type at whose rate it runs."""
     host_s: float
     """Time of the host to issue it."""
+    saved_flops: float = 0.0
+    """Matrix operations that Winograd's algorithm leaves out."""
     scatter: float | None = None
     """Relative standard deviation of its time that no kernel of nearly the same size shares; None: not known."""
 
 
-NO_COST: Final = ("", (1.0, 1.0))
+Basis = tuple[str, tuple[float, float]]
+"""What a time rests on, and its band as factors."""
+NO_COST: Final[Basis] = ("", (1.0, 1.0))
 FREE: Final = OperatorCost(
     op=VIEW, work=NOTHING, seconds=0.0, bound="none", basis=NO_COST[0], band=NO_COST[1], peak_flops_per_s=1.0,
     dtype="fp32", host_s=0.0,
@@ -165,8 +169,10 @@ class Timer:
         Without any it is the time of its call. None where the device was not measured so.
         """
         model = self.machine("fp32").models.get(kind) if self.in_turn else None
+        if model is None or not moved_bytes:  # curves of convolutions and products take other sizes than maps
+            return None if model is None else model.fixed.get("latency_s", 0.0)
         sizes = {"loops": 0.0, "steps": moved_bytes / _TWO_BYTES, "moved_bytes": moved_bytes, "result_bytes": 0.0}
-        return None if model is None else float(model.formula({**model.fixed, **sizes}))
+        return float(model.formula({**model.fixed, **sizes}))
 
     def _issued_s(self, kind: str) -> float:
         """Time of the host for what moves nothing; 0 where it is not known, or part of that of the operators."""
@@ -251,7 +257,7 @@ class Timer:
             "launch": float(machine.kernel_latency_s * work.launches),
         }
         bound: Bound = max(parts, key=lambda name: parts[name]) if any(parts.values()) else "none"
-        seconds, basis, band = self._seconds(machine, work, rate) if bound != "none" else (0.0, *NO_COST)
+        seconds, saved, (basis, band) = self._seconds(machine, work, rate) if bound != "none" else (0.0, 0.0, NO_COST)
         launches = float(work.launches)
         host_s = self.host_s + self.host_more_s * (launches - 1) if launches else 0.0
         if self.correction is not None and seconds:
@@ -259,6 +265,7 @@ class Timer:
         return OperatorCost(
             op=op, work=work, seconds=seconds, bound=bound, basis=basis, band=band,
             peak_flops_per_s=machine.peak_flops_per_s, dtype=dtype, host_s=host_s,
+            saved_flops=saved,
         )  # fmt: skip
 
     def _dtype(self, work: Work) -> str:
@@ -270,18 +277,20 @@ class Timer:
         tf32 = self.tf32 == "all" and work.family == "product" and "tf32" in self.device.matrix_flops_per_s
         return "tf32" if tf32 else dtype
 
-    def _seconds(self, machine: Machine, work: Work, rate: float) -> tuple[float, str, tuple[float, float]]:
+    def _seconds(self, machine: Machine, work: Work, rate: float) -> tuple[float, float, Basis]:
+        """Time, operations that Winograd's algorithm saves, and what the time rests on."""
         counts = {n: getattr(work, n) for n in ("matrix_flops", "vector_flops", "moved_bytes")}
         calls = () if work.family in MATRIX and not work.matrix_flops else work.kernels  # k = 0: a fill
         models = [fitted(machine, call, counts) for call in calls]
         known = [model for model in models if model is not None]
         if known and len(known) == len(models):
             more = max(float(work.launches) - len(known), 0.0) if _are_streams(calls) else 0.0
-            return sum(float(model.seconds) for model in known) + machine.kernel_latency_s * more, *_basis(known)
+            seconds = sum(float(model.seconds) for model in known) + machine.kernel_latency_s * more
+            return seconds, sum(winograd_saved_flops(model) for model in known), _basis(known)
         launch_s = machine.kernel_latency_s * work.launches
         compute_s = roofline_compute_s(work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s)
         exposed_s = roofline_exposed_memory_s(work.moved_bytes, machine.memory_Bps, compute_s)
-        return float(compute_s + exposed_s), "roofline", ROOFLINE_BAND
+        return float(compute_s + exposed_s), 0.0, ("roofline", ROOFLINE_BAND)
 
 
 OTHER: Final = "other"
@@ -316,7 +325,7 @@ def _are_streams(calls: tuple[KernelCall, ...]) -> bool:
     return all(call.operator == STREAM for call in calls)
 
 
-def _basis(models: list[Timed]) -> tuple[str, tuple[float, float]]:
+def _basis(models: list[Timed]) -> Basis:
     """The curve of the longest kernel."""
     first = max(models, key=lambda model: float(model.seconds)).model
     return first.basis, first.curve.band

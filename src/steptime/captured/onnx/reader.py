@@ -296,7 +296,8 @@ class Reader:
                 kind=self.written.kinds.get(name),
             )  # fmt: skip
             self._known.append(self._owned[name])
-        return self._owned[name]
+        own = self._owned[name]
+        return own if own.type == equal.type else equal
 
     def _inputs(self, node: NodeProto, names: dict[str, Tensor]) -> list[Tensor | None]:
         """What a node reads, as the module had it."""

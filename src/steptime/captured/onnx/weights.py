@@ -130,7 +130,11 @@ def _listed(
         missing = [name for name in dict.fromkeys(read) if name not in held]
         known = set(read)
         if missing:
-            foreign = [n for n, name in enumerate(node.input) if _foreign(name, stored, sources, known)]
+            foreign = {
+                number: stands_for
+                for number, name in enumerate(node.input)
+                if (stands_for := _foreign(name, stored, sources, known, targets))
+            }
             found.owners |= _owners(node, foreign, missing)
             _without(found, node, text, [name for name in missing if targets[name] == "parameter"], stored)
     present = held | set(found.owners.values()) | set(found.merged) | {name for name, _ in found.removed.values()}
@@ -166,23 +170,50 @@ def _folded(
 
 
 def _foreign(
-    name: str, stored: Mapping[str, TensorProto], sources: Mapping[str, Sequence[str]], read: set[str]
-) -> bool:
-    """Whether a node reads a stored tensor that its own call does not name."""
+    name: str,
+    stored: Mapping[str, TensorProto],
+    sources: Mapping[str, Sequence[str]],
+    read: set[str],
+    targets: Mapping[str, str],
+) -> str:
+    """The parameter or buffer that a stored tensor is, or was made from, where the call of its reader names another.
+
+    Empty for all others: what the exporter made of constants alone (ones of a normalisation) stands for no parameter.
+    """
     proto = stored.get(name)
     if proto is None or not proto.dims or DTYPES.get(proto.data_type) not in FLOATS:
-        return False
-    return not read.intersection((name, *sources[name])) and bool(sources[name] or not GENERATED.fullmatch(name))
+        return ""
+    if read.intersection((name, *sources[name])):
+        return ""
+    if sources[name]:
+        return next((source for source in sources[name] if source in targets), "")
+    return "" if GENERATED.fullmatch(name) else name
 
 
-def _owners(node: NodeProto, foreign: Sequence[int], missing: Sequence[str]) -> dict[tuple[str, int], str]:
-    """Which inputs of a node stand for the parameters and buffers that its call reads and the file does not store."""
+def _owners(node: NodeProto, foreign: Mapping[int, str], missing: Sequence[str]) -> dict[tuple[str, int], str]:
+    """Which inputs of a node stand for the parameters and buffers that its call reads and the file does not store.
+
+    The one of the same role (``norm1.weight`` for ``norm2.weight``), else all of them in order.
+
+    Args:
+        node: the node.
+        foreign: numbers of its inputs that belong to other calls, and whose parameters they are.
+        missing: what its call reads and the file does not store.
+    """
+    alike = {n: [each for each in missing if _role(each) == _role(other)] for n, other in foreign.items()}
+    if node.output and alike and all(len(names) == 1 for names in alike.values()):
+        return {(node.output[0], number): names[0] for number, names in alike.items()}
     if len(foreign) == 1 and len(missing) == 2:
         # A linear layer as a product and a sum: the call of both names the weight before the bias.
         missing = missing[:1] if node.op_type in _PRODUCTS else missing[1:]
     if len(foreign) != len(missing) or not node.output:
         return {}
     return {(node.output[0], index): name for index, name in zip(foreign, missing, strict=True)}
+
+
+def _role(name: str) -> str:
+    """Last part of the name of a parameter: ``weight``, ``bias``."""
+    return name.rpartition(".")[2]
 
 
 def _without(

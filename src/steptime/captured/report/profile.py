@@ -179,10 +179,11 @@ def total_lines(table: CostTable) -> list[str]:
     s = table.totals
     band = " .. ".join(t.seconds(value) for value in s.band_s)
     masked = " (a causal mask counted once)" if any(cost.work.family == "attention" for cost in table.kinds) else ""
+    saved = f", {format_si(s.saved_flops, 'FLOP')} of them saved by Winograd's algorithm" if s.saved_flops else ""
     return [
         f"step {t.seconds(s.step_s)} (90 %: {band}; {_issued(table)})",
         f"MFU {t.percent(s.mfu)}, HFU {t.percent(s.hfu)}: {format_si(s.model_flops, 'FLOP')} of the model, "
-        f"{format_si(s.executed_flops, 'FLOP')} run{masked}",
+        f"{format_si(s.executed_flops, 'FLOP')} run{masked}{saved}",
         f"{t.memory(s.moved_bytes)} moved, {t.number(s.intensity)} FLOP per byte",
     ]
 

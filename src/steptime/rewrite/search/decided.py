@@ -161,8 +161,9 @@ def _added(rows: Iterable[tuple[Sums, int]]) -> Sums:
     def total(name: str) -> float:
         return sum(float(getattr(sums, name)) * count for sums, count in rows)
 
-    names = ("squares", "host_s", "launches", "moved_bytes", "flops")
-    return Sums(seconds=dict(seconds), **{name: total(name) for name in names})
+    names = ("host_s", "launches", "moved_bytes", "flops")
+    kernels = tuple(kernel for sums, count in rows for kernel in sums.kernels * count)
+    return Sums(seconds=dict(seconds), kernels=kernels, **{name: total(name) for name in names})
 
 
 def _replayed(problem: Problem, accepted: Sequence[_Priced]) -> Flow:
