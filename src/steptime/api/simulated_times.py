@@ -78,7 +78,7 @@ UNITS = 64
 
 
 def _slice_s(e: Evaluation, length: int, before: float) -> float:
-    """Passes of a layer on a slice of so many tokens behind others, forward and backward."""
+    """Passes of a layer on a slice of `length` tokens behind others, forward and backward."""
     slices = e.job.pipeline.usual_slices
     job = e.job.slice_of(length, before, slices)
     works = works_of(part_times(e.strategy.block(job, e.plans), e.plans, e.machine), job, e.plans)

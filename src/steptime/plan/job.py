@@ -359,7 +359,7 @@ class Job:
         return self.pipeline.name if virtual_stages > 1 else self.schedule
 
     def counts(self, plans: Plans, micro_batches: Num) -> PipelineBlock:
-        """What the schedule is made for under plans of so many micro-batches."""
+        """What the schedule is made for under plans with these micro-batches."""
         row = self.pipeline
         return PipelineBlock(
             ranks=plans.pp, chunks=plans.vpp, micro_batches=micro_batches, slices=row.usual_slices,

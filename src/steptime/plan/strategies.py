@@ -135,7 +135,7 @@ class Corrected(Strategy):
         whole = self._block(job, plans)
         if slices == 1:
             return whole
-        length = ceil_div(job.seq_len, slices)
+        length = -(-job.seq_len // slices)
         return in_slices(self._block(job.slice_of(length, (job.seq_len - length) / 2, slices), plans), whole, slices)
 
     def _block(self, job: Job, plans: Plans) -> Block:
@@ -387,13 +387,13 @@ class Corrected(Strategy):
 
 
 def in_slices(one: Block, whole: Block, slices: int) -> Block:
-    """Rows of a slice so often as a sequence has some, with what whole sequences keep and hand on."""
-    parts = {
-        name: tuple([replace(row, share=row.share * slices) for row in getattr(one, name)])
-        for name in ("layer", "first", "last")
-    }
+    """Rows of a slice for each slice of a sequence, with what whole sequences keep and hand on."""
+
+    def times(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        return tuple([replace(row, share=row.share * slices) for row in rows])
+
     held = replace(whole, working_bytes=one.working_bytes, loss_bytes=one.loss_bytes)
-    return replace(held, **parts, whole=held)
+    return replace(held, layer=times(one.layer), first=times(one.first), last=times(one.last), whole=held)
 
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
