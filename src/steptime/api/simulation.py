@@ -46,6 +46,8 @@ from steptime.schedule.simulate import simulate as play
 WHOLE, SPLIT = "1f1b", "zb-h1"
 """Schedules whose estimate has the times of whole backward passes, and of backward passes in two parts."""
 MAX_SAMPLES: Final = 10_000
+MOST_PASSES: Final = 2**21
+"""Passes of a step that are played at most."""
 MOST_STEPS: Final = 8
 """Steps that are played at most for the mean of a further one."""
 
@@ -429,12 +431,17 @@ def _evaluated(
     """The estimate that has the times of the passes.
 
     Raises:
-        PlanError: the plan has no pipeline.
+        PlanError: the plan has no pipeline, or the module no blocks that stages could share.
     """
     asked = asked_plan(model, cluster, plan={**plan, "schedule": schedule}, **job)
     if asked.plans.pp < 2:
         raise PlanError("pp 1: there is no pipeline to simulate", hint="give --pp 2 or more")
     setting = asked.setting
+    if setting.job.captured is not None and not setting.job.captured.repeats:
+        raise PlanError(
+            f"{setting.job.model.name} has no run of equal blocks that stages could share (no_blocks)",
+            hint="steptime shard MODULE --pipeline cuts a module by its real layers",
+        )
     return asked, evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
 
 
@@ -480,8 +487,24 @@ def _table(
         if times is not None:
             pipeline = replace(pipeline, times=measured_mean(times, pipeline.ranks))
         schedule.check(pipeline)
+        _check_work(pipeline)
         table = schedule.order(pipeline)
     return with_copies(table, ahead=_copies_ahead(e)) if e.inputs.copy_s else table
+
+
+def _check_work(pipeline: Pipeline) -> None:
+    """Refuses a step of more passes than can be played at once.
+
+    Raises:
+        PlanError: the message has their number, and what makes it smaller.
+    """
+    passes = 2 * pipeline.ranks * pipeline.chunks * pipeline.micro_batches * pipeline.slices
+    if passes > MOST_PASSES:
+        raise PlanError(
+            f"a step of {passes:,} passes ({pipeline}); at most {MOST_PASSES:,} are simulated",
+            hint="give a smaller --global-batch, as micro-batches repeat, or a larger --micro-batch; steptime estimate "
+            "has closed forms",
+        )
 
 
 def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from steptime import UserError, api
+from steptime.api.schedule_search import search_schedule
 from steptime.api.simulation import SimulatedStep, simulate
 from steptime.estimate.result import Estimate
 from steptime.schedule import Kind
+from steptime.schedule.layout import parse_layout
 
 JOB: dict[str, Any] = {"gpus": 512, "global_batch": 512}
 PLAN = {"tp": 8, "pp": 8, "dp": 8, "micro_batch": 1}
@@ -93,3 +95,14 @@ def test_what_cannot_be_cut_is_refused() -> None:
         api.estimate("vit-h14", "dgx-h100", gpus=8, global_batch=64, plan={"pp": 4, "schedule": "terapipe"})
     with pytest.raises(UserError, match="1f1b:3"):
         estimated("1f1b:3")
+
+
+def test_work_without_bound_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match="a step of 64,000,000 passes"):
+        simulate("llama3-8b", "dgx-h100", gpus=32, global_batch=1_000_000, plan={"pp": 32})
+    with pytest.raises(UserError, match="64 ranks x 1,000 micro-batches"):
+        search_schedule(64, 1000)
+    with pytest.raises(UserError, match="a time of a pass or a message is out of range"):
+        search_schedule(4, 8, message_s=1e308)
+    with pytest.raises(UserError, match="is no number of repetitions"):
+        parse_layout("t*" + "9" * 5000)
