@@ -238,9 +238,11 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
     kept[-1] += float(sizes.last.kept_bytes)
     ranks = table.ranks
     sharing = len(np.unique(table.rank * stages + table.stage)) / stages if e.plans.shares("optimizer") else 1.0
+    looped = stages > ranks and bool(np.all(table.rank == table.stage % ranks))
     held, weights = np.zeros(stages), np.zeros(stages)
     for stage in range(stages):
-        name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
+        place = stage % ranks if looped else stage
+        name = "first" if place == 0 else "last" if place == (ranks if looped else stages) - 1 else "middle"
         found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
         own = {path: float(call.value) for path, call in found.held.items()}
         own = {path: value / (sharing if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}

@@ -106,3 +106,11 @@ def test_work_without_bound_is_refused_in_one_line() -> None:
         search_schedule(4, 8, message_s=1e308)
     with pytest.raises(UserError, match="is no number of repetitions"):
         parse_layout("t*" + "9" * 5000)
+
+
+def test_ends_of_the_model_are_whole_where_ranks_have_several_stages() -> None:
+    """Weights, gradients and states of a large vocabulary, not a share of them by virtual stage."""
+    job, plan = {"gpus": 8, "global_batch": 8, "seq": 8192}, {"pp": 4, "vpp": 8, "micro_batch": 1}
+    found = api.estimate("llama3-8b", "dgx-h100", plan=plan, **job).peak_memory_bytes
+    step = simulate("llama3-8b", "dgx-h100", schedule="interleaved", plan=plan, **job)
+    assert step.memory.peak_bytes.max() == pytest.approx(found, rel=0.01)
