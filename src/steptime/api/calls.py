@@ -230,12 +230,24 @@ def _check_served(setting: Setting, plans: Plans, given: Mapping[str, Any]) -> N
     job, row = setting.job, setting.job.pipeline
     ranks, chunks = int(plans.pp), int(plans.vpp)
     micro_batches = int(setting.method.micro_batches(job, plans))
-    pipeline = Pipeline(ranks=ranks, chunks=chunks, micro_batches=micro_batches, slices=row.usual_slices)
+    pipeline = Pipeline(
+        ranks=ranks,
+        chunks=chunks,
+        micro_batches=micro_batches,
+        slices=row.usual_slices,
+        per_update=row.usual_per_update,
+    )
     if not (row.one_rank or SEVERAL_RANKS.holds(pipeline)):
         raise PlanError(
             f"schedule {row.name} requires {SEVERAL_RANKS.text}; got {pipeline}", hint="give --pp 2 or more"
         )
     row.check(pipeline)
+    if not job.is_cut:
+        raise PlanError(
+            f"schedule {row.name} cuts sequences of {job.seq_len} tokens into {row.usual_slices} slices; "
+            f"{job.model.name} cannot be cut so",
+            hint="it needs causal attention, layers that are not captured, and a token in each slice",
+        )
     if ranks * chunks > job.model.layers:
         raise PlanError(
             f"schedule {row.name}: {ranks * chunks} stages of {job.model.layers} layers",

@@ -246,7 +246,7 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
     if key in COUNTS:
         return whole(key, value, *COUNTS[key])
     if key == "schedule":
-        return choice(key, value, tuple(SCHEDULES))
+        return value if isinstance(value, str) and value in SCHEDULES else choice(key, value, tuple(SCHEDULES))
     if key in CHOICES:
         return choice(key, value, CHOICES[key])
     if key in RATIOS:

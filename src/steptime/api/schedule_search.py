@@ -18,7 +18,8 @@ from steptime.schedule.synthesis import Interrupted, Synthesis, limits_of, named
 
 CHUNKS = (1, 2)
 """Chunks of a rank that are searched where none are given."""
-MOST: Final = 2**17
+MOST: Final = 2**13
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
 """Ranks times micro-batches of a search at most: named schedules of more take minutes."""
 Values = float | Sequence[float]
 
@@ -116,6 +117,12 @@ def search_schedule(
         raise UserError(
             f"a search over {ranks:,} ranks x {micro_batches:,} micro-batches",
             hint=f"at most {MOST:,}; more micro-batches repeat what fewer do",
+        )
+    given = [*(float(each) for values in times for each in np.ravel(values)), message_s]
+    if not all(each == 0 or SHORTEST_S <= each <= LONGEST_S for each in given):
+        raise UserError(
+            "a time of a pass or a message is out of range",
+            hint=f"0, or {SHORTEST_S:g} to {LONGEST_S:g} seconds; only their proportions matter",
         )
     if seconds is not None and not 0 < seconds < np.inf:
         raise UserError(f"a search of {seconds:g} seconds", hint="above 0; without it the work is limited")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from steptime.errors import UserError
-from steptime.estimate.evaluate import Evaluation
-from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE
+from steptime.estimate.evaluate import Evaluation, passes_of, works_of
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, part_times
 from steptime.estimate.memory import kept_of_layer, stage_memory
 from steptime.estimate.step import exposed_pass
 from steptime.estimate.work import EXPERT_AXIS, exposed_links_s, phase_work
@@ -18,6 +18,7 @@ from steptime.formats.stage_times import StageTimes
 from steptime.num import Array
 from steptime.schedule import ActionTable, Kind, Times
 from steptime.schedule.memory import Footprint
+from steptime.schedule.sequence import best_slicing
 from steptime.schedule.simulate import Durations, total, two_streams
 
 
@@ -70,6 +71,45 @@ def durations_of(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
         together=two_streams if EXPERT_AXIS in e.job.overlap else total,
         collective_share=_tensor_shares(e, layers, forward_s, backward_s, weights_s),
     )
+
+
+UNITS = 64
+"""Pieces of a sequence that the best slices are made of."""
+
+
+def _slice_s(e: Evaluation, length: int, before: float) -> float:
+    """Passes of a layer on a slice of `length` tokens behind others, forward and backward."""
+    slices = e.job.pipeline.usual_slices
+    job = e.job.slice_of(length, before, slices)
+    works = works_of(part_times(e.strategy.block(job, e.plans), e.plans, e.machine), job, e.plans)
+    layer = passes_of(works, e.job.framework).layer
+    return float(layer.forward_s + layer.backward_with_s(e.inputs.layout.recomputed))
+
+
+def slice_factors(e: Evaluation, lengths: Sequence[int]) -> Array:
+    """Passes of each slice over those of the mean one of equal slices; the time of a slice grows linearly with the
+    tokens before it."""
+    before = np.cumsum([0, *lengths[:-1]])
+    mean_s = _slice_s(e, -(-int(e.job.seq_len) // len(lengths)), (e.job.seq_len - e.job.seq_len / len(lengths)) / 2)
+    if len(set(lengths)) == 1:
+        return np.linspace(_slice_s(e, lengths[0], 0.0), _slice_s(e, lengths[0], before[-1]), len(lengths)) / mean_s
+    each = [_slice_s(e, length, float(ahead)) for length, ahead in zip(lengths, before, strict=True)]
+    return np.array(each) / mean_s
+
+
+def best_lengths(e: Evaluation) -> tuple[int, ...]:
+    """Tokens of the slices with which the micro-batches of a step pass the pipeline soonest, in :data:`UNITS` of a
+    sequence."""
+    tokens = int(e.job.seq_len)
+    unit = -(-tokens // UNITS)
+    count = -(-tokens // unit)
+    alone_s = np.array([_slice_s(e, size * unit, 0.0) for size in range(1, count + 1)])
+    behind_s = [_slice_s(e, size * unit, float((count - size) * unit)) for size in range(1, count)]
+    slope = np.append((np.array(behind_s) - alone_s[:-1]) / np.arange(count - 1, 0, -1), 0.0)
+    seconds = alone_s[:, None] + slope[:, None] * np.arange(count)
+    found = best_slicing(seconds, 1 + (int(e.plans.pp) - 1) / float(e.micro_batches)).lengths
+    ends = np.minimum(np.cumsum(found) * unit, tokens)
+    return tuple(np.diff(ends, prepend=0).tolist())
 
 
 def _tensor_shares(e: Evaluation, layers: Array, forward_s: Array, backward_s: Array, weights_s: Array) -> Array:
@@ -147,12 +187,12 @@ def measured(durations: Durations, times: StageTimes | None, table: ActionTable,
     )
 
 
-def of_two_steps(durations: Durations) -> Durations:
-    """Durations of two steps that run into each other, as one: those by micro-batch come twice."""
+def of_steps(durations: Durations, steps: int) -> Durations:
+    """Durations of steps that run into each other, as one: those by micro-batch come again in each."""
     names = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s")
     given = {name: getattr(durations, name) for name in names}
-    twice: dict[str, Any] = {name: np.tile(each, (1, 2)) for name, each in given.items() if np.ndim(each) > 1}
-    return replace(durations, **twice)
+    again: dict[str, Any] = {name: np.tile(each, (1, steps)) for name, each in given.items() if np.ndim(each) > 1}
+    return replace(durations, **again)
 
 
 def measured_mean(times: StageTimes, ranks: int) -> Times:
@@ -198,9 +238,11 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
     kept[-1] += float(sizes.last.kept_bytes)
     ranks = table.ranks
     sharing = len(np.unique(table.rank * stages + table.stage)) / stages if e.plans.shares("optimizer") else 1.0
+    looped = stages > ranks and bool(np.all(table.rank == table.stage % ranks))
     held, weights = np.zeros(stages), np.zeros(stages)
     for stage in range(stages):
-        name = "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
+        place = stage % ranks if looped else stage
+        name = "first" if place == 0 else "last" if place == (ranks if looped else stages) - 1 else "middle"
         found = stage_memory(e, name if ranks > 2 or name != "middle" else "first")
         own = {path: float(call.value) for path, call in found.held.items()}
         own = {path: value / (sharing if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}
@@ -217,12 +259,18 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
     )
 
 
-def once_of(e: Evaluation, pipeline_s: float) -> dict[str, float]:
-    """What a step has once, in seconds, by name; the growth is that of the whole step's work."""
+def once_of(e: Evaluation, pipeline_s: float, *, updates: bool = False) -> dict[str, float]:
+    """What a step has once, in seconds, by name; the growth is that of the whole step's work.
+
+    With ``updates`` the schedule has traffic of gradients and the optimiser among its actions, and a step neither once.
+    """
     step = e.step
-    found = {
+    of_update = {
         "data_parallel": float(step.data.exposed_s + step.replicated_s),
         "optimizer": float(step.optimizer_s + step.matrix_update_s + step.momentum_gather_s),
+    }
+    found = {
+        **({} if updates else of_update),
         "host": float(step.stage_host_s),
         "contention": 0.0 if step.contention is None else float(step.contention.value),
     }

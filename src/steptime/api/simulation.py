@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +15,15 @@ import numpy as np
 from steptime.api.calls import AskedPlan, asked_plan
 from steptime.api.request import NameOrPath, number, text, whole
 from steptime.api.simulated_times import (
+    best_lengths,
     durations_of,
     footprint_of,
     mean_times,
     measured,
     measured_mean,
-    of_two_steps,
+    of_steps,
     once_of,
+    slice_factors,
     slowdown_of,
 )
 from steptime.errors import PlanError, UserError
@@ -42,6 +46,10 @@ from steptime.schedule.simulate import simulate as play
 WHOLE, SPLIT = "1f1b", "zb-h1"
 """Schedules whose estimate has the times of whole backward passes, and of backward passes in two parts."""
 MAX_SAMPLES: Final = 10_000
+MOST_PASSES: Final = 2**21
+"""Passes of a step that are played at most."""
+MOST_STEPS: Final = 8
+"""Steps that are played at most for the mean of a further one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +96,16 @@ class SimulatedStep:
     spent: Spent
     stage_layers: Array
     """Layers of each stage."""
+    update_s: float
+    """One update of the weights within the step: its exposed data-parallel traffic and the optimiser; 0: none."""
+    updates: float
+    """Updates in a step of a long run."""
     pipeline_s: float
     """From the first pass of a rank to its last, of the rank that takes longest: steps follow each other so. Of a
     schedule whose steps run into each other what a further step takes."""
     once_s: Mapping[str, float]
-    """What a step has once: exposed data-parallel traffic, the optimiser, overheads, growth with devices."""
+    """What a step has once: exposed data-parallel traffic and the optimiser, unless the schedule updates within it;
+    overheads, growth with devices."""
     closed_form_s: float | None
     """Step time of the estimate with the schedule's closed form; None: the estimate has none of this schedule."""
     samples_s: Array
@@ -107,6 +120,8 @@ class SimulatedStep:
     notes: tuple[str, ...]
     layout: tuple[str, ...]
     """Letters of each stage (:mod:`steptime.schedule.layout`)."""
+    slices: tuple[int, ...] = ()
+    """Tokens of the slices of a sequence, where it is cut."""
     even_step_s: float | None = None
     """Time of the step with the even split, where another one was chosen."""
     even_layout: tuple[str, ...] = ()
@@ -137,6 +152,7 @@ class SimulatedStep:
             "ranks": self.table.ranks,
             "stages": self.table.stages,
             "micro_batches": self.table.micro_batches,
+            "slices": list(self.slices),
             "stage_layers": self.stage_layers.tolist(),
             "layout": layout_text(self.layout),
             "even_layout": layout_text(self.even_layout) if self.even_layout else None,
@@ -145,6 +161,8 @@ class SimulatedStep:
             "step_time_s": self.step_s,
             "pipeline_s": self.pipeline_s,
             "once_s": dict(self.once_s),
+            "updates": self.updates,
+            "update_s": self.update_s,
             "closed_form_s": self.closed_form_s,
             "bubble_fraction": self.bubble_fraction,
             "spent_by_rank_s": {each.name: getattr(self.spent, each.name).tolist() for each in fields(Spent)},
@@ -213,7 +231,9 @@ def simulate(
     pass, and comes back during the pass before it is needed.
 
     Args:
-        schedule: a name, or a CSV file of PyTorch's pipelining.
+        schedule: a name, of some with a number (``terapipe:8`` slices, ``pipedream:4`` micro-batches per update), or
+            with slices of a sequence (``terapipe:best``, ``terapipe:512+512+1024`` tokens); or a CSV file of PyTorch's
+            pipelining.
         observed: measured times, slow ranks, another split of the layers.
         jitter: standard deviation of the factor on each pass (mean 1), for samples.
         samples: number of samples with jitter.
@@ -228,19 +248,25 @@ def simulate(
     samples, slow_ranks = whole("samples", samples, 0, MAX_SAMPLES), dict(observed.checked().slow_ranks)
     given = {key: value for key, value in (plan or {}).items() if key not in ("schedule", "vpp")}
     chunks = (plan or {}).get("vpp")
+    name, slices = _cut(model, cluster, name, given, job)
     read = read_csv(Path(name)) if name.lower().endswith(".csv") else None
     asked, e, table, times = _asked_table(model, cluster, name, chunks, read, observed, given, job)
-    graph, twice, slow = _graph(e, table), None, slowdown_of(slow_ranks, table.ranks)
-    if name in SCHEDULES and not SCHEDULES[name].synchronous:
-        twice = _graph(e, _table(name, e, chunks, None, steps=2, times=times))
-    pace_s = partial(_pipeline_s, graph, twice)
+    graph, longer, slow = _graph(e, table), None, slowdown_of(slow_ranks, table.ranks)
+    own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
+    update_s, updates = _updates(table, own or e)
+    if updates:
+        steps = _whole_steps(table.micro_batches, updates)
+        longer = _graph(e, _table(name, e, chunks, None, steps=1 + steps, times=times)), steps
+    pace_s = partial(_pipeline_s, graph, longer)
     staged = _staged(name, e, table, chunks, lambda own: measured(own, times, table, observed.overhead_s))
-    staged = staged.slowed(slow)
+    staged = replace(staged, durations=replace(staged.durations, update_s=update_s)).slowed(slow)
+    if table.slices > 1 and times is None:
+        slices = slices or (-(-int(e.job.seq_len) // table.slices),) * table.slices
+        staged = replace(staged, durations=replace(staged.durations, slice_factor=slice_factors(e, slices)))
     if observed.stages is not None:
         staged = observed.stages(e, graph, staged, pace_s)
     played, pipeline_s = play(graph, staged.durations), pace_s(staged.durations)
-    own = _of_schedule(model, cluster, name, given | ({} if chunks is None else {"vpp": chunks}), job)
-    other = bool(times or slow_ranks or observed.stages)
+    other = bool(times or slow_ranks or observed.stages or len(set(slices)) > 1)
     return SimulatedStep(
         model=asked.setting.job.model.name,
         cluster=asked.setting.cluster.name,
@@ -253,17 +279,47 @@ def simulate(
         equal_ranks_s=pace_s(staged.slowed(1 / slow).durations) if slow_ranks else pipeline_s,
         stage_layers=staged.layers,
         pipeline_s=pipeline_s,
-        once_s=once_of(own or e, pipeline_s),
+        once_s=once_of(own or e, pipeline_s, updates=updates > 0),
+        update_s=update_s,
+        updates=updates,
         closed_form_s=None if other or own is None else float(own.step_time_s),
         samples_s=sampled_step_s(graph, staged.durations, Jitter(action=jitter), samples, seed),
         capacity_bytes=staged.capacity_bytes,
         message_bytes=float(e.sizes.boundary_bytes),
         notes=(*asked.notes, *_notes(e, times), *staged.notes),
         layout=staged.layout,
-        even_step_s=_even_step_s(own or e, staged),
+        slices=slices,
+        even_step_s=_even_step_s(own or e, staged, updates=updates > 0),
         even_layout=staged.even_layout,
         even_fits=staged.even_fits,
     )
+
+
+def _cut(
+    model: NameOrPath, cluster: NameOrPath, name: str, plan: Mapping[str, Any], job: Mapping[str, Any]
+) -> tuple[str, tuple[int, ...]]:
+    """A schedule with its number of slices, and their tokens, of ``NAME:best`` and ``NAME:512+512+1024``.
+
+    Raises:
+        UserError: the tokens are not those of a sequence.
+    """
+    base, _, given = name.partition(":")
+    cuts = base in SCHEDULES and SCHEDULES[base].parameter == "usual_slices"
+    if not cuts or name in SCHEDULES:
+        return name, ()
+    e = _evaluated(model, cluster, plan, job, base)[1]
+    if given == "best":
+        lengths = best_lengths(e)
+    else:
+        parts = given.split("+")
+        lengths = tuple(int(part) for part in parts if re.fullmatch("[1-9][0-9]{0,8}", part))
+        if len(lengths) != len(parts) or sum(lengths) != e.job.seq_len:
+            raise UserError(
+                f"schedule {name}: slices of {given} tokens",
+                hint=f"give {base}:N for N equal slices, {base}:best, or lengths with a sum of {e.job.seq_len}: "
+                f"{base}:A+B",
+            )
+    return f"{base}:{len(lengths)}", lengths
 
 
 def _asked_table(
@@ -277,7 +333,8 @@ def _asked_table(
     job: Mapping[str, Any],
 ) -> tuple[AskedPlan, Evaluation, ActionTable, StageTimes | None]:
     """The estimate whose backward passes are those of the schedule, the schedule's table, and measured times."""
-    asked, e = _evaluated(model, cluster, plan, job, WHOLE)
+    cut = name in SCHEDULES and SCHEDULES[name].usual_slices > 1
+    asked, e = _evaluated(model, cluster, plan, job, name if cut else WHOLE)
     table = _table(name, e, chunks, read)
     if np.any(table.kind == Kind.WEIGHT_GRADIENT):
         asked, e = _evaluated(model, cluster, plan, job, SPLIT)
@@ -302,10 +359,30 @@ def _staged(
     )
 
 
-def _pipeline_s(graph: ActionGraph, twice: ActionGraph | None, durations: Durations) -> float:
-    """From the first pass of a rank to its last, of the rank that takes longest; or what a further step takes."""
+def _pipeline_s(graph: ActionGraph, longer: tuple[ActionGraph, int] | None, durations: Durations) -> float:
+    """From the first pass of a rank to its last, of the rank that takes longest; or what a further step takes, the mean
+    of some steps more."""
     one_s = float(play(graph, durations).rank_span_s.max())
-    return one_s if twice is None else float(play(twice, of_two_steps(durations)).rank_span_s.max()) - one_s
+    if longer is None:
+        return one_s
+    more, steps = longer
+    return (float(play(more, of_steps(durations, 1 + steps)).rank_span_s.max()) - one_s) / steps
+
+
+def _updates(table: ActionTable, e: Evaluation) -> tuple[float, float]:
+    """Seconds of an update within a step, and how many there are in one; zeros where weights change at its end."""
+    if not np.any(table.kind == Kind.UPDATE):
+        return 0.0, 0.0
+    return float(e.step.update_s), float(e.step.updates)
+
+
+def _whole_steps(micro_batches: int, updates: float) -> int:
+    """Least steps after which the pattern of updates repeats, :data:`MOST_STEPS` at most.
+
+    >>> _whole_steps(64, 64.0), _whole_steps(12, 1.5), _whole_steps(4, 0.5)
+    (1, 2, 2)
+    """
+    return min(Fraction(updates).limit_denominator(micro_batches**2).denominator, MOST_STEPS)
 
 
 def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> StageTimes | None:
@@ -354,12 +431,17 @@ def _evaluated(
     """The estimate that has the times of the passes.
 
     Raises:
-        PlanError: the plan has no pipeline.
+        PlanError: the plan has no pipeline, or the module no blocks that stages could share.
     """
     asked = asked_plan(model, cluster, plan={**plan, "schedule": schedule}, **job)
     if asked.plans.pp < 2:
         raise PlanError("pp 1: there is no pipeline to simulate", hint="give --pp 2 or more")
     setting = asked.setting
+    if setting.job.captured is not None and not setting.job.captured.repeats:
+        raise PlanError(
+            f"{setting.job.model.name} has no run of equal blocks that stages could share (no_blocks)",
+            hint="steptime shard MODULE --pipeline cuts a module by its real layers",
+        )
     return asked, evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
 
 
@@ -405,8 +487,24 @@ def _table(
         if times is not None:
             pipeline = replace(pipeline, times=measured_mean(times, pipeline.ranks))
         schedule.check(pipeline)
+        _check_work(pipeline)
         table = schedule.order(pipeline)
     return with_copies(table, ahead=_copies_ahead(e)) if e.inputs.copy_s else table
+
+
+def _check_work(pipeline: Pipeline) -> None:
+    """Refuses a step of more passes than can be played at once.
+
+    Raises:
+        PlanError: the message has their number, and what makes it smaller.
+    """
+    passes = 2 * pipeline.ranks * pipeline.chunks * pipeline.micro_batches * pipeline.slices
+    if passes > MOST_PASSES:
+        raise PlanError(
+            f"a step of {passes:,} passes ({pipeline}); at most {MOST_PASSES:,} are simulated",
+            hint="give a smaller --global-batch, as micro-batches repeat, or a larger --micro-batch; steptime estimate "
+            "has closed forms",
+        )
 
 
 def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
@@ -424,6 +522,7 @@ def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> P
         chunks=schedule.usual_chunks if chunks is None else chunks,
         micro_batches=int(e.micro_batches) * steps,
         slices=schedule.usual_slices,
+        per_update=schedule.usual_per_update,
         times=mean_times(e),
     )
 
@@ -456,9 +555,11 @@ def _letters(e: Evaluation, layers: Array) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _even_step_s(e: Evaluation, staged: Staged) -> float | None:
+def _even_step_s(e: Evaluation, staged: Staged, *, updates: bool) -> float | None:
     """Time of the step with the even split, where another one was chosen."""
-    return None if staged.even_s is None else staged.even_s + sum(once_of(e, staged.even_s).values())
+    if staged.even_s is None:
+        return None
+    return staged.even_s + sum(once_of(e, staged.even_s, updates=updates).values())
 
 
 def csv_of(found: SimulatedStep) -> ActionTable:

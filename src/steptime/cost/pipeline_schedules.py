@@ -135,6 +135,56 @@ def chimera_in_flight(stages: Num, stage: Num) -> Num:
     return minimum(stages, stages // 2 + 1 + nearer)
 
 
+def chimera_doubled_bubble_s(
+    stages: Num,
+    micro_batches: Num,
+    forward_s: Num,
+    inputs_s: Num,
+    weights_s: Num,
+    all_stages_s: Num,
+    slowest_stage_s: Num,
+) -> Num:
+    r"""Idle time of a rank under Chimera with forward doubling: forward passes come in pairs.
+
+    $$t = \left[(p - 2)\left(\frac{T_F + T_B}{2} + \left(\frac{m}{2p} - 1\right)[T_B - 2 T_F]_+\right)
+      - m\,(t_{\max} - \bar t)\right]_+, \quad T_B = T_I + T_W$$
+
+    where $p$ = `stages` (even), $m$ = `micro_batches` in groups of $2p$ that follow each other directly, and $T_F$ =
+    `forward_s`, $T_I$ = `inputs_s` and $T_W$ = `weights_s` are the passes of a stage forward, for gradients of inputs
+    and of weights, each the mean over the stages, in seconds. Two forward passes fill the slot of one backward pass, so
+    that groups join without a gap where $T_B \le 2 T_F$. The slowest rank takes $t_{\max}$ = `slowest_stage_s` for a
+    micro-batch in place of the mean $\bar t$ = `all_stages_s` $/ p$, which the others wait for. Messages take no time.
+
+    Source: Li and Hoefler, arXiv 2107.06925, section 3.5 (forward doubling); a pair's first result goes on at once, by
+    the longest path.
+
+    >>> chimera_doubled_bubble_s(8, 32, 1.0, 1.0, 1.0, 24.0, 3.0)
+    9.0
+    >>> chimera_doubled_bubble_s(8, 32, 1.0, 2.0, 1.0, 32.0, 4.0)
+    18.0
+    """
+    backward_s = inputs_s + weights_s
+    gap_s = maximum(backward_s - 2 * forward_s, 0.0)
+    whole = (stages - 2) * ((forward_s + backward_s) / 2 + (micro_batches / (2 * stages) - 1) * gap_s)
+    return maximum(whole - micro_batches * (slowest_stage_s - all_stages_s / stages), 0.0)
+
+
+def chimera_doubled_in_flight(stages: Num, stage: Num) -> Num:
+    r"""Micro-batches whose activations a rank holds under Chimera with forward doubling, each of a $p$-th of the model.
+
+    $$n = \min\left(2 p,\ \frac{3 p}{2} + 1 + \min(r, p - 1 - r)\right)$$
+
+    where $p$ = `stages` (even) and $r$ = `stage` is the rank, from 0.
+
+    Source: Li and Hoefler, arXiv 2107.06925, section 3.5 (twice the activations); by the schedule.
+
+    >>> [chimera_doubled_in_flight(6, rank) for rank in range(6)]
+    [10, 11, 12, 12, 11, 10]
+    """
+    nearer = minimum(stage, stages - 1 - stage)
+    return minimum(2 * stages, stages + stages // 2 + 1 + nearer)
+
+
 def sliced_bubble_s(all_stages_s: Num, slowest_stage_s: Num, slices: Num) -> Num:
     r"""Time in which a rank waits where equal slices of sequences pass the stages one after another.
 

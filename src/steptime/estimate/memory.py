@@ -138,10 +138,7 @@ def _place(planned: PlannedJob, stage: str) -> tuple[PipelineBlock, Num]:
     """What the schedule is made for, and the rank of the first, the fullest of the middle or the last stage."""
     plans, row = planned.plans, planned.job.pipeline
     index = {"first": 0, "middle": row.fullest(plans.pp), "last": plans.pp - 1}[stage]
-    counts = PipelineBlock(
-        ranks=plans.pp, chunks=plans.vpp, micro_batches=planned.micro_batches, slices=row.usual_slices
-    )
-    return counts, index
+    return planned.job.counts(plans, planned.micro_batches), index
 
 
 def _in_flight(planned: PlannedJob, stage: str) -> Num:
@@ -301,14 +298,26 @@ def _waiting(planned: PlannedJob, stage: Stage, phase: str) -> Num:
 
 
 def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
-    """Temporaries of the optimiser's step, over the parameters that a rank updates."""
+    """Temporaries of the optimiser's step, over the parameters that a rank updates.
+
+    Where weights change within a step, micro-batches whose backward passes are still to come are on the rank.
+    """
     plans = planned.plans
     trained = on_stage(planned, "weights", stage) / plans.shards("optimizer", planned.gradient_ranks)
     if planned.sizes.has("expert_weights"):
         shards = plans.shards("optimizer", planned.expert_ranks)
         trained = trained + on_stage(planned, "expert_weights", stage) / shards
     temporary = {"temporary_bytes": trained * planned.job.memory.update_bytes, "recomputed_bytes": 0.0 * trained}
-    return {f"working/{UPDATE}/largest_temporary_bytes": Call(TEMPORARY, temporary)}
+    calls = {f"working/{UPDATE}/largest_temporary_bytes": Call(TEMPORARY, temporary)}
+    if planned.job.pipeline.synchronous:
+        return calls
+    others = maximum(stage.in_flight - 1.0, 0.0)
+    kept, (layers, held) = _kept_bytes(planned, stage), _on_device(planned.job, replace(stage, in_flight=others))
+    return {
+        LAYERS_TERM: _activations(kept, layers, held),
+        "activations/ends/activation_bytes": _activations(planned.sizes.first.kept_bytes * stage.first * others, 1, 1),
+        **calls,
+    }
 
 
 def _kept_bytes(planned: PlannedJob, stage: Stage) -> Num:

@@ -57,6 +57,23 @@ def stood_in_schedule(job: Job) -> tuple[str, ...]:
     return (f"schedule {job.schedule}: {job.pipeline.bound}",) if job.pipeline.bound else ()
 
 
+def updates_in_step(job: Job, updates: float) -> tuple[str, ...]:
+    """A note where the schedule updates the weights within a step.
+
+    >>> from types import SimpleNamespace as Some
+    >>> updates_in_step(Some(schedule="1f1b", pipeline=Some(synchronous=True)), 1.0)
+    ()
+    >>> updates_in_step(Some(schedule="pipedream", pipeline=Some(synchronous=False)), 64.0)[0].partition(":")[0]
+    'schedule pipedream updates the weights 64 times a step'
+    """
+    if job.pipeline.synchronous:
+        return ()
+    return (
+        f"schedule {job.schedule} updates the weights {updates:g} times a step: each update sums the gradients over "
+        f"the replicas and runs the optimiser; {job.schedule.partition(':')[0]}:N has N micro-batches per update",
+    )
+
+
 def dropped_choices(job: Job) -> tuple[str, ...]:
     """A note where experts have fewer slots than there are choices of them.
 

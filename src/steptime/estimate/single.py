@@ -45,6 +45,7 @@ from steptime.estimate.notes import (
     stood_in_schedule,
     unaligned_heads,
     uneven_batch,
+    updates_in_step,
     winograd_note,
 )
 from steptime.estimate.result import Estimate, Provenance
@@ -295,6 +296,7 @@ def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) ->
         *beyond_framework(job.framework.name, plans), *rate_stood_in(setting.cluster.device, job.precision),
         *plain_operands(strategy, job.precision), *levels_left_out(setting.cluster, job.gpus),
         *stood_in_schedule(job),
+        *updates_in_step(job, float(job.updates(plans))),
     )  # fmt: skip
 
 

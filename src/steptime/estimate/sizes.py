@@ -141,6 +141,7 @@ def state_bytes_of_model(sizes: Sizes, job: Job, parameters: Num) -> Num:
 
 def sizes_of(block: Block, update: MatrixUpdate | None = None) -> Sizes:
     """Sums over all parts of a block; ``update``: what the optimiser does with matrices of layers."""
+    block = block.whole or block
     later = [row for row in block.layer if not _dense(row)] if block.leading_dense else []
     return Sizes(
         later=part_of(later, _later_count, update) if later else None, leading=block.leading_dense,

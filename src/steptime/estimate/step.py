@@ -232,6 +232,8 @@ class Step:
     stage_host_s: Num
     """Time that the host loses per micro-batch."""
     data: DataParallel
+    updates: Num
+    """Updates of the weights in the step; the times below and those of ``data`` are of all of them."""
     replicated_s: Num
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
@@ -265,6 +267,12 @@ class Step:
     def bubble_s(self) -> Num:
         """Filling and draining of the pipeline."""
         return self.idle_s + self.bubble_links_s
+
+    @property
+    def update_s(self) -> Num:
+        """What one update takes: its exposed traffic, and its pass of the optimiser."""
+        update_s = self.optimizer_s + self.matrix_update_s + self.momentum_gather_s
+        return (self.data.exposed_s + self.replicated_s + update_s) / self.updates
 
     @property
     def work_s(self) -> Num:
@@ -306,7 +314,7 @@ def _split(inputs: StepInputs, passes: Passes) -> Passes:
 
 def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
     """One optimiser step from the times of its parts."""
-    layout, passes = inputs.layout, _split(inputs, passes)
+    layout, passes, updates = inputs.layout, _split(inputs, passes), inputs.updates
     exchanges = overlapped_exchanges(layout, passes.layer)
     layer = exposed_pass(passes.layer, exchanges)
     copies = _layer_copies(inputs, layer)
@@ -332,11 +340,12 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         bubble=bubble, copies=waits, exchanges=exchanges,
         bubble_links_s=filling * link_s,
         stage_host_s=stage_issue_s(inputs.host_starts, chunks, stages, framework.stage_s),
-        replicated_s=inputs.replicated_s,
+        updates=updates,
+        replicated_s=inputs.replicated_s * updates,
         owned=inputs.owned,
-        optimizer_s=inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s,
-        matrix_update_s=inputs.matrix_update_s * framework.matrix,
-        momentum_gather_s=inputs.momentum_gather_s * framework.data_links,
+        optimizer_s=(inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s) * updates,
+        matrix_update_s=inputs.matrix_update_s * framework.matrix * updates,
+        momentum_gather_s=inputs.momentum_gather_s * framework.data_links * updates,
         overhead_s=step_overhead_s(framework.step_s),
         copies_s=sum((call.value * times for call, times in waits), start=0.0),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
@@ -372,7 +381,7 @@ def _messages(inputs: StepInputs) -> tuple[Num, Num]:
     """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
     layout = inputs.layout
     names = ("stages", "micro_batches", "virtual_stages", "hides")
-    values = (layout.stages, inputs.micro_batches, layout.virtual_stages, inputs.hides_stages)
+    values = (layout.stages, inputs.micro_batches * inputs.slices, layout.virtual_stages, inputs.hides_stages)
     arguments = dict(zip(names, values, strict=True))
     waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
     return waited, _by_schedule(inputs, lambda row: 2 * (layout.stages - 1) if row.synchronous else 0.0)
@@ -391,7 +400,7 @@ def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[N
 def _bubble_call(inputs: StepInputs, row: Schedule, passes: Passes, stage: CriticalStage) -> Call:
     formula = formula_of(row.closed_forms()[0])
     means = _mean_passes(inputs.layout, passes) if "forward_s" in formula.arguments else {}
-    return _waits(inputs, stage, formula, {"slices": row.usual_slices, **means})
+    return _waits(inputs, stage, formula, {"slices": inputs.slices, **means})
 
 
 def _waits(inputs: StepInputs, stage: CriticalStage, formula: Formula, further: Mapping[str, Num]) -> Call:

@@ -85,7 +85,9 @@ class StepInputs:
     devices: Num
     micro_batches: Num
     host_starts: Num
-    """Micro-batches that the host starts one by one."""
+    """Micro-batches, or slices of them, that the host starts one by one."""
+    slices: int = 1
+    """Pieces of a micro-batch that pass the stages, and are sent, one after another."""
     schedules: Mapping[str, Num]
     """1 where plans have a schedule, by its name."""
     filling: Num
@@ -117,6 +119,8 @@ class StepInputs:
     optimizer_s: Num
     """Its time on the device; 0 where the host does it."""
     host_optimizer_s: Num
+    updates: Num = 1.0
+    """Updates of the weights in a step, each with all of this."""
     matrix_update_s: Num = 0.0
     """Products of matrices in the optimiser's step; below gathering of the momentum that they are made of."""
     momentum_gather_s: Num = 0.0
@@ -143,7 +147,8 @@ class Messages:
 
 def messages_of(planned: PlannedJob, machine: Machine) -> Messages:
     """Messages between stages on the machine's links."""
-    near_s, far_s = boundary_times_s(planned.job, machine, planned.plans, planned.sizes.boundary_bytes)
+    sent_bytes = planned.sizes.boundary_bytes / planned.job.pipeline.usual_slices
+    near_s, far_s = boundary_times_s(planned.job, machine, planned.plans, sent_bytes)
     return Messages(near_s=near_s, far_s=far_s * planned.method.slow_link_share(planned.plans))
 
 
@@ -177,7 +182,7 @@ def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_
     owned = owned_parameters(planned)
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
-        host_starts=micro_batches if job.graphs != "step" else 0.0,
+        host_starts=micro_batches * row.usual_slices if job.graphs != "step" else 0.0, slices=row.usual_slices,
         schedules={row.name: 1.0},
         filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap), shares_near=0.0, shares_far=0.0,
@@ -185,5 +190,5 @@ def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_
         traffic=no_traffic(planned), replicated_s=0.0, owned=owned,
         optimizer_s=optimizer_time_s(planned, owned, machine),
         host_optimizer_s=host_optimizer_time_s(job, owned, machine),
-        matrix_update_s=matrix_time_s(planned, machine),
+        matrix_update_s=matrix_time_s(planned, machine), updates=job.updates(plans),
     )  # fmt: skip

@@ -164,19 +164,20 @@ def _copies_recipe(e: Evaluation) -> Made:
 
 
 def _optimizer_line(e: Evaluation) -> Line:
-    step, machine = e.step, e.machine
+    step, machine, updates = e.step, e.machine, e.step.updates
     seconds, factor, moved = float(step.optimizer_s), e.job.framework.optimizer, optimizer_bytes(e, step.owned)
     if "optimizer" in e.job.offload:
         host = offloaded_arguments(e.job, step.owned, machine)
-        recipe = known("host.host_adam_s", host, machine.host_basis)
+        recipe = known("host.host_adam_s", host, machine.host_basis, times_per_step=updates)
         return Line(path="optimizer/host_adam_s", exposed_s=seconds, recipe=recipe)
     fitted = streamed(machine.models, moved)
     if fitted is None:
         traffic = {"moved_bytes": moved, "memory_Bps": machine.memory_Bps}
-        recipe = known("roofline.memory_s", traffic, framework_factor=factor)
+        recipe = known("roofline.memory_s", traffic, times_per_step=updates, framework_factor=factor)
         return Line(path="optimizer/memory_s", exposed_s=seconds, recipe=recipe)
     return Line(path=f"optimizer/{leaf(fitted.model.formula.name)}", exposed_s=seconds,
-                recipe=lambda: (timed_calls(fitted, framework_factor=factor), fitted.model.basis))  # fmt: skip
+                recipe=lambda: (timed_calls(fitted, times_per_step=updates, framework_factor=factor),
+                               fitted.model.basis))  # fmt: skip
 
 
 def _matrix_lines(e: Evaluation) -> Iterator[Line]:
@@ -187,14 +188,14 @@ def _matrix_lines(e: Evaluation) -> Iterator[Line]:
         yield Line(
             path="optimizer/matrix_update_s",
             exposed_s=update_s,
-            recipe=known(MATRICES, arguments, framework_factor=framework.matrix),
+            recipe=known(MATRICES, arguments, times_per_step=e.step.updates, framework_factor=framework.matrix),
         )
     if gather_s:
         sent = momentum_of(e)
         yield Line(
             path=f"optimizer/momentum/{sent[0].on(e.machine).call().leaf}",
             exposed_s=gather_s,
-            recipe=lambda: _sent_recipe(e, sent, framework_factor=framework.data_links),
+            recipe=lambda: _sent_recipe(e, sent, times_per_step=e.step.updates, framework_factor=framework.data_links),
         )
 
 
@@ -220,7 +221,8 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
         yield _part_line(e, "gradients/replicas", shared.replicas, traffic.replicas_s * links, links)
     replicated = replicated_of(e)
     yield Line(path=f"dp_comm/replicated_weights/{replicated.on(e.machine).call().leaf}",
-               exposed_s=float(e.step.replicated_s), recipe=lambda: _sent_recipe(e, [replicated]))  # fmt: skip
+               exposed_s=float(e.step.replicated_s),
+               recipe=lambda: _sent_recipe(e, [replicated], times_per_step=e.step.updates))  # fmt: skip
 
 
 def _part_line(e: Evaluation, name: str, sent: list[Sent], seconds: Num, links: Num) -> Line:
@@ -255,7 +257,7 @@ def _sent_recipe(e: Evaluation, sent: list[Sent], **factors: Num) -> Made:
 
 def _pipeline_lines(e: Evaluation) -> Iterator[Line]:
     step, plans, inputs = e.step, e.plans, e.inputs
-    messages = waited_messages(plans.pp, step.micro_batches, plans.vpp, 0.0)
+    messages = waited_messages(plans.pp, step.micro_batches * inputs.slices, plans.vpp, 0.0)
     basis, factor = message_basis(e.machine, float(plans.pp), float(plans.in_pp)), e.job.framework.stage_links
     link = {"stages": plans.pp, "inside": plans.in_pp, "fast_s": inputs.fast_link_s, "slow_s": inputs.slow_link_s}
     yield Line(

@@ -1,4 +1,4 @@
-"""What a step does once: traffic over the data-parallel group, on the stage that ends last, and the optimiser."""
+"""What an update of the weights does: the optimiser, and traffic over the data-parallel group of the first stage."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> ParameterTraffic
 
 def no_traffic(planned: PlannedJob) -> Traffic:
     """Traffic over the data-parallel group on links that take no time."""
-    plans, none = planned.plans, Sums(0.0, 1.0, 0.0, 0.0)
+    plans, none, updates = planned.plans, Sums(0.0, 1.0, 0.0, 0.0), planned.job.updates(planned.plans)
     passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
     return Traffic(
         reduce=none, replicas_s=0.0, gather=none, by_unit=plans.shares("weights"),
         chunks=plans.vpp if planned.method.calibrated else 1,
-        reductions=plans.reductions(passes), gathers=plans.gathers(passes),
+        reductions=plans.reductions(passes, updates), gathers=plans.gathers(passes, updates),
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pa
 from steptime.cost.collective import ring_behind_share
 from steptime.cost.experts import once_share
 from steptime.model.spec import ELEMENT_BYTES, Experts, LatentAttention
-from steptime.num import Num, ceil_div, maximum, where
+from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.copies import NARROW
 from steptime.plan.framework import COPIES
 from steptime.plan.job import ATTENTION_DTYPES, Adapter, Job
@@ -74,8 +74,8 @@ class Heads:
         self.kv_heads = maximum(ceil_div(s.kv_heads, cut), 1)
         self.queries = s.seq_len if self.exchanged else s.local
         self.rows = self.batch * self.heads * self.queries
-        self.keys = self.batch * self.heads * s.seq_len
-        self.kv_rows = self.batch * self.kv_heads * s.seq_len
+        self.keys = self.batch * self.heads * (s.seq_len + s.before)
+        self.kv_rows = self.batch * self.kv_heads * (s.seq_len + s.before)
         self.kv_local = self.batch * self.kv_heads * self.queries
         self.key_dim, self.value_dim = s.model.head_dim, s.value_dim
         self.head_dim = self.key_dim if self.key_dim == self.value_dim else (self.key_dim + self.value_dim) / 2
@@ -106,14 +106,24 @@ class Heads:
 
 
 def attention_pairs(s: Shape, rows: Num) -> Num:
-    """(query, key) pairs of a layer without a window: causal or full."""
-    return causal_pairs(rows, s.attended) if s.model.causal else rows * s.attended
+    """(query, key) pairs of a layer without a window: causal or full, and all keys of earlier slices."""
+    return (causal_pairs(rows, s.attended) if s.model.causal else rows * s.attended) + rows * s.before
+
+
+def pairs_in_window(s: Shape, rows: Num, window: Num) -> Num:
+    """(query, key) pairs of a causal layer with a window: of a slice those of the sequence up to its end, without those
+    of the slices before it."""
+    if not s.before:
+        return windowed_pairs(rows, s.attended, window)
+    until, each = s.attended + s.before, rows / s.attended
+    both = (windowed_pairs(each * length, length, minimum(window, length)) for length in (until, s.before))
+    return next(both) - next(both)
 
 
 def windowed_share(s: Shape) -> float:
     """Share of the layers in which a window masks keys."""
     model = s.model
-    if not model.causal or model.window is None or model.window >= s.attended:
+    if not model.causal or model.window is None or model.window >= s.attended + s.before:
         return 0.0
     return model.windowed_layers / model.layers
 
@@ -161,7 +171,7 @@ def _cores(s: Shape, heads: Heads) -> tuple[Row, ...]:
     share = windowed_share(s)
     if not share or s.model.window is None:
         return (_fused(s, heads, "fused_attention", attention_pairs(s, heads.rows), None),)
-    whole, windowed = causal_pairs(heads.rows, s.attended), windowed_pairs(heads.rows, s.attended, s.model.window)
+    whole, windowed = attention_pairs(s, heads.rows), pairs_in_window(s, heads.rows, s.model.window)
     rows = (
         replace(_fused(s, heads, "fused_attention", whole, 0), share=1.0 - share),
         replace(_fused(s, heads, "windowed_attention", windowed, s.model.window), share=share),
@@ -188,7 +198,7 @@ def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) ->
 
 def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
     """Kernels of their own; scaling is undone in the backward pass, a mask that is added needs none."""
-    pairs, again = heads.rows * s.seq_len, where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0)
+    pairs, again = heads.rows * (s.seq_len + s.before), where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0)
     scores, *rest = unfused_attention(
         ("scores", "softmax", "probability_dropout", "attend"),
         "attention",
@@ -232,9 +242,9 @@ def context_traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
 def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
     """Arguments of the tiled kernel per document; a sequence shard is balanced: its queries see the mean number of
     keys."""
-    reaches = window is not None and window < s.attended
+    reaches = window is not None and window < s.attended + s.before
     alike = s.model.causal and (reaches or not s.model.windowed_layers or (s.model.window or 0) >= s.attended)
-    causal = where((heads.ranks <= 1) | heads.exchanged, float(alike), 0.0)
+    causal = where((heads.ranks <= 1) | heads.exchanged, float(alike and not s.before), 0.0)
     documents = where(causal > 0, s.seq_len / s.attended, 1.0)
     return {
         "batch": heads.batch * documents,

@@ -42,7 +42,7 @@ def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
     if precision.quantised_bytes is None:
         return list(rows)
     micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
-    quantiser = _Quantiser(precision, precision.quantised_bytes, plans, micro_batches)
+    quantiser = _Quantiser(precision, precision.quantised_bytes, plans, micro_batches / job.updates(plans))
     return [made for row in rows for made in (quantiser.product(row) if row.operator in NARROW else [row])]
 
 
@@ -62,6 +62,7 @@ class _Quantiser:
     """Bytes of an element of an operand, with its scales."""
     plans: Plans
     micro_batches: Num
+    """Per update."""
 
     def product(self, row: Row) -> list[Row]:
         """A product with narrow operands, and the passes that make them."""
@@ -113,7 +114,7 @@ class _Quantiser:
         return made
 
     def _weights(self, row: Row) -> list[Row]:
-        """With the first micro-batch of a step; after each gathering of ZeRO-3, one copy for each pass."""
+        """With the first micro-batch after an update; after each gathering of ZeRO-3, one copy for each pass."""
         gathered = where(self.plans.shares("weights"), 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
         forwards = self.micro_batches * (1 + self.plans.recomputed)
         narrow_bytes = row.weights * self.narrow_bytes
@@ -200,7 +201,7 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
     trained: Num = sum(weights for row, weights in shared if row.trained)
     frozen_bytes: Num = sum(weights * row.weight_bytes for row, weights in shared if not row.trained)
     whole = trained * element + frozen_bytes
-    micro_batches = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
+    micro_batches, updates = replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch), job.updates(plans)
     sharded = where(plans.shares("optimizer") & (whole > 0), 1.0, 0.0)
     recomputed = 0.0 if end else plans.recomputed
     name = f"{end}_copy" if end else "copy"
@@ -211,7 +212,7 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
             whole,
             whole,
             operator="move_forward",
-            share=sharded * where(plans.shares("weights"), 1.0, 1.0 / (micro_batches * (1.0 + recomputed))),
+            share=sharded * where(plans.shares("weights"), 1.0, updates / (micro_batches * (1.0 + recomputed))),
         ),
         move(
             f"{name}_out_again",
@@ -227,7 +228,7 @@ def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> 
             trained * element,
             trained * job.gradient_bytes,
             operator="move_backward",
-            share=where(trained > 0, sharded * plans.reductions(micro_batches) / micro_batches, 0.0),
+            share=where(trained > 0, sharded * plans.reductions(micro_batches, updates) / micro_batches, 0.0),
         ),
     ]
     return [*out, *(row for row in made if np.any(row.share))]

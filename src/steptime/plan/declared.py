@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
-from steptime.cost.attention import causal_pairs, windowed_pairs
+from steptime.cost.attention import causal_pairs
 from steptime.model.spec import LayerKind, LayerOperator
 from steptime.num import Num, ceil_div, minimum, where
-from steptime.plan.attention import Heads, attention_rows, context_traffic
+from steptime.plan.attention import Heads, attention_rows, context_traffic, pairs_in_window
 from steptime.plan.job import Job
 from steptime.plan.rows import (
     SILENT,
@@ -307,7 +307,8 @@ def _chunk(s: Shape, size: Mapping[str, float]) -> float:
 def _index_scores(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     """Every rank chooses for its sequence shard, for all heads: the indexer is whole on each."""
     size, rows = op.size, s.sharded_tokens
-    pairs, chosen = causal_pairs(rows, s.attended), windowed_pairs(rows, s.attended, minimum(size["top_k"], s.attended))
+    pairs = causal_pairs(rows, s.attended) + rows * s.before
+    chosen = pairs_in_window(s, rows, minimum(size["top_k"], s.attended + s.before))
     shape = {
         "pairs": pairs,
         "chosen": chosen,

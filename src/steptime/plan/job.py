@@ -6,7 +6,7 @@ Its choices are tables: precisions, optimisers, pipeline schedules (:data:`stept
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steptime.cost.quantisation import (
     BLOCKWISE_GROUP,
@@ -25,6 +25,10 @@ from steptime.plan.optimizers import OPTIMIZERS as OPTIMIZERS
 from steptime.plan.optimizers import Optimizer as Optimizer
 from steptime.registry import Registry
 from steptime.schedule import SCHEDULES, Schedule
+from steptime.schedule.schedules import PipelineBlock
+
+if TYPE_CHECKING:
+    from steptime.plan.plans import Plans
 
 
 def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, Num]:
@@ -245,6 +249,8 @@ class Job:
     """Traffic that runs behind computation where it can: of :data:`~steptime.plan.overlap.OVERLAPS`."""
     schedule: str = "1f1b"
     """Order of the pipeline, of :data:`steptime.schedule.SCHEDULES`; of plans without virtual stages by default."""
+    before: float = 0.0
+    """Tokens of the sequence that stand before those of the job, which is a slice of it: the mean over slices."""
     document_length: float | None = None
     """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
     graphs: str = "none"
@@ -320,6 +326,24 @@ class Job:
         return self.seq_len if self.document_length is None else min(self.seq_len, self.document_length)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the model's sequences can be cut into the slices of the schedule."""
+        slices = self.pipeline.usual_slices
+        return slices == 1 or (self.model.causal and self.captured is None and slices <= self.seq_len)
+
+    def slice_of(self, length: int, before: float, slices: int) -> Job:
+        """A slice of each sequence as a job, of a number of them; it attends to the tokens before it too.
+
+        Of packed documents a slice meets those of its own document before it, on average half of what is not its own.
+        """
+        if self.document_length is not None:
+            before = max(self.attended - length, 0.0) / 2
+        return replace(
+            self, seq_len=length, before=before, global_batch=self.global_batch * slices, schedule="gpipe",
+            document_length=None if self.document_length is None else min(self.attended, length),
+        )  # fmt: skip
+
+    @property
     def gradient_bytes(self) -> float:
         """Bytes of one gradient."""
         return self.precision.gradient_bytes if self.gradient_dtype is None else GRADIENT_BYTES[self.gradient_dtype]
@@ -333,6 +357,19 @@ class Job:
     def schedule_with(self, virtual_stages: int) -> str:
         """Name of the schedule of a plan with a number of virtual stages."""
         return self.pipeline.name if virtual_stages > 1 else self.schedule
+
+    def counts(self, plans: Plans, micro_batches: Num) -> PipelineBlock:
+        """What the schedule is made for under plans with these micro-batches."""
+        row = self.pipeline
+        return PipelineBlock(
+            ranks=plans.pp, chunks=plans.vpp, micro_batches=micro_batches, slices=row.usual_slices,
+            per_update=row.usual_per_update,
+        )  # fmt: skip
+
+    def updates(self, plans: Plans) -> Num:
+        """Updates of the weights in a step."""
+        micro_batches = replica_micro_batches(self.global_batch, plans.dp, plans.micro_batch)
+        return self.pipeline.updates(self.counts(plans, micro_batches))
 
     @property
     def splits_backward(self) -> bool:

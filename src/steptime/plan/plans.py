@@ -23,7 +23,7 @@ from steptime.plan.job import (
     replica_sequences,
     virtual_stage,
 )
-from steptime.schedule.schedules import EVEN_RANKS, NAMED, ROUNDS, SEVERAL_RANKS, TWICE_THE_RANKS, PipelineBlock
+from steptime.schedule.schedules import EVEN_RANKS, NAMED, ROUNDS, SEVERAL_RANKS, TWICE_THE_RANKS
 from steptime.schedule.schedules import Rule as ScheduleRule
 
 RECOMPUTE_CODES = {
@@ -183,13 +183,15 @@ class Plans:
         inside = launch_order({axis: int(getattr(self, axis)) for axis in AXES}, int(self.ranks), domain, order)
         return self.with_columns({f"in_{axis}": ranks for axis, ranks in inside.items()})
 
-    def gathers(self, micro_batches: Num) -> Num:
-        """Number of times that a step gathers weights: with ZeRO-3 for each of ``micro_batches``, else once."""
-        return where(self.shares("weights"), micro_batches, 1.0)
+    def gathers(self, micro_batches: Num, updates: Num = 1.0) -> Num:
+        """Number of times that a step gathers weights: with ZeRO-3 for each of ``micro_batches``, else once for each of
+        the step's ``updates``."""
+        return where(self.shares("weights"), micro_batches, updates)
 
-    def reductions(self, micro_batches: Num) -> Num:
-        """Number of times that a step reduces gradients: from ZeRO-2 on after each of ``micro_batches``, else once."""
-        return where(self.shares("gradients"), micro_batches, 1.0)
+    def reductions(self, micro_batches: Num, updates: Num = 1.0) -> Num:
+        """Number of times that a step reduces gradients: from ZeRO-2 on after each of ``micro_batches``, else once for
+        each of the step's ``updates``."""
+        return where(self.shares("gradients"), micro_batches, updates)
 
     @property
     def recomputed(self) -> Num:
@@ -342,7 +344,7 @@ def _unserved(job: Job, p: Plans, name: str) -> Any:
     if not rules:
         return False
     micro_batches = replica_micro_batches(job.global_batch, p.dp, p.micro_batch)
-    block = PipelineBlock(ranks=p.pp, chunks=p.vpp, micro_batches=micro_batches, slices=row.usual_slices)
+    block = job.counts(p, micro_batches)
     return np.logical_not(reduce(and_, (rule.holds(block) for rule in rules)))
 
 
@@ -456,6 +458,13 @@ RULES: tuple[Rule, ...] = (
         always=True,
         meaning="the schedule requires something else (steptime schedules NAME)",
         broken=partial(_unserved, name="schedule"),
+        of_mesh=False,
+    ),
+    Rule(
+        name="causal_slices",
+        always=True,
+        meaning="slices of sequences need causal layers of a catalogue's kind, and a token each",
+        broken=lambda job, p: not job.is_cut,
         of_mesh=False,
     ),
     Rule(

@@ -170,6 +170,8 @@ class Block:
     """Largest temporary at the loss and in the backward pass of the head."""
     leading_dense: int = 0
     """First layers that have a dense MLP where all later ones have experts."""
+    whole: Block | None = None
+    """Rows of whole sequences, where those above are of slices of them: sizes follow from these. None: from those."""
 
 
 def matmul(
@@ -483,7 +485,7 @@ class Shape:
         self.job, self.plans, self.model, self.axis = job, plans, model, sequence_axis
         self.element_bytes, self.mask_bytes = job.precision.element_bytes, job.precision.mask_bytes
         self.hidden, self.seq_len = model.hidden, job.seq_len
-        self.attended = job.attended
+        self.attended, self.before = job.attended, job.before
         self.tp = plans.tp
         ranks: Num = getattr(plans, sequence_axis) if sequence_axis else 1
         self.local = ceil_div(job.seq_len, ranks)

@@ -130,7 +130,16 @@ class Corrected(Strategy):
     """Base of the corrected strategies: the order of the rows."""
 
     def block(self, job: Job, plans: Plans) -> Block:
-        """Rows of one layer, of the embedding and of the head."""
+        """Rows of one layer, of the embedding and of the head; where sequences are cut, those of all slices."""
+        slices = job.pipeline.usual_slices
+        whole = self._block(job, plans)
+        if slices == 1:
+            return whole
+        length = -(-job.seq_len // slices)
+        return in_slices(self._block(job.slice_of(length, (job.seq_len - length) / 2, slices), plans), whole, slices)
+
+    def _block(self, job: Job, plans: Plans) -> Block:
+        """Rows of whole sequences."""
         shape = Shape(job, plans, self.sequence_axis)
         if job.model.kinds:
             return self._block_of_kinds(shape)
@@ -375,6 +384,16 @@ class Corrected(Strategy):
         if model.head_bias:
             rows.append(self._inner_bias(s, "logits_bias", "head", s.vocab))
         return (*rows, head, loss_row(s, predicted))
+
+
+def in_slices(one: Block, whole: Block, slices: int) -> Block:
+    """Rows of a slice for each slice of a sequence, with what whole sequences keep and hand on."""
+
+    def times(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        return tuple([replace(row, share=row.share * slices) for row in rows])
+
+    held = replace(whole, working_bytes=one.working_bytes, loss_bytes=one.loss_bytes)
+    return replace(held, layer=times(one.layer), first=times(one.first), last=times(one.last), whole=held)
 
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:

@@ -32,6 +32,13 @@ def print_simulation(found: SimulatedStep) -> None:
         f"{table.micro_batches} micro-batches"
     )
     rows = [("step time", t.seconds(found.step_s)), ("pipeline", t.seconds(found.pipeline_s))]
+    if found.updates:
+        each = f"{found.updates:g} in a step, each {t.seconds(found.update_s)} of exposed traffic and optimizer"
+        rows.append(("updates", f"{each}, in the pipeline's time"))
+    if found.slices:
+        alike = len(set(found.slices)) == 1
+        sizes = f"{len(found.slices)} of {found.slices[0]:,}" if alike else "+".join(map(str, found.slices))
+        rows.append(("slices", f"{sizes} tokens"))
     rows += [(name.replace("_", " "), t.seconds(value)) for name, value in found.once_s.items()]
     rows.append(("bubble", f"{100 * found.bubble_fraction:.1f} % of the pipeline's time, mean of the ranks"))
     if found.slow_ranks:
@@ -92,6 +99,7 @@ def _print_ranks(found: SimulatedStep) -> None:
     columns = {
         "passes": of.passes_s,
         "tensor": of.tensor_s,
+        "update": of.update_s,
         "fill": of.fill_s,
         "drain": of.drain_s,
         "peers": of.peers_s,

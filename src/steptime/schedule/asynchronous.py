@@ -99,6 +99,8 @@ _GROUPS = Rule(
 registered(
     Schedule(
         name="ampnet",
+        parameter="usual_per_update",
+        updates=lambda p: p.micro_batches / (p.per_update or 1),
         source="Gaunt et al., arXiv 1705.09786, section 4",
         order=_whenever_free,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES, _LIMIT),
@@ -115,6 +117,8 @@ registered(
 registered(
     Schedule(
         name="pipedream",
+        parameter="usual_per_update",
+        updates=lambda p: p.micro_batches / (p.per_update or 1),
         source="Harlap et al., arXiv 1806.03377, section 3",
         order=lambda p: _stashing(p, p.per_update or 1),
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),
@@ -130,6 +134,8 @@ registered(
 registered(
     Schedule(
         name="pipedream-2bw",
+        parameter="usual_per_update",
+        updates=lambda p: p.micro_batches / (p.per_update or p.ranks),
         source="Narayanan et al., arXiv 2006.09503, section 3.1",
         order=lambda p: _stashing(p, p.per_update or p.ranks),
         rules=(ONE_CHUNK, WHOLE_SEQUENCES, _GROUPS),
@@ -145,6 +151,8 @@ registered(
 registered(
     Schedule(
         name="pipemare",
+        parameter="usual_per_update",
+        updates=lambda p: p.micro_batches / (p.per_update or 1),
         source="Yang et al., arXiv 1910.05124, section 2",
         order=_mirrored,
         rules=(ONE_CHUNK, WHOLE_SEQUENCES),

@@ -1,4 +1,4 @@
-"""Schedules that feed the ranks from both ends: DualPipe, its half on V-shaped stages, and Chimera."""
+"""Schedules that feed the ranks from both ends: DualPipe, its half on V-shaped stages, and Chimera in two variants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from steptime.cost.pipeline import (
     dual_pipe_in_flight_at_ends,
     paired_messages,
 )
-from steptime.cost.pipeline_schedules import chimera_bubble_s, chimera_in_flight
+from steptime.cost.pipeline_schedules import (
+    chimera_bubble_s,
+    chimera_doubled_bubble_s,
+    chimera_doubled_in_flight,
+    chimera_in_flight,
+)
 from steptime.num import floor_div, maximum
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import (
@@ -22,6 +27,7 @@ from steptime.schedule.schedules import (
     TWO_CHUNKS,
     WHOLE_SEQUENCES,
     Pipeline,
+    Rule,
     Schedule,
     registered,
 )
@@ -81,6 +87,31 @@ def _chimera(pipeline: Pipeline) -> ActionTable:
     return arranged(passes, ranks=p, stages=p, micro_batches=m)
 
 
+def _chimera_doubled(pipeline: Pipeline) -> ActionTable:
+    """Groups of twice as many micro-batches as ranks, a half from each end; two forward passes at a time.
+
+    The turn of a pass is its slot where a pair of forward passes and a backward pass take one each. Both enter their
+    pipelines in even slots, of which a group takes each of $3 p$ once in either direction: so no two passes of a rank
+    share a slot, and the next group fits behind.
+    """
+    p, m = pipeline.ranks, pipeline.micro_batches
+    rank, each = np.arange(p)[:, None], np.arange(m)
+    stage = np.where(each % (2 * p) // p, p - 1 - rank, rank)
+    group, place = 3 * p * (each // (2 * p)), each % p
+    passes = (
+        Passes(kind=Kind.FORWARD, rank=rank, stage=stage, micro_batch=each, turn=group + 2 * (place // 2) + stage),
+        Passes(
+            kind=Kind.BACKWARD, rank=rank, stage=stage, micro_batch=each, turn=group + 2 * place + 2 * p - 1 - stage
+        ),
+    )
+    return arranged(passes, ranks=p, stages=p, micro_batches=m)
+
+
+_DOUBLE_GROUPS = Rule(
+    text="a number of micro-batches that twice the number of ranks divides",
+    holds=lambda p: p.micro_batches % (2 * p.ranks) == 0,
+)
+
 registered(
     Schedule(
         name="dualpipe",
@@ -123,6 +154,20 @@ registered(
         held=lambda p, rank: chimera_in_flight(p.ranks, rank),
         fullest=lambda ranks: maximum(floor_div(ranks, 2) - 1, 0),
         copies=2,
-        note="groups of as many micro-batches as ranks follow each other directly",
+        note="groups of as many micro-batches as ranks follow each other directly: with more of them than one, "
+        "chimera-doubled waits less and holds more",
+    )
+)
+registered(
+    Schedule(
+        name="chimera-doubled",
+        source="Li and Hoefler, arXiv 2107.06925, section 3.5",
+        order=_chimera_doubled,
+        rules=(EVEN_RANKS, _DOUBLE_GROUPS, ONE_CHUNK, WHOLE_SEQUENCES),
+        bubble=chimera_doubled_bubble_s,
+        held=lambda p, rank: chimera_doubled_in_flight(p.ranks, rank),
+        fullest=lambda ranks: maximum(floor_div(ranks, 2) - 1, 0),
+        copies=2,
+        note="forward doubling: forward passes come in pairs; with half the micro-batch it holds what chimera holds",
     )
 )

@@ -41,7 +41,7 @@ def parse_layout(layout: str) -> tuple[str, ...]:
         if number:
             if not last:
                 raise _wrong(layout, f"*{number} repeats nothing", "a letter, | or a group in brackets goes before it")
-            last = _repeated(layout, last, int(number))
+            last = _repeated(layout, last, number)
             groups[-1][-1] = last
         elif letter == "(":
             groups.append([])
@@ -62,9 +62,13 @@ def parse_layout(layout: str) -> tuple[str, ...]:
     return tuple("".join(groups[0]).split("|"))
 
 
-def _repeated(layout: str, text: str, times: int) -> str:
+def _repeated(layout: str, text: str, number: str) -> str:
+    digits = number.lstrip("0")
+    times = int(digits or 0) if len(digits) <= len(str(MAX_LETTERS)) else MAX_LETTERS + 1
     if times < 1 or len(text) * times > MAX_LETTERS:
-        raise _wrong(layout, f"*{times} is no number of repetitions", f"1 to {MAX_LETTERS // len(text)} here")
+        raise _wrong(
+            layout, f"*{shorten(number, 12)} is no number of repetitions", f"1 to {MAX_LETTERS // len(text)} here"
+        )
     return text * times
 
 

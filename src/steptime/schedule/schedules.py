@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from inspect import signature
 from math import inf
@@ -176,6 +177,13 @@ class Schedule:
     """An estimate takes it by the number of virtual stages, which has to be given."""
     usual_slices: int = 1
     """Slices of a sequence where none are given."""
+    usual_per_update: int | None = None
+    """Micro-batches per update where none are given; None: what the schedule does by itself."""
+    updates: Callable[[Counts], Num] = lambda _: 1.0
+    """Updates of the weights in a step of a long run; each has its optimiser's pass and its sum of gradients."""
+    parameter: str = ""
+    """The field that the number of a name such as ``terapipe:8`` stands for: ``usual_slices``, ``usual_per_update``, or
+    none."""
     one_rank: bool = False
     """It means something to an estimate on one rank."""
     to_host: bool = False
@@ -279,7 +287,39 @@ _OF_ALL: Final[tuple[tuple[str, Callable[[Pipeline], bool]], ...]] = (
     ("times from 0 on, of forward passes above 0", _timed),
 )
 
-SCHEDULES: Final = Registry[Schedule]("schedule", "steptime.schedules")
+
+class Schedules(Registry[Schedule]):
+    """Schedules by name, of which some take a number behind a colon.
+
+    >>> found = Schedules("schedule", "steptime.schedules")
+    >>> row = Schedule(name="cut", source="", order=lambda p: None, parameter="usual_slices")
+    >>> found.add("cut", row).usual_slices, found["cut:8"].usual_slices, found["cut:8"].name, "cut:0" in found
+    (1, 8, 'cut:8', False)
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self._numbered(name) is not None
+
+    def __getitem__(self, name: str) -> Schedule:
+        """The schedule of a name, with its number where it has one.
+
+        Raises:
+            UnknownNameError: there is none; the message has the nearest names.
+        """
+        found = None if super().__contains__(name) else self._numbered(name)
+        return super().__getitem__(name) if found is None else found
+
+    def _numbered(self, name: object) -> Schedule | None:
+        """The schedule of ``NAME:N``, 1 to 99999; None: the name has no number, or its schedule takes none."""
+        base, colon, number = str(name).partition(":")
+        if not colon or not re.fullmatch("[1-9][0-9]{0,4}", number) or not super().__contains__(base):
+            return None
+        row = super().__getitem__(base)
+        given: dict[str, Any] = {"name": f"{base}:{number}", row.parameter: int(number)}
+        return replace(row, **given) if row.parameter else None
+
+
+SCHEDULES: Final = Schedules("schedule", "steptime.schedules")
 """Schedules by name; an installed package adds its own in the group of entry points ``steptime.schedules``."""
 
 

@@ -33,7 +33,7 @@ class Slicing:
     """Time until the last slice leaves the last stage."""
 
 
-def best_slicing(seconds: Array, stages: int) -> Slicing:
+def best_slicing(seconds: Array, stages: float) -> Slicing:
     r"""The slices with which a sequence passes a pipeline soonest.
 
     $$T = \min_{l_1 + \dots + l_s = L} \sum_i t(l_i, c_i) + (p - 1) \max_i t(l_i, c_i), \qquad c_i = \sum_{j<i} l_j$$
@@ -46,7 +46,8 @@ def best_slicing(seconds: Array, stages: int) -> Slicing:
     Args:
         seconds: $t$ by length (row $l - 1$) and units before (column $c$), a square array; what would pass the end of
             the sequence is not read.
-        stages: stages of the pipeline.
+        stages: stages of the pipeline, $p$; for $m$ sequences that follow each other $1 + (p - 1) / m$, which makes
+            $T$ the time of one of them.
 
     >>> flat = np.ones((4, 4)) * np.arange(1, 5)[:, None]     # a unit takes a second, wherever it is
     >>> best_slicing(flat, 4).lengths, best_slicing(flat, 4).seconds, best_slicing(flat + 3, 4).lengths
@@ -98,6 +99,7 @@ def _lengths(last: Array) -> tuple[int, ...]:
 registered(
     Schedule(
         name="terapipe",
+        parameter="usual_slices",
         source="Li et al., arXiv 2102.07988, section 3",
         order=_sliced,
         rules=(ONE_CHUNK,),

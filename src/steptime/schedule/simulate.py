@@ -70,6 +70,8 @@ class Durations:
     """A message between two ranks: a number, an array by sender and receiver, or a function of arrays of both."""
     slowdown: Num = 1.0
     """Factor on passes and updates of a rank: a number, or an array by rank; 1.1: 10 % slower."""
+    slice_factor: Num = 1.0
+    """Factor on the passes of each slice of a sequence: a number, or an array by slice."""
     together: Together = total
     """Seconds of passes that run together, from those of the longest, of all one after another, and of what all of
     them communicate with tensor or expert ranks; :func:`total`, :func:`longest`, :func:`two_streams`, or another."""
@@ -321,6 +323,8 @@ def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
         rows = np.flatnonzero(table.kind == kind)
         if rows.size:
             seconds[rows] = spread(value, (table.stages,), f"{kind.name.lower()}_s")[table.stage[rows]]
+    passes = np.flatnonzero(table.kind <= Kind.WEIGHT_GRADIENT)
+    seconds[passes] *= spread(durations.slice_factor, (table.slices,), "slice_factor")[table.slice[passes]]
     on_compute = np.flatnonzero((table.kind <= Kind.WEIGHT_GRADIENT) | (table.kind == Kind.UPDATE))
     seconds[on_compute] *= spread(durations.slowdown, (table.ranks,), "slowdown")[table.rank[on_compute]]
     return seconds

@@ -48,6 +48,8 @@ from steptime.units import format_bytes
 SCHEDULES_TRIED: Final = ("1f1b", "gpipe", "zb-h1", "interleaved")
 MICRO_BATCHES: Final = 4
 """Micro-batches that are tried where none are given."""
+ONE_STAGE: Final = "one stage"
+"""Name of what all schedules are where the best stages are a single one."""
 AXES: Final = 2
 MAX_BATCH: Final = 1 << 30
 
@@ -209,7 +211,10 @@ class _Search:
             for row in self.rows:
                 plans = list(self._plans(units, options, size, row, program.name))
                 found += plans
-                tried.append((size, row.name, min((each.step_s for each in plans), default=None)))
+                least = min(plans, key=lambda each: each.step_s, default=None)
+                name = ONE_STAGE if least is not None and len(least.stages) == 1 else row.name
+                if (size, name) not in [each[:2] for each in tried]:
+                    tried.append((size, name, None if least is None else least.step_s))
             if not found:
                 failed = self._lacking(units, options, size)
         if not found:

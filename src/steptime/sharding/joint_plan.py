@@ -82,7 +82,8 @@ class JointPlan:
     solved: int
     """Problems of shardings that were solved."""
     tried: tuple[tuple[int, str, float | None], ...]
-    """Micro-batch, schedule, and the step time of its best stages; None: nothing fits."""
+    """Micro-batch, schedule, and the step time of its best stages; None: nothing fits. Schedules whose best stages are
+    a single one are one entry, ``one stage``."""
 
     @property
     def micro_batches(self) -> int:

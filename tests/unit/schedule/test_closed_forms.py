@@ -62,6 +62,13 @@ def test_fractions_of_gpipe_and_interleaving() -> None:
     assert SCHEDULES["chimera"].bubble_fraction(alike) == pytest.approx(6 / (2 * 32 + 6))
     one_group = Pipeline(ranks=8, micro_batches=8)
     assert SCHEDULES["chimera"].bubble_fraction(one_group) == pytest.approx(6 / (3 * 8 / 2 + 6))
+    doubled, plain = SCHEDULES["chimera-doubled"], SCHEDULES["1f1b"]
+    for micro_batches, fraction in ((16, 9 / 57), (32, 9 / 105), (64, 9 / 201)):
+        more = Pipeline(ranks=8, micro_batches=micro_batches)
+        assert doubled.bubble_fraction(more) == pytest.approx(fraction)
+        assert fraction < min(plain.bubble_fraction(more), SCHEDULES["chimera"].bubble_fraction(more))
+        halves = replace(more, times=Times(input_gradient_s=0.5, weight_gradient_s=0.5))
+        assert doubled.bubble_fraction(halves) == pytest.approx(6 / (2 * micro_batches + 6))
     assert SCHEDULES["zb-2p"].bubble_fraction(Pipeline(ranks=8, micro_batches=32)) is None
 
 
@@ -110,8 +117,8 @@ def test_columns() -> None:
 
 
 NAMES = (
-    "gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipev chimera terapipe "
-    "ampnet pipedream pipedream-2bw pipemare searched"
+    "gpipe 1f1b interleaved zb-h1 zb-h2 dualpipe naive looped-bfs zb-1p zb-2p zb-v dualpipev chimera chimera-doubled "
+    "terapipe ampnet pipedream pipedream-2bw pipemare searched"
 )
 
 
