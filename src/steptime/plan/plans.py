@@ -327,6 +327,15 @@ def _uneven_expert(job: Job, p: Plans) -> Any:
     return experts is not None and experts.expert_ffn_hidden % p.etp != 0
 
 
+def _empty_ends(job: Job) -> int:
+    """Virtual stages that may have embedding or head alone, as their rank has layers in its other ones.
+
+    Source: Llama 3 (arXiv 2407.21783, section 3.3.2), 126 layers in 128 virtual stages; torchtitan,
+    `pipeline_parallel_first_stage_less_layers`; Megatron-Core, `--account-for-embedding-in-pipeline-split`.
+    """
+    return 0 if job.pipeline.folded or job.captured is not None else 2
+
+
 def _unequal(job: Job, p: Plans) -> Any:
     return np.logical_not(equal_but_for_ends(*virtual_stage(job.model.layers, p.pp, p.vpp)))
 
@@ -381,8 +390,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="stages",
         always=True,
-        meaning="more (virtual) stages than layers",
-        broken=lambda job, p: p.pp * p.vpp > job.model.layers,
+        meaning="more (virtual) stages than layers (of virtual ones the first and the last may have none)",
+        broken=lambda job, p: p.pp * p.vpp > job.model.layers + where(p.vpp > 1, _empty_ends(job), 0),
     ),
     Rule(
         name="batch",
