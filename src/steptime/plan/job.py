@@ -302,6 +302,9 @@ class Job:
     scattered_messages: bool = False
     """Tensor-parallel ranks without sequence shards each send their part of a message to the next stage, which gathers
     it; without it each sends all of it."""
+    answered_share: float = 1.0
+    """Tokens whose logits the loss takes over those that the model predicts: those of responses, where a trainer makes
+    no others."""
     evaluated_share: float = 1.0
     """Mean tokens of an evaluated sequence over those of the longest."""
     memory: MemoryProfile = PLAIN

@@ -334,6 +334,24 @@ peft); evaluation keeps its logits on the device unless `eval_accumulation_steps
 five sequences in fp32."""
 
 
+def log_probabilities_of(profile: MemoryProfile) -> MemoryProfile:
+    """The profile of a trainer that needs the log-probability of each token: preference and reinforcement learning.
+
+    A head that is fused with the cross entropy of next tokens gives none, so that all logits are made. Trainers turn
+    them to fp32 and keep these (4 bytes each); backward come the gradients of single rows and of all (8). Unsloth has a
+    fused kernel of its own for them.
+
+    Source: TRL, `selective_log_softmax` of trainer/utils.py, used by its trainers of DPO, KTO, ORPO, PPO and GRPO unless
+    `use_liger_kernel` is set; accelerate, `convert_outputs_to_fp32`.
+
+    >>> log_probabilities_of(PROFILES["trl"]).logit_peak_bytes, log_probabilities_of(PROFILES["unsloth"]).fused_head
+    (12.0, True)
+    """
+    if not profile.fused_head or profile.name == "unsloth":
+        return profile
+    return replace(profile, fused_head=False, logit_kept_bytes=4.0, logit_peak_bytes=12.0, **_EAGER)
+
+
 def memory_profile_of(framework: str) -> MemoryProfile:
     """Profile of a framework; of one without an entry the plain one.
 

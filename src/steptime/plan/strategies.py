@@ -369,7 +369,10 @@ class Corrected(Strategy):
             return (*rows, classifier(s))
         if not model.vocab:
             return tuple(rows)
-        head, predicted = self.into_block(s, "logits", "head", s.vocab), s.tokens * model.predicted_share
+        head, predicted = (
+            self.into_block(s, "logits", "head", s.vocab),
+            s.tokens * model.predicted_share * s.job.answered_share,
+        )
         shared = where(s.plans.pp <= 1, 0.0, 1.0) if model.tied_embeddings else 1.0
         head = replace(head, weights=head.weights * shared, shape={**head.shape, "m": predicted})
         if model.head_bias:
