@@ -258,14 +258,38 @@ def _narrowed(planned: PlannedJob, stage: Stage, weight_bytes: float) -> Num:
 
 
 def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
-    memory = planned.job.memory
-    if not (memory.placeholder_bytes or memory.workspace_bytes or memory.bucket_bytes):
-        return {}
-    has_layers = where(stage.layers > 0, 1.0, 0.0)
-    return {"buffers/held_buffers_bytes": Call(HELD, {
-        "parameters": planned.sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
-        "bucket_bytes": memory.bucket_bytes * stage.exists, "workspace_bytes": memory.workspace_bytes * stage.exists,
-    })}  # fmt: skip
+    memory, out = planned.job.memory, {}
+    nothing = {"parameters": 0.0, "bytes_each": 0.0, "bucket_bytes": 0.0, "workspace_bytes": 0.0}
+    if memory.placeholder_bytes or memory.workspace_bytes:
+        has_layers = where(stage.layers > 0, 1.0, 0.0)
+        out["buffers/held_buffers_bytes"] = Call(HELD, nothing | {
+            "parameters": planned.sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
+            "workspace_bytes": memory.workspace_bytes * stage.exists,
+        })  # fmt: skip
+    if memory.bucket_bytes:
+        buckets = nothing | {"bucket_bytes": memory.bucket_bytes * stage.exists}
+        out["buffers/reduce_buckets/held_buffers_bytes"] = Call(HELD, buckets)
+    if memory.live_bytes:
+        live = nothing | {"bucket_bytes": minimum(memory.live_bytes, _whole_bytes(planned, stage))}
+        out["buffers/live_parameters/held_buffers_bytes"] = Call(HELD, live)
+    return out
+
+
+def _whole_bytes(planned: PlannedJob, stage: Stage) -> Num:
+    """Weights of a stage that ZeRO-3 shards over several ranks, whole; 0 of those that it does not."""
+    plans, element = planned.plans, planned.job.precision.element_bytes
+    pools = [(on_stage(planned, "weights", stage), planned.gradient_ranks)]
+    if planned.sizes.has("expert_weights"):
+        pools.append((on_stage(planned, "expert_weights", stage), planned.expert_ranks))
+    out: Num = 0.0
+    for parameters, ranks in pools:
+        shared = plans.shares("weights") & (plans.sharing_ranks(ranks) > 1)
+        out = out + where(shared, parameters * element, 0.0)
+    for name, ranks in (("frozen_bytes", planned.gradient_ranks), ("frozen_expert_bytes", planned.expert_ranks)):
+        if planned.sizes.has(name):
+            shared = plans.shares("weights") & (plans.sharing_ranks(ranks) > 1)
+            out = out + where(shared, on_stage(planned, name, stage), 0.0)
+    return out
 
 
 def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
@@ -307,7 +331,8 @@ def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
     if planned.sizes.has("expert_weights"):
         shards = plans.shards("optimizer", planned.expert_ranks)
         trained = trained + on_stage(planned, "expert_weights", stage) / shards
-    temporary = {"temporary_bytes": trained * planned.job.memory.update_bytes, "recomputed_bytes": 0.0 * trained}
+    each = 0.0 if "optimizer" in planned.job.offload else planned.job.memory.update_bytes
+    temporary = {"temporary_bytes": trained * each, "recomputed_bytes": 0.0 * trained}
     return {f"working/{UPDATE}/largest_temporary_bytes": Call(TEMPORARY, temporary)}
 
 

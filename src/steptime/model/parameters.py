@@ -59,8 +59,9 @@ def active_parameter_terms(spec: ModelSpec) -> Terms:
 
     .. math:: N_{active} = N - \frac{n_E - k}{n_E} N_{routed}
 
-    with :math:`k` experts per token and :math:`N_{routed}` the parameters of all routed experts, those of further
-    predicted tokens included. Router, shared experts and the whole embedding count in full. A model without experts has all parameters active.
+    with :math:`k` experts per token and :math:`N_{routed}` the parameters of all routed experts, those of layers that
+    predict further tokens included. Router, shared experts and the whole embedding count in full. A model without
+    experts has all parameters active.
 
     >>> from steptime.model.known import load_catalogue_model
     >>> f"{active_parameter_terms(load_catalogue_model('mixtral-8x7b')).total / 1e9:.1f}"

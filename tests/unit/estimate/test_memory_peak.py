@@ -18,6 +18,7 @@ from steptime.estimate.memory import (
 )
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
+from steptime.model import parameter_terms
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.memory_profile import PROFILES, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
@@ -254,14 +255,36 @@ def test_frozen_weights_in_the_narrow_format():
 def test_buffers_are_those_of_the_documented_settings() -> None:
     """cuBLAS takes 8 MiB of workspace up to Ampere and 32 MiB from Hopper on (PyTorch, CUDA semantics), Transformer
     Engine as much of its own. DeepSpeed, ZeRO-3: `stage3_max_live_parameters` of 1e9 and two buckets of 5e8 elements
-    (`reduce_bucket_size`, `overlap_comm`), in 16 bits; Megatron-DeepSpeed has the two buckets."""
+    (`reduce_bucket_size`, `overlap_comm`), in 16 bits, as Megatron-DeepSpeed."""
     mib = 1 << 20
     workspaces = {"megatron-core": 64, "megatron": 8, "torchtitan": 32, "deepspeed": 32, "torchtune": 8}
     assert {name: PROFILES[name].workspace_bytes / mib for name in workspaces} == workspaces
-    buckets = {"megatron-core": 0, "torchtitan": 0, "megatron-deepspeed": 2 * 5e8 * 2, "deepspeed": (1e9 + 2 * 5e8) * 2}
+    buckets = {"megatron-core": 0, "torchtitan": 0, "megatron-deepspeed": 2 * 5e8 * 2, "deepspeed": 2 * 5e8 * 2}
     assert {name: PROFILES[name].bucket_bytes for name in buckets} == buckets
+    assert {PROFILES[name].live_bytes for name in ("megatron-deepspeed", "deepspeed")} == {1e9 * 2}
     plain = memory_profile_of("ideal")
     assert (plain.workspace_bytes, plain.bucket_bytes, plain.placeholder_bytes) == (0, 0, 0)
+
+
+@pytest.mark.each("name", ["deepspeed", "megatron-deepspeed"])
+def test_buffers_of_deepspeed_are_terms_of_their_stage(name):
+    """Live parameters are those of ZeRO-3 alone, and no more than there are: 1e9 of 16 bits, or the model's."""
+    live, buckets = (f"buffers/{each}/held_buffers_bytes" for each in ("live_parameters", "reduce_buckets"))
+    job, small = job_of(name), job_of(name, model=load_model("gpt2"))
+    for stage in range(4):
+        found = terms(job, Plans(dp=8, zero=stage))
+        assert (found[live], found[buckets]) == (2e9 if stage == 3 else 0.0, 2e9)
+    assert terms(job, Plans(dp=8, zero=3, shard=1))[live] == 0.0
+    assert terms(small, Plans(dp=8, zero=3))[live] == 2 * parameter_terms(small.model).total < 2e9
+
+
+def test_deepspeed_turns_the_gradients_of_a_rank_to_fp32_before_it_steps():
+    """Two bytes each of the joined gradients and four of those in fp32; none where the optimiser is on the host."""
+    job, plans = job_of("deepspeed"), Plans(dp=4, zero=2)
+    path = "working/update/largest_temporary_bytes"
+    assert terms(job, plans, phase="update")[path] == 6 * parameter_terms(job.model).total / 4
+    away = replace(job, offload=frozenset({"optimizer"}))
+    assert terms(away, plans, phase="update")[path] == 0.0
 
 
 @pytest.mark.parametrize("shard", [0, 1, 4])
