@@ -207,7 +207,10 @@ Framework = Annotated[
 ]
 LoraRank = Annotated[int | None, number("--lora-rank", "R", "Train adapters of this rank on frozen weights.", 1, 10**5)]
 LoraTargets = Annotated[
-    str | None, typer.Option("--lora-targets", help="Products with adapters: linear (default: all) or attention.")
+    str | None,
+    typer.Option(
+        "--lora-targets", help="Adapters: linear (default: all products), attention, or q,k,v,o,gate,up,down."
+    ),
 ]
 Dora = Annotated[bool | None, typer.Option("--dora", help="Adapters have lengths of columns of their own (DoRA).")]
 Qlora = Annotated[bool | None, typer.Option("--qlora", help="Frozen weights are stored in 4 bits.")]

@@ -46,6 +46,7 @@ from steptime.estimate.notes import (
     uneven_batch,
 )
 from steptime.estimate.result import Estimate, Provenance
+from steptime.estimate.sizes import sizes_of
 from steptime.estimate.step_terms import (
     details_of,
     exposed_terms,
@@ -57,11 +58,12 @@ from steptime.estimate.step_terms import (
 )
 from steptime.hardware.records import Cluster
 from steptime.hardware.topology import RANDOM, WORST
+from steptime.model.parameters import parameter_terms
 from steptime.plan.job import ATTENTION_DTYPES, Job
 from steptime.plan.placements import order_text
 from steptime.plan.plans import BIT, FULL_RECOMPUTE, MEMORY, Plans, Rule, broken_rules, is_set, names_of
 from steptime.plan.recompute import recompute_text
-from steptime.plan.strategies import Method, Strategy
+from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.terms import Terms
 from steptime.version import __version__
 
@@ -346,7 +348,15 @@ def workload_record(job: Job) -> dict[str, Any]:
         adapter = job.adapter
         lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}
         out["lora"] = lora | ({"dora": True} if adapter.dora else {})
+        trained = trained_parameters(job)
+        out |= {"trained_parameters": trained, "parameters": trained + int(parameter_terms(job.model).total)}
     return out
+
+
+def trained_parameters(job: Job) -> int:
+    """Parameters of the adapters of a model on all its devices."""
+    sizes = sizes_of(CORRECTED.strategy("1d").block(replace(job, captured=None), Plans()))
+    return round(float(sizes.layer.weights * job.model.layers + sizes.first.weights + sizes.last.weights))
 
 
 def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]:

@@ -173,7 +173,8 @@ class Adapter:
 
     rank: int
     targets: str = "linear"
-    """``linear``: every product of the layers; ``attention``: those of the attention block."""
+    """``linear``: every product of the layers; ``attention``: those of the attention block; or some of
+    :data:`PROJECTION_NAMES`, joined by commas."""
     dora: bool = False
     """The length of each column of the sum is a parameter of its own (DoRA, arXiv 2402.09353)."""
     weight_bytes: float | None = None
@@ -182,8 +183,10 @@ class Adapter:
 
 #: Bytes of a frozen weight of QLoRA: 4 bits and, with doubly quantised scales of blocks of 64, 0.127 bits.
 QLORA_BYTES = nf4_element_bytes()
-#: Products that may have adapters.
+#: Groups of products that may have adapters.
 TARGETS = ("linear", "attention")
+#: Projections that may have adapters: names of PEFT's `target_modules` without `_proj`, and of latent attention.
+PROJECTION_NAMES = ("q", "k", "v", "o", "gate", "up", "down", "q_down", "q_up", "kv_down", "kv_up")
 #: Bytes of a gradient by the name of its dtype.
 GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
 CONTEXTS = ("all_gather", "ring", "ulysses")

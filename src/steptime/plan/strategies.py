@@ -385,7 +385,7 @@ def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     rows = with_overlapped_transfers(
         kept_by_operators(rows, job.memory, plans, trained=job.adapter is None), job, plans
     )
-    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
+    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True, tp=plans.tp)
     if job.stops_early:
         rows = stopped_early(rows)
     return unsharded(quantised(rows, job, plans), job, plans)
