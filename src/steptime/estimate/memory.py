@@ -509,6 +509,24 @@ def peak_bytes(planned: PlannedJob) -> Num:
     return fullest_bytes(memory_of(planned))
 
 
+def initialisation_bytes(planned: PlannedJob) -> Num:
+    """Weights of a rank and the buffer to which software copies those that are trained before the first step, outside
+    of the peak of a step: of the stage with most; 0 where nothing is copied.
+
+    Source: DeepSpeed, runtime/zero/stage_1_and_2.py: on the device where there is room, else through the host, where
+    the allocator keeps what was freed until memory is short (deepspeedai/DeepSpeed#1611, #7677).
+    """
+    plans, sizes, element = planned.plans, planned.sizes, planned.job.precision.element_bytes
+    most: Num = 0.0
+    for name in STAGES if planned.job.memory.joins_weights else ():
+        stage, total = stage_parts(planned, name), 0.0
+        pools = {"weights": 2 * element, "expert_weights": 2 * element, "frozen_bytes": 1, "frozen_expert_bytes": 1}
+        for pool, each in pools.items():
+            total = total + each * on_stage(planned, pool, stage) if pool == "weights" or sizes.has(pool) else total
+        most = maximum(most, where(plans.shares("optimizer") & ~plans.shares("weights"), total, 0.0))
+    return most
+
+
 def _no_loss(sizes: Sizes) -> bool:
     """Whether the head neither keeps nor needs anything, so that the loss cannot bind."""
     return all(isinstance(value, float) and value == 0.0 for value in (sizes.loss_bytes, sizes.last.kept_bytes))

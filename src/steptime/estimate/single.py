@@ -28,9 +28,10 @@ from steptime.estimate.machine import (
     machine_of,
     weakest,
 )
-from steptime.estimate.memory import STAGES
+from steptime.estimate.memory import STAGES, initialisation_bytes
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.notes import (
+    before_the_first_step,
     beyond_framework,
     changed_device,
     corrected,
@@ -198,9 +199,7 @@ def estimate_plan(
         peak_memory_bytes=float(e.peak_bytes),
         memory=memory_terms(e, stage),
         memory_capacity_bytes=e.machine.memory_bytes,
-        memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
-        if method.calibrated
-        else {},
+        memory_by_definition=_by_definition(e) if method.calibrated else {},
         oom_probability=chance_of(setting, e),
         feasible=mask == 0,
         reasons=names_of(mask),
@@ -210,9 +209,19 @@ def estimate_plan(
         workload=workload_record(job),
         what_if=what_if(e) if what_ifs else {},
         published=setting.statistics(e) if setting.statistics else None,
-        notes=(*compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time)),
+        notes=(
+            *compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time),
+            *before_the_first_step(float(initialisation_bytes(e)), float(e.peak_bytes), machine.memory_bytes),
+        ),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
+
+
+def _by_definition(e: Evaluation) -> dict[str, float]:
+    """Peaks of a step by definition, and what software needs before the first step where it needs anything."""
+    out = {name: float(value) for name, value in memory_by_definition(e).items()}
+    before = float(initialisation_bytes(e))
+    return out | ({"initialisation": before} if before else {})
 
 
 def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:

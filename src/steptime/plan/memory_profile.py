@@ -96,6 +96,8 @@ class MemoryProfile:
     """Gradients are freed after a step and made by its first backward pass: there are none before it."""
     boundaries_on_host: bool = False
     """The inputs of recomputed layers wait in the host's memory."""
+    joins_weights: bool = False
+    """With ZeRO-1 and ZeRO-2 the trained weights of a rank are copied to one buffer before the first step."""
     updates_in_backward: bool = False
     """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
     offloads_weights: bool = False
@@ -149,6 +151,7 @@ _DEEPSPEED = MemoryProfile(
     bucket_bytes=2e9,
     live_bytes=2e9,
     update_bytes=2.0 + 4.0,
+    joins_weights=True,
     offloads_gradients=True,
     loss_forward_bytes=6.0,
     loss_backward_bytes=0.0,

@@ -390,7 +390,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="stages",
         always=True,
-        meaning="more (virtual) stages than layers (of virtual ones the first and the last may have none)",
+        meaning="more (virtual) stages than layers, embedding and head",
         broken=lambda job, p: p.pp * p.vpp > job.model.layers + where(p.vpp > 1, _empty_ends(job), 0),
     ),
     Rule(

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from steptime import api
 from steptime.api.models import load_model
 from steptime.estimate.memory import (
     PHASES,
     STAGES,
+    initialisation_bytes,
     peak_bytes,
     stage_memory,
     stage_terms,
@@ -285,6 +287,25 @@ def test_deepspeed_turns_the_gradients_of_a_rank_to_fp32_before_it_steps():
     assert terms(job, plans, phase="update")[path] == 6 * parameter_terms(job.model).total / 4
     away = replace(job, offload=frozenset({"optimizer"}))
     assert terms(away, plans, phase="update")[path] == 0.0
+
+
+def test_weights_are_copied_before_the_first_step():
+    """DeepSpeed joins them with ZeRO-1 and ZeRO-2: twice 14.96 GiB of Llama-3-8B; others and ZeRO-3 do not."""
+    whole = 2 * parameter_terms(load_model("llama3-8b")).total
+    for stage, copies in ((0, 0), (1, 2), (2, 2), (3, 0)):
+        assert initialisation_bytes(planned(job_of("deepspeed"), Plans(dp=2, zero=stage))) == copies * whole
+    assert initialisation_bytes(planned(job_of("torchtitan"), Plans(dp=2, zero=2))) == 0.0
+    adapter = job_of("deepspeed", adapter=Adapter(rank=16))
+    assert whole < initialisation_bytes(planned(adapter, Plans(dp=2, zero=2))) < 1.03 * whole
+
+
+def test_an_estimate_says_what_it_needs_before_the_first_step():
+    given = {"framework": "deepspeed", "gpus": 2, "global_batch": 16, "seq": 1024}
+    plan = {"micro_batch": 2, "zero": 2, "offload": "optimizer", "recompute": "full"}
+    found = api.estimate("llama3-8b", "dgx-a100", **given, plan=plan)
+    assert found.memory_by_definition["initialisation"] == 4 * parameter_terms(load_model("llama3-8b")).total
+    assert found.memory_by_definition["initialisation"] > found.peak_memory_bytes
+    assert any("before the first step" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("shard", [0, 1, 4])

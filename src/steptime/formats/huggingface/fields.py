@@ -258,6 +258,10 @@ _HYBRID = "a model with linear or state-space attention in some layers"
 _ENCODER = "an encoder for text"
 _BARE_NORMS = "a model with norms without weights"
 _SPARSE = "a model with an attention indexer (sparse attention)"
+_STREAMS = (
+    "a model with four residual streams (hyper-connections), keys compressed over 4 or 128 tokens, output projections "
+    "in groups and experts chosen by a hash"
+)
 
 CAPTURE = (
     "a torch module of it can be captured: steptime profile pkg.module:factory --device NAME, and pkg.module:factory "
@@ -278,6 +282,7 @@ NOT_YET = {
         _ENCODER: "bert roberta distilbert deberta-v2 modernbert",
         _BARE_NORMS: "olmo",
         _SPARSE: "glm_moe_dsa",
+        _STREAMS: "deepseek_v4",
     }.items()
     for model_type in model_types.split()
 }
