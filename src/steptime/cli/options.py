@@ -152,7 +152,8 @@ Overlap = Annotated[
     ),
 ]
 Offload = Annotated[
-    str | None, typer.Option("--offload", help="Kept on the host: optimizer, activations, or both with a comma.")
+    str | None,
+    typer.Option("--offload", help="Kept on the host: of optimizer, activations, parameters, joined by commas."),
 ]
 Context = Annotated[
     str | None,

@@ -245,6 +245,8 @@ def state_bytes(job: Job) -> States:
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
         weight = 0.0 if memory.offloads_weights else weight
+    if "parameters" in job.offload:
+        weight = 0.0
     return {"weights": weight, "gradients": gradient, "optimizer": states}
 
 
@@ -412,7 +414,8 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
         if not sizes.has(pool):
             continue
         shards = plans.shards("weights", ranks)
-        parameters, stored = on_stage(planned, pool, stage), on_stage(planned, own, stage)
+        away = 0.0 if "parameters" in planned.job.offload else 1.0
+        parameters, stored = on_stage(planned, pool, stage), away * on_stage(planned, own, stage)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)
     return out

@@ -29,6 +29,7 @@ NEUTRAL: Final[Mapping[str, Any]] = {
     "schedule": "1f1b",
     "offload.optimizer": False,
     "offload.activations": False,
+    "offload.parameters": False,
     "attention": "fused",
     "attention_dtype": None,
     "graphs": "none",

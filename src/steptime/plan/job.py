@@ -191,7 +191,7 @@ PROJECTION_NAMES = ("q", "k", "v", "o", "gate", "up", "down", "q_down", "q_up", 
 GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-OFFLOADS = ("optimizer", "activations")
+OFFLOADS = ("optimizer", "activations", "parameters")
 #: Part of a step that the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
 GRAPHS = ("none", "step")
 GRAPH_PARTS = ("attention", "router", "preprocess")

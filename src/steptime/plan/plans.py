@@ -340,6 +340,15 @@ def _unequal(job: Job, p: Plans) -> Any:
     return np.logical_not(equal_but_for_ends(*virtual_stage(job.model.layers, p.pp, p.vpp)))
 
 
+def _unshared_on_host(job: Job, p: Plans) -> Any:
+    if "parameters" not in job.offload:
+        return False
+    alone = p.shared_out(experts=False) == 0
+    if job.model.experts is not None:
+        alone = alone | (p.shared_out(experts=True) == 0)
+    return alone | np.logical_not(p.shares("weights"))
+
+
 def _not_interleaved(job: Job, p: Plans) -> Any:
     return (p.vpp > 1) & (_unequal(job, p) | (p.pp < 2)) | _unserved(job, p, ROUNDS.name)
 
@@ -421,6 +430,12 @@ RULES: tuple[Rule, ...] = (
         always=True,
         meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
         broken=lambda job, p: p.shares("gradients") & (p.pp > 1),
+    ),
+    Rule(
+        name="host_weights",
+        meaning="weights on the host are those that ZeRO-3 shards over several ranks",
+        broken=_unshared_on_host,
+        of_mesh=False,
     ),
     Rule(name="experts", meaning="ep does not divide the experts, or there are none", broken=_wrong_experts),
     Rule(name="expert_width", meaning="etp does not divide the width of an expert", broken=_uneven_expert),
