@@ -26,7 +26,7 @@ def test_shards_of_frozen_weights_leave_the_device():
 
 
 def test_each_gathering_reads_a_shard_over_the_link():
-    """Four micro-batches gather 80 layers forward and backward; all of it fits behind nothing but computation."""
+    """Four micro-batches gather 80 layers forward and backward; with nothing overlapped each takes its time."""
     here, away = tuned(), tuned(PLAN | {"offload": "parameters"})
     read_s = here.memory["frozen_weights/parameter_bytes"] / 20e9  # 0.625 of the 32 GB/s of PCI Express 4.0 x16
     more_s = away.step_time_bracket_s[1] - here.step_time_bracket_s[1]
@@ -50,4 +50,5 @@ def test_a_search_finds_what_estimates_say():
         assert one.plan["zero"] == 3
     times = [one.step_time_s for one in found.plans]
     assert times == sorted(times)
-    assert 2 * parameter_terms(load_catalogue_model("llama3-8b")).total / 8 > found.plans[0].memory.rollup(1).get("weights", 0.0)
+    shard = 2 * parameter_terms(load_catalogue_model("llama3-8b")).total / 8
+    assert found.plans[0].memory.rollup(1).get("weights", 0.0) < shard
