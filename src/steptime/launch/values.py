@@ -17,7 +17,7 @@ from steptime.plan.recompute import recompute_code, recompute_text
 Values = dict[str, Any]
 
 OVERLAPS: Final = ("dp", "tp", "pp", "ep", "offload")
-OFFLOADS: Final = ("optimizer", "activations")
+OFFLOADS: Final = ("optimizer", "activations", "parameters")
 #: Concept -> its value where nobody says anything, and what is left out of a written run.
 NEUTRAL: Final[Mapping[str, Any]] = {
     "dtype": "bf16",
