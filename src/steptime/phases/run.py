@@ -278,7 +278,7 @@ class _Run:
         return estimate_plan(setting, asked.strategy, asked.plans, explain=True)
 
     def _of_trainer(self, job: Job) -> Job:
-        """The job with the loss of the recipe's trainer, in place of that of pre-training and supervised tuning."""
+        """The job with the loss of the recipe's trainer, in place of the supervised one."""
         if job.memory.name in LOGITS_OF_RESPONSES.get(self.recipe, ()):
             job = replace(job, answered_share=self.options.response_len / self.seq_len)
         memory = job.memory if self.options.fused_loss else log_probabilities_of(job.memory)

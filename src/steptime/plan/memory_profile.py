@@ -48,7 +48,7 @@ class MemoryProfile:
     bucket_bytes: float = 0.0
     """Buffers of traffic that are held throughout."""
     live_bytes: float = 0.0
-    """Most bytes of gathered weights that ZeRO-3 keeps for the next pass, where the model has so many."""
+    """Most bytes of gathered weights that ZeRO-3 keeps for the next pass; a smaller model keeps all of its weights."""
     update_bytes: float = 0.0
     """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
     (``foreach``), when no activations are left."""
