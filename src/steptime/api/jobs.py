@@ -326,7 +326,7 @@ def _check_targets(spec: ModelSpec, adapter: Adapter | None) -> None:
     if adapter is None or adapter.targets in TARGETS or spec.kinds:
         return
     latent = spec.latent
-    attention = ("q", "k", "v") if latent is None else ("kv_down", "kv_up")
+    attention: tuple[str, ...] = ("q", "k", "v") if latent is None else ("kv_down", "kv_up")
     if latent is not None:
         attention += ("q",) if latent.q_lora_rank is None else ("q_down", "q_up")
     has = (*attention, "o", *(("gate",) if spec.gated_mlp else ()), "up", "down")

@@ -522,7 +522,8 @@ def initialisation_bytes(planned: PlannedJob) -> Num:
     plans, sizes, element = planned.plans, planned.sizes, planned.job.precision.element_bytes
     most: Num = 0.0
     for name in STAGES if planned.job.memory.joins_weights else ():
-        stage, total = stage_parts(planned, name), 0.0
+        stage = stage_parts(planned, name)
+        total: Num = 0.0
         pools = {"weights": 2 * element, "expert_weights": 2 * element, "frozen_bytes": 1, "frozen_expert_bytes": 1}
         for pool, each in pools.items():
             total = total + each * on_stage(planned, pool, stage) if pool == "weights" or sizes.has(pool) else total

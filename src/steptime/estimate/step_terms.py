@@ -216,13 +216,13 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
         ("weights", shared.gather, shared.gather_ends, traffic.gather),
     ):
         reads = name == "weights" and "parameters" in e.job.offload
-        for part, sent, part_s in (
+        for which, sent, part_s in (
             ("one_layer", layer, sums.one_layer_s),
             ("embedding", ends.shown, sums.shown_end_s),
             ("head", ends.hidden, sums.hidden_end_s),
         ):
             read_s = host_read_s(e.machine, sent) if reads else 0.0
-            yield _part_line(e, f"{name}/{part}", sent, (part_s - read_s) * links, links)
+            yield _part_line(e, f"{name}/{which}", sent, (part_s - read_s) * links, links)
     if "parameters" in e.job.offload:
         yield Line(path="offload/parameters/one_layer/host_copy_s", part_s=float(host_read_s(e.machine, shared.gather)),
                    recipe=lambda: (

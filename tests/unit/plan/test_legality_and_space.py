@@ -126,7 +126,15 @@ def test_every_reason_has_its_bit_and_its_meaning():
     assert (
         set(BROKEN)
         | set(BROKEN_EXPERTS)
-        | {"sequence", "memory", "ranks", "schedule", "schedule_offload", "host_weights", *(rule.name for rule in NAMED)}
+        | {
+            "sequence",
+            "memory",
+            "ranks",
+            "schedule",
+            "schedule_offload",
+            "host_weights",
+            *(rule.name for rule in NAMED),
+        }
         == {r.name for r in RULES} | {"memory"}
         == set(NAMES) - {r.name for r in CAPTURED_RULES}
     )
