@@ -22,6 +22,9 @@ CLASSES = {
     "llava": "LlavaForConditionalGeneration", "paligemma": "PaliGemmaForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration", "smolvlm": "SmolVLMForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration", "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "llama4": "Llama4ForConditionalGeneration", "kimi_k25": "Kimi_K25ForConditionalGeneration",
 }  # fmt: skip
 LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 

@@ -29,6 +29,7 @@ from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_file import GENERIC, framework_names, load_framework
 from steptime.plan.job import (
     PRECISIONS,
+    PROJECTION_NAMES,
     QLORA_BYTES,
     TARGETS,
     Adapter,
@@ -147,6 +148,7 @@ class Request:
         framework = framework_of(self.framework, self.mode, cluster.device, precision)
         adapter = adapter_of(self.lora)
         _check_modelled(spec, precision, adapter, self.mode)
+        _check_targets(spec, adapter)
         if captured is not None:
             check_captured(captured, precision, seq=self.seq, adapter=adapter, mode=self.mode)
             check_captured_choices(captured, chosen)
@@ -289,8 +291,50 @@ def adapter_of(lora: Mapping[str, Any] | None) -> Adapter | None:
         rank=whole("lora.rank", lora["rank"], 1, 10**5),
         weight_bytes=weight_bytes,
         dora=switch("lora.dora", lora.get("dora", False)),
-        targets=choice("lora.targets", lora.get("targets", "linear"), TARGETS),
+        targets=_targets(lora.get("targets", "linear")),
     )
+
+
+_TARGET_OF: Final = {
+    "all-linear": "linear",
+    **{f"{name}_proj": name for name in PROJECTION_NAMES[:7]},
+    "q_a_proj": "q_down",
+    "q_b_proj": "q_up",
+    "kv_a_proj_with_mqa": "kv_down",
+    "kv_b_proj": "kv_up",
+}
+"""Name of a module in PEFT's `target_modules` -> ours."""
+
+
+def _targets(value: Any) -> str:
+    """What has adapters: ``linear``, ``attention``, or projections joined by commas, each once and in their order.
+
+    >>> _targets("v_proj,q_proj"), _targets("attention")
+    ('q,v', 'attention')
+    """
+    names = [_TARGET_OF.get(name, name) for name in text("lora.targets", value).replace(" ", "").split(",")]
+    if names[0] in TARGETS and len(names) == 1:
+        return names[0]
+    chosen = {choice("lora.targets", name, (*TARGETS, *PROJECTION_NAMES)) for name in names}
+    if group := chosen & set(TARGETS):
+        raise FieldError("", "lora.targets", f"{group.pop()} stands alone", hint="or name projections: q,k,v,o")
+    return ",".join(name for name in PROJECTION_NAMES if name in chosen)
+
+
+def _check_targets(spec: ModelSpec, adapter: Adapter | None) -> None:
+    """Refuses projections that a model of equal blocks lacks."""
+    if adapter is None or adapter.targets in TARGETS or spec.kinds:
+        return
+    latent = spec.latent
+    attention: tuple[str, ...] = ("q", "k", "v") if latent is None else ("kv_down", "kv_up")
+    if latent is not None:
+        attention += ("q",) if latent.q_lora_rank is None else ("q_down", "q_up")
+    has = (*attention, "o", *(("gate",) if spec.gated_mlp else ()), "up", "down")
+    for name in adapter.targets.split(","):
+        if name not in has:
+            raise FieldError(
+                "", "lora.targets", f"{spec.name} has no projection {name}", hint=f"it has {', '.join(has)}"
+            )
 
 
 def _check_modelled(spec: ModelSpec, precision: Precision, adapter: Adapter | None, mode: Mode) -> None:

@@ -152,7 +152,8 @@ Overlap = Annotated[
     ),
 ]
 Offload = Annotated[
-    str | None, typer.Option("--offload", help="Kept on the host: optimizer, activations, or both with a comma.")
+    str | None,
+    typer.Option("--offload", help="Kept on the host: of optimizer, activations, parameters, joined by commas."),
 ]
 Context = Annotated[
     str | None,
@@ -207,7 +208,10 @@ Framework = Annotated[
 ]
 LoraRank = Annotated[int | None, number("--lora-rank", "R", "Train adapters of this rank on frozen weights.", 1, 10**5)]
 LoraTargets = Annotated[
-    str | None, typer.Option("--lora-targets", help="Products with adapters: linear (default: all) or attention.")
+    str | None,
+    typer.Option(
+        "--lora-targets", help="Adapters: linear (default: all products), attention, or q,k,v,o,gate,up,down."
+    ),
 ]
 Dora = Annotated[bool | None, typer.Option("--dora", help="Adapters have lengths of columns of their own (DoRA).")]
 Qlora = Annotated[bool | None, typer.Option("--qlora", help="Frozen weights are stored in 4 bits.")]

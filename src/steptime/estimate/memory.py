@@ -242,6 +242,8 @@ def state_bytes(job: Job) -> States:
     if "optimizer" in job.offload:
         states, gradient = 0.0, 0.0 if memory.offloads_gradients else gradient
         weight = 0.0 if memory.offloads_weights else weight
+    if "parameters" in job.offload:
+        weight = 0.0
     return {"weights": weight, "gradients": gradient, "optimizer": states}
 
 
@@ -255,14 +257,38 @@ def _narrowed(planned: PlannedJob, stage: Stage, weight_bytes: float) -> Num:
 
 
 def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
-    memory = planned.job.memory
-    if not (memory.placeholder_bytes or memory.workspace_bytes or memory.bucket_bytes):
-        return {}
-    has_layers = where(stage.layers > 0, 1.0, 0.0)
-    return {"buffers/held_buffers_bytes": Call(HELD, {
-        "parameters": planned.sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
-        "bucket_bytes": memory.bucket_bytes * stage.exists, "workspace_bytes": memory.workspace_bytes * stage.exists,
-    })}  # fmt: skip
+    memory, out = planned.job.memory, {}
+    nothing = {"parameters": 0.0, "bytes_each": 0.0, "bucket_bytes": 0.0, "workspace_bytes": 0.0}
+    if memory.placeholder_bytes or memory.workspace_bytes:
+        has_layers = where(stage.layers > 0, 1.0, 0.0)
+        out["buffers/held_buffers_bytes"] = Call(HELD, nothing | {
+            "parameters": planned.sizes.layer.products * has_layers, "bytes_each": memory.placeholder_bytes,
+            "workspace_bytes": memory.workspace_bytes * stage.exists,
+        })  # fmt: skip
+    if memory.bucket_bytes:
+        buckets = nothing | {"bucket_bytes": memory.bucket_bytes * stage.exists}
+        out["buffers/reduce_buckets/held_buffers_bytes"] = Call(HELD, buckets)
+    if memory.live_bytes:
+        live = nothing | {"bucket_bytes": minimum(memory.live_bytes, _whole_bytes(planned, stage))}
+        out["buffers/live_parameters/held_buffers_bytes"] = Call(HELD, live)
+    return out
+
+
+def _whole_bytes(planned: PlannedJob, stage: Stage) -> Num:
+    """Weights of a stage that ZeRO-3 shards over several ranks, whole; 0 of those that it does not."""
+    plans, element = planned.plans, planned.job.precision.element_bytes
+    pools = [(on_stage(planned, "weights", stage), planned.gradient_ranks)]
+    if planned.sizes.has("expert_weights"):
+        pools.append((on_stage(planned, "expert_weights", stage), planned.expert_ranks))
+    out: Num = 0.0
+    for parameters, ranks in pools:
+        shared = plans.shares("weights") & (plans.sharing_ranks(ranks) > 1)
+        out = out + where(shared, parameters * element, 0.0)
+    for name, ranks in (("frozen_bytes", planned.gradient_ranks), ("frozen_expert_bytes", planned.expert_ranks)):
+        if planned.sizes.has(name):
+            shared = plans.shares("weights") & (plans.sharing_ranks(ranks) > 1)
+            out = out + where(shared, on_stage(planned, name, stage), 0.0)
+    return out
 
 
 def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
@@ -307,7 +333,8 @@ def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
     if planned.sizes.has("expert_weights"):
         shards = plans.shards("optimizer", planned.expert_ranks)
         trained = trained + on_stage(planned, "expert_weights", stage) / shards
-    temporary = {"temporary_bytes": trained * planned.job.memory.update_bytes, "recomputed_bytes": 0.0 * trained}
+    each = 0.0 if "optimizer" in planned.job.offload else planned.job.memory.update_bytes
+    temporary = {"temporary_bytes": trained * each, "recomputed_bytes": 0.0 * trained}
     calls = {f"working/{UPDATE}/largest_temporary_bytes": Call(TEMPORARY, temporary)}
     if planned.job.pipeline.synchronous:
         return calls
@@ -396,7 +423,8 @@ def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
         if not sizes.has(pool):
             continue
         shards = plans.shards("weights", ranks)
-        parameters, stored = on_stage(planned, pool, stage), on_stage(planned, own, stage)
+        away = 0.0 if "parameters" in planned.job.offload else 1.0
+        parameters, stored = on_stage(planned, pool, stage), away * on_stage(planned, own, stage)
         mean_bytes = stored / where(parameters > 0, parameters, 1)
         out[f"{pool}_weights/parameter_bytes"] = _parameters(parameters, mean_bytes, shards)
     return out
@@ -491,6 +519,25 @@ def fullest_bytes(memory: Mapping[str, StageMemory]) -> Num:
 def peak_bytes(planned: PlannedJob) -> Num:
     """Memory of the fullest stage in its fullest phase."""
     return fullest_bytes(memory_of(planned))
+
+
+def initialisation_bytes(planned: PlannedJob) -> Num:
+    """Weights of a rank and the buffer to which software copies those that are trained before the first step, outside
+    of the peak of a step: of the stage with most; 0 where nothing is copied.
+
+    Source: DeepSpeed, runtime/zero/stage_1_and_2.py: on the device where there is room, else through the host, where
+    the allocator keeps what was freed until memory is short (deepspeedai/DeepSpeed#1611, #7677).
+    """
+    plans, sizes, element = planned.plans, planned.sizes, planned.job.precision.element_bytes
+    most: Num = 0.0
+    for name in STAGES if planned.job.memory.joins_weights else ():
+        stage = stage_parts(planned, name)
+        total: Num = 0.0
+        pools = {"weights": 2 * element, "expert_weights": 2 * element, "frozen_bytes": 1, "frozen_expert_bytes": 1}
+        for pool, each in pools.items():
+            total = total + each * on_stage(planned, pool, stage) if pool == "weights" or sizes.has(pool) else total
+        most = maximum(most, where(plans.shares("optimizer") & ~plans.shares("weights"), total, 0.0))
+    return most
 
 
 def _no_loss(sizes: Sizes) -> bool:

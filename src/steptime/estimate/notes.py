@@ -16,7 +16,7 @@ from steptime.plan.overlap import RULES
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import Strategy
 from steptime.terms import Terms
-from steptime.units import format_seconds
+from steptime.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from steptime.estimate.learned import Correction
@@ -310,3 +310,19 @@ def corrected(correction: Correction, before_s: float, after_s: float, operators
         f"learned factors ({correction.name}): {format_seconds(before_s)} x {after_s / before_s:.3f}; --explain has "
         f"the factor of every term{unseen}; the framework's own factors, fitted without it, stay"
     )
+
+
+def before_the_first_step(needed_bytes: float, peak_bytes: float, capacity_bytes: float) -> tuple[str, ...]:
+    """A note where software needs more memory before the first step than in a step, by what it does then.
+
+    >>> before_the_first_step(32e9, 20e9, 80e9)
+    ('before the first step DeepSpeed copies the weights to one buffer: 29.8 GiB with both, more than a step needs',)
+    >>> before_the_first_step(90e9, 20e9, 80e9)[0].partition(", ")[2]
+    'which does not fit: unless it copies through the host it runs out; ZeRO-3 has no such copy'
+    """
+    if needed_bytes <= peak_bytes:
+        return ()
+    what = f"before the first step DeepSpeed copies the weights to one buffer: {format_bytes(needed_bytes)} with both"
+    if needed_bytes > capacity_bytes:
+        return (f"{what}, which does not fit: unless it copies through the host it runs out; ZeRO-3 has no such copy",)
+    return (f"{what}, more than a step needs",)

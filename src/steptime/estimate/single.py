@@ -29,9 +29,10 @@ from steptime.estimate.machine import (
     machine_of,
     weakest,
 )
-from steptime.estimate.memory import STAGES
+from steptime.estimate.memory import STAGES, initialisation_bytes
 from steptime.estimate.memory_definitions import memory_by_definition, oom_probability
 from steptime.estimate.notes import (
+    before_the_first_step,
     beyond_framework,
     changed_device,
     corrected,
@@ -49,6 +50,7 @@ from steptime.estimate.notes import (
     winograd_note,
 )
 from steptime.estimate.result import Estimate, Provenance
+from steptime.estimate.sizes import sizes_of
 from steptime.estimate.step_terms import (
     details_of,
     exposed_terms,
@@ -60,11 +62,12 @@ from steptime.estimate.step_terms import (
 )
 from steptime.hardware.records import Cluster
 from steptime.hardware.topology import RANDOM, WORST
+from steptime.model.parameters import parameter_terms
 from steptime.plan.job import ATTENTION_DTYPES, Job
 from steptime.plan.placements import order_text
 from steptime.plan.plans import BIT, FULL_RECOMPUTE, MEMORY, Plans, Rule, broken_rules, is_set, names_of
 from steptime.plan.recompute import recompute_text
-from steptime.plan.strategies import Method, Strategy
+from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.terms import Terms
 from steptime.version import __version__
 
@@ -201,9 +204,7 @@ def estimate_plan(
         peak_memory_bytes=float(e.peak_bytes),
         memory=memory_terms(e, stage),
         memory_capacity_bytes=e.machine.memory_bytes,
-        memory_by_definition={name: float(value) for name, value in memory_by_definition(e).items()}
-        if method.calibrated
-        else {},
+        memory_by_definition=_by_definition(e) if method.calibrated else {},
         oom_probability=chance_of(setting, e),
         feasible=mask == 0,
         reasons=names_of(mask),
@@ -215,11 +216,18 @@ def estimate_plan(
         published=setting.statistics(e) if setting.statistics else None,
         notes=(
             *winograd_note(saved_flops, flops),
-            *compared(setting, strategy, plans, e),
-            *notes_on(setting, strategy, plans, time),
+            *compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time),
+            *before_the_first_step(float(initialisation_bytes(e)), float(e.peak_bytes), machine.memory_bytes),
         ),
         details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
+
+
+def _by_definition(e: Evaluation) -> dict[str, float]:
+    """Peaks of a step by definition, and what software needs before the first step where it needs anything."""
+    out = {name: float(value) for name, value in memory_by_definition(e).items()}
+    before = float(initialisation_bytes(e))
+    return out | ({"initialisation": before} if before else {})
 
 
 def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:
@@ -356,7 +364,15 @@ def workload_record(job: Job) -> dict[str, Any]:
         adapter = job.adapter
         lora = {"rank": adapter.rank, "targets": adapter.targets, "qlora": adapter.weight_bytes is not None}
         out["lora"] = lora | ({"dora": True} if adapter.dora else {})
+        trained = trained_parameters(job)
+        out |= {"trained_parameters": trained, "parameters": trained + int(parameter_terms(job.model).total)}
     return out
+
+
+def trained_parameters(job: Job) -> int:
+    """Parameters of the adapters of a model on all its devices."""
+    sizes = sizes_of(CORRECTED.strategy("1d").block(replace(job, captured=None), Plans()))
+    return round(float(sizes.layer.weights * job.model.layers + sizes.first.weights + sizes.last.weights))
 
 
 def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]:

@@ -33,6 +33,8 @@ from steptime.estimate.operators import Call
 from steptime.estimate.result import Argument, Detail, FormulaCall
 from steptime.estimate.traffic import (
     Sent,
+    host_read_arguments,
+    host_read_s,
     layer_copy_arguments,
     matrix_arguments,
     momentum_of,
@@ -211,12 +213,23 @@ def _data_parallel_lines(e: Evaluation) -> Iterator[Line]:
             hidden_s=float(busy_s - exposed_s), recipe=partial(_layerwise_recipe, behind, part),
         )  # fmt: skip
     for name, layer, ends, sums in (
-        ("gradients", shared.reduce, shared.reduce_ends, traffic.reduce.times(links)),
-        ("weights", shared.gather, shared.gather_ends, traffic.gather.times(links)),
+        ("gradients", shared.reduce, shared.reduce_ends, traffic.reduce),
+        ("weights", shared.gather, shared.gather_ends, traffic.gather),
     ):
-        yield _part_line(e, f"{name}/one_layer", layer, sums.one_layer_s, links)
-        yield _part_line(e, f"{name}/embedding", ends.shown, sums.shown_end_s, links)
-        yield _part_line(e, f"{name}/head", ends.hidden, sums.hidden_end_s, links)
+        reads = name == "weights" and "parameters" in e.job.offload
+        for which, sent, part_s in (
+            ("one_layer", layer, sums.one_layer_s),
+            ("embedding", ends.shown, sums.shown_end_s),
+            ("head", ends.hidden, sums.hidden_end_s),
+        ):
+            read_s = host_read_s(e.machine, sent) if reads else 0.0
+            yield _part_line(e, f"{name}/{which}", sent, (part_s - read_s) * links, links)
+    if "parameters" in e.job.offload:
+        yield Line(path="offload/parameters/one_layer/host_copy_s", part_s=float(host_read_s(e.machine, shared.gather)),
+                   recipe=lambda: (
+                       [called("host.host_copy_s", one) for one in host_read_arguments(e.machine, shared.gather)],
+                       e.machine.host_basis,
+                   ))  # fmt: skip
     if shared.replicas:
         yield _part_line(e, "gradients/replicas", shared.replicas, traffic.replicas_s * links, links)
     replicated = replicated_of(e)

@@ -86,9 +86,29 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> ParameterTraffic
     shared = shared_of(planned)
     return ParameterTraffic(
         reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
-        gather=_sums(machine, shared.gather, shared.gather_ends),
+        gather=_read_from_host(planned, machine, shared, _sums(machine, shared.gather, shared.gather_ends)),
         replicated_s=replicated_s(planned, machine), momentum_gather_s=sent_s(machine, momentum_of(planned)),
     )  # fmt: skip
+
+
+def _read_from_host(planned: PlannedJob, machine: Machine, shared: Shared, gather: Sums) -> Sums:
+    """Gathering of weights where each rank first reads its shard from the host's memory."""
+    if "parameters" not in planned.job.offload:
+        return gather
+    layer_s, shown_s, hidden_s = (host_read_s(machine, sent) for sent in (shared.gather, *shared.gather_ends))
+    return Sums(
+        gather.one_layer_s + layer_s, gather.bucket, gather.shown_end_s + shown_s, gather.hidden_end_s + hidden_s
+    )
+
+
+def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
+    """Time in which a rank reads its shards of what some collectives gather from its host."""
+    return sum((host_copy_s(**one) for one in host_read_arguments(machine, sent)), start=0.0)
+
+
+def host_read_arguments(machine: Machine, sent: list[Sent]) -> list[dict[str, Num]]:
+    """Arguments of these copies."""
+    return [{"kept_bytes": one.times * one.size_bytes / one.group[0], "host_Bps": machine.host_Bps} for one in sent]
 
 
 def no_traffic(planned: PlannedJob) -> Traffic:

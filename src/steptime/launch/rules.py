@@ -23,6 +23,7 @@ DEGREES: Final = {
     "schedule": "pipeline schedule",
     "offload.optimizer": "optimiser on the host",
     "offload.activations": "activations on the host",
+    "offload.parameters": "weights on the host",
     "lora.rank": "adapters",
 }
 _MEGATRON: Final = frozenset({"megatron-lm", "megatron-bridge", "nemo"})

@@ -18,7 +18,7 @@ from steptime.plan.recompute import recompute_code, recompute_text
 Values = dict[str, Any]
 
 OVERLAPS: Final = ("dp", "tp", "pp", "ep", "offload")
-OFFLOADS: Final = ("optimizer", "activations")
+OFFLOADS: Final = ("optimizer", "activations", "parameters")
 #: Concept -> its value where nobody says anything, and what is left out of a written run.
 NEUTRAL: Final[Mapping[str, Any]] = {
     "dtype": "bf16",
@@ -30,6 +30,7 @@ NEUTRAL: Final[Mapping[str, Any]] = {
     "schedule": "1f1b",
     "offload.optimizer": False,
     "offload.activations": False,
+    "offload.parameters": False,
     "attention": "fused",
     "attention_dtype": None,
     "graphs": "none",

@@ -59,14 +59,16 @@ def active_parameter_terms(spec: ModelSpec) -> Terms:
 
     .. math:: N_{active} = N - \frac{n_E - k}{n_E} N_{routed}
 
-    with :math:`k` experts per token and :math:`N_{routed}` the parameters of all routed experts. Router,
-    shared experts and the whole embedding count in full. A model without experts has all parameters active.
+    with :math:`k` experts per token and :math:`N_{routed}` the parameters of all routed experts, those of layers that
+    predict further tokens included. Router, shared experts and the whole embedding count in full. A model without
+    experts has all parameters active.
 
     >>> from steptime.model.known import load_catalogue_model
     >>> f"{active_parameter_terms(load_catalogue_model('mixtral-8x7b')).total / 1e9:.1f}"
     '12.9'
     """
     owners = {f"layers/{kind.name}": kind.block.experts for kind in spec.kinds} or {"layers": spec.experts}
+    owners["mtp/layers"] = spec.experts
     return _active(parameter_terms(spec), owners)
 
 
@@ -216,12 +218,8 @@ def _further_tokens(spec: ModelSpec) -> dict[str, int]:
     experts = None if spec.experts is None else replace(spec.experts, moe_layers=depth)
     layers = replace(spec, mtp_depth=0, layers=depth, experts=experts, vocab=0, position="none", embedding_norm=False)
     norm = spec.norm_width
-    whole = sum(count for path, count in parameter_terms(layers).items() if path.startswith("layers/"))
-    return {
-        "mtp/projection": depth * 2 * spec.hidden**2,
-        "mtp/norms": depth * norm * (2 + spec.final_norm),
-        "mtp/layers": int(whole),
-    }
+    whole = {f"mtp/{path}": int(n) for path, n in parameter_terms(layers).items() if path.startswith("layers/")}
+    return {"mtp/projection": depth * 2 * spec.hidden**2, "mtp/norms": depth * norm * (2 + spec.final_norm)} | whole
 
 
 def _head(spec: ModelSpec) -> int:

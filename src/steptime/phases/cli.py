@@ -25,6 +25,9 @@ def command(
     offload_frozen: Annotated[
         bool, typer.Option("--offload-frozen", help="Frozen models are on the host when they do not run.")
     ] = False,
+    fused_loss: Annotated[
+        bool, typer.Option("--fused-loss", help="Log-probabilities are made in pieces with the head (Liger).")
+    ] = False,
     generation_s: Annotated[
         float | None, typer.Option("--generation-s", metavar="S", help="Time of generation, if you know it.")
     ] = None,
@@ -64,6 +67,7 @@ def command(
         epochs=epochs,
         updates=updates,
         offload_frozen=offload_frozen,
+        fused_loss=fused_loss,
         generation_s=generation_s,
         generation_tp=generation_tp,
         at_once=at_once,

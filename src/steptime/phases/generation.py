@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, Final
 
@@ -88,6 +88,11 @@ def kv_width(model: ModelSpec) -> int:
     return 2 * model.kv_heads * model.head_dim
 
 
+def _main(model: ModelSpec) -> ModelSpec:
+    """The model without layers that predict further tokens: engines load them for speculative decoding only."""
+    return replace(model, mtp_depth=0)
+
+
 def room_of(model: ModelSpec, asked: Responses, *, gpus: int, tp: int, free_bytes: float) -> Room:
     """Sequences at once and their memory; arguments as of :func:`generation_of`.
 
@@ -96,7 +101,7 @@ def room_of(model: ModelSpec, asked: Responses, *, gpus: int, tp: int, free_byte
     """
     if tp < 1 or gpus % tp:
         raise PlanError(f"generation on {tp} devices: {gpus} GPUs are no multiple", hint="give --generation-tp N")
-    engines, weights = gpus // tp, parameter_terms(model).total * ELEMENT_BYTES / tp
+    engines, weights = gpus // tp, parameter_terms(_main(model)).total * ELEMENT_BYTES / tp
     per_token = cache_bytes_per_token(model.layers, kv_width(model), ELEMENT_BYTES) / tp
     each = per_token * (asked.prompt + asked.response)
     share = ceil(asked.sequences / engines)
@@ -137,7 +142,7 @@ def generation_of(
     if peak is None:
         raise UserError(f"the device of {cluster} has no rate of {', '.join(RATES)}", hint="give --generation-s")
     rate = peak * device.matrix_efficiency
-    flops = 2.0 * active_parameter_terms(model).total / tp
+    flops = 2.0 * active_parameter_terms(_main(model)).total / tp
     read = room.token_bytes * (prompt + response / 2)
     step_s = decode_step_s(room.weight_bytes, read * count, memory_Bps, flops * count, rate)
     exchange_s = 0.0

@@ -95,3 +95,6 @@ RECIPES: Final = {
     ),
 }
 """Name -> recipe."""
+
+LOGITS_OF_RESPONSES: Final = {"grpo": ("trl", "ms-swift")}
+"""Recipe -> software whose trainer makes logits of the tokens of responses alone (`logits_to_keep` of GRPOTrainer)."""

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from steptime.api.calls import estimate
+from steptime.api.calls import asked_plan
 from steptime.api.models import load_model
 from steptime.api.request import choice, whole
 from steptime.cost.generation import forward_share_s
 from steptime.errors import FieldError, UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
+from steptime.estimate.single import estimate_plan
 from steptime.phases.generation import Generation, Responses, generation_of, room_of
-from steptime.phases.recipes import CRITIC, FORWARD, GENERATE, POLICY, RECIPES, REWARD, TRAIN, Phase, Recipe
+from steptime.phases.recipes import (
+    CRITIC,
+    FORWARD,
+    GENERATE,
+    LOGITS_OF_RESPONSES,
+    POLICY,
+    RECIPES,
+    REWARD,
+    TRAIN,
+    Phase,
+    Recipe,
+)
+from steptime.plan.job import Job
+from steptime.plan.memory_profile import log_probabilities_of
 from steptime.plan.plans import MEMORY, NAMES
 from steptime.terms import Terms
 
@@ -116,6 +130,8 @@ class Options:
     updates: int = 1
     """Optimiser steps of an epoch."""
     offload_frozen: bool = False
+    fused_loss: bool = False
+    """Log-probabilities are made in pieces with the head (Liger) where the software fuses a loss at all."""
     generation_s: float | None = None
     generation_tp: int | None = None
     at_once: int | None = None
@@ -249,7 +265,7 @@ class _Run:
     def _estimate(self, role: str, sequences: int) -> Estimate:
         """Training of a model on a number of sequences; a forward pass without gradients is part of it."""
         settings = {**self.settings} if role == POLICY else {k: v for k, v in self.settings.items() if k != "lora"}
-        return estimate(
+        asked = asked_plan(
             self._model_of(role),
             self.cluster,
             gpus=self.gpus,
@@ -258,6 +274,16 @@ class _Run:
             plan=self.plan,
             **settings,
         )
+        setting = replace(asked.setting, job=self._of_trainer(asked.setting.job))
+        return estimate_plan(setting, asked.strategy, asked.plans, explain=True)
+
+    def _of_trainer(self, job: Job) -> Job:
+        """The job with the loss of the recipe's trainer, in place of the supervised one."""
+        if job.memory.name in LOGITS_OF_RESPONSES.get(self.recipe, ()):
+            job = replace(job, answered_share=self.options.response_len / self.seq_len)
+        memory = job.memory if self.options.fused_loss else log_probabilities_of(job.memory)
+        self.whole_logits = job.memory.fused_head and not memory.fused_head
+        return replace(job, memory=memory)
 
     def _trained(self, role: str) -> bool:
         return any(phase.role == role and phase.kind == TRAIN for phase in self.row.phases)
@@ -317,6 +343,10 @@ class _Run:
                 "the time of generation is given; its cache and its copy of the weights count in memory"
                 if given
                 else "generation is a roofline: all responses are equally long, no host time; its weights are a copy"
+            )
+        if self.whole_logits:
+            out.append(
+                "log-probabilities are made of whole logits; --fused-loss: in pieces with the head, as Liger's are"
             )
         if any(phase.kind == FORWARD for phase in phases):
             out.append("forward passes are the forward part of a training step under the same plan")

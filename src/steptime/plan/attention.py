@@ -25,17 +25,17 @@ needs it. With a 4-bit format of its own (QLoRA, arXiv 2305.14314) a weight is e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from steptime.cost.attention import causal_pairs, fits_matrix_units, windowed_pairs
 from steptime.cost.collective import ring_behind_share
 from steptime.cost.experts import once_share
-from steptime.model.spec import ELEMENT_BYTES, Experts, LatentAttention
+from steptime.model.spec import ELEMENT_BYTES, Experts, LatentAttention, ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.copies import NARROW
 from steptime.plan.framework import COPIES
-from steptime.plan.job import ATTENTION_DTYPES, Adapter, Job
+from steptime.plan.job import ATTENTION_DTYPES, TARGETS, Adapter, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import (
     SILENT,
@@ -427,8 +427,15 @@ def _up(s: Shape, name: str, rank: Num, columns: Num, gathered: Num) -> Row:
     )
 
 
-#: Products that join several projections, each with an adapter of its own.
-PROJECTIONS = {"qkv": 3}
+#: Products whose name differs from that of their projections, each of which has an adapter of its own.
+PROJECTIONS = {
+    "qkv": ("q", "k", "v"),
+    "attention_out": ("o",),
+    "mlp_in": ("gate", "up"),
+    "mlp_out": ("down",),
+    "shared_in": ("gate", "up"),
+    "shared_out": ("down",),
+}
 #: Products whose columns are whole and whose rows are cut over the tensor ranks: their second matrix is whole.
 ROW_PARALLEL = ("attention_out", "mlp_out", "shared_out")
 FROZEN = {
@@ -442,19 +449,47 @@ PRODUCTS = ("matmul", "wide_matmul", "grouped_matmul")
 FROZEN_PRODUCTS = tuple(FROZEN[name] for name in PRODUCTS)
 
 
-def adapted(rows: Iterable[Row], job: Job, *, layer: bool) -> list[Row]:
+def projections_of(name: str, model: ModelSpec, tp: Num = 1) -> dict[str, Num]:
+    """Projections of a product by its name, each with its share of the columns on one of ``tp`` ranks.
+
+    >>> from steptime.model.known import load_catalogue_model
+    >>> llama = load_catalogue_model("llama3-8b")
+    >>> projections_of("mlp_in", llama), projections_of("attention_out", llama)
+    ({'gate': 0.5, 'up': 0.5}, {'o': 1.0})
+    """
+    if name == "qkv":
+        kv = ceil_div(model.kv_heads, tp)
+        heads = {"q": ceil_div(model.heads, tp) * (1 + model.attention_gate), "k": kv, "v": kv}
+    else:
+        heads = dict.fromkeys(PROJECTIONS.get(name, (name,)), 1)
+    if not model.gated_mlp:
+        heads.pop("gate", None)
+    total: Num = sum(heads.values())
+    return {each: count / total for each, count in heads.items()}
+
+
+def _targeted(row: Row, job: Job, adapter: Adapter, tp: Num) -> dict[str, Num]:
+    """Projections of a product of a layer that have adapters, with their shares of its columns."""
+    if row.operator != "matmul" or row.name == "router":
+        return {}
+    found = projections_of(row.name, job.model, tp)
+    if adapter.targets in TARGETS:
+        return found if adapter.targets == "linear" or row.block == "attention" else {}
+    return {name: share for name, share in found.items() if name in adapter.targets.split(",")}
+
+
+def adapted(rows: Iterable[Row], job: Job, *, layer: bool, tp: Num = 1) -> list[Row]:
     """The rows with frozen weights; in a ``layer``, with adapters added to the products."""
     adapter = job.adapter
     if adapter is None:
         return [_copied(row, job) for row in rows] if job.memory.cast_bytes else list(rows)
     out: list[Row] = []
     for row in rows:
-        targeted = layer and row.operator == "matmul" and row.name != "router"
-        targeted = targeted and (adapter.targets == "linear" or row.block == "attention")
+        targeted = _targeted(row, job, adapter, tp) if layer else {}
         stored = layer and row.operator in PRODUCTS and row.name != "router" and adapter.weight_bytes is not None
         out += _frozen(row, job, adapter.weight_bytes if stored else None, layer)
         if targeted:
-            out += _adapter(row, job, adapter)
+            out += _adapter(row, job, adapter, targeted)
     return out
 
 
@@ -490,10 +525,10 @@ def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list
     return [replace(expanded, share=row.share), frozen]
 
 
-def _adapter(row: Row, job: Job, adapter: Adapter) -> list[Row]:
+def _adapter(row: Row, job: Job, adapter: Adapter, targeted: Mapping[str, Num]) -> list[Row]:
     element, rank = job.precision.element_bytes, adapter.rank
-    m, n, k = row.shape["m"], row.shape["n"], row.shape["k"]
-    projections = PROJECTIONS.get(row.name, job.model.mlp_inputs if row.name in ("mlp_in", "shared_in") else 1)
+    m, n, k = row.shape["m"], row.shape["n"] * sum(targeted.values()), row.shape["k"]
+    projections = len(targeted)
     first: Num = projections * rank * k
     second: Num = rank * n
     cut = row.name in ROW_PARALLEL

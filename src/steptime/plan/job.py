@@ -177,7 +177,8 @@ class Adapter:
 
     rank: int
     targets: str = "linear"
-    """``linear``: every product of the layers; ``attention``: those of the attention block."""
+    """``linear``: every product of the layers; ``attention``: those of the attention block; or some of
+    :data:`PROJECTION_NAMES`, joined by commas."""
     dora: bool = False
     """The length of each column of the sum is a parameter of its own (DoRA, arXiv 2402.09353)."""
     weight_bytes: float | None = None
@@ -186,13 +187,15 @@ class Adapter:
 
 #: Bytes of a frozen weight of QLoRA: 4 bits and, with doubly quantised scales of blocks of 64, 0.127 bits.
 QLORA_BYTES = nf4_element_bytes()
-#: Products that may have adapters.
+#: Groups of products that may have adapters.
 TARGETS = ("linear", "attention")
+#: Projections that may have adapters: names of PEFT's `target_modules` without `_proj`, and of latent attention.
+PROJECTION_NAMES = ("q", "k", "v", "o", "gate", "up", "down", "q_down", "q_up", "kv_down", "kv_up")
 #: Bytes of a gradient by the name of its dtype.
 GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
 CONTEXTS = ("all_gather", "ring", "ulysses")
 ATTENTIONS = ("fused", "unfused", "summa")
-OFFLOADS = ("optimizer", "activations")
+OFFLOADS = ("optimizer", "activations", "parameters")
 #: Part of a step that the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
 GRAPHS = ("none", "step")
 GRAPH_PARTS = ("attention", "router", "preprocess")
@@ -308,6 +311,9 @@ class Job:
     scattered_messages: bool = False
     """Tensor-parallel ranks without sequence shards each send their part of a message to the next stage, which gathers
     it; without it each sends all of it."""
+    answered_share: float = 1.0
+    """Tokens whose logits the loss takes over those that the model predicts: those of responses, where a trainer makes
+    no others."""
     evaluated_share: float = 1.0
     """Mean tokens of an evaluated sequence over those of the longest."""
     memory: MemoryProfile = PLAIN

@@ -47,6 +47,8 @@ class MemoryProfile:
     """Workspaces of the matrix libraries, which the allocator counts."""
     bucket_bytes: float = 0.0
     """Buffers of traffic that are held throughout."""
+    live_bytes: float = 0.0
+    """Most bytes of gathered weights that ZeRO-3 keeps for the next pass; a smaller model keeps all of its weights."""
     update_bytes: float = 0.0
     """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
     (``foreach``), when no activations are left."""
@@ -94,6 +96,8 @@ class MemoryProfile:
     """Gradients are freed after a step and made by its first backward pass: there are none before it."""
     boundaries_on_host: bool = False
     """The inputs of recomputed layers wait in the host's memory."""
+    joins_weights: bool = False
+    """With ZeRO-1 and ZeRO-2 the trained weights of a rank are copied to one buffer before the first step."""
     updates_in_backward: bool = False
     """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
     offloads_weights: bool = False
@@ -124,7 +128,9 @@ _MEGATRON = MemoryProfile(
     loss_conversion_bytes=6.0,
     workspace_bytes=8 * MIB,
 )
-_MEGATRON_DEEPSPEED = replace(_MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, bf16_gradient_bytes=4.0)
+_MEGATRON_DEEPSPEED = replace(
+    _MEGATRON, name="megatron-deepspeed", bucket_bytes=2e9, live_bytes=2e9, bf16_gradient_bytes=4.0
+)
 _EAGER: Mapping[str, Any] = {"loss_forward_bytes": 16.0, "loss_backward_bytes": 20.0, "loss_conversion_bytes": 6.0}
 _FSDP2 = MemoryProfile(
     name="torchtitan",
@@ -142,7 +148,10 @@ _DEEPSPEED = MemoryProfile(
     head_gradient_bytes=2.0,
     fused_head=True,
     workspace_bytes=32 * MIB,
-    bucket_bytes=2e9 + 2e9,
+    bucket_bytes=2e9,
+    live_bytes=2e9,
+    update_bytes=2.0 + 4.0,
+    joins_weights=True,
     offloads_gradients=True,
     loss_forward_bytes=6.0,
     loss_backward_bytes=0.0,
@@ -293,8 +302,10 @@ subtract it (8), exponentiate (8), add up (4), divide (8), and backward multiply
 (6); the fused one reads twice and writes (6), and backward scales (4). PyTorch's own: to fp32 (6), a softmax that reads
 three times (16); backward the gradient of the choice (4), of the softmax (16), to the dtype of the run (6). torchtitan:
 fp32 shards, gathered in bf16, reduced in fp32 (arXiv 2410.06511); ``cross_entropy`` of fp32 logits holds the bf16
-logits, the log-probabilities, the gradient of those and of the logits. DeepSpeed ZeRO-3: up to 1e9 live parameters and
-two reduction buckets of 5e8 (`stage3_max_live_parameters`, `reduce_bucket_size`, `overlap_comm`); with the optimiser on
+logits, the log-probabilities, the gradient of those and of the logits. DeepSpeed: two reduction buckets of 5e8 elements
+(`reduce_bucket_size`, `overlap_comm`), with ZeRO-3 up to 1e9 live parameters (`stage3_max_live_parameters`); before its
+optimiser steps it joins the gradients of a rank (2) and turns them to fp32 (4), as it does with zeros when the states
+are made (`initialize_optimizer_states` of runtime/zero/stage_1_and_2.py); with the optimiser on
 the host the partitioned gradients follow it (arXiv 2101.06840); its BF16 optimiser accumulates gradients in fp32 next
 to those in bf16. torchtune trains in bf16 throughout, its AdamW states included, and turns an eighth of the logits at a
 time to fp32. MPT under Composer has a fused cross entropy (`loss_fn: fused_crossentropy`), which reads twice forward,
@@ -332,6 +343,24 @@ and cross entropy has log-probabilities (4) and gradients of both (8); norms cop
 and head of a quantised base are in fp32, the head also in bf16 under autocast (`prepare_model_for_kbit_training` of
 peft); evaluation keeps its logits on the device unless `eval_accumulation_steps` says otherwise, fitted as those of
 five sequences in fp32."""
+
+
+def log_probabilities_of(profile: MemoryProfile) -> MemoryProfile:
+    """The profile of a trainer that needs the log-probability of each token: preference and reinforcement learning.
+
+    A head that is fused with the cross entropy of next tokens gives none, so that all logits are made. Trainers turn
+    them to fp32 and keep these (4 bytes each); backward come the gradients of single rows and of all (8). Unsloth has a
+    fused kernel of its own for them.
+
+    Source: TRL, `selective_log_softmax` of trainer/utils.py, in its trainers of DPO, KTO, ORPO, PPO and GRPO unless
+    `use_liger_kernel` is set; accelerate, `convert_outputs_to_fp32`.
+
+    >>> log_probabilities_of(PROFILES["trl"]).logit_peak_bytes
+    12.0
+    """
+    if not profile.fused_head or profile.name == "unsloth":
+        return profile
+    return replace(profile, fused_head=False, logit_kept_bytes=4.0, logit_peak_bytes=12.0, **_EAGER)
 
 
 def memory_profile_of(framework: str) -> MemoryProfile:

@@ -329,8 +329,26 @@ def _uneven_expert(job: Job, p: Plans) -> Any:
     return experts is not None and experts.expert_ffn_hidden % p.etp != 0
 
 
+def _empty_ends(job: Job) -> int:
+    """Virtual stages that may have embedding or head alone, as their rank has layers in its other ones.
+
+    Source: Llama 3 (arXiv 2407.21783, section 3.3.2), 126 layers in 128 virtual stages; torchtitan,
+    `pipeline_parallel_first_stage_less_layers`; Megatron-Core, `--account-for-embedding-in-pipeline-split`.
+    """
+    return 0 if job.pipeline.folded or job.captured is not None else 2
+
+
 def _unequal(job: Job, p: Plans) -> Any:
     return np.logical_not(equal_but_for_ends(*virtual_stage(job.model.layers, p.pp, p.vpp)))
+
+
+def _unshared_on_host(job: Job, p: Plans) -> Any:
+    if "parameters" not in job.offload:
+        return False
+    alone = p.shared_out(experts=False) == 0
+    if job.model.experts is not None:
+        alone = alone | (p.shared_out(experts=True) == 0)
+    return alone | np.logical_not(p.shares("weights"))
 
 
 def _not_interleaved(job: Job, p: Plans) -> Any:
@@ -383,8 +401,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="stages",
         always=True,
-        meaning="more (virtual) stages than layers",
-        broken=lambda job, p: p.pp * p.vpp > job.model.layers,
+        meaning="more (virtual) stages than layers, embedding and head",
+        broken=lambda job, p: p.pp * p.vpp > job.model.layers + where(p.vpp > 1, _empty_ends(job), 0),
     ),
     Rule(
         name="batch",
@@ -414,6 +432,12 @@ RULES: tuple[Rule, ...] = (
         always=True,
         meaning="ZeRO-2 and ZeRO-3 move gradients or weights for every micro-batch: no pipeline",
         broken=lambda job, p: p.shares("gradients") & (p.pp > 1),
+    ),
+    Rule(
+        name="host_weights",
+        meaning="weights on the host are those that ZeRO-3 shards over several ranks",
+        broken=_unshared_on_host,
+        of_mesh=False,
     ),
     Rule(name="experts", meaning="ep does not divide the experts, or there are none", broken=_wrong_experts),
     Rule(name="expert_width", meaning="etp does not divide the width of an expert", broken=_uneven_expert),

@@ -420,7 +420,7 @@ def loss_bytes(s: Shape) -> Num:
     Moments: the loss; the head's backward product (gradients of its input, gathered and scattered, and of its weight).
     """
     profile, element = s.job.memory, s.element_bytes
-    logits = s.tokens * s.model.predicted_share * held_vocab(s)
+    logits = s.tokens * s.model.predicted_share * s.job.answered_share * held_vocab(s)
     kept = kept_per_logit(s)
     weight = s.vocab * s.model.hidden * profile.head_gradient_bytes
     stream = s.tokens * s.model.hidden * element

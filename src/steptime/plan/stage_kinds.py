@@ -51,7 +51,7 @@ def _work(kind: LayerKind, tokens: int) -> tuple[float, float]:
 def _busiest(pattern: tuple[str, ...], work: Work, ranks: int, chunks: int) -> tuple[float, ...]:
     """Layers of each kind on the busiest of the ranks, over the layers of the longest."""
     names, longest = _names(work), -(-len(pattern) // ranks)
-    if ranks == 1 or ranks * chunks > len(pattern):
+    if ranks == 1 or ranks * chunks > len(pattern) + 2 * (chunks > 1):
         return tuple(pattern.count(name) / len(pattern) for name in names)
     held: list[list[str]] = [[] for _ in range(ranks)]
     at = 0

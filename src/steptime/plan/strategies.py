@@ -378,7 +378,10 @@ class Corrected(Strategy):
             return (*rows, classifier(s))
         if not model.vocab:
             return tuple(rows)
-        head, predicted = self.into_block(s, "logits", "head", s.vocab), s.tokens * model.predicted_share
+        head, predicted = (
+            self.into_block(s, "logits", "head", s.vocab),
+            s.tokens * model.predicted_share * s.job.answered_share,
+        )
         shared = where(s.plans.pp <= 1, 0.0, 1.0) if model.tied_embeddings else 1.0
         head = replace(head, weights=head.weights * shared, shape={**head.shape, "m": predicted})
         if model.head_bias:
@@ -401,7 +404,7 @@ def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
     rows = with_overlapped_transfers(
         kept_by_operators(rows, job.memory, plans, trained=job.adapter is None), job, plans
     )
-    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True)
+    rows = adapted(recomputed(rows, plans.recompute, job.model, plans), job, layer=True, tp=plans.tp)
     if job.stops_early:
         rows = stopped_early(rows)
     return unsharded(quantised(rows, job, plans), job, plans)

@@ -281,6 +281,7 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
     counted_as = "tokens" if _has_tokens(e.workload) else "samples"
     return [
         ("framework", t.printable(e.provenance.framework)),
+        *([("trained", t.trained_label(e.workload))] if "trained_parameters" in e.workload else []),
         ("step time", t.seconds(e.step_time_s)),
         ("bracket", f"{t.seconds(low)} (all overlapped) to {t.seconds(high)} (nothing overlapped)"),
         ("band", t.band_text(e)),

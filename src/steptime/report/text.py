@@ -230,6 +230,16 @@ def lora_label(lora: Mapping[str, Any]) -> str:
     return f"{kind} rank {number(lora.get('rank'))} ({number(lora.get('targets'))})"
 
 
+def trained_label(work: Mapping[str, Any]) -> str:
+    """Parameters of the adapters, and their share of all.
+
+    >>> trained_label({"trained_parameters": 8_192_000, "parameters": 70_561_898_496})
+    '8,192,000 of 70,561,898,496 parameters (0.012 %)'
+    """
+    trained, whole = work["trained_parameters"], work["parameters"]
+    return f"{trained:,} of {whole:,} parameters ({100 * trained / whole:.2g} %)"
+
+
 def band_text(e: Estimate) -> str:
     """The band of an estimate and what dominates it, in one line.
 

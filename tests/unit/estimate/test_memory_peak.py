@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from steptime import api
 from steptime.api.models import load_model
 from steptime.estimate.memory import (
     PHASES,
     STAGES,
+    initialisation_bytes,
     peak_bytes,
     stage_memory,
     stage_terms,
@@ -18,6 +20,7 @@ from steptime.estimate.memory import (
 )
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
+from steptime.model import parameter_terms
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
 from steptime.plan.memory_profile import PROFILES, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
@@ -254,14 +257,55 @@ def test_frozen_weights_in_the_narrow_format():
 def test_buffers_are_those_of_the_documented_settings() -> None:
     """cuBLAS takes 8 MiB of workspace up to Ampere and 32 MiB from Hopper on (PyTorch, CUDA semantics), Transformer
     Engine as much of its own. DeepSpeed, ZeRO-3: `stage3_max_live_parameters` of 1e9 and two buckets of 5e8 elements
-    (`reduce_bucket_size`, `overlap_comm`), in 16 bits; Megatron-DeepSpeed has the two buckets."""
+    (`reduce_bucket_size`, `overlap_comm`), in 16 bits, as Megatron-DeepSpeed."""
     mib = 1 << 20
     workspaces = {"megatron-core": 64, "megatron": 8, "torchtitan": 32, "deepspeed": 32, "torchtune": 8}
     assert {name: PROFILES[name].workspace_bytes / mib for name in workspaces} == workspaces
-    buckets = {"megatron-core": 0, "torchtitan": 0, "megatron-deepspeed": 2 * 5e8 * 2, "deepspeed": (1e9 + 2 * 5e8) * 2}
+    buckets = {"megatron-core": 0, "torchtitan": 0, "megatron-deepspeed": 2 * 5e8 * 2, "deepspeed": 2 * 5e8 * 2}
     assert {name: PROFILES[name].bucket_bytes for name in buckets} == buckets
+    assert {PROFILES[name].live_bytes for name in ("megatron-deepspeed", "deepspeed")} == {1e9 * 2}
     plain = memory_profile_of("ideal")
     assert (plain.workspace_bytes, plain.bucket_bytes, plain.placeholder_bytes) == (0, 0, 0)
+
+
+@pytest.mark.each("name", ["deepspeed", "megatron-deepspeed"])
+def test_buffers_of_deepspeed_are_terms_of_their_stage(name):
+    """Live parameters are those of ZeRO-3 alone, and no more than there are: 1e9 of 16 bits, or the model's."""
+    live, buckets = (f"buffers/{each}/held_buffers_bytes" for each in ("live_parameters", "reduce_buckets"))
+    job, small = job_of(name), job_of(name, model=load_model("gpt2"))
+    for stage in range(4):
+        found = terms(job, Plans(dp=8, zero=stage))
+        assert (found[live], found[buckets]) == (2e9 if stage == 3 else 0.0, 2e9)
+    assert terms(job, Plans(dp=8, zero=3, shard=1))[live] == 0.0
+    assert terms(small, Plans(dp=8, zero=3))[live] == 2 * parameter_terms(small.model).total < 2e9
+
+
+def test_deepspeed_turns_the_gradients_of_a_rank_to_fp32_before_it_steps():
+    """Two bytes each of the joined gradients and four of those in fp32; none where the optimiser is on the host."""
+    job, plans = job_of("deepspeed"), Plans(dp=4, zero=2)
+    path = "working/update/largest_temporary_bytes"
+    assert terms(job, plans, phase="update")[path] == 6 * parameter_terms(job.model).total / 4
+    away = replace(job, offload=frozenset({"optimizer"}))
+    assert terms(away, plans, phase="update")[path] == 0.0
+
+
+def test_weights_are_copied_before_the_first_step():
+    """DeepSpeed joins them with ZeRO-1 and ZeRO-2: twice 14.96 GiB of Llama-3-8B; others and ZeRO-3 do not."""
+    whole = 2 * parameter_terms(load_model("llama3-8b")).total
+    for stage, copies in ((0, 0), (1, 2), (2, 2), (3, 0)):
+        assert initialisation_bytes(planned(job_of("deepspeed"), Plans(dp=2, zero=stage))) == copies * whole
+    assert initialisation_bytes(planned(job_of("torchtitan"), Plans(dp=2, zero=2))) == 0.0
+    adapter = job_of("deepspeed", adapter=Adapter(rank=16))
+    assert whole < initialisation_bytes(planned(adapter, Plans(dp=2, zero=2))) < 1.03 * whole
+
+
+def test_an_estimate_says_what_it_needs_before_the_first_step():
+    given = {"framework": "deepspeed", "gpus": 2, "global_batch": 16, "seq": 1024}
+    plan = {"micro_batch": 2, "zero": 2, "offload": "optimizer", "recompute": "full"}
+    found = api.estimate("llama3-8b", "dgx-a100", **given, plan=plan)
+    assert found.memory_by_definition["initialisation"] == 4 * parameter_terms(load_model("llama3-8b")).total
+    assert found.memory_by_definition["initialisation"] > found.peak_memory_bytes
+    assert any("before the first step" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("shard", [0, 1, 4])

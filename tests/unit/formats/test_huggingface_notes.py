@@ -20,7 +20,7 @@ TEXT = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128, "max_position_embeddings": 65536,
     "hidden_act": "silu", "wings": 2, "tail": None, "use_beak": False,
 }  # fmt: skip
-WRAPPER = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": {"depth": 27}, "image_token_id": 5}
+WRAPPER = {"model_type": "internvl", "text_config": TEXT, "vision_config": {"depth": 27}, "image_token_id": 5}
 LENGTH = "seq was not given: 8192 was taken (the limit of the positions is 65536, not a training length)"
 LEFT_OUT = ("vision_config of my.json: only the language model is read",
             "text_config.wings of my.json: unknown to steptime, and not counted")  # fmt: skip
@@ -39,6 +39,19 @@ def test_estimates_plans_and_ledgers_say_what_a_file_left_out_or_open(tmp_path: 
     assert api.plan(file, "dgx-h100", **job, top=1).notes[:3] == (LENGTH, *LEFT_OUT)
     assert api.ledger(file).notes[-3:] == (LENGTH, *LEFT_OUT)
     assert {LENGTH, *LEFT_OUT} <= set(api.fit(file, "h100-sxm", batch=8).notes)
+
+
+def test_keys_that_say_what_the_family_has_are_not_unknown(tmp_path: Path) -> None:
+    """Attention of Qwen3.5 has a gate whether the file says so or not; without it the query projection is half."""
+    row = json.loads((FOLDER.parent / "layered_checkpoints.json").read_text(encoding="utf-8"))["qwen3.5-27b"]["config"]
+    text = row["text_config"] | {"mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
+    assert text["attn_output_gate"] and text["mlp_only_layers"] == []
+    spec, report = read_huggingface(write(tmp_path, row | {"text_config": text}))
+    assert {reason for key, reason in report.ignored.items() if key in report.telling} == {
+        "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only"
+    }
+    without = read_huggingface(write(tmp_path, row | {"text_config": text | {"attn_output_gate": False}}))[0]
+    assert parameter_terms(spec).total - parameter_terms(without).total == 16 * 5120 * 24 * 256
 
 
 def test_many_keys_are_one_note(tmp_path: Path) -> None:

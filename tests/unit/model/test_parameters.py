@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.model import Experts, LatentAttention, ModelSpec, active_parameter_terms, parameter_terms
+from steptime.model import (
+    Experts,
+    LatentAttention,
+    ModelSpec,
+    active_parameter_terms,
+    load_catalogue_model,
+    parameter_terms,
+)
 
 PLAIN = ModelSpec(
     name="plain", family="test", source="test", layers=3, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn_hidden=16,
@@ -70,6 +77,19 @@ def test_experts_replace_the_mlp_of_their_layers() -> None:
     active = active_parameter_terms(replace(PLAIN, experts=experts))
     assert active["layers/experts/up"] == 2 * 2 * 2 * 5 * 9
     assert terms.total - active.total == (720 + 384) / 2
+
+
+def test_a_token_meets_some_experts_of_every_part_of_the_model() -> None:
+    """DeepSeek-V3: 37.55 billion, and with the layer that predicts a further token its attention (187.1 million), eight
+    experts and the shared one of 3 x 7168 x 2048 each, the projection of 2 x 7168^2, the router and five norms."""
+    main = load_catalogue_model("deepseek-v3")
+    alone, further = (active_parameter_terms(replace(main, mtp_depth=depth)) for depth in (0, 1))
+    assert alone.total == pytest.approx(37.55e9, rel=1e-3)
+    attention = 7168 * (1536 + 576) + 1536 + 512 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
+    expected = attention + 9 * 3 * 7168 * 2048 + 256 * 7169 + 2 * 7168**2 + 5 * 7168
+    assert further.total - alone.total == expected
+    assert further.total == pytest.approx(38.2e9, rel=2e-3)
+    assert parameter_terms(replace(main, mtp_depth=1)).total > further.total + 10e9
 
 
 def test_a_dense_model_is_wholly_active() -> None:

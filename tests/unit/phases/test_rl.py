@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from steptime.phases.generation import Responses, generation_of, kv_width
 from steptime.phases.recipes import RECIPES
 from steptime.phases.run import Options, forward_s, rl_step
 
+SMALL = str(Path(__file__).parents[2] / "data" / "huggingface" / "qwen3-0.6b.json")
 PLAN = {"tp": 2, "zero": 1}
 
 
@@ -25,6 +27,48 @@ def step(recipe, *, plan=PLAN, gpus=64, **given):
 
 def trained(sequences, seq, plan=PLAN):
     return api.estimate("llama3-8b", "dgx-h100", gpus=64, global_batch=sequences, seq=seq, plan=plan, framework="ideal")
+
+
+def tuned(*, cluster="aws-g5", gpus=8, plan=None, recipe="grpo", framework="trl", **given):
+    options = {"samples": 4, "models": {"reference": "none", "reward": "rule"}} if recipe == "grpo" else {}
+    plan = plan or {"zero": 3, "micro_batch": 1}
+    return rl_step(recipe, SMALL, cluster, gpus=gpus, options=Options(**options | given), plan=plan,
+                   framework=framework)  # fmt: skip
+
+
+def test_log_probabilities_need_whole_logits_of_responses():
+    """20,000 x 151,936 logits in fp32 are 11.3 GiB, with their gradients 34: no A10G has them."""
+    long = {"prompts": 2, "prompt_len": 480, "response_len": 20000}
+    found, fused = tuned(**long), tuned(**long, fused_loss=True)
+    assert found.reasons == ("memory",) and fused.feasible
+    logits = 20000 * 151936
+    assert 11 * logits < found.peak_bytes - fused.peak_bytes < 12 * logits
+    assert any("--fused-loss" in note for note in found.notes) and not any("--fused-loss" in n for n in fused.notes)
+    doubled = tuned(**long | {"prompt_len": 20480})
+    assert doubled.peak_bytes < 1.2 * found.peak_bytes  # prompts have no logits
+    assert tuned(**long, framework="unsloth").feasible
+
+
+def test_grpo_on_one_device_as_reported():
+    """TRL 0.17, four sequences of 2,048 + 1,024 tokens, nothing recomputed, with a reference: 48.1 GiB as the driver
+    shows them, the allocator's reserve and context included; with the loss of SFTTrainer it would be 20 GiB."""
+    given = {"cluster": "h100-sxm", "gpus": 1, "prompts": 1, "prompt_len": 2048, "response_len": 1024}
+    plan = {"zero": 0, "micro_batch": 4, "recompute": "none"}
+    found = tuned(plan=plan, models={"reward": "rule"}, **given)
+    assert 0.7 < found.peak_bytes / 2**30 / 48.1 < 1.0
+
+
+def test_pairs_take_log_probabilities_of_all_their_tokens():
+    small, long = (tuned(recipe="dpo", prompts=8, prompt_len=n, response_len=1024) for n in (1024, 3072))
+    logits = 2048 * 151936
+    assert long.peak_bytes - small.peak_bytes > 11 * logits
+
+
+def test_engines_do_not_load_layers_that_predict_further_tokens():
+    main, asked = load_catalogue_model("deepseek-v3"), Responses(sequences=64, prompt=512, response=512)
+    given = {"gpus": 64, "tp": 32, "free_bytes": 60e9}
+    made = [generation_of(replace(main, mtp_depth=depth), "dgx-h100", asked, **given) for depth in (0, 1)]
+    assert made[0] == made[1]
 
 
 def test_pairs_are_an_update_and_a_forward_pass():

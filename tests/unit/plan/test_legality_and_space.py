@@ -54,6 +54,12 @@ BROKEN = {
     "recompute_every": [Plans(recompute_every=2), Plans(recompute=5, recompute_every=2)],
 }
 MOE = replace(MODEL, experts=Experts(experts=8, experts_per_token=2, expert_ffn_hidden=1000, moe_layers=32))
+ENDS = [
+    # Llama 3 405B as Meta trained it: embedding and head are the first and the last of 128 virtual stages.
+    (126, Plans(tp=8, pp=16, vpp=8), (7, 8, 7)),
+    (127, Plans(pp=16, vpp=8), (8, 8, 7)),
+    (94, Plans(pp=32, vpp=3), (2, 3, 2)),
+]
 BROKEN_EXPERTS = {
     "experts": [Plans(ep=3, dp=3), Plans(ep=16, dp=16)],
     "expert_width": [Plans(etp=16, tp=16)],
@@ -94,6 +100,18 @@ def test_legal_plans_break_nothing(plans):
     assert names_of(broken_rules(JOB, plans)) == ()
 
 
+@pytest.mark.each(("layers", "plans", "stages"), ENDS)
+def test_the_first_and_the_last_virtual_stage_may_have_no_layer(layers, plans, stages):
+    job = replace(JOB, model=replace(MODEL, layers=layers), global_batch=64)
+    assert names_of(broken_rules(job, plans)) == ()
+    split = CORRECTED.stage_split(job, plans)
+    assert (split.first, split.middle, split.last) == stages
+    fewer = replace(job, model=replace(MODEL, layers=int(plans.pp * plans.vpp) - 3))
+    assert "stages" in names_of(broken_rules(fewer, plans))
+    alone = plans.with_columns({"pp": plans.pp * plans.vpp, "vpp": 1})
+    assert names_of(broken_rules(job, alone)) == ("stages",), "a rank without any layer"
+
+
 def test_short_sequences():
     assert names_of(broken_rules(replace(JOB, seq_len=4), Plans(tp=4, cp=2))) == ("sequence",)
 
@@ -108,7 +126,15 @@ def test_every_reason_has_its_bit_and_its_meaning():
     assert (
         set(BROKEN)
         | set(BROKEN_EXPERTS)
-        | {"sequence", "memory", "ranks", "schedule", "schedule_offload", *(rule.name for rule in NAMED)}
+        | {
+            "sequence",
+            "memory",
+            "ranks",
+            "schedule",
+            "schedule_offload",
+            "host_weights",
+            *(rule.name for rule in NAMED),
+        }
         == {r.name for r in RULES} | {"memory"}
         == set(NAMES) - {r.name for r in CAPTURED_RULES}
     )

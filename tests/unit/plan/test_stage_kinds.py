@@ -47,6 +47,14 @@ def test_the_busiest_stage_of_jamba(seq_len: int, pp: int, vpp: int, held: dict[
     assert stage_shares(job_of("jamba-v0.1", seq_len), Plans(pp=pp, vpp=vpp)) == held
 
 
+def test_the_ends_may_have_no_layer() -> None:
+    """32 layers in 34 virtual stages: the first rank has one layer, no. 17 of the pattern, the next ones two."""
+    job = job_of("jamba-v0.1")
+    shares = stage_shares(job, Plans(pp=17, vpp=2))
+    assert sum(shares.values()) == 1.0
+    assert all(value in (0.0, 0.5, 1.0) for value in shares.values())
+
+
 def test_encoder_and_decoder_are_stages_of_their_own() -> None:
     """Whisper's encoder has 1500 tokens, its decoder 448 and attention to the encoder: 32 layers each."""
     shares = stage_shares(job_of("whisper-large-v3"), Plans(pp=2))

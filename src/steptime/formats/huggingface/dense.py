@@ -398,9 +398,9 @@ def _vit(f: Fields) -> Values:
     return _tower(f, vision) | {"qkv_bias": f.flag("qkv_bias")}
 
 
-def bare_tower(f: Fields) -> Values:
-    """SigLIP (arXiv 2303.15343) without its head: no class token."""
-    return _tower(f, _vision(f, class_token=False))
+def bare_tower(f: Fields, **vision: bool) -> Values:
+    """SigLIP (arXiv 2303.15343) without its head: no class token unless ``vision`` says so."""
+    return _tower(f, _vision(f, **({"class_token": False} | vision)))
 
 
 def _classes(f: Fields) -> int:

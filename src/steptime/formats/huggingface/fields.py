@@ -214,7 +214,10 @@ _KEYS_BY_REASON = {
     "fused_add_norm rms_norm pad_vocab_size_multiple mamba_ssm_cache_dtype mamba_hidden_act kv_channels "
     "num_query_groups attention_hidden_size attention_head_dim mamba_headdim use_long_context layers_block_type "
     "num_attn_heads moe_shared_expert_overlap mamba_proj_fusion router_dtype add_scale_bias num_image_tokens "
-    "vision_use_head expand mamba_expand time_step_rank mamba_proj_bias qk_head_dim",
+    "vision_use_head expand mamba_expand time_step_rank mamba_proj_bias qk_head_dim mamba_ssm_dtype "
+    "mtp_use_dedicated_embeddings pos_emb_time init_pos_emb_time pos_emb_type merge_type video_attn_type "
+    "mm_projector_type mm_hidden_size text_hidden_size projection_hidden_size media_placeholder_token_id ignore_index "
+    "use_unified_vision_chunk multi_modal_projector_bias",
     _VALUES: "alibi_bias_max apply_residual_connection_post_layernorm attn_logit_softcapping attn_scale "
     "attn_temperature_tuning embedding_multiplier final_logit_softcapping floor_scale initializer_factor "
     "initializer_range layer_norm_eps layer_norm_epsilon layer_norm_rms_epsilon layernorm_epsilon "
@@ -225,7 +228,8 @@ _KEYS_BY_REASON = {
     "scoring_func summary_activation summary_first_dropout summary_proj_to_labels summary_type "
     "summary_use_proj swiglu_limit topk_group topk_method use_qk_norm router_jitter_noise head_dim_scale "
     "use_bidirectional_attention rotary_embedding_base clip_qkv input_jitter_noise layerscale_value "
-    "logit_scale no_rope_layers no_rope_layer_interval norm_eps position_embedding_type rope_percent "
+    "logit_scale no_rope_layers no_rope_layer_interval norm_eps position_embedding_type rope_percent projector_ln_eps "
+    "projection_layer_norm_eps "
     "attention_multiplier residual_multiplier logits_scaling time_step_min time_step_max time_step_floor "
     "time_step_limit time_step_scale time_step_init_scheme mixer_rms_eps mamba_dt_min mamba_dt_max mamba_dt_init_floor "
     "mamba_dt_limit mamba_norm_before_gate lm_head_multiplier mlp_multipliers key_multiplier attention_out_multiplier "
@@ -240,7 +244,8 @@ _KEYS_BY_REASON = {
     "layers dropped at random are counted as run": "layerdrop layer_dropout drop_path_rate",
     _GENERATION: "use_cache generation_config max_length temperature top_k top_p max_new_tokens",
     "multi-token prediction is read for DeepSeek-V3, Kimi K2 and GLM-4.5 only": ""
-    "num_nextn_predict_layers num_mtp_layers use_mtp num_mtp_modules mtp_transformer_layers mtp_layers_block_type",
+    "num_nextn_predict_layers num_mtp_layers use_mtp num_mtp_modules mtp_transformer_layers mtp_layers_block_type "
+    "mtp_num_hidden_layers",
     "only the language model is read": "vision_config audio_config",
 }
 
@@ -253,6 +258,10 @@ _HYBRID = "a model with linear or state-space attention in some layers"
 _ENCODER = "an encoder for text"
 _BARE_NORMS = "a model with norms without weights"
 _SPARSE = "a model with an attention indexer (sparse attention)"
+_STREAMS = (
+    "a model with four residual streams (hyper-connections), keys compressed over 4 or 128 tokens, output projections "
+    "in groups and experts chosen by a hash"
+)
 
 CAPTURE = (
     "a torch module of it can be captured: steptime profile pkg.module:factory --device NAME, and pkg.module:factory "
@@ -273,6 +282,7 @@ NOT_YET = {
         _ENCODER: "bert roberta distilbert deberta-v2 modernbert",
         _BARE_NORMS: "olmo",
         _SPARSE: "glm_moe_dsa",
+        _STREAMS: "deepseek_v4",
     }.items()
     for model_type in model_types.split()
 }

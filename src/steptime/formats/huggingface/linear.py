@@ -30,8 +30,9 @@ def _qwen3_next(f: Fields) -> Values:
 
 
 def _gated_delta(f: Fields, values: Values) -> Values:
-    """Gated DeltaNet but for every fourth layer, whose attention has a gate."""
-    values = values | {"qk_norm": "head", "attention_gate": True}
+    """Gated DeltaNet but for every fourth layer, whose attention has a gate unless the file says otherwise."""
+    gate = not f.has("attn_output_gate") or f.flag("attn_output_gate")
+    values = values | {"qk_norm": "head", "attention_gate": gate}
     layers, every = values["layers"], f.count("full_attention_interval")
     usual = [FULL if (layer + 1) % every == 0 else MAMBA for layer in range(layers)]
     pattern = layer_names(f, layers, usual)
@@ -51,6 +52,7 @@ def _gated_delta(f: Fields, values: Values) -> Values:
 
 def _qwen3_5(f: Fields) -> Values:
     """Qwen3.5 with an MLP in all layers."""
+    f.items("mlp_only_layers", int)
     return _gated_delta(f, gated_rms(f))
 
 

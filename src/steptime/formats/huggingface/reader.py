@@ -32,7 +32,8 @@ from steptime.model.known import MAX_FILE_BYTES
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
-FAMILIES: dict[str, Family] = DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | LINEAR | ENCODERS | WITH_TOWERS
+#: A language model alone is read by the later tables where a family with a tower has the same name.
+FAMILIES: dict[str, Family] = WITH_TOWERS | DENSE | PARALLEL | EXPERTS | VISION | HYBRIDS | LINEAR | ENCODERS
 
 _OPEN_LIMITS = ("time_step_limit", "mamba_dt_limit")
 _CLASS_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForImageClassification", "ForConditionalGeneration", "Model")

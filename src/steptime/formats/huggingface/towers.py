@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -10,7 +11,8 @@ from steptime.formats.huggingface.dense import DENSE, VISION, bare_tower
 from steptime.formats.huggingface.experts import EXPERTS
 from steptime.formats.huggingface.fields import SAME_TYPE, Family, Fields, Values
 from steptime.formats.huggingface.hybrids import kind, of_kinds
-from steptime.model.spec import LayerOperator, Vision
+from steptime.formats.huggingface.linear import LINEAR
+from steptime.model.spec import LayerKind, LayerOperator, Vision
 
 SIGLIP = Family(
     build=bare_tower,
@@ -29,7 +31,7 @@ IDEFICS = Family(build=bare_tower, defaults=dict(SIGLIP.defaults) | {"patch_size
 TOWERS = {"clip_vision_model": VISION["clip_vision_model"], "siglip_vision_model": SIGLIP}
 TOWERS |= dict.fromkeys(("idefics3_vision", "smolvlm_vision"), IDEFICS)
 """model_type of a tower -> how it is read."""
-_TEXTS = DENSE | EXPERTS
+_TEXTS = DENSE | EXPERTS | LINEAR
 _LLAMA_2 = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
@@ -85,12 +87,44 @@ def _with_tower(
     layers = image.pop("layers")
     own = image | {"seq_len": text["seq_len"], "dropout": text["dropout"], "embedding_norm": False, "layers": layers}
     f.assume("images", f"one of {vision.image_size} x {vision.image_size} per sample, within its sequence")
-    kinds = [kind("image", own | {"window": None, "windowed_layers": 0}, tokens=vision.tokens), kind("text", text)]
+    kinds = [kind("image", own | {"window": None, "windowed_layers": 0}, tokens=vision.tokens)]
     pattern = ["image"] * layers
     if image.get("window"):
         kinds.insert(0, kind("image_window", own | {"windowed_layers": layers}, tokens=vision.tokens))
         pattern = ["image" if layer in windows else "image_window" for layer in range(layers)]
-    return of_kinds(text | {"stem": tuple(stem)}, kinds, pattern + ["text"] * text["layers"])
+    if text.get("mtp_depth"):
+        f.assume("mtp_depth", "0: layers that predict further tokens are not counted next to a tower")
+    more, names = _text_kinds(text)
+    return of_kinds(text | {"stem": tuple(stem), "mtp_depth": 0}, [*kinds, *more], pattern + names)
+
+
+def _text_kinds(text: Values) -> tuple[list[LayerKind], list[str]]:
+    """Kinds of the language model's layers, and the name of each layer's kind.
+
+    Few layers without experts stand first (DeepSeek-V3); more alternate with others, as windows do (Llama 4).
+    """
+    if text.get("kinds"):
+        return list(text["kinds"]), list(text["pattern"])
+    layers, experts = text["layers"], text.get("experts")
+    dense = layers - experts.moe_layers if experts else 0
+    if not 0 < dense < layers:
+        return [kind("text", text)], ["text"] * layers
+    has = [layer >= dense for layer in range(layers)] if dense <= _MOST_LEADING else _spread(layers - dense, layers)
+    whole = _spread(layers - text.get("windowed_layers", 0), layers)
+    pattern = [f"text_{'moe' if moe else 'dense'}{'' if on else '_window'}" for moe, on in zip(has, whole, strict=True)]
+    kinds = [
+        kind(name, text, experts=experts if "_moe" in name else None, windowed_layers=layers * ("_window" in name))
+        for name in dict.fromkeys(pattern)
+    ]
+    return kinds, pattern
+
+
+def _spread(count: int, layers: int) -> list[bool]:
+    """Which layers are the ``count`` at equal distances, the last one included."""
+    return [(layer + 1) * count // layers > layer * count // layers for layer in range(layers)]
+
+
+_MOST_LEADING: Final = 3
 
 
 def _vit_stem(image: Values) -> list[LayerOperator]:
@@ -157,26 +191,92 @@ def _idefics3(f: Fields) -> Values:
     return _with_tower(f, text, image, [*_vit_stem(image), projector])
 
 
-def _qwen_vl(f: Fields, newer: bool) -> Values:
-    """Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923): squares of four patches become one token."""
-    text = _part(f, "text_config", "qwen2", _TEXTS)
-    image = _part(f, "vision_config", "qwen2_5_vl" if newer else "qwen2_vl", QWEN_TOWERS)
+def _qwen_vl(f: Fields, text_type: str, tower: str) -> Values:
+    """Qwen2-VL (arXiv 2409.12191), 2.5-VL (arXiv 2502.13923), 3-VL (arXiv 2511.21631) and 3.5: squares of four patches
+    become one token; the third also hands tokens of some of its layers to the language model (DeepStack)."""
+    text = _part(f, "text_config", text_type, _TEXTS)
+    image = _part(f, "vision_config", tower, QWEN_TOWERS)
     windows, square, out = image.pop("whole"), image.pop("square"), image.pop("out")
+    positions, deep = image.pop("positions", 0), image.pop("deep", 0)
     vision: Vision = image["vision"]
     tokens, joined = vision.tokens // square, image["hidden"] * square
-    return _with_tower(
-        f,
-        text,
-        image,
-        [
-            _op(
-                "patches", "whole", image["hidden"], depth=vision.channels * vision.patch_size**2, tokens=vision.tokens
-            ),
-            _norm("merger_norm", image, vision.tokens),
-            *_two_products(joined, joined, out, tokens),
-        ],
-        windows,
-    )
+    table = [_op("positions", "table", parameters=positions * image["hidden"])] * bool(positions)
+    depth = vision.channels * vision.patch_size**2
+    stem = [
+        _op("patches", "whole", image["hidden"], depth=depth, bias=bool(positions), tokens=vision.tokens),
+        *table,
+        _norm("merger_norm", image, vision.tokens),
+        *_two_products(joined, joined, out, tokens),
+    ]
+    for place in range(deep):
+        norm = _norm("merger_norm", image | {"hidden": joined}, tokens)
+        stem += [replace(op, name=f"{op.name}_{place}") for op in (norm, *_two_products(joined, joined, out, tokens))]
+    return _with_tower(f, text, image, stem, windows)
+
+
+def _qwen3_tower(f: Fields) -> Values:
+    """The tower of Qwen3-VL and Qwen3.5: a ViT with a table of positions that is stretched to the image."""
+    f.default("image_size", 448, "the model takes any resolution")
+    f.default("num_channels", f.count("in_channels") * f.count("temporal_patch_size"), "two frames make one patch")
+    return bare_tower(f) | {
+        "position": "rope",
+        "max_positions": 0,
+        "out": f.count("out_hidden_size"),
+        "whole": (),
+        "square": f.count("spatial_merge_size") ** 2,
+        "positions": f.count("num_position_embeddings"),
+        "deep": len(f.items("deepstack_visual_indexes", int) or ()),
+    }
+
+
+def _llama4(f: Fields) -> Values:
+    """Llama 4: a ViT with norms before and after, squares of its tokens joined by two products, a linear projector."""
+    text = _part(f, "text_config", "llama4", _TEXTS)
+    image = _part(f, "vision_config", "llama4_vision_model", LLAMA4_TOWERS)
+    own, vision = image.pop("adapter"), image["vision"]
+    tokens = max(int((vision.tokens - vision.class_token) * own["share"]), 1)
+    between, out = own["projector_input_dim"], own["projector_output_dim"]
+    adapter = [
+        _op("adapter_in", "whole", between, depth=own["joined"], tokens=tokens),
+        _op("adapter_gelu", "pass", between, tokens=tokens),
+        _op("adapter_out", "whole", out, depth=out, tokens=tokens),
+        _op("projector", "whole", text["hidden"], depth=own["vision_output_dim"], tokens=tokens),
+    ]
+    return _with_tower(f, text, image, [*_vit_stem(image), *adapter])
+
+
+def _llama4_tower(f: Fields) -> Values:
+    own = {"joined": f.count("intermediate_size"), "share": f.number("pixel_shuffle_ratio") ** 2}
+    own |= {name: f.count(name) for name in ("projector_input_dim", "projector_output_dim", "vision_output_dim")}
+    return bare_tower(f, class_token=True, patch_bias=False) | {"embedding_norm": True, "adapter": own}
+
+
+def _kimi_k25(f: Fields) -> Values:
+    """Kimi K2.5: MoonViT (arXiv 2504.07491) for images and video, squares of its tokens joined by two products."""
+    text = _part(f, "text_config", "deepseek_v3", _TEXTS)
+    image = _part(f, "vision_config", "kimi_k25", KIMI_TOWERS)
+    square, positions, vision = image.pop("square"), image.pop("positions"), image["vision"]
+    joined, tokens = image["hidden"] * square, vision.tokens // square
+    depth = vision.channels * vision.patch_size**2
+    stem = [
+        _op("patches", "whole", image["hidden"], depth=depth, bias=True, tokens=vision.tokens),
+        _op("positions", "table", parameters=positions * image["hidden"]),
+        _norm("final_norm", image, vision.tokens),
+        _norm("projector_norm", image, vision.tokens),
+        *_two_products(joined, joined, text["hidden"], tokens),
+    ]
+    return _with_tower(f, text, image, stem)
+
+
+def _kimi_tower(f: Fields) -> Values:
+    f.default("image_size", 448, "the model takes any resolution")
+    square = f.items("merge_kernel_size", int, 2) or [2, 2]
+    return bare_tower(f) | {
+        "position": "rope",
+        "max_positions": 0,
+        "square": square[0] * square[1],
+        "positions": f.count("pos_emb_height") * f.count("pos_emb_width"),
+    }
 
 
 def _qwen_tower(f: Fields, newer: bool) -> Values:
@@ -215,6 +315,15 @@ _QWEN_NAMES: Final = {
     "num_attention_heads": ("num_heads",),
     "in_channels": ("in_chans",),
 }
+_QWEN3: Final = _QWEN | {
+    "num_hidden_layers": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "patch_size": 16,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "hidden_act": "gelu_pytorch_tanh",
+}
 QWEN_TOWERS = {
     "qwen2_vl": Family(
         build=partial(_qwen_tower, newer=False),
@@ -234,7 +343,57 @@ QWEN_TOWERS = {
             "hidden_act": "silu",
         },
     ),
+    "qwen3_5": Family(build=_qwen3_tower, aliases=_QWEN_NAMES, defaults=_QWEN3),
+    "qwen3_vl": Family(
+        build=_qwen3_tower, aliases=_QWEN_NAMES, defaults=_QWEN3 | {"deepstack_visual_indexes": [8, 16, 24]}
+    ),
 }
+QWEN_TOWERS |= dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision"), QWEN_TOWERS["qwen3_vl"])
+QWEN_TOWERS |= dict.fromkeys(("qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), QWEN_TOWERS["qwen3_5"])
+LLAMA4_TOWERS = {
+    "llama4_vision_model": Family(
+        build=_llama4_tower,
+        defaults={
+            "hidden_size": 768,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 16,
+            "intermediate_size": 5632,
+            "num_channels": 3,
+            "image_size": 448,
+            "patch_size": 14,
+            "hidden_act": "gelu",
+            "pixel_shuffle_ratio": 0.5,
+            "vision_output_dim": 7680,
+            "projector_input_dim": 4096,
+            "projector_output_dim": 4096,
+        },
+    )
+}
+KIMI_TOWERS = {
+    "kimi_k25": Family(
+        build=_kimi_tower,
+        aliases={
+            "hidden_size": ("vt_hidden_size",),
+            "intermediate_size": ("vt_intermediate_size",),
+            "num_attention_heads": ("vt_num_attention_heads",),
+            "num_hidden_layers": ("vt_num_hidden_layers",),
+            "pos_emb_height": ("init_pos_emb_height",),
+            "pos_emb_width": ("init_pos_emb_width",),
+        },
+        defaults={
+            "hidden_size": 1152,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "intermediate_size": 4304,
+            "num_channels": 3,
+            "patch_size": 14,
+            "pos_emb_height": 64,
+            "pos_emb_width": 64,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+    )
+}
+KIMI_TOWERS |= dict.fromkeys(("kimi_k25_vision", "moonvit"), KIMI_TOWERS["kimi_k25"])
 
 
 def _family(build: Callable[[Fields], Values], **defaults: Any) -> Family:
@@ -247,6 +406,16 @@ WITH_TOWERS: dict[str, Family] = {
     "paligemma": _family(_paligemma),
     "idefics3": _family(_idefics3, scale_factor=2),
     "smolvlm": _family(_idefics3, scale_factor=2),
-    "qwen2_vl": _family(partial(_qwen_vl, newer=False)),
-    "qwen2_5_vl": _family(partial(_qwen_vl, newer=True)),
+    "llama4": _family(_llama4),
+    "kimi_k25": _family(_kimi_k25),
+} | {
+    name: _family(partial(_qwen_vl, text_type=text, tower=tower))
+    for name, text, tower in (
+        ("qwen2_vl", "qwen2", "qwen2_vl"),
+        ("qwen2_5_vl", "qwen2", "qwen2_5_vl"),
+        ("qwen3_vl", "qwen3", "qwen3_vl"),
+        ("qwen3_vl_moe", "qwen3_moe", "qwen3_vl"),
+        ("qwen3_5", "qwen3_5", "qwen3_5"),
+        ("qwen3_5_moe", "qwen3_5_moe", "qwen3_5"),
+    )
 }
