@@ -306,7 +306,7 @@ def plan(
 
 
 def _unsearched(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> Unsearched:
-    """What the search left out; nothing of a paper's space, nor of a captured module, which has none of these choices."""
+    """What the search left out; nothing of a paper's space, nor of a captured module: neither has these choices."""
     modelled = setting.method.calibrated and setting.job.captured is None
     if not modelled or not isinstance(result.plans, Ranked) or not len(result.plans):
         return Unsearched()

@@ -14,6 +14,7 @@ from steptime.errors import FieldError, UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.phases.generation import Generation, Responses, generation_of, room_of
 from steptime.phases.recipes import CRITIC, FORWARD, GENERATE, POLICY, RECIPES, REWARD, TRAIN, Phase, Recipe
+from steptime.plan.keys import JOB_KEYS
 from steptime.plan.plans import MEMORY, NAMES
 from steptime.terms import Terms
 
@@ -157,7 +158,7 @@ def rl_step(
         cluster=cluster,
         gpus=gpus,
         options=options,
-        plan=plan or {},
+        plan=plan if plan and set(plan) - set(JOB_KEYS) else {"dp": gpus, **(plan or {})},
         settings=settings,
     )
     return run.step()
