@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from steptime.api.frameworks import (
     framework_taken,
@@ -29,11 +29,12 @@ from steptime.api.request import (
 )
 from steptime.api.training import check_length, check_training, trained
 from steptime.dataclass import dataclass
-from steptime.errors import PlanError
+from steptime.errors import PlanError, UserError
+from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import node_devices
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, recompute_taken, stage_taken
 from steptime.estimate.result import Estimate
-from steptime.estimate.single import Setting, estimate_plan
+from steptime.estimate.single import Setting, estimate_plan, rules_broken
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.plan.framework import habits_of
@@ -48,6 +49,9 @@ from steptime.search.modes import MODES, Mode
 
 _COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard", "sp", "ep", "etp")
 """Columns of a plan other than its mesh, with the engine's own defaults."""
+ALONE: Final = "replicas alone do not fit"
+BEST_TAKEN: Final = "no degree was given, and the plan is the best that steptime plan finds"
+NO_RUN: Final = "the plan does not fit: there is no training time, no bill"
 
 
 def estimate(
@@ -96,7 +100,7 @@ def estimate(
         UserError: something in the input is wrong; the message says what to change.
     """
     length = check_training(training)
-    asked = asked_plan(
+    asked = fitting_plan(
         model,
         cluster,
         gpus=gpus,
@@ -116,11 +120,16 @@ def estimate(
         from steptime.estimate.learned import correction_named
 
         setting = replace(setting, correction=correction_named(predictor, setting.cluster.device))
-    found = trained(estimate_plan(setting, asked.strategy, asked.plans, explain=True), length, job)
-    if failures is not None or prices is not None:
+    found = estimate_plan(setting, asked.strategy, asked.plans, explain=True)
+    wanted = failures is not None or prices is not None
+    notes = (*asked.notes, *_taken(found, job, asked.given), *found.notes)
+    if not found.feasible:
+        return replace(found, notes=(*notes, *([NO_RUN] if length or wanted else ())))
+    found = trained(found, length, job)
+    if wanted:
         billed: Callable[..., Estimate] = loaded("steptime.goodput.bill:billed")
         found = billed(found, setting, asked.strategy, asked.plans, failures, prices)
-    return replace(found, notes=(*asked.notes, *_taken(found, job, asked.given), *found.notes))
+    return replace(found, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +143,40 @@ class AskedPlan:
     """What the caller gave of the plan, checked."""
     notes: tuple[str, ...]
     """How the input was read."""
+
+
+def fitting_plan(
+    model: NameOrPath | CapturedModel, cluster: NameOrPath | Cluster, *, always: bool = False, **job: Any
+) -> AskedPlan:
+    """One plan for the engine, as :func:`asked_plan` makes it, but where no degree is given one that fits, if any does.
+
+    Without a degree replicas alone are taken where they fit, and else the best plan of a search.
+
+    Args:
+        model: as there.
+        cluster: as there.
+        always: the best plan is taken also where replicas alone fit.
+        job: the other arguments, as there; without ``gpus`` and ``global_batch`` there is nothing to search.
+
+    Raises:
+        UserError: something in the input is wrong; the message says what to change.
+    """
+    asked, given = asked_plan(model, cluster, **job), table("plan", job.get("plan"))
+    setting, counts = asked.setting, (job.get("gpus"), job.get("global_batch"))
+    if set(given) - set(JOB_KEYS) or None in counts or not setting.method.calibrated:
+        return asked
+    e = None if always else evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
+    if e is not None and not rules_broken(setting, e):
+        return asked
+    options = {name: value for name, value in job.items() if name != "plan"}
+    try:
+        found = loaded("steptime.api.searches:plan")(model, cluster, **options, fix=dict(given), top=1)
+    except UserError:
+        return asked
+    if not found.feasible:
+        return asked
+    best = asked_plan(model, cluster, **{**job, "plan": found.plans[0].plan})
+    return replace(best, notes=(*best.notes, BEST_TAKEN if always else f"{ALONE}: {BEST_TAKEN}"))
 
 
 def asked_plan(

@@ -504,7 +504,7 @@ class _Walk:
                     "candidates": float(self.whole.candidates),
                     **({} if cost is None else {"cost_of_shortcut": cost}),
                 },
-                because=f"of {self.whole.candidates:,} candidates none is faster; {text}",
+                because=f"it is the fastest of {self.whole.candidates:,} candidates; {text}",
                 plan=best.plan,
                 step_time_s=best.step_time_s,
             )

@@ -30,6 +30,7 @@ from steptime.api.request import (
     whole,
 )
 from steptime.api.training import all_trained, check_length, check_training
+from steptime.api.unsearched import unsearched
 from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.machine import levels_left_out, node_devices
@@ -39,9 +40,10 @@ from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.plan.plans import MEMORY, RISK
 from steptime.plan.space import Constraint
+from steptime.plan.switches import fastest, switched_names
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.modes import MODES, Mode
-from steptime.search.planner import PlanResult, rank_plans
+from steptime.search.planner import PlanResult, Ranked, Unsearched, rank_plans
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
 """What may be kept in the memory of the host, the cheaper first."""
@@ -84,7 +86,9 @@ class Search:
         most = oom_limit_of(self.limit, chosen)
         first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
         limited = chosen.method.calibrated and first < 1
-        setting = replace(setting, oom_limit=most, first_limit=first if limited else None)
+        names = switched_names(setting.job, self.choices)
+        job = fastest(setting.job, self.choices) if names else setting.job
+        setting = replace(setting, job=job, switched=names, oom_limit=most, first_limit=first if limited else None)
         return setting, self._scope(setting, chosen, constraints)
 
     def _scope(self, setting: Setting, chosen: Mode, constraints: list[Constraint]) -> Scope:
@@ -295,9 +299,18 @@ def plan(
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    result = replace(result, unsearched=_unsearched(setting, result, {**choices, **columns}))
     result = asked.billed(all_trained(result, length, setting.job), setting)
     advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
     return replace(result, advice=advice, notes=notes)
+
+
+def _unsearched(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> Unsearched:
+    """What the search left out; nothing of a paper's space, nor of a captured module: neither has these choices."""
+    modelled = setting.method.calibrated and setting.job.captured is None
+    if not modelled or not isinstance(result.plans, Ranked) or not len(result.plans):
+        return Unsearched()
+    return unsearched(setting, (*result.plans.row(0), result.plans[0].step_time_s), given)
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:

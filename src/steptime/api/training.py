@@ -154,10 +154,10 @@ def trained(e: Estimate, length: Mapping[str, float], job: Job) -> Estimate:
 
 
 def all_trained(found: PlanResult, length: Mapping[str, float], job: Job) -> PlanResult:
-    """The result of a search with what the whole run takes under each plan; as it is where no length is given."""
+    """The result of a search with what the whole run takes under each plan that fits; as it is without a length."""
     if not length:
         return found
-    nearest, likely = (None if e is None else trained(e, length, job) for e in (found.nearest, found.likely_to_fit))
+    likely = None if found.likely_to_fit is None else trained(found.likely_to_fit, length, job)
     plans = tuple(trained(e, length, job) for e in found.plans)
     risky = tuple(replace(each, estimate=trained(each.estimate, length, job)) for each in found.risky)
-    return replace(found, plans=plans, nearest=nearest, likely_to_fit=likely, risky=risky)
+    return replace(found, plans=plans, likely_to_fit=likely, risky=risky)

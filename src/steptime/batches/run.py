@@ -22,6 +22,7 @@ from steptime.cost.lengths import (
 )
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
+from steptime.plan.keys import JOB_KEYS
 from steptime.plan.plans import NAMES
 from steptime.registry import loaded
 
@@ -131,9 +132,10 @@ def batches(
     @lru_cache(maxsize=256)
     def at(tokens: int, document: float | None = None) -> Estimate:
         more = {} if document is None or document >= tokens else {"document_length": document}
-        return estimate(model, cluster, plan={**(plan or {}), **more}, seq=tokens, **settings)
+        return estimate(model, cluster, plan={**taken, **more}, seq=tokens, **settings)
 
     whole = estimate(model, cluster, plan=plan, seq=seq, **settings)
+    taken = plan if plan and set(plan) - set(JOB_KEYS) else whole.plan
     longest = int(whole.workload["seq_len"])
     given = lengths_of(lengths, longest)
     job = _Job(

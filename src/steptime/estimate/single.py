@@ -99,6 +99,8 @@ class Setting:
     """Statistics under the names of a reproduced paper."""
     asked_overlap: frozenset[str] = frozenset()
     """Words of ``overlap`` that the user gave where they are not the framework's."""
+    switched: tuple[str, ...] = ()
+    """Choices of the job, as ``graphs``, that are the fastest of those that its software has."""
     oom_limit: float | None = None
     """Largest chance of running out of memory that a plan of a search may have; None: its live tensors fit."""
     first_limit: float | None = None

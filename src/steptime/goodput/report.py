@@ -150,7 +150,10 @@ def print_shadows(found: Shadows) -> None:
     """Print shadow prices, what is worth most first."""
     out = t.console()
     coin = found.currency
+    out.print(t.printable(f"plan: {t.plan_label(found.plan)}"))
     out.print(f"step {t.seconds(found.step_s)}, run {format_seconds(found.run_s)}, {t.big(found.cost)} {coin}")
+    for note in found.notes:
+        out.print(t.printable(f"note: {note}"))
     out.print()
     table = t.grid(["one more", "of", "saves a step", "a run", coin, "holds to", "next at"], left=(0,))
     for one in found.prices:

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.api.calls import AskedPlan, asked_plan
+from steptime.api.calls import AskedPlan, fitting_plan
 from steptime.api.searches import plan
 from steptime.api.training import check_training, samples_of
 from steptime.cost.training import training_s
 from steptime.errors import FieldError, UserError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.estimate.single import Setting
+from steptime.estimate.single import Setting, plan_record, rules_broken
 from steptime.goodput.objective import rates_of
 from steptime.goodput.prices import prices_of
 from steptime.hardware.library import changed_cluster
 from steptime.hardware.records import Cluster
+from steptime.plan.plans import names_of
 
 SMALL: Final = 1e-3
 """Relative change of a number at which its shadow price is taken."""
@@ -58,6 +59,9 @@ class Shadows:
     cost: float
     currency: str
     prices: tuple[Shadow, ...]
+    plan: Mapping[str, Any]
+    """In the words of the command line."""
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -68,7 +72,9 @@ class Shadows:
             "run_s": self.run_s,
             "cost": self.cost,
             "currency": self.currency,
+            "plan": dict(self.plan),
             "prices": rows,
+            "notes": list(self.notes),
         }
 
 
@@ -181,8 +187,15 @@ def shadow(
     length = check_training(training)
     if not length:
         raise FieldError("", "tokens", "missing; a shadow price is of a whole run", hint="give --tokens 1T")
-    asked = asked_plan(model, cluster, **job)
+    asked = fitting_plan(model, cluster, **job, always=True)
     case, setting = Case(asked=asked, base=cluster), asked.setting
+    e = evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
+    record, broken = plan_record(setting, asked.strategy, asked.plans), names_of(rules_broken(setting, e))
+    if broken:
+        raise UserError(
+            f"the plan does not fit ({', '.join(broken)}): nothing is worth anything to it",
+            hint="give degrees of a plan that fits, or none: steptime plan ranks them",
+        )
     given = prices_of(prices)
     steps = samples_of(length, setting.job) / setting.job.global_batch
     rates = rates_of(setting, steps, failures, given)
@@ -201,6 +214,8 @@ def shadow(
         run_s=float(rates.run_s.of(step_s, 0.0)),
         cost=float(rates.money.of(step_s, 0.0)),
         currency=given.currency,
+        plan=record,
+        notes=asked.notes,
         prices=tuple(sorted(known, key=lambda one: -one.worth_run_s * max(one.now, 1.0))),
     )
 

@@ -27,6 +27,7 @@ from steptime.phases.recipes import (
     Recipe,
 )
 from steptime.plan.job import Job
+from steptime.plan.keys import JOB_KEYS
 from steptime.plan.memory_profile import log_probabilities_of
 from steptime.plan.plans import MEMORY, NAMES
 from steptime.terms import Terms
@@ -173,7 +174,7 @@ def rl_step(
         cluster=cluster,
         gpus=gpus,
         options=options,
-        plan=plan or {},
+        plan=plan if plan and set(plan) - set(JOB_KEYS) else {"dp": gpus, **(plan or {})},
         settings=settings,
     )
     return run.step()

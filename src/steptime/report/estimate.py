@@ -213,7 +213,9 @@ def _remedies(e: Estimate, searched: bool) -> list[str]:
 
 
 def _more_ranks(e: Estimate) -> str:
-    """Ranks to cut the model over, of those that the framework has; a search has tried them."""
+    """Ranks to cut the model over, of those that the framework has; a search has tried them. One device has none."""
+    if e.workload.get("gpus") == 1:
+        return "more devices (--gpus 2 or more) or a device with more memory"
     axes = [axis for axis in ("tp", "pp") if axis in habits_of(e.provenance.framework).axes]
     return f"more ranks of {' or '.join(axes)}" if axes else "a framework that has tp or pp"
 

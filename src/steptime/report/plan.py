@@ -46,6 +46,7 @@ def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
     _print_reasons(out, result)
     if not result.feasible:
         _print_nearest(out, result)
+    _print_unsearched(out, result)
     for line in result.advice:
         out.print(t.printable(f"advice: {line}"))
     if result.plans:
@@ -152,6 +153,18 @@ def _print_front(out: Console, result: PlanResult) -> None:
     rest = f" ({len(result.pareto)} points in --json)" if len(result.pareto) > len(chosen) else ""
     out.print()
     out.print(f"less memory for more time: {', '.join(words)}{rest}")
+
+
+def _print_unsearched(out: Console, result: PlanResult) -> None:
+    """One line on what the search kept at one value, and which of it makes the first plan faster."""
+    left, faster = result.unsearched.names, result.unsearched.faster
+    if not left:
+        return
+    gains = ", ".join(f"{one.change} {t.seconds(one.step_time_s)}" for one in faster)
+    out.print()
+    out.print(
+        t.printable(f"not searched: {', '.join(left)}{f'; the first plan with {gains} (--fix)' if gains else ''}")
+    )
 
 
 def _print_reasons(out: Console, result: PlanResult) -> None:

@@ -6,7 +6,7 @@ What a search returns: counts, why it stopped, the best plans, the front, the ne
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -70,6 +70,25 @@ class Risky:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One choice at another value than a search has it, and what the first plan then takes."""
+
+    change: str
+    """In the words of the command line, as ``schedule=zb-h1``."""
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsearched:
+    """What a search kept at one value, so that its claim does not hold for it."""
+
+    names: tuple[str, ...] = ()
+    """Choices and columns of a plan."""
+    faster: tuple[Change, ...] = ()
+    """What makes the first plan faster, each alone, fastest first; other plans may gain more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """Ranked plans of one model on a number of devices."""
 
@@ -102,6 +121,8 @@ class PlanResult:
     number of devices money is a mix of both, so that this is the front of money too."""
     notes: tuple[str, ...] = ()
     """What to know about the search: another name for the framework, and plans that it has not."""
+    unsearched: Unsearched = Unsearched()
+    """What the claim of :attr:`stop` does not hold for; empty where nothing fits."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook; :meth:`to_json` has everything."""
@@ -126,6 +147,7 @@ class PlanResult:
             "workload": dict(self.workload),
             **({"energy_front": [dict(point) for point in self.energy_front]} if self.energy_front else {}),
             "notes": list(self.notes),
+            "unsearched": asdict(self.unsearched),
         }
 
 
@@ -155,7 +177,7 @@ def rank_plans(
     candidates, feasible = sum(f.candidates for f in found), sum(f.feasible for f in found)
     return PlanResult(
         candidates=candidates, feasible=feasible, reasons=_reasons(found),
-        stop=_stop(found, tuple(strategies), time.process_time() - started,
+        stop=_stop(found, _dimensions(setting, strategies), time.process_time() - started,
                    "faster" if objective is None else "better"),
         plans=plans, pareto=() if brief else _front(setting, found),
         nearest=_nearest(setting, found) if not feasible else None,
@@ -253,6 +275,10 @@ class Ranked(Sequence[T]):
         self._rows, self._explain = rows, explain
         self._known: dict[int, T] = dict(enumerate(known))
 
+    def row(self, place: int) -> tuple[Strategy, Plans]:
+        """Strategy and columns of the plan of a rank, which need not be explained for it."""
+        return self._rows[place]
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -296,17 +322,21 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
     return estimate_plan(setting, strategy, plans, explain=first, what_ifs=first)
 
 
-def _stop(found: Sequence[Found], strategies: tuple[str, ...], elapsed_cpu_s: float, better: str) -> Stop:
+def _dimensions(setting: Setting, strategies: Iterable[str]) -> str:
+    """What the candidates of a search differ in, in words: strategies, and choices of the job that it tries."""
+    tried = f"{' and '.join(setting.switched)} too" if setting.switched else ""
+    return "; ".join(filter(None, (", ".join(strategies), tried)))
+
+
+def _stop(found: Sequence[Found], dimensions: str, elapsed_cpu_s: float, better: str) -> Stop:
     candidates, feasible, costed = (sum(getattr(f, n) for f in found) for n in ("candidates", "feasible", "costed"))
     if not candidates:
         return Stop(reason="infeasible", proof="the space has no candidate", elapsed_cpu_s=elapsed_cpu_s)
-    space = (
-        f"all {counted(candidates, 'candidate', f'{candidates:,}')} of the space ({', '.join(strategies)}) were checked"
-    )
+    space = f"all {counted(candidates, 'candidate', f'{candidates:,}')} of the space ({dimensions}) were checked"
     if not feasible:
         return Stop(reason="infeasible", proof=f"{space}: none is feasible", elapsed_cpu_s=elapsed_cpu_s)
     if costed < feasible:
-        space = f"all {candidates:,} candidates ({', '.join(strategies)}) were bounded, {costed:,} costed"
+        space = f"all {candidates:,} candidates ({dimensions}) were bounded, {costed:,} costed"
     return Stop(
         reason="pruned" if costed < feasible else "exhausted",
         proof=f"{space}: no other is {better} than the first",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from steptime.api.calls import asked_plan
+from steptime.api.calls import fitting_plan
 from steptime.api.jobs import Request
 from steptime.api.request import job_choices
 from steptime.api.searches import Search
@@ -130,7 +130,7 @@ def _searched(point: Point) -> PlanResult:
 
 def _estimated(point: Point) -> Estimate:
     options = point.options
-    asked = asked_plan(
+    asked = fitting_plan(
         **_given(point),
         gpus=options["gpus"],
         global_batch=options.get("global_batch"),

@@ -101,6 +101,10 @@ def test_a_shadow_price_is_the_difference_of_estimates(
     model: str, cluster: str, gpus: int, batch: int, plan: dict[str, object]
 ) -> None:
     job = {"gpus": gpus, "global_batch": batch, "plan": plan}
+    if not api.estimate(model, cluster, **job).feasible:
+        with pytest.raises(UserError, match="the plan does not fit"):
+            api.shadow(model, cluster, **job, training={"tokens": "1B"}, plans=False)
+        return
     found = api.shadow(model, cluster, **job, training={"tokens": "1B"}, plans=False)
     case = Case(asked=api.calls.asked_plan(model, cluster, **job), base=cluster)
     step = api.estimate(model, cluster, **job).step_time_s
@@ -130,7 +134,7 @@ def test_matrix_units_are_worth_something() -> None:
 
 def test_more_memory_and_more_devices_follow_the_search() -> None:
     case = {"gpus": 16, "global_batch": 64}
-    found = api.shadow("llama3-70b", "dgx-h100", **case, plan={"tp": 8, "pp": 2}, training={"tokens": "1B"})
+    found = api.shadow("llama3-70b", "dgx-h100", **case, training={"tokens": "1B"})
     devices = next(one for one in found.prices if one.name == "devices")
     best = [api.plan("llama3-70b", "dgx-h100", gpus=n, global_batch=64, top=1).plans[0].step_time_s
             for n in (16, int(devices.holds_to))]  # fmt: skip

@@ -50,6 +50,12 @@ def test_where_no_option_is_enough_more_ranks_are() -> None:
     assert line.endswith("try more ranks of tp or pp and --offload optimizer")
 
 
+def test_one_device_is_never_told_to_cut_the_model_over_more_ranks() -> None:
+    (line,) = failings(estimated(("llama3-70b", "dgx-h100", 1, {"recompute": "full"})))
+    assert "more devices (--gpus 2 or more)" in line
+    assert "ranks of" not in line
+
+
 def test_a_broken_rule_is_told_with_its_meaning() -> None:
     assert failings(estimated(("llama3-8b", "dgx-h100", 24, {"tp": 3}))) == [
         "not feasible: heads: tp (with Ulysses tp x cp) does not divide the attention heads",

@@ -1,0 +1,100 @@
+"""Settings that training software switches on any mesh: CUDA graphs, dispatchers, overlap; the fastest of each.
+
+None of them changes memory, and one of each is never slower than the others in any plan, so that a search takes it and
+need not try the others:
+
+* graphs: the host issues no operator of ``step`` by itself and no router waits for it; of parts of a layer it issues
+  each as one operator, and their routers wait for the share ``captured_wait``. The time of a pass falls in neither
+  (:func:`steptime.cost.host.issued_s`, :func:`steptime.cost.host.router_wait_s`), and that of a step in no pass.
+* dispatchers: what sends a token once over the same links sends no more than what sends every copy.
+* overlap: traffic that may overlap shows no more than all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from steptime.dataclass import dataclass
+from steptime.plan.job import ALL_TO_ALL, GRAPH_PARTS, Job, dispatched_by
+
+STEP: Final = "step"
+LAYER: Final = "+".join(GRAPH_PARTS)
+"""All parts of a layer that a graph may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """Settings that training software has beyond its defaults."""
+
+    graphs: tuple[str, ...] = ()
+    """In the words of a job (:attr:`steptime.plan.job.Job.graphs`)."""
+    dispatchers: tuple[str, ...] = ()
+    overlap: frozenset[str] = frozenset()
+    """Traffic that overlaps if asked for."""
+
+
+SWITCHES: Final[Mapping[str, Switches]] = {
+    "megatron-core": Switches(graphs=(LAYER, STEP), dispatchers=("deepep", "hybridep", ALL_TO_ALL)),
+    "automodel": Switches(dispatchers=("deepep", ALL_TO_ALL)),
+    "torchtitan": Switches(dispatchers=("deepep", ALL_TO_ALL), overlap=frozenset({"tp"})),
+}
+"""Megatron-Core: `--cuda-graph-scope` full_iteration, or attn, moe_router and moe_preprocess;
+`--moe-token-dispatcher-type` alltoall, or flex with `--moe-flex-dispatcher-backend` deepep or hybridep. NeMo Automodel:
+`enable_deepep`. torchtitan: `expert_parallel_comm_backend`, `enable_async_tensor_parallel`. Others have none that is
+known."""
+
+
+def switched_names(job: Job, given: Collection[str]) -> tuple[str, ...]:
+    """Choices of a job, in the words of a plan, that its software can switch and the user did not fix."""
+    has = SWITCHES.get(job.framework.name)
+    if has is None or job.captured is not None:
+        return ()
+    known = {"graphs": has.graphs, "dispatcher": has.dispatchers if job.model.experts else (), "overlap": has.overlap}
+    return tuple(name for name, values in known.items() if values and name not in given)
+
+
+def settings_of(job: Job, given: Collection[str]) -> Iterator[Job]:
+    """The job under every combination of settings that its software has and the user did not fix, the default first."""
+    has, names = SWITCHES.get(job.framework.name, Switches()), switched_names(job, given)
+    graphs = dict.fromkeys((job.graphs, *(has.graphs if "graphs" in names else ())))
+    dispatchers = dict.fromkeys((job.dispatcher, *(has.dispatchers if "dispatcher" in names else ())))
+    overlaps = dict.fromkeys((job.overlap, *((job.overlap | has.overlap,) if "overlap" in names else ())))
+    for graph, dispatcher, overlap in product(graphs, dispatchers, overlaps):
+        other = job if dispatcher == job.dispatcher else dispatched_by(job, dispatcher)
+        other = replace(other, graphs=graph, overlap=overlap)
+        if graph == job.graphs or may_capture(other):
+            yield other
+
+
+def may_capture(job: Job) -> bool:
+    """Whether the graphs of a job can be captured: of a whole step only where the host reads nothing of the device.
+
+    Experts that drop no token have products whose sizes the host reads, but with HybridEP, which leaves them on the
+    device; activations that go to the host leave the graph.
+
+    Source: Megatron-Core's developer guide, CUDA Graph.
+    """
+    if job.graphs != STEP:
+        return True
+    alone = job.model.experts is None or job.expert_capacity is not None or job.dispatcher == "hybridep"
+    return alone and "activations" not in job.offload
+
+
+def fastest(job: Job, given: Collection[str]) -> Job:
+    """The job under the settings that are never slower than others (see the module); of equal ones the default.
+
+    Args:
+        job: with the defaults of its software, and what the user chose.
+        given: names of the choices that the user made.
+    """
+    return max(settings_of(job, given), key=_rank)
+
+
+def _rank(job: Job) -> tuple[int, bool, int]:
+    """Larger where a setting is never slower."""
+    parts = set(job.graphs.split("+")) & set(GRAPH_PARTS)
+    helps = bool(parts) and job.framework.captured_wait <= 1
+    return (2 if job.graphs == STEP else int(helps)), job.exchange_once, len(job.overlap)
