@@ -230,7 +230,7 @@ def plan(
         seq: tokens of a sequence; None: the model's own.
         dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``fp8-tensorwise``,
             ``fp8-blockwise``, ``mxfp8``, ``nvfp4``).
-            None: ``bf16``, but that of a module that was captured already.
+            None: ``bf16``, but of a module the one that it is made or was captured in.
         optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``, ``muon``, and the
             others of :data:`steptime.plan.optimizers.OPTIMIZERS`.
         strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
@@ -268,7 +268,7 @@ def plan(
         model=model,
         cluster=cluster,
         seq=seq,
-        dtype=dtype_taken(model, dtype),
+        dtype=dtype_taken(model, dtype, seq),
         optimizer=optimizer,
         mode=chosen,
         framework=framework,

@@ -93,10 +93,10 @@ def step_overhead_s(step_s: Num, devices: Num, tensors: Num) -> Num:
 
     $$t = \tau \min\!\left(\frac{k}{k_0},\,1\right) \Big|_{n > 1}$$
 
-    where $\tau$ = `step_s` (s) is fitted per framework. With $n$ = `devices` above one the host visits each of the $k$ =
-    `tensors` of parameters of a rank to hook its gradient, copy it into a bucket and take its norm, and all ranks meet
-    for the norm, the loss and their timers; $k_0$ = :data:`HOOKED`. One device does none of this: loading of data and
-    logging run behind the device.
+    where $\tau$ = `step_s` (s) is fitted per framework. With $n$ = `devices` above one the host visits each of the
+    $k$ = `tensors` of parameters of a rank to hook its gradient, copy it into a bucket and take its norm, and all ranks
+    meet for the norm, the loss and their timers; $k_0$ = :data:`HOOKED`. One device does none of this: loading of data
+    and logging run behind the device.
 
     Source: own.
 
