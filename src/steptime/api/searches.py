@@ -16,7 +16,7 @@ from steptime.api.frameworks import (
 )
 from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, read_notes
+from steptime.api.models import CAPTURED_DTYPES, check_strategy, dtype_taken, mode_of, model_given, read_notes
 from steptime.api.placed import laid
 from steptime.api.request import (
     NameOrPath,
@@ -294,10 +294,26 @@ def plan(
         setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
-    notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = asked.billed(all_trained(result, length, setting.job), setting)
     advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
     return replace(result, advice=advice, notes=notes)
+
+
+def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...]:
+    """A note on the plans of a module that this space does not have, and the command that finds them."""
+    job = setting.job
+    if job.captured is None or job.gpus < 2:
+        return ()
+    name = model if isinstance(model, str) else "FILE.py:NAME"
+    command = (
+        f"steptime shard {name} --cluster {setting.cluster.name} --gpus {job.gpus} --batch {job.global_batch} "
+        f"--dtype {CAPTURED_DTYPES.get(job.precision.name, job.precision.name)}"
+    )
+    return (
+        f"whole blocks were divided over data, pipeline and tensor ranks; that single weights and activations of "
+        f"{job.model.name} lie otherwise, which may be faster, was not searched: {command}",
+    )
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:
