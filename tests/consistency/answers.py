@@ -1,7 +1,7 @@
 """What each command answers to a job: its step time in seconds and its peak memory in bytes, as printed by ``--json``.
 
-An answer is a mapping of these numbers; a text says why a command has none. A number of the form ``(value, named)`` differs
-from the estimate's by what the command itself prints under the name ``named``.
+An answer is a mapping of these numbers; a text says why a command has none. A number of the form ``(value, named)``
+differs from the estimate's by what the command itself prints under the name ``named``.
 """
 
 from __future__ import annotations
@@ -193,8 +193,12 @@ def launch(job: Job, folder: Path) -> Answer:
     done = CliRunner().invoke(app, ["export", str(run), "--for", software, "-o", str(target)])
     if done.exit_code:
         return " ".join(done.output.split())
-    files = [target] if target.is_file() else sorted(path for path in folder.iterdir() if path.name.startswith("launch"))
-    done = CliRunner().invoke(app, ["import", str(files[0]), "--from", software, "--cluster", job.cluster, "-o", str(back)])
+    files = (
+        [target] if target.is_file() else sorted(path for path in folder.iterdir() if path.name.startswith("launch"))
+    )
+    done = CliRunner().invoke(
+        app, ["import", str(files[0]), "--from", software, "--cluster", job.cluster, "-o", str(back)]
+    )
     return both(asked("estimate", back)) if done.exit_code == 0 else " ".join(done.output.split())
 
 

@@ -81,8 +81,12 @@ _NODE: Final = (
 )
 _CLUSTER: Final = (
     _job("llama3-8b", "dgx-h100", 64, 256, tp=4, pp=2, micro_batch=1, zero=1, **FULL),
-    _job("llama3-8b", "dgx-h100", 64, 256, tp=2, micro_batch=1, zero=1, dtype="fp8-te", framework="megatron-core", **FULL),
-    _job("llama3-8b", "gb200-nvl72", 64, 256, tp=4, pp=2, micro_batch=1, framework="megatron-core", recompute="selective"),
+    _job(
+        "llama3-8b", "dgx-h100", 64, 256, tp=2, micro_batch=1, zero=1, dtype="fp8-te", framework="megatron-core", **FULL
+    ),
+    _job(
+        "llama3-8b", "gb200-nvl72", 64, 256, tp=4, pp=2, micro_batch=1, framework="megatron-core", recompute="selective"
+    ),
     _job("llama3-8b", "dgx-h100", 32, 64, cp=4, tp=2, micro_batch=1, seq=32768, **FULL),
     _job("llama3-70b", "dgx-h100", 64, 128, tp=8, pp=4, micro_batch=1, **FULL),
     _job("llama3-70b", "dgx-h100", 64, 128, tp=8, pp=4, micro_batch=1, framework="megatron-core", **FULL),
@@ -101,7 +105,18 @@ _CLUSTER: Final = (
     _job("mixtral-8x7b", "dgx-h100", 64, 256, ep=8, tp=2, micro_batch=1, **FULL),
     _job("qwen3-30b-a3b", "dgx-h100", 64, 256, ep=8, micro_batch=1, seq=4096, **FULL),
     _job("deepseek-v3", "dgx-h100", 256, 1024, ep=8, pp=16, micro_batch=1, **FULL),
-    _job("qwen3-235b-a22b", "gb200-nvl72", 256, 2048, ep=32, pp=4, micro_batch=1, seq=4096, framework="megatron-core", **FULL),
+    _job(
+        "qwen3-235b-a22b",
+        "gb200-nvl72",
+        256,
+        2048,
+        ep=32,
+        pp=4,
+        micro_batch=1,
+        seq=4096,
+        framework="megatron-core",
+        **FULL,
+    ),
     _job("llama3.1-405b", "dgx-h100", 1008, 1008, tp=8, pp=9, micro_batch=1, **FULL),
     _job("llama3.1-405b", "dgx-h100", 16384, 2048, tp=8, pp=16, micro_batch=1, **FULL),
     _job("llama3-8b", "published-b200-nvs8", 16384, 16384, tp=8, micro_batch=1, **FULL),

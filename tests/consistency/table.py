@@ -82,7 +82,9 @@ def main() -> int:
         print(f"{command:{width}}  {len(mine) - refused - other - named:5}  {named:5}  {other:5}  {refused:9}")
     for line in found:
         if line.difference and any(abs(d) > AGREE for d in line.difference.values()):
-            shown = ", ".join(f"{q} {d:+.3%} ({line.named.get(q, 'no name')})" for q, d in line.difference.items() if abs(d) > AGREE)
+            shown = ", ".join(
+                f"{q} {d:+.3%} ({line.named.get(q, 'no name')})" for q, d in line.difference.items() if abs(d) > AGREE
+            )
             print(f"{line.command}: {line.job}: {shown}")
     if "-v" in sys.argv:
         for line in found:

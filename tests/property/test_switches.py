@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from steptime import api
 from steptime.api.jobs import Request, with_choices
 from steptime.api.searches import Search

@@ -214,7 +214,7 @@ def asked_plan(
         model=model,
         cluster=cluster,
         seq=seq,
-        dtype=dtype_taken(model, dtype),
+        dtype=dtype_taken(model, dtype, seq),
         optimizer=optimizer,
         mode=chosen,
         framework=framework,

@@ -29,19 +29,37 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 
 USUAL_DTYPE = "bf16"
 """Training recipe where none is given."""
-CONVERTED = (
-    f"dtype was not given: {USUAL_DTYPE} was taken, with fp32 weights for the optimiser; steptime profile and "
-    "steptime fit take the module as it is made"
-)
-"""What a factory's module is planned in: most make it in fp32."""
+AS_MADE = "dtype was not given: the module is taken as it is made"
+"""What every command does with a factory's module: ``plan``, ``guide``, ``profile``, ``fit``, ``shard``..."""
 
 
-def dtype_taken(model: str | CapturedModel, dtype: str | None) -> str:
-    """The recipe as given; else that for which a module was captured, or the usual one."""
+def dtype_taken(model: str | CapturedModel, dtype: str | None, seq: int | None = None) -> str:
+    """The recipe as given; else the one of a module as it was captured or is made, and of other models the usual one.
+
+    Args:
+        model: a captured module, its factory, or a name or path.
+        dtype: as asked for; None: not given.
+        seq: tokens of a sample, for a factory that takes them.
+    """
     if dtype is not None:
         return dtype
-    captured = model.dtype if isinstance(model, CapturedModel) else USUAL_DTYPE
-    return next((recipe for recipe, element in CAPTURED_DTYPES.items() if element == captured), USUAL_DTYPE)
+    if isinstance(model, CapturedModel):
+        element: str = model.dtype
+    elif is_target(model) and not in_catalogue(model):
+        element = loaded("steptime.captured.workload:made_in")(model, seq)
+    else:
+        return USUAL_DTYPE
+    return next((recipe for recipe, each in CAPTURED_DTYPES.items() if each == element), USUAL_DTYPE)
+
+
+def as_made(dtype: str) -> str:
+    """The note on a module whose element type nobody gave.
+
+    >>> as_made("fp32")
+    'dtype was not given: the module is taken as it is made, in fp32 (--dtype bf16 converts it)'
+    """
+    other = "fp32" if dtype == USUAL_DTYPE else USUAL_DTYPE
+    return f"{AS_MADE}, in {dtype} (--dtype {other} converts it)"
 
 
 def summary_of(model: CapturedModel) -> ModelSpec:
@@ -228,8 +246,8 @@ def read_model(name_or_path: str | os.PathLike[str]) -> tuple[ModelSpec, ImportR
 
 def read_notes(model: str | CapturedModel, setting: Setting, seq: int | None, dtype: str | None) -> tuple[str, ...]:
     """Notes on how the model was read."""
-    converted = setting.job.captured is not None and isinstance(model, str) and dtype is None
-    return (*import_notes(model, seq=seq), *((CONVERTED,) if converted else ()))
+    made = setting.job.captured is not None and isinstance(model, str) and dtype is None
+    return (*import_notes(model, seq=seq), *((as_made(setting.job.precision.name),) if made else ()))
 
 
 def import_notes(given: str | CapturedModel, *, seq: int | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from steptime.api.frameworks import (
 )
 from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, read_notes
+from steptime.api.models import CAPTURED_DTYPES, check_strategy, dtype_taken, mode_of, model_given, read_notes
 from steptime.api.placed import laid
 from steptime.api.request import (
     NameOrPath,
@@ -234,7 +234,7 @@ def plan(
         seq: tokens of a sequence; None: the model's own.
         dtype: training recipe (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``fp8-te``, ``fp8-tensorwise``,
             ``fp8-blockwise``, ``mxfp8``, ``nvfp4``).
-            None: ``bf16``, but that of a module that was captured already.
+            None: ``bf16``, but of a module the one that it is made or was captured in.
         optimizer: ``adam``, ``adamw``, ``adam8bit``, ``momentum`` (also ``sgd-momentum``), ``sgd``, ``muon``, and the
             others of :data:`steptime.plan.optimizers.OPTIMIZERS`.
         strategy: ``1d``, ``context``, ``2d`` (SUMMA), or ``auto``: the first two; in published mode all.
@@ -272,7 +272,7 @@ def plan(
         model=model,
         cluster=cluster,
         seq=seq,
-        dtype=dtype_taken(model, dtype),
+        dtype=dtype_taken(model, dtype, seq),
         optimizer=optimizer,
         mode=chosen,
         framework=framework,
@@ -298,7 +298,7 @@ def plan(
         setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
-    notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = replace(result, unsearched=_unsearched(setting, result, {**choices, **columns}))
     result = asked.billed(all_trained(result, length, setting.job), setting)
     advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
@@ -311,6 +311,22 @@ def _unsearched(setting: Setting, result: PlanResult, given: Mapping[str, Any]) 
     if not modelled or not isinstance(result.plans, Ranked) or not len(result.plans):
         return Unsearched()
     return unsearched(setting, (*result.plans.row(0), result.plans[0].step_time_s), given)
+
+
+def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...]:
+    """A note on the plans of a module that this space does not have, and the command that finds them."""
+    job = setting.job
+    if job.captured is None or job.gpus < 2:
+        return ()
+    name = model if isinstance(model, str) else "FILE.py:NAME"
+    command = (
+        f"steptime shard {name} --cluster {setting.cluster.name} --gpus {job.gpus} --batch {job.global_batch} "
+        f"--dtype {CAPTURED_DTYPES.get(job.precision.name, job.precision.name)}"
+    )
+    return (
+        f"whole blocks were divided over data, pipeline and tensor ranks; that single weights and activations of "
+        f"{job.model.name} lie otherwise, which may be faster, was not searched: {command}",
+    )
 
 
 def _advice(search: Search, setting: Setting, scope: Scope, result: PlanResult) -> tuple[str, ...]:

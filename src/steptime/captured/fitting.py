@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from steptime.api.jobs import (
 )
 from steptime.api.models import import_notes, load_model
 from steptime.api.request import NameOrPath, choice, name_or_path, number, text, whole
+from steptime.captured.fit.choice import ADAPTERS, Point
 from steptime.captured.fit.driver import FitResult, Found, search
 from steptime.captured.fit.estimated import OFFLOADS, Estimated, Kind
 from steptime.captured.fit.techniques import Change
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from steptime.captured.fit.captured import Captured
 
 DEFAULT_BATCH: Final = 8
-LORA_RANK: Final = 16
+ADAPTERS_OF: Final = "transformers"
+"""Framework of adapters on 4-bit weights where none is named: its settings are the ones that are printed."""
 FACTORY: Final = "of a torch module name the factory that makes it: 'file.py:factory'"
 """What to give in place of an object that is no model."""
 Progress = Callable[[int, int], None]
@@ -47,7 +49,8 @@ Progress = Callable[[int, int], None]
 def fit(
     model: NameOrPath, device: NameOrPath, *, batch: int | None = None, seq: int | None = None,
     optimizer: str = CAPTURED_DEFAULT, host_bandwidth_Bps: float | None = None, allow: str = "rounding",
-    inputs: Sequence[str] = (), loss: str | None = None, progress: Progress | None = None,
+    inputs: Sequence[str] = (), loss: str | None = None, framework: str | None = None,
+    lora: Mapping[str, Any] | None = None, progress: Progress | None = None,
 ) -> FitResult:  # fmt: skip
     """The cheapest way to make a training step fit on one device.
 
@@ -67,6 +70,10 @@ def fit(
             learned may differ).
         inputs: shapes of a captured module's inputs, as ``8x1024:int64``, where the factory gives none.
         loss: of a captured module ``own``, ``cross-entropy``, ``mse``, ``sum`` or ``mean``; None: the factory's.
+        framework: whose habits and memory are evaluated, of a model that is known by its dimensions; None: no
+            framework in particular, and of adapters on 4-bit weights the one that has them.
+        lora: adapters of such a model, as for an estimate: ``{"rank": 16, "targets": "linear", "qlora": True}``; None:
+            all weights are trained, unless ``allow`` is ``training`` and adapters are cheaper.
         progress: called with captures done and captures known so far.
 
     Raises:
@@ -84,8 +91,14 @@ def fit(
         seq=None if seq is None else whole("seq", seq, 1, MAX_FIT_SEQ),
         optimizer=text("optimizer", optimizer),
         allow=change,
+        framework=framework,
+        lora=lora,
     )
     if is_target(asked.model):
+        for name, value in (("framework", framework), ("lora", lora)):
+            if value is not None:
+                hint = "leave it out: the code of the module says what runs"
+                raise FieldError("", name, "is for a model that is known by its dimensions", hint=hint)
         return _captured(asked, loss, parse_inputs(inputs), progress)
     if inputs:
         raise FieldError("", "inputs", "are shapes for a module that is captured; this model has its own")
@@ -104,6 +117,8 @@ class _Asked:
     seq: int | None
     optimizer: str
     allow: Change
+    framework: str | None
+    lora: Mapping[str, Any] | None
 
 
 def _captured(asked: _Asked, loss: str | None, inputs: tuple[InputSpec, ...], progress: Progress | None) -> FitResult:
@@ -161,12 +176,16 @@ def _estimated(asked: _Asked) -> FitResult:
     states = estimated_optimizer(asked.optimizer)
     batch, seq = DEFAULT_BATCH if asked.batch is None else asked.batch, asked.seq or spec.seq_len
     cluster, mode = alone(device), MODES["corrected"]
+    adapters = adapter_of(with_rank(asked.lora))
+    assert adapters is not None
 
     def make(kind: Kind) -> Setting:
         optimizer_states = OPTIMIZERS["adam8bit"] if kind.optimizer == "8bit" else states
-        adapter = adapter_of({"rank": LORA_RANK, "qlora": True}) if kind.weights == "qlora" else None
+        lora = with_rank(asked.lora) | {"qlora": kind.weights == "qlora"}
+        adapter = None if kind.weights == "trained" else adapter_of(lora)
         precision = PRECISIONS[kind.precision].on(device)
-        framework = framework_of(None, mode, device, precision)
+        own = ADAPTERS_OF if kind.weights == "qlora" else None
+        framework = framework_of(kind.framework or asked.framework or own, mode, device, precision)
         job = Job(
             model=spec, gpus=1, global_batch=batch, seq_len=seq,
             precision=precision, optimizer=optimizer_states, adapter=adapter, framework=framework,
@@ -179,15 +198,35 @@ def _estimated(asked: _Asked) -> FitResult:
     engine = Estimated(
         make=make, strategy=mode.method.strategy("1d"), batch=batch, rates=frozenset(device.matrix_flops_per_s),
         allow=asked.allow, is_host=device.is_host, of_matrices=states.matrices is not None,
+        weights=_weights(asked.lora), adapters=(adapters.rank, adapters.targets),
     )  # fmt: skip
     found = search(engine)
+    best = found.cheapest or found.least
+    stacks = [engine.under(best.choice, name) for name in best.choice.stacks if name != best.framework]
     notes = [f"memory and time are estimated from the dimensions of {spec.name}; a module is captured exactly"]
     notes += import_notes(asked.model, seq=asked.seq)
     asked = replace(asked, batch=batch, seq=seq)
-    return _result(found, asked, captures=0, notes=(*notes, *engine.left_out))
+    return _result(found, asked, captures=0, notes=(*notes, *engine.left_out), stacks=stacks)
 
 
-def _result(found: Found, asked: _Asked, *, captures: int, notes: Sequence[str]) -> FitResult:
+def with_rank(lora: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Adapters with the default rank where none is given.
+
+    >>> with_rank(None), with_rank({"rank": 8})
+    ({'rank': 16}, {'rank': 8})
+    """
+    return {"rank": ADAPTERS[0]} | dict(lora or {})
+
+
+def _weights(lora: Mapping[str, Any] | None) -> str:
+    """What the job trains, in the words of a combination."""
+    adapter = None if lora is None else adapter_of(with_rank(lora))
+    return "trained" if adapter is None else "lora" if adapter.weight_bytes is None else "qlora"
+
+
+def _result(
+    found: Found, asked: _Asked, *, captures: int, notes: Sequence[str], stacks: Sequence[Point] = ()
+) -> FitResult:
     assert asked.batch is not None
     device = asked.device
     constants = memory_constants(is_host=device.is_host)
@@ -204,5 +243,5 @@ def _result(found: Found, asked: _Asked, *, captures: int, notes: Sequence[str])
         capacity_bytes=device.memory_bytes,
         context_bytes=constants.context_bytes,
         baseline=found.baseline, cheapest=found.cheapest, least=found.least, front=found.front, guide=found.guide,
-        candidates=found.candidates, captures=captures, provenance=provenance, notes=tuple(notes),
+        candidates=found.candidates, captures=captures, stacks=tuple(stacks), provenance=provenance, notes=tuple(notes),
     )  # fmt: skip

@@ -545,6 +545,29 @@ def captured_target(target: str, dtype: str, seq: int | None) -> CapturedModel:
     return captured_steps(step, name=first.name, dtype=element)
 
 
+def made_in(target: str, seq: int | None) -> str:
+    """Element type of a factory's module as it is made: the one that most of its parameters have.
+
+    Args:
+        target: as for :func:`captured_target`.
+        seq: tokens of a sample, for a factory that takes them.
+
+    Raises:
+        UserError: PyTorch is missing, or the factory fails.
+    """
+    require_torch()
+    from steptime.captured.record.factory import load_target
+    from steptime.captured.record.values import dtype_name
+    from steptime.captured.record.variants import batch_parameter
+
+    sizes = {} if seq is None else {"seq": seq}
+    sizes |= {} if batch_parameter(target) is None else {"batch": BATCHES[0]}
+    found: Counter[str] = Counter()
+    for parameter in load_target(target, sizes=sizes, dtype=None, inputs=()).module.parameters():
+        found[dtype_name(parameter.dtype)] += parameter.numel()
+    return max(found, key=lambda name: found[name], default="fp32")
+
+
 def _of_one_batch(target: str, made: Target, element: str | None) -> CapturedModel:
     """The module of a factory that does not take a batch: its inputs are given others."""
     from steptime.captured.record.problems import CaptureError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, log2, maximum, soft_maximum, where
+from steptime.num import Num, log2, maximum, minimum, soft_maximum, where
 
 SHARPNESS = 8.0
 """Exponent of the soft maximum of device and host: within 9 % of the larger where both are equal."""
@@ -83,19 +83,27 @@ def stage_issue_s(micro_batches: Num, virtual_stages: Num, stages: Num, stage_s:
     return micro_batches * virtual_stages * stage_s * where(stages > 1, 1.0, 0.0)
 
 
-def step_overhead_s(step_s: Num) -> Num:
-    r"""Time of a step that no work explains: data loading, logging, clipping, synchronisation.
+HOOKED = 50
+"""Tensors of parameters of a rank from which :func:`step_overhead_s` has its fitted value: three quarters of the ranks
+in the runs that it was fitted to have as many or more (median 128)."""
 
-    $$t = \tau$$
 
-    where $\tau$ = `step_s` (s) is fitted per framework.
+def step_overhead_s(step_s: Num, devices: Num, tensors: Num) -> Num:
+    r"""Time of a step that no work explains: what the ranks do together once a step.
+
+    $$t = \tau \min\!\left(\frac{k}{k_0},\,1\right) \Big|_{n > 1}$$
+
+    where $\tau$ = `step_s` (s) is fitted per framework. With $n$ = `devices` above one the host visits each of the
+    $k$ = `tensors` of parameters of a rank to hook its gradient, copy it into a bucket and take its norm, and all ranks
+    meet for the norm, the loss and their timers; $k_0$ = :data:`HOOKED`. One device does none of this: loading of data
+    and logging run behind the device.
 
     Source: own.
 
-    >>> step_overhead_s(0.01)
-    0.01
+    >>> step_overhead_s(0.01, 8, 200), step_overhead_s(0.01, 8, 25), step_overhead_s(0.01, 1, 200)
+    (0.01, 0.005, 0.0)
     """
-    return step_s
+    return step_s * minimum(tensors / HOOKED, 1.0) * where(devices > 1, 1.0, 0.0)
 
 
 NODE = 8

@@ -30,6 +30,8 @@ class Part:
     frozen_expert_bytes: Num = 0.0
     products: Num = 0.0
     """Parameters of one product of each shape."""
+    tensors: Num = 0.0
+    """Tensors of trained parameters."""
     remade_bytes: Num = 0.0
     """What recomputation of parts of a layer makes again of what it keeps otherwise."""
     matrices: Num = 0.0
@@ -89,6 +91,8 @@ def part_of(
         if update is not None and row.trained and row.operator in PRODUCTS:
             for name, value in _matrices(row, update).items():
                 sums[name] = sums.get(name, 0.0) + value * share
+        if row.trained and (not isinstance(row.weights, float) or row.weights):
+            sums["tensors"] = sums.get("tensors", 0.0) + share
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
     return Part(**sums)

@@ -252,7 +252,7 @@ class Step:
     """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
     copies_busy_s: Num
     overhead_s: Num
-    """Fixed time of a step that no work explains."""
+    """Time of a step that no work explains: what ranks do together, once a step."""
     contention: Call | None
     """Messages between stages that share their links with gradients in the background; None: the machine does not
     tell its links apart."""
@@ -346,7 +346,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
         optimizer_s=(inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s) * updates,
         matrix_update_s=inputs.matrix_update_s * framework.matrix * updates,
         momentum_gather_s=inputs.momentum_gather_s * framework.data_links * updates,
-        overhead_s=step_overhead_s(framework.step_s),
+        overhead_s=step_overhead_s(framework.step_s, inputs.devices, inputs.tensors),
         copies_s=sum((call.value * times for call, times in waits), start=0.0),
         copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
         devices=inputs.devices,

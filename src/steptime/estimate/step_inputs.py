@@ -11,6 +11,7 @@ from steptime.dataclass import dataclass
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near
+from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
     ParameterTraffic,
     Traffic,
@@ -116,6 +117,8 @@ class StepInputs:
     """Reduction of gradients of weights that tensor-parallel ranks replicate."""
     owned: Num
     """Parameters that a rank of the stage with most of them updates."""
+    tensors: Num
+    """Tensors of trained parameters that a rank has, the mean over the stages."""
     optimizer_s: Num
     """Its time on the device; 0 where the host does it."""
     host_optimizer_s: Num
@@ -176,6 +179,11 @@ def linked_inputs(
     )  # fmt: skip
 
 
+def _tensors(sizes: Sizes, layout: Layout) -> Num:
+    """Tensors of trained parameters of a rank, the mean over the stages."""
+    return (layout.whole * sizes.layer.tensors + sizes.first.tensors + sizes.last.tensors) / layout.stages
+
+
 def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """As :func:`inputs_of` on links that take no time, whatever the placement."""
     job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
@@ -188,6 +196,7 @@ def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap), shares_near=0.0, shares_far=0.0,
         hides_copies=float("offload" in job.overlap), copy_s=copy_s, fast_link_s=0.0, slow_link_s=0.0, stage_link_s=0.0,
         traffic=no_traffic(planned), replicated_s=0.0, owned=owned,
+        tensors=_tensors(planned.sizes, layout),
         optimizer_s=optimizer_time_s(planned, owned, machine),
         host_optimizer_s=host_optimizer_time_s(job, owned, machine),
         matrix_update_s=matrix_time_s(planned, machine), updates=job.updates(plans),

@@ -141,8 +141,9 @@ def _overhead_lines(e: Evaluation) -> Iterator[Line]:
              "stage_s": framework.stage_s}  # fmt: skip
     yield Line(path="host/stages/stage_issue_s", exposed_s=float(step.stage_host_s),
                recipe=known("host.stage_issue_s", issue, fitted("stage_s")))  # fmt: skip
+    together = {"step_s": framework.step_s, "devices": step.devices, "tensors": e.inputs.tensors}
     yield Line(path="overhead/step_overhead_s", exposed_s=float(step.overhead_s),
-               recipe=known("host.step_overhead_s", {"step_s": framework.step_s}, fitted("step_s")))  # fmt: skip
+               recipe=known("host.step_overhead_s", together, fitted("step_s")))  # fmt: skip
     grown = {"work_s": step.work_s, "devices": step.devices, "growth": step.growth}
     yield Line(path="scaling/growth_s", exposed_s=float(step.growth_s),
                recipe=known("host.growth_s", grown, fitted("growth")))  # fmt: skip

@@ -202,7 +202,7 @@ def _parsed(where: str, text: str, software: str | None) -> tuple[Software, Text
 
 
 def _with_deepspeed(options: Options, where: str) -> Options:
-    """Options with those of the file of DeepSpeed that they name, next to it; one that is not there is not understood."""
+    """Options with those of the DeepSpeed file that they name, next to it; one that is not there is not understood."""
     named = options.get("deepspeed")
     if not isinstance(named, str) or not named.endswith(".json"):
         return options
@@ -311,6 +311,10 @@ class _Reader:
         for option, concept in automatic.items():
             if concept not in self._values:
                 self.notes.append(f"{option} is {self._options[option]}: left open")
+        self._launcher_numbers(launcher)
+
+    def _launcher_numbers(self, launcher: str) -> None:
+        """Numbers of the line that starts the run, such as devices of a node."""
         try:
             words = options_of(shlex.split(launcher.replace(" -n ", " --nproc "))) if launcher else {}
         except ValueError as error:

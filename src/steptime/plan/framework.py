@@ -100,7 +100,8 @@ class Framework:
     optimizer: Num = 1.0
     """Time of the optimiser step over one pass over its tensors."""
     step_s: Num = 0.0
-    """Time of a step that no work explains: data loading, logging, clipping, synchronisation."""
+    """Time that the ranks of a step spend on what they do together and no work explains: hooks and buckets of
+    gradients, their norm, barriers of timers and logs (:func:`steptime.cost.host.step_overhead_s`)."""
     issue_sharpness: float = SHARPNESS
     """No parameter, but of the device: exponent of :func:`steptime.cost.host.issued_s`."""
     growth: Num = 0.0

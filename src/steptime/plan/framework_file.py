@@ -238,6 +238,19 @@ def slowed(framework: Framework, slower: float) -> Framework:
     return replace(framework, **{name: getattr(framework, name) * slower for name in SLOWED})
 
 
+def is_slowed(name: str, fitted: Collection[str]) -> bool:
+    """Whether a framework is software that no fit has seen: one that nobody named, or a stack without runs.
+
+    Args:
+        name: of the framework.
+        fitted: names of those with runs.
+
+    >>> is_slowed("transformers", ["ddp"]), is_slowed("ddp", ["ddp"]), is_slowed("generic", ["generic"])
+    (True, False, True)
+    """
+    return name == GENERIC or (name in STACKS and name not in fitted)
+
+
 def framework_names() -> list[str]:
     """Names that :func:`load_framework` takes."""
     return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *STACKS})]
@@ -283,7 +296,7 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
     if name == IDEAL.name:
         return IDEAL
     table = framework_table()
-    unfitted = name == GENERIC or (name in STACKS and name not in table["framework"])
+    unfitted = is_slowed(name, table["framework"])
     if not unfitted and name not in table["framework"]:
         raise unknown_framework(name)
     common, own = table["common"], table["framework"].get(name, {})

@@ -284,12 +284,13 @@ class _Builder:
         items = self.flow.items
         for link in self.flow.links:
             source, target = self._end(link.source, False, link.output), self._end(link.target, True, link.input)
-            chain = link.count * self.chain(link, source.shardings, target.shardings)
+            of_weights = link.gradient or (items[link.source].node.op == "parameter")
+            factor = self.timer.factors.get("data_links", 1.0) if of_weights else 1.0
+            chain = link.count * factor * self.chain(link, source.shardings, target.shardings)
             if link.source == link.target:
                 diagonal = chain[source.of_option, target.of_option]
                 own[link.source] = own.get(link.source, 0.0) + diagonal
                 continue
-            of_weights = link.gradient or (items[link.source].node.op == "parameter")
             pairs = data if of_weights else moved
             matrix = chain[np.ix_(source.of_option, target.of_option)]
             u, v = sorted((link.source, link.target))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final
 
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.api.request import number as number_in
-from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
 from steptime.estimate.result import SCHEMA_VERSION
@@ -27,6 +26,7 @@ from steptime.sharding.portfolio import EACH_S, with_others
 from steptime.sharding.problem import Problem
 from steptime.sharding.recipes import RECIPES, followed
 from steptime.sharding.shard import captured_step, room_bytes
+from steptime.sharding.software import Software, software_of
 
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
@@ -66,11 +66,18 @@ class Comparison:
     entries: tuple[Entry, ...]
     """The planner first."""
     limit_bytes: float
+    software: Software | None = None
+    """As of :class:`~steptime.sharding.shard.Sharded`; None: the times are those of the devices alone."""
 
     @property
     def bound_s(self) -> float:
         """No method can be below it."""
-        return self.plan.bound_s
+        return self.plan.bound_s if self.software is None else self.software.step_s(self.plan.bound_s)
+
+    @property
+    def band_s(self) -> tuple[float, float] | None:
+        """Band around the planner's step."""
+        return None if self.software is None else self.software.band_s(self.plan)
 
     @property
     def best_other(self) -> Entry | None:
@@ -86,7 +93,9 @@ class Comparison:
             "cluster": self.cluster,
             "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
             "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
+            **({} if self.software is None else self.software.to_json()),
             "bound_s": self.bound_s,
+            "step_time_band_s": None if (band := self.band_s) is None else list(band),
             "methods": [
                 {
                     "name": each.name,
@@ -96,7 +105,11 @@ class Comparison:
                     "evaluations": each.evaluations,
                     "stop": each.stop,
                     "points": [
-                        {"cpu_s": point.cpu_s, "evaluations": point.evaluations, "step_time_s": point.total_s}
+                        {
+                            "cpu_s": point.cpu_s,
+                            "evaluations": point.evaluations,
+                            "step_time_s": self.whole_s(point.total_s),
+                        }
                         for point in each.points
                     ],
                 }
@@ -115,6 +128,7 @@ def planners(
     methods: Sequence[str] | None = None,
     cpu_s: float = 10.0,
     seed: int = 0,
+    framework: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     **captured: Any,
 ) -> Comparison:
@@ -130,6 +144,7 @@ def planners(
         cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much
             and at least 30 and 5 s.
         seed: of the random numbers.
+        framework: as for :func:`steptime.sharding.shard.shard`.
         progress: called with methods done and methods to run.
 
     Raises:
@@ -146,10 +161,18 @@ def planners(
     axes = mesh or "x".join(map(str, min(logical_meshes(gpus), key=max)))
     where = mesh_on(machines, parse_axes(axes), gpus)
     limit = room_bytes(machines) if memory_bytes is None else memory_bytes
-    problem = built(flow_of(program), where, Timer(device=machines.device), limit)
-    return compared(
+    software, timer = software_of(program, machines.device, gpus, framework)
+    problem = built(flow_of(program), where, timer, limit)
+    found = compared(
         problem, names, cpu_s=cpu_s, seed=seed, progress=progress, model=program.name, cluster=machines.name
     )
+    return replace(found, software=software, entries=tuple(_whole(each, software) for each in found.entries))
+
+
+def _whole(entry: Entry, software: Software) -> Entry:
+    """What a method found, with the host and what the framework adds."""
+    points = tuple(replace(point, total_s=software.step_s(point.total_s)) for point in entry.points)
+    return replace(entry, points=points, step_s=None if entry.step_s is None else software.step_s(entry.step_s))
 
 
 def compared(

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from steptime.captured.cost.timing import kind_of, work_of
 from steptime.captured.graph.liveness import Liveness
 from steptime.errors import UserError
 from steptime.num import Array
@@ -86,8 +87,17 @@ class ShardingPlan:
         )
 
     @property
+    def kinds_s(self) -> dict[str, float]:
+        """Seconds of computation and of updates by the factor of a framework that they have."""
+        out = {"optimizer": self.updates_s}
+        for item, each, option in zip(self.built.flow.items, self.built.seconds.operators, self.choice, strict=True):
+            kind = kind_of(work_of(item.node)) if item.kind not in ("source", "copy", "update") else "vector"
+            out[kind] = out.get(kind, 0.0) + float(each[option])
+        return out
+
+    @property
     def step_s(self) -> float:
-        """Time of the step."""
+        """Time of the devices in the step, computation and traffic."""
         return step_of(self.parts_s, self.overlaps)
 
     @property

@@ -29,6 +29,7 @@ from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan
 from steptime.sharding.propagate import Propagated
+from steptime.sharding.software import Software, software_of
 
 SECONDS: Final = 60.0
 AXES: Final = 2
@@ -43,11 +44,34 @@ class Sharded:
     cluster: str
     flow: Flow
     best: ShardingPlan
+    software: Software
+    """The framework, whose host, overhead and doubts come on top of the time of the devices."""
     tried: tuple[tuple[str, float | None, str], ...]
     """Mesh, time of its best step (None: nothing fits), and why its search stopped."""
     limit_bytes: float
     given: Propagated | LaidOut | None = None
     """How the best shardings follow from annotations or a layout; None: they do not, or the solver decided the rest."""
+
+    @property
+    def step_s(self) -> float:
+        """Time of the step: devices, waits for the host, and what the framework adds."""
+        return self.software.step_s(self.best.step_s)
+
+    @property
+    def bound_s(self) -> float:
+        """No shardings on this mesh take less; 0: nothing was searched."""
+        return self.software.step_s(self.best.bound_s) if self.best.bound_s else 0.0
+
+    @property
+    def bracket_s(self) -> tuple[float, float]:
+        """Everything overlapped, nothing overlapped."""
+        low, high = (self.software.step_s(end) for end in self.best.bracket_s)
+        return low, high
+
+    @property
+    def gap(self) -> float:
+        """Share by which the step may be above the best."""
+        return max(self.step_s - self.bound_s, 0.0) / self.step_s if self.step_s else 0.0
 
     @property
     def unknown(self) -> list[str]:
@@ -66,21 +90,26 @@ class Sharded:
         """Plain data for ``json.dumps``."""
         plan = self.best
         computing, data, others = plan.parts_s
+        band = self.software.band_s(plan)
         return {
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
             "cluster": self.cluster,
             "mesh": dict(zip(plan.built.mesh.names, plan.built.mesh.sizes, strict=True)),
-            "step_time_s": plan.step_s,
-            "step_time_bracket_s": list(plan.bracket_s),
-            "bound_s": plan.bound_s or None,
-            "gap": plan.gap if plan.bound_s else None,
+            **self.software.to_json(),
+            "step_time_s": self.step_s,
+            "step_time_bracket_s": list(self.bracket_s),
+            "step_time_band_s": None if band is None else list(band),
+            "device_step_time_s": plan.step_s,
+            "bound_s": self.bound_s or None,
+            "gap": self.gap if plan.bound_s else None,
             "stop": plan.stop,
             "time": {
                 "compute": computing,
                 "optimizer": plan.updates_s,
                 "weights_and_gradients": data,
                 "activations": others - plan.updates_s,
+                **self.software.terms(plan.step_s),
             },
             "overlaps": plan.overlaps,
             "peak_memory_bytes": float(plan.memory_bytes.max()),
@@ -114,6 +143,7 @@ def shard(
     complete: Complete = "solve",
     overlaps: bool = True,
     runnable: bool = False,
+    framework: str | None = None,
     gap: float = GAP,
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] | None = None,
@@ -134,6 +164,8 @@ def shard(
         overlaps: traffic of weights and their gradients runs while the devices compute.
         runnable: only shardings that an exported file can run: without halos, attention over pieces of a sequence, and
             operators on indices into a sharded dim other than embeddings and losses.
+        framework: training software whose factors, host and overhead are applied; None: ``generic``, as for ``plan``;
+            ``ideal``: none.
         gap: share above the bound at which a search may stop.
         seconds: time limit of each mesh's search.
         progress: called with meshes done and meshes to try.
@@ -167,7 +199,8 @@ def shard(
     if directions and mesh is None:
         raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
     how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds, "runnable": runnable}
-    flow, timer = flow_of(program), Timer(device=machines.device)
+    flow = flow_of(program)
+    software, timer = software_of(program, machines.device, gpus, framework)
     limit = room_bytes(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
     each = [(one, partial(_completed, flow, one, timer, limit, directions, how)) for one in meshes]
@@ -178,7 +211,8 @@ def shard(
         cluster=machines.name,
         flow=flow,
         best=best,
-        tried=tuple(tried),
+        software=software,
+        tried=tuple((name, None if s is None else software.step_s(s), stop) for name, s, stop in tried),
         limit_bytes=limit,
         given=given,
     )

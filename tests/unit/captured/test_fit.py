@@ -170,7 +170,7 @@ def test_every_technique_is_described() -> None:
         assert one.key == key
         assert one.settings and one.memory and one.time and one.numerics
         words = {word for text in one.settings.values() for _, word, *_ in Formatter().parse(text)} - {None}
-        assert words <= {"device_type", "micro", "count", "batch", "k", "segments", "tree"}
+        assert words <= {"device_type", "micro", "count", "batch", "k", "segments", "tree", "rank", "targets"}
 
 
 def test_settings_are_filled_in() -> None:

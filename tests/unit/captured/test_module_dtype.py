@@ -1,4 +1,4 @@
-"""A module is planned in bf16 unless told otherwise, while `profile` and `fit` take it as it is made: that is said."""
+"""Every command takes a module as it is made unless told otherwise, and says so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _net(tmp_path: Path) -> str:
 
 
 def told(notes: tuple[str, ...]) -> bool:
-    return any("dtype was not given: bf16 was taken" in note and "steptime profile" in note for note in notes)
+    return any("dtype was not given: the module is taken as it is made, in fp32" in note for note in notes)
 
 
 def test_a_dtype_that_nobody_gave_for_a_module_is_named(net: str) -> None:

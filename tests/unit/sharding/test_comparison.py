@@ -33,7 +33,9 @@ def program() -> Program:
 
 @pytest.fixture(scope="module")
 def found(program: Program) -> Comparison:
-    return planners(program, "dgx-h100", gpus=4, mesh="2x2", methods=QUICK, cpu_s=1.0, memory_bytes=inf)
+    return planners(
+        program, "dgx-h100", gpus=4, mesh="2x2", methods=QUICK, cpu_s=1.0, memory_bytes=inf, framework="ideal"
+    )
 
 
 def test_rules_count_the_axes_that_are_as_asked() -> None:

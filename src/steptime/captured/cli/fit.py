@@ -59,6 +59,10 @@ def command(
             "learned may differ: fp8, bf16 weights, adapters on 4-bit weights).",
         ),
     ] = None,
+    framework: o.Framework = None,
+    lora_rank: o.LoraRank = None,
+    lora_targets: o.LoraTargets = None,
+    qlora: o.Qlora = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", metavar="SHAPE", help="Input of a captured module, as ids=8x1024:int64. Repeatable."),
@@ -77,8 +81,10 @@ def command(
     from steptime.cli.output import Progress
 
     refuse_run(model)
+    lora = o.given(rank=lora_rank, targets=lora_targets, qlora=qlora)
     options = o.given(
-        batch=batch, seq=seq, optimizer=optimizer, loss=loss, allow=allow,
+        batch=batch, seq=seq, optimizer=optimizer, loss=loss, allow=allow, framework=framework,
+        lora=lora or None,
         host_bandwidth_Bps=None if host_bandwidth is None else _bandwidth(host_bandwidth),
     )  # fmt: skip
     with Progress("captures") as progress:

@@ -152,6 +152,9 @@ class Timer:
     """Memory that a step goes through before it comes back to the same tensors; infinite: no cache keeps any."""
     correction: Correction | None = None
     """Learned correction of the times of operators and of the host."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """What a framework makes of the time of products (``matrix``), attention, the optimiser and all else (``vector``),
+    and of data-parallel traffic (``data_links``); 1 where nothing is given."""
     recorded: bool = True
     """Modules issue the operators and record gradients; else a graph issues them, as measured one by one."""
     _machines: dict[str, Machine] = field(default_factory=dict, repr=False, compare=False)
@@ -224,7 +227,9 @@ class Timer:
         found = self._costs.get(key)
         if found is None:
             work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)
-            found = self._costs[key] = self._direct(node, work) or self.time(node.op, work)
+            found = self._direct(node, work) or self.time(node.op, work)
+            factor = self.factors.get(kind_of(work), 1.0)
+            found = self._costs[key] = found if factor == 1.0 else replace(found, seconds=found.seconds * factor)
         return found
 
     def _direct(self, node: Node, work: Work) -> OperatorCost | None:
@@ -291,6 +296,13 @@ class Timer:
         compute_s = roofline_compute_s(work.matrix_flops, work.vector_flops, rate, machine.vector_flops_per_s, launch_s)
         exposed_s = roofline_exposed_memory_s(work.moved_bytes, machine.memory_Bps, compute_s)
         return float(compute_s + exposed_s), 0.0, ("roofline", ROOFLINE_BAND)
+
+
+def kind_of(work: Work) -> str:
+    """The factor of a framework that some work has (:attr:`Timer.factors`)."""
+    if work.family in ("attention", "optimiser"):
+        return "attention" if work.family == "attention" else "optimizer"
+    return "matrix" if work.matrix_flops else "vector"
 
 
 OTHER: Final = "other"

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from steptime.captured.fit.techniques import TECHNIQUES, Change, Technique
+from steptime.captured.fit.techniques import STACKS, TECHNIQUES, Change, Technique
 
 #: Precision -> technique; fp32 needs none.
 PRECISION_TECHNIQUES: Final[Mapping[str, str]] = {
@@ -16,6 +16,12 @@ OPTIMIZER_TECHNIQUES: Final[Mapping[str, str]] = {
     "fused": "fused-optimizer", "8bit": "8bit-optimizer", "paged": "paged-optimizer", "offload": "offload-optimizer",
 }  # fmt: skip
 NOTHING: Final = "none"
+ADAPTERS: Final = (16, "linear")
+"""Rank and targets of adapters unless asked for otherwise."""
+PEFT_TARGETS: Final[Mapping[str, str]] = {
+    "linear": '"all-linear"', "attention": '["q_proj", "k_proj", "v_proj", "o_proj"]',
+}  # fmt: skip
+"""Targets in the words of PEFT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,9 @@ class Choice:
     swapped: float = 0.0
     """Share of the activations beyond the least possible that wait on the host."""
     weights: str = "trained"
-    """``trained``, or ``qlora``."""
+    """``trained``, ``lora`` (adapters on frozen weights), or ``qlora`` (on weights in 4 bits)."""
+    adapters: tuple[int, str] = ADAPTERS
+    """Rank and targets of adapters, where there are any."""
 
     @property
     def accumulation(self) -> int:
@@ -62,9 +70,17 @@ class Choice:
         """The strongest change of its techniques."""
         return strongest(TECHNIQUES[key] for key in self.keys)
 
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Frameworks whose settings are named for every one of its techniques."""
+        named = [TECHNIQUES[key].settings for key in self.keys]
+        return tuple(name for words, name in STACKS.items() if named and all(words in each for each in named))
+
     def settings(self, device_type: str) -> dict[str, dict[str, str]]:
         """Technique -> framework -> setting, on what PyTorch calls ``cuda`` or ``cpu``."""
-        values = {"micro": self.micro_batch, "count": self.accumulation, "batch": self.batch}
+        values: dict[str, int | str] = {"micro": self.micro_batch, "count": self.accumulation, "batch": self.batch}
+        rank, targets = self.adapters
+        values |= {"rank": rank, "targets": PEFT_TARGETS.get(targets, f'"{targets}"')}
         words = {**values, **dict(self.checkpoints.values), "device_type": device_type}
         out = {}
         for key in self.keys:
@@ -89,6 +105,10 @@ class Batched:
     """Strongest change of the numbers that may be made."""
     is_host: bool = False
     """The device is the host itself, which has no other memory."""
+    weights: str = "trained"
+    """The job's own, as in :attr:`Choice.weights`."""
+    adapters: tuple[int, str] = ADAPTERS
+    """As in :attr:`Choice.adapters`."""
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
@@ -108,7 +128,10 @@ class Batched:
 
     def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
         """The whole batch, and nothing but a precision and an optimiser."""
-        return Choice(precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch)
+        return Choice(
+            precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch,
+            weights=self.weights, adapters=self.adapters,
+        )  # fmt: skip
 
 
 def strongest(techniques: Iterable[Technique]) -> Change:
@@ -139,6 +162,8 @@ class Point:
     """What the simulation said before the capture."""
     phases_bytes: Mapping[str, float] = field(default_factory=dict)
     """Peak of the passes and of the optimiser's step."""
+    framework: str | None = None
+    """Whose habits were evaluated; None: of a captured module its own code."""
 
     @property
     def sample_s(self) -> float:
@@ -156,6 +181,7 @@ class Point:
             "device_memory_bytes": self.device_bytes, "phase_memory_bytes": dict(self.phases_bytes),
             "fits": self.fits, "oom_probability": self.oom_probability, "basis": self.basis,
             "proposed_memory_bytes": self.proposed_bytes, "settings": self.choice.settings(device_type),
+            "framework": self.framework,
         }  # fmt: skip
 
 

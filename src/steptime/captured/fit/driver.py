@@ -83,6 +83,8 @@ class FitResult:
     guide: tuple[GuideStep, ...]
     candidates: int
     captures: int
+    stacks: tuple[Point, ...] = ()
+    """The cheapest, or the least where nothing fits, as each framework runs it whose settings are named."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -117,7 +119,9 @@ class FitResult:
             "front": [point.as_record(kind) for point in self.front],
             "guide": [one.as_record(kind) for one in self.guide],
             "techniques": {key: technique_record(key) for key in TECHNIQUES if key in used},
-            "candidates": self.candidates, "captures": self.captures, "provenance": dict(self.provenance),
+            "candidates": self.candidates, "captures": self.captures,
+            "stacks": {str(point.framework): point.as_record(kind) for point in self.stacks},
+            "provenance": dict(self.provenance),
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -247,7 +251,28 @@ def cheapest_of(points: Iterable[Point]) -> Point:
         return min(given, key=lambda p: (p.memory_bytes, p.step_s))
     fastest_s = min(point.step_s for point in fitting)
     close = [point for point in fitting if point.step_s <= fastest_s * (1 + CLOSE)]
-    return min(close, key=_preferred)
+    return _filled(min(close, key=_preferred), fitting)
+
+
+def _filled(best: Point, fitting: Iterable[Point]) -> Point:
+    """The same techniques with the largest micro-batch that surely fits and whose time is inside the band.
+
+    A time that the band does not tell apart is no reason to leave memory unused: fewer, larger micro-batches wait less
+    for the host and reduce gradients as often.
+    """
+    if best.band_s is None:
+        return best
+    larger = [
+        point for point in fitting
+        if _but_batch(point.choice) == _but_batch(best.choice) and point.step_s <= best.band_s[1]
+        and point.oom_probability <= max(LIKELY_FITS, best.oom_probability)
+    ]  # fmt: skip
+    return max(larger, key=lambda p: (p.choice.micro_batch, -p.step_s, -p.memory_bytes), default=best)
+
+
+def _but_batch(choice: Choice) -> tuple[object, ...]:
+    """A combination without its micro-batch, and how its checkpoints lie."""
+    return choice.precision, choice.optimizer, choice.checkpoints.key, choice.swapped, choice.weights
 
 
 def _preferred(point: Point) -> tuple[int, float, float]:
@@ -259,8 +284,8 @@ def _preferred(point: Point) -> tuple[int, float, float]:
 
 def _guide(pool: _Pool, engine: Engine) -> Iterable[GuideStep]:
     """Steps in order: each allows its techniques and the ones of the steps before it."""
-    allowed: set[str] = set()
     current = pool.get(engine.plain())
+    allowed = set(current.choice.keys)
     for step in Step:
         own = {key for key, technique in TECHNIQUES.items() if technique.step is step}
         if not any(own & set(choice.keys) for choice in pool.points):
@@ -286,7 +311,7 @@ def _allowed(choice: Choice, allowed: frozenset[str], current: Point) -> bool:
 def _kept(choice: Choice, current: Point) -> bool:
     """Whether a combination keeps the free techniques that were taken."""
     free = {key for key in current.choice.keys if TECHNIQUES[key].step is Step.PRECISION}
-    return choice.weights != "trained" or free <= set(choice.keys)
+    return choice.weights != current.choice.weights or free <= set(choice.keys)
 
 
 def _instead(pool: _Pool, current: Point, own: set[str]) -> Point | None:

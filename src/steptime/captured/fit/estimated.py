@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import communicators, exceeding, memory_by_definition, memory_constants
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.num import Array
+from steptime.plan.framework import habits_of
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import Strategy
@@ -41,6 +42,8 @@ class Kind:
     optimizer: str
     swapped: bool
     weights: str
+    framework: str | None = None
+    """None: the one that was asked for, else the one that has the weights' format."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +64,8 @@ class Estimated(Batched):
     def precisions(self) -> tuple[str, ...]:
         """Precisions that the device has rates for and that are allowed."""
         found = self.plain_precisions(self.rates)
+        if self.weights == "qlora":
+            return tuple(one for one in found if one in ("fp32", *ADAPTED))
         return (*found, "fp8-te") if self.allow is Change.TRAINING and "fp8" in self.rates else found
 
     @property
@@ -80,15 +85,15 @@ class Estimated(Batched):
         if self.of_matrices:
             return ("default",)
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
-        return ("default", *narrow, *(() if self.is_host else OFFLOADS))
+        return ("default", *narrow, *(() if self.is_host or self.weights != "trained" else OFFLOADS))
 
     def kinds(self) -> Iterator[Kind]:
         """Jobs that are weighed."""
         for precision in self.precisions:
             for optimizer in self.optimizers:
                 for swapped in (False,) if self.is_host else (False, True):
-                    yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights="trained")
-        if self.allow is Change.TRAINING:
+                    yield Kind(precision=precision, optimizer=optimizer, swapped=swapped, weights=self.weights)
+        if self.allow is Change.TRAINING and self.weights != "qlora":
             states = [one for one in self.optimizers if one not in OFFLOADS]
             for precision in (one for one in self.precisions if one in ADAPTED):
                 for optimizer in states:
@@ -106,10 +111,18 @@ class Estimated(Batched):
 
     def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
         """The same with band and bracket."""
-        kind = _kind(choice)
+        return self.under(choice)
+
+    def under(self, choice: Choice, framework: str | None = None) -> Point:
+        """A combination as a framework runs it: the estimate of that job; None: the framework of the search."""
+        kind = replace(_kind(choice), framework=framework)
         part, every = RECOMPUTE[choice.checkpoints]
-        plans = Plans(micro_batch=choice.micro_batch, recompute=recompute_code(part), recompute_every=every)
-        estimate = estimate_plan(self._setting(kind), self.strategy, plans, what_ifs=False)
+        setting = self._setting(kind)
+        plans = Plans(
+            micro_batch=choice.micro_batch, recompute=recompute_code(part), recompute_every=every,
+            zero=habits_of(setting.job.framework.name).zero_with(1),
+        )  # fmt: skip
+        estimate = estimate_plan(setting, self.strategy, plans, what_ifs=False)
         by = estimate.memory_by_definition
         return Point(
             choice=choice, step_s=estimate.step_time_s, bracket_s=estimate.step_time_bracket_s,
@@ -117,6 +130,7 @@ class Estimated(Batched):
             device_bytes=by["device"], fits=by["device"] <= estimate.memory_capacity_bytes,
             oom_probability=estimate.oom_probability, basis="estimate",
             phases_bytes={str(estimate.plan["fullest_phase"]): estimate.peak_memory_bytes},
+            framework=setting.job.framework.name,
         )  # fmt: skip
 
     def _setting(self, kind: Kind) -> Setting:
@@ -138,7 +152,8 @@ class Estimated(Batched):
             "recompute": [float(recompute_code(RECOMPUTE[one][0])) for _, one in rows],
             "recompute_every": [float(RECOMPUTE[one][1]) for _, one in rows],
         }
-        plans = Plans(**{name: np.array(values) for name, values in columns.items()})
+        zero = habits_of(setting.job.framework.name).zero_with(1)
+        plans = Plans(**{name: np.array(values) for name, values in columns.items()}, zero=zero)
         e = evaluate(setting.method, self.strategy, setting.job, setting.machine, plans)
         times = _column(e.step_time_s, len(rows))
         memory = {name: _column(value, len(rows)) for name, value in memory_by_definition(e).items()}
@@ -150,14 +165,14 @@ class Estimated(Batched):
         for i, (micro, one) in enumerate(rows):
             choice = Choice(
                 precision=kind.precision, optimizer=kind.optimizer, batch=self.batch, micro_batch=micro,
-                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights,
+                checkpoints=one, swapped=float(kind.swapped), weights=kind.weights, adapters=self.adapters,
             )  # fmt: skip
             time_s, device = float(times[i]), float(memory["device"][i])
             out[choice] = Point(
                 choice=choice, step_s=time_s, bracket_s=(time_s, time_s), band_s=None,
                 memory_bytes=float(memory["allocated"][i]), reserved_bytes=float(memory["reserved"][i]),
                 device_bytes=device, fits=device <= capacity, basis="estimate",
-                oom_probability=exceeding(float(needed[i]), capacity, deviation),
+                oom_probability=exceeding(float(needed[i]), capacity, deviation), framework=setting.job.framework.name,
             )  # fmt: skip
         return out
 

@@ -218,9 +218,11 @@ _ROWS: Final = (
         settings={
             "Hugging Face": 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
             "bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16) and "
-            'peft.LoraConfig(r=16, target_modules="all-linear")',
+            'peft.LoraConfig(r={rank}, target_modules={targets})',
         }, source="QLoRA, arXiv 2305.14314",
     ),
 )  # fmt: skip
+STACKS: Final = {"Hugging Face": "transformers", "DeepSpeed": "deepspeed", "torchtitan": "torchtitan", "TRL": "trl"}
+"""Words of settings -> framework whose estimate they are held against."""
 TECHNIQUES: Final[Mapping[str, Technique]] = {row.key: row for row in _ROWS}
 """Key -> technique, in the order of the guide."""

@@ -37,6 +37,7 @@ def print_fit(result: FitResult, *, show_all: bool = False) -> None:
 
 def _print_header(out: Console, result: FitResult) -> None:
     words = [f"{result.model} on {result.device}", f"batch {t.count(result.batch)}"]
+    words += [f"framework {result.baseline.framework}"] if result.baseline.framework else []
     words += [f"{counted(result.seq, 'token', t.count(result.seq))}"] if result.seq else []
     out.print(t.printable(", ".join([*words, result.optimizer, f"changes allowed: {result.allow}"])), style="bold")
     taken = f", of which the driver's context takes {t.memory(result.context_bytes)}" if result.context_bytes else ""
@@ -148,6 +149,13 @@ def _print_settings(out: Console, result: FitResult, point: Point) -> None:
         out.print(t.printable(f"  {technique.title} ({technique.numerics})"))
         for framework, setting in settings.items():
             t.indented(out, f"{framework}: {setting}", by=6)
+    for one in result.stacks:
+        fits = "fits" if one.fits else "does not fit"
+        needs = f"{t.memory(one.device_bytes)} on the device, {t.seconds(one.step_s)} per step"
+        t.indented(out, f"with the defaults of {one.framework}: {needs}, {fits} (--framework {one.framework})", by=2)
+    own = result.baseline.framework
+    if own is not None and point.framework != own:
+        t.indented(out, f"memory and time of this combination are those of {point.framework}, which has it", by=2)
 
 
 def _print_front(out: Console, result: FitResult, *, show_all: bool) -> None:

@@ -16,7 +16,7 @@ from steptime.estimate.work import PHASES, PhaseWork, phase_work, stacked
 from steptime.hardware.library import architecture_of, device_names
 from steptime.num import Array
 from steptime.plan.framework import BUSY, HABITS, Framework, from_fitted_scale, to_fitted_scale, widening
-from steptime.plan.framework_file import GENERIC, SLOWED
+from steptime.plan.framework_file import GENERIC, SLOWED, is_slowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +241,12 @@ class Fitted:
         return framework in self.frameworks and framework != GENERIC
 
     def columns(self, framework: str | None, device: str) -> Array:
-        """Values for a run; an unknown device adds nothing, and so does a framework of which only habits are known.
+        """Values for a run; an unknown device adds nothing, and so does a framework without runs.
 
-        Software of which nothing is known is :attr:`slower`.
+        Software that no fit has seen is :attr:`slower`, as in an estimate of it.
         """
         row: Array = self.common + (self.frameworks[framework or ""] if self.known(framework) else 0.0)
-        if not self.known(framework) and framework not in HABITS:
+        if not self.known(framework) and (framework not in HABITS or is_slowed(framework, self.frameworks)):
             row[SLOWED_COLUMNS] += self.slower
         row[BUSY_COLUMNS] += self.devices.get(device, np.zeros(len(BUSY)))
         return row

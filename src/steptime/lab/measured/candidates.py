@@ -218,7 +218,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         job,
         overlap=overlap,
         memory=profile_of(run),
-        plain_norms=run.plain_norms,
+        plain_norms=job.plain_norms if run.plain_norms is None else run.plain_norms,
         separate_kernels=job.separate_kernels or run.separate_kernels,
         triangular_softmax=job.triangular_softmax and not run.separate_kernels,
         context=run.context or job.context,

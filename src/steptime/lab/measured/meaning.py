@@ -8,15 +8,15 @@ from typing import Final
 
 from steptime.lab.measured.canonical import RECOMPUTE, dtype_name
 from steptime.lab.measured.read import TableRow, table
-from steptime.plan.framework import habits_of
-from steptime.plan.framework_file import bare_name, name_rules, own_names, rule_with
+from steptime.plan.framework import IDEAL, habits_of
+from steptime.plan.framework_file import bare_name, framework_names, name_rules, own_names, rule_with
 from steptime.plan.job import ATTENTION_DTYPES, PRECISIONS, Precision
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.recompute import SELECTIVE, spelled_out
 
 
 def framework_of(row: TableRow) -> str:
-    """Framework of a run: by its own name, or by the rules; ``generic`` where nothing says it.
+    """Framework of a run: by its own name, as estimates take it, or by the rules; ``generic`` where nothing says it.
 
     >>> framework_of(TableRow(1, {"source_key": "vtrain"})), framework_of(TableRow(1, {"framework": "NeMo 2.0"}))
     ('megatron-deepspeed', 'megatron-core')
@@ -24,7 +24,7 @@ def framework_of(row: TableRow) -> str:
     'megatron-2021'
     """
     named = row.text("framework").lower()
-    if named in own_names():
+    if named in own_names() or named in set(framework_names()) - {IDEAL.name}:
         return named
     rules = name_rules()
     if (near := rule_with(rules["nearest"], bare_name(named))) is not None:

@@ -233,8 +233,9 @@ class MeasuredRun:
     """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
     expert_capacity: float | None = None
     """Slots of an expert over its mean tokens; None: no token is dropped."""
-    plain_norms: bool = False
-    """The row lists the fused kernels of the run, and none is of its norms."""
+    plain_norms: bool | None = None
+    """The row lists the fused kernels of the run, and none is of its norms; None: it lists none, and the norms are
+    those of the framework."""
     separate_kernels: bool = False
     """Attention is that of PyTorch's operators, each a kernel."""
     graphs: str = "none"
@@ -468,11 +469,11 @@ def listed_kernels(row: TableRow) -> str:
     return "" if said is None else said.group(1)
 
 
-def _plain_norms(kernels: str) -> bool:
-    """Whether kernels are listed and none is of norms; a list of everything (TE) or an option's name is none."""
-    return re.search(r"attention|\btorch\b|softmax", kernels) is not None and not re.search(
-        r"norm|\brms\b|\bte\b|transformer engine|compile", kernels, re.IGNORECASE
-    )
+def _plain_norms(kernels: str) -> bool | None:
+    """Whether kernels are listed and none is of norms; None: none are, but perhaps an option's name."""
+    if re.search(r"norm|\brms\b|\bte\b|transformer engine|compile", kernels, re.IGNORECASE):
+        return False
+    return True if re.search(r"attention|\btorch\b|softmax", kernels) else None
 
 
 def _per_node(row: TableRow, gpus: int, flags: set[Flag]) -> int:

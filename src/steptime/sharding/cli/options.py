@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime.cli import options as o
 from steptime.errors import UserError
 from steptime.plan.keys import MAX_DEVICES
+from steptime.report import text as t
+
+if TYPE_CHECKING:
+    from steptime.sharding.software import Software
 
 Model = Annotated[
     str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
@@ -29,6 +33,13 @@ Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
 ]
+
+
+def software_line(software: Software, band: tuple[float, float] | None) -> str:
+    """Framework, element type, the host's time, and the band in one line."""
+    said = f"framework {software.framework.name}, {software.dtype}"
+    said += "" if not software.host_s else f", host {t.seconds(software.host_s)} a step"
+    return said if band is None else f"{said}; band 90 %: {t.seconds(band[0])} .. {t.seconds(band[1])}"
 
 
 def room_of(memory: str | None) -> float | None:

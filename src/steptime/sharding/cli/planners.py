@@ -22,6 +22,11 @@ def command(
     batch: own.Batch = None,
     seq: o.Seq = None,
     memory: own.Memory = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
+    ] = None,
+    framework: o.Framework = None,
     methods: Annotated[
         str | None, typer.Option("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
     ] = None,
@@ -53,7 +58,7 @@ def command(
             seed=seed,
             memory_bytes=own.room_of(memory),
             progress=progress,
-            **o.given(batch=batch, seq=seq),
+            **o.given(batch=batch, seq=seq, dtype=dtype, framework=framework),
         )
     if plot is not None:
         write_plot(found, plot)
@@ -90,6 +95,8 @@ def print_comparison(found: Comparison, plot: Path | None = None) -> None:
     t.indented(
         out, f"bound {t.seconds(found.bound_s)}: no shardings on this mesh are faster, where nothing overlaps", by=0
     )
+    if found.software is not None:
+        t.indented(out, own.software_line(found.software, found.band_s), by=0)
     out.print()
     table = t.grid(("method", "step", "over bound", "CPU s"))
     for each in found.entries:

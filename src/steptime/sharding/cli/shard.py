@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 5
 """Conflicts, or replicated operators, that a report has."""
+WORDS: Final = {"host": "waits for the host", "growth": "stragglers", "overhead": "ranks together"}
+"""Terms of the software in the words of the report."""
 
 
 def command(
@@ -37,11 +39,12 @@ def command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as it is made."),
+        typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
     ] = None,
     autocast: Annotated[
         str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
     ] = None,
+    framework: o.Framework = None,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, ... or none.")] = "adamw",
     loss: o.Loss = None,
     memory: own.Memory = None,
@@ -88,7 +91,11 @@ def command(
     from steptime.cli.output import Progress
     from steptime.sharding.shard import shard
 
-    _apart(pipeline, {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete}, further)
+    _apart(
+        pipeline,
+        {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete, "framework": framework},
+        further,
+    )
     if complete not in (None, "solve", "propagate"):
         raise UnknownNameError("way to complete", str(complete), ("solve", "propagate"))
     limit_s = None if seconds is None else own.seconds_of("--seconds", seconds)
@@ -100,7 +107,7 @@ def command(
     if pipeline:
         _print_pipeline(model, cluster, gpus, captured, further or (), json)
         return
-    given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete)
+    given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete, framework=framework)
     with Progress("meshes") as progress:
         found = shard(model, cluster, gpus=gpus, runnable=export is not None, progress=progress, **captured, **given)
     if export is not None:
@@ -186,11 +193,13 @@ def print_sharded(found: Sharded) -> None:
     out.print()
     table = t.grid(("time", "", "share"))
     for name, seconds in record["time"].items():
-        table.add_row(name.replace("_", " "), t.seconds(seconds), t.share(seconds, plan.step_s))
-    overlapped = sum(record["time"].values()) - plan.step_s
+        if name in WORDS and not seconds:
+            continue
+        table.add_row(WORDS.get(name, name.replace("_", " ")), t.seconds(seconds), t.share(seconds, found.step_s))
+    overlapped = sum(record["time"].values()) - found.step_s
     if plan.overlaps:
-        table.add_row("overlapped with each other", t.seconds(-overlapped), t.share(-overlapped, plan.step_s))
-    table.add_row("step", t.seconds(plan.step_s), t.share(plan.step_s, plan.step_s))
+        table.add_row("overlapped with each other", t.seconds(-overlapped), t.share(-overlapped, found.step_s))
+    table.add_row("step", t.seconds(found.step_s), t.share(found.step_s, found.step_s))
     out.print(table)
     if len(found.tried) > 1:
         out.print()
@@ -210,11 +219,12 @@ def print_sharded(found: Sharded) -> None:
 def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
     """Step, bound, memory, and what runs whole on every device."""
     plan = found.best
-    low, high = plan.bracket_s
-    yield f"step {t.seconds(plan.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"
+    low, high = found.bracket_s
+    yield f"step {t.seconds(found.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"
+    yield own.software_line(found.software, found.software.band_s(plan))
     if plan.bound_s > 0:
-        bound = f"no shardings on this mesh are faster by more than {t.percent(plan.gap)}"
-        yield f"bound {t.seconds(plan.bound_s)}: {bound}; {plan.stop}"
+        bound = f"no shardings on this mesh are faster by more than {t.percent(found.gap)}"
+        yield f"bound {t.seconds(found.bound_s)}: {bound}; {plan.stop}"
     else:
         yield f"no bound: {plan.stop}"
     limit = record["memory_limit_bytes"]
