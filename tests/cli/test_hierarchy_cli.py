@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from steptime.cli.main import app
 from steptime.hardware import load_device
 from steptime.hierarchy.answers import cache_report, reuse_report, tile_answer
-from steptime.hierarchy.compress import compressed
+from steptime.captured.compress import compressed
 from steptime.hierarchy.geometry import hierarchy
 from steptime.hierarchy.traces import Shape
 

@@ -82,7 +82,7 @@ COMMANDS: Final = {
     "iterate": ("steptime.iterate.cli", "An iteration of Lanczos, CG or a loop of yours, on a matrix."),
     "tile": ("steptime.hierarchy.cli.tile", "The best tiles of a product at every level of a machine; warps."),
     "compress": (
-        "steptime.hierarchy.cli.compress",
+        "steptime.captured.cli.compress",
         "Quantised, sparse and low-rank weights on a device: bytes, time, what pays.",
     ),
     "limits": ("steptime.lab.cli.limits", "How far a training run can scale before data movement stops it."),

@@ -174,10 +174,12 @@ def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, Ke
 def _fixed(device: Device, curve: Curve, dtype: str) -> dict[str, float]:
     """Arguments of the formula of a curve but for the shape."""
     return {
-        "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0), "memory_Bps": device.memory_Bps,
-        "sm_count": float(device.sm_count or 1), **curve.coefficients,
+        "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0),
+        "memory_Bps": device.memory_Bps,
+        "sm_count": float(device.sm_count or 1),
+        **curve.coefficients,
         "launch_s": min(curve.coefficients["launch_s"], device.kernel_latency_s),
-    }  # fmt: skip
+    }
 
 
 def _curve_of(device: Device, profile: Profile, families: tuple[str, ...], dtype: str) -> Curve | None:
@@ -190,8 +192,9 @@ def _depthwise(device: Device, dtype: str) -> KernelModel:
     """No curve was fitted to convolutions of single channels: the sustained rates of the device."""
     fixed = {
         "vector_flops_per_s": device.peak_vector_flops_per_s * device.vector_efficiency,
-        "memory_Bps": device.memory_Bps * device.memory_efficiency, "launch_s": device.kernel_latency_s,
-    }  # fmt: skip
+        "memory_Bps": device.memory_Bps * device.memory_efficiency,
+        "launch_s": device.kernel_latency_s,
+    }
     curve = Curve(
         family=DEPTHWISE, dtype=dtype, coefficients={}, points=0, median_ape=0.0, mean_ape=0.0, bias=0.0,
         band=CARRIED_BAND, kind="assumed", source="assumed",

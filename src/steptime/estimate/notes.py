@@ -119,8 +119,10 @@ def winograd_note(saved_flops: float, flops: float) -> tuple[str, ...]:
     """
     if not saved_flops:
         return ()
-    return (f"Winograd's algorithm saves {100 * saved_flops / flops:.0f} % of the model's FLOPs: "
-            "MFU and HFU do not count these",)  # fmt: skip
+    return (
+        f"Winograd's algorithm saves {100 * saved_flops / flops:.0f} % of the model's FLOPs: "
+        "MFU and HFU do not count these",
+    )
 
 
 def idle_overlap(word: str) -> str:

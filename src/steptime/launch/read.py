@@ -528,7 +528,7 @@ class _Reader:
                 self.notes.append(f"vocabulary {size:,}: that of {tokenizer}")
             else:
                 self.notes.append(
-                    "vocabulary not stated: embedding, head and loss are left out; add vocab = N to the model's file"
+                    "no vocabulary is given: embedding, head and loss are left out; add vocab = N to the model's file"
                 )
         return out
 

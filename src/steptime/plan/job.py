@@ -345,9 +345,13 @@ class Job:
         if self.document_length is not None:
             before = max(self.attended - length, 0.0) / 2
         return replace(
-            self, seq_len=length, before=before, global_batch=self.global_batch * slices, schedule="gpipe",
+            self,
+            seq_len=length,
+            before=before,
+            global_batch=self.global_batch * slices,
+            schedule="gpipe",
             document_length=None if self.document_length is None else min(self.attended, length),
-        )  # fmt: skip
+        )
 
     @property
     def gradient_bytes(self) -> float:
@@ -368,9 +372,12 @@ class Job:
         """What the schedule is made for under plans with these micro-batches."""
         row = self.pipeline
         return PipelineBlock(
-            ranks=plans.pp, chunks=plans.vpp, micro_batches=micro_batches, slices=row.usual_slices,
+            ranks=plans.pp,
+            chunks=plans.vpp,
+            micro_batches=micro_batches,
+            slices=row.usual_slices,
             per_update=row.usual_per_update,
-        )  # fmt: skip
+        )
 
     def updates(self, plans: Plans) -> Num:
         """Updates of the weights in a step."""

@@ -147,9 +147,13 @@ class Prices:
             moved += float(cost.work.moved_bytes)
             flops += float(cost.work.matrix_flops) + float(cost.work.vector_flops)
         return Sums(
-            seconds=dict(seconds), kernels=tuple(kernels), host_s=host_s, launches=launches, moved_bytes=moved,
+            seconds=dict(seconds),
+            kernels=tuple(kernels),
+            host_s=host_s,
+            launches=launches,
+            moved_bytes=moved,
             flops=flops,
-        )  # fmt: skip
+        )
 
     def table(self, flow: Flow) -> CostTable:
         """The table of costs of a whole graph."""

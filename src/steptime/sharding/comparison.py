@@ -108,7 +108,7 @@ class Comparison:
                         {
                             "cpu_s": point.cpu_s,
                             "evaluations": point.evaluations,
-                            "step_time_s": self.whole_s(point.total_s),
+                            "step_time_s": point.total_s,
                         }
                         for point in each.points
                     ],

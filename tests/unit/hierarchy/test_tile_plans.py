@@ -9,7 +9,7 @@ import pytest
 from steptime.cost import tiling
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.hierarchy.compress import compressed, training
+from steptime.captured.compress import compressed, training
 from steptime.hierarchy.tiles import (
     USABLE,
     Memory,

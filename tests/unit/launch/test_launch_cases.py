@@ -38,7 +38,7 @@ def test_a_pattern_that_is_not_understood(tmp_path: Path) -> None:
 
 def test_a_tokenizer_in_place_of_a_vocabulary() -> None:
     read = read_file("tokenizer.sh")
-    assert any(note.startswith("vocabulary not stated") for note in read.notes) and "vocab" not in read.model_text
+    assert any(note.startswith("no vocabulary is given") for note in read.notes) and "vocab" not in read.model_text
 
 
 def test_the_vocabulary_of_a_tokenizer_and_the_default_of_dropout(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_axolotl_without_adapters(tmp_path: Path) -> None:
 
 def test_llama_factory(tmp_path: Path) -> None:
     (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": "auto"}, '
-                                      '"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}')  # fmt: skip  # noqa: E501
+                                      '"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}')  # fmt: skip
     path = tmp_path / "sft.yaml"
     path.write_text("model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\nfinetuning_type: lora\n"
                     "lora_target: all\ntemplate: llama3\ncutoff_len: 4096\nper_device_train_batch_size: 1\n"

@@ -129,9 +129,13 @@ class Batched:
     def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
         """The whole batch, and nothing but a precision and an optimiser."""
         return Choice(
-            precision=precision, optimizer=optimizer, batch=self.batch, micro_batch=self.batch,
-            weights=self.weights, adapters=self.adapters,
-        )  # fmt: skip
+            precision=precision,
+            optimizer=optimizer,
+            batch=self.batch,
+            micro_batch=self.batch,
+            weights=self.weights,
+            adapters=self.adapters,
+        )
 
 
 def strongest(techniques: Iterable[Technique]) -> Change:

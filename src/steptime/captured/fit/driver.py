@@ -263,10 +263,12 @@ def _filled(best: Point, fitting: Iterable[Point]) -> Point:
     if best.band_s is None:
         return best
     larger = [
-        point for point in fitting
-        if _but_batch(point.choice) == _but_batch(best.choice) and point.step_s <= best.band_s[1]
+        point
+        for point in fitting
+        if _but_batch(point.choice) == _but_batch(best.choice)
+        and point.step_s <= best.band_s[1]
         and point.oom_probability <= max(LIKELY_FITS, best.oom_probability)
-    ]  # fmt: skip
+    ]
     return max(larger, key=lambda p: (p.choice.micro_batch, -p.step_s, -p.memory_bytes), default=best)
 
 
@@ -318,9 +320,12 @@ def _instead(pool: _Pool, current: Point, own: set[str]) -> Point | None:
     """What a step that is not needed would give on top of what is there: the fastest that is worth it."""
     had = set(current.choice.keys)
     points = [
-        point for choice, point in pool.points.items()
-        if own & set(choice.keys) and set(choice.keys) <= had | own and _kept(choice, current)
+        point
+        for choice, point in pool.points.items()
+        if own & set(choice.keys)
+        and set(choice.keys) <= had | own
+        and _kept(choice, current)
         and choice.micro_batch == (choice.micro_batch if "accumulation" in own else current.choice.micro_batch)
         and point.memory_bytes <= WORTH * current.memory_bytes
-    ]  # fmt: skip
+    ]
     return min(points, key=lambda p: (p.step_s, p.memory_bytes), default=None)

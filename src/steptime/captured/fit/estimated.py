@@ -119,19 +119,27 @@ class Estimated(Batched):
         part, every = RECOMPUTE[choice.checkpoints]
         setting = self._setting(kind)
         plans = Plans(
-            micro_batch=choice.micro_batch, recompute=recompute_code(part), recompute_every=every,
+            micro_batch=choice.micro_batch,
+            recompute=recompute_code(part),
+            recompute_every=every,
             zero=habits_of(setting.job.framework.name).zero_with(1),
-        )  # fmt: skip
+        )
         estimate = estimate_plan(setting, self.strategy, plans, what_ifs=False)
         by = estimate.memory_by_definition
         return Point(
-            choice=choice, step_s=estimate.step_time_s, bracket_s=estimate.step_time_bracket_s,
-            band_s=estimate.step_time_band_s, memory_bytes=estimate.peak_memory_bytes, reserved_bytes=by["reserved"],
-            device_bytes=by["device"], fits=by["device"] <= estimate.memory_capacity_bytes,
-            oom_probability=estimate.oom_probability, basis="estimate",
+            choice=choice,
+            step_s=estimate.step_time_s,
+            bracket_s=estimate.step_time_bracket_s,
+            band_s=estimate.step_time_band_s,
+            memory_bytes=estimate.peak_memory_bytes,
+            reserved_bytes=by["reserved"],
+            device_bytes=by["device"],
+            fits=by["device"] <= estimate.memory_capacity_bytes,
+            oom_probability=estimate.oom_probability,
+            basis="estimate",
             phases_bytes={str(estimate.plan["fullest_phase"]): estimate.peak_memory_bytes},
             framework=setting.job.framework.name,
-        )  # fmt: skip
+        )
 
     def _setting(self, kind: Kind) -> Setting:
         if kind not in self._settings:

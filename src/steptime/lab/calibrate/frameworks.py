@@ -246,7 +246,8 @@ class Fitted:
         Software that no fit has seen is :attr:`slower`, as in an estimate of it.
         """
         row: Array = self.common + (self.frameworks[framework or ""] if self.known(framework) else 0.0)
-        if not self.known(framework) and (framework not in HABITS or is_slowed(framework, self.frameworks)):
+        unseen = framework is None or framework not in HABITS or is_slowed(framework, self.frameworks)
+        if unseen and not self.known(framework):
             row[SLOWED_COLUMNS] += self.slower
         row[BUSY_COLUMNS] += self.devices.get(device, np.zeros(len(BUSY)))
         return row

@@ -28,7 +28,7 @@ def command(
     """
     from steptime.cli.output import document, print_json
     from steptime.hardware import load_device
-    from steptime.hierarchy.compress import compressed, training
+    from steptime.captured.compress import compressed, training
     from steptime.units import parse
 
     found = load_device(device)
