@@ -75,31 +75,36 @@ def _normal(name: str) -> str:
 
 def test_size_check_finds_long_files_and_functions(tmp_path):
     size = script("size")
-    body = "    x = 1\n" * 41
+    body = "    x = 1\n" * 81
     doc = "    doc\n" * 50
     (tmp_path / "a.py").write_text(f'def long():\n    """{doc}"""\n{body}\n')
-    (tmp_path / "b.py").write_text("x = 1\n" * 601)
-    (tmp_path / "c.py").write_text("def short():\n" + "    x = 1\n" * 40)
+    (tmp_path / "b.py").write_text("x = 1\n" * 1001)
+    (tmp_path / "c.py").write_text("def short():\n" + "    x = 1\n" * 80)
     (tmp_path / "script").write_text("#!/usr/bin/env python3\n" + "def also_long():\n" + body)
     found = [line for path in size.python_files(tmp_path) for line in size.excesses(path)]
     assert [line.split(": ")[1] for line in found] == [
-        "long has 41 lines; at most 40",
-        "601 lines; at most 600",
-        "also_long has 41 lines; at most 40",
+        "long has 81 lines; at most 80",
+        "1001 lines; at most 1000",
+        "also_long has 81 lines; at most 80",
     ]
     assert size.main([str(tmp_path)]) == 1
     (tmp_path / "empty").mkdir()
     assert size.main([str(tmp_path / "empty")]) == 0
 
 
-def test_size_check_holds_the_budgets_of_rooms(tmp_path):
+def test_size_check_holds_the_total_and_knows_every_room(tmp_path):
     size = script("size")
-    for room, lines in (("small", 3), ("large", 4), ("unknown", 1)):
+    for room, lines in (("small", 3), ("unknown", 1)):
         (tmp_path / room).mkdir()
         (tmp_path / room / "a.py").write_text("x = 1\n" * lines)
-    house = "| `small` | a room | 3 |\n| `large` | a room | 3 |\n"
-    found = [line.split(": ")[1] for line in size.room_excesses(tmp_path, house)]
-    assert found == ["4 lines; at most 3 (docs/house.md)", "a room that docs/house.md does not have"]
+    lines = size.room_lines(tmp_path)
+    assert lines == {"small": 3, "unknown": 1}
+    house = "at most **1,003** lines of Python\n| `small` | a room |\n| `unknown` | a room |\n"
+    assert list(size.total_excesses(lines, house)) == []
+    found = [
+        line.split(": ")[1] for line in size.total_excesses(lines, "at most **3** lines of Python\n| `small` | x |\n")
+    ]
+    assert found == ["a room that docs/house.md does not have", "4 lines; at most 3 (docs/house.md)"]
 
 
 def test_signature_check_finds_long_ones_and_exceptions_without_need(tmp_path):

@@ -103,7 +103,7 @@ def test_a_timeline_that_nobody_can_read_is_refused(page: TestClient) -> None:
 
 
 def test_an_infeasible_plan_is_an_answer(page: TestClient) -> None:
-    found = page.post("/api/estimate", json={**with_plan(), "model": "llama3-70b"}).json()
+    found = page.post("/api/estimate", json={**with_plan(dp=16), "model": "llama3-70b"}).json()
     assert (found["feasible"], found["reasons"]) == (False, ["memory"])
 
 

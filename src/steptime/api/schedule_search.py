@@ -119,7 +119,7 @@ def search_schedule(
             hint=f"at most {MOST:,}; more micro-batches repeat what fewer do",
         )
     given = [*(float(each) for values in times for each in np.ravel(values)), message_s]
-    if not all(each == 0 or SHORTEST_S <= each <= LONGEST_S for each in given):
+    if any(each > 0 and not SHORTEST_S <= each <= LONGEST_S for each in given):  # others are refused by name below
         raise UserError(
             "a time of a pass or a message is out of range",
             hint=f"0, or {SHORTEST_S:g} to {LONGEST_S:g} seconds; only their proportions matter",

@@ -135,9 +135,12 @@ def either_convolution_s(
 ) -> Num:
     r"""Time of a convolution of a narrow type, which a library may also compute in fp32: $\min(t, t_w)$.
 
-    $t$ is :func:`convolution_s` with the coefficients of the narrow type, and $t_w$ the same with those of fp32 (their
-    names start with `wide_`): both read the same `moved_bytes` and have the same `launch_s`. So no convolution is
-    slower in a narrow type than in fp32.
+    $t$ is :func:`convolution_s` with the coefficients of the narrow type, and $t_w$ the same with those of fp32,
+    `wide_flops_per_s`, `wide_efficiency`, `wide_memory_efficiency`, `wide_tail`, `wide_tile`, `wide_start_depth` and
+    `wide_winograd`: both read the same `moved_bytes` and have the same `launch_s`. So no convolution is slower in a
+    narrow type than in fp32. Its other arguments (`rows`, `columns`, `depth`, `winograd_taps`, `matrix_flops_per_s`,
+    `memory_Bps`, `sm_count`, `efficiency`, `memory_efficiency`, `tail`, `tile`, `start_depth`, `winograd`) are those of
+    :func:`convolution_s`.
 
     Source: algorithms and types of computation of cuDNN (pseudo half, pseudo bfloat16), which takes the faster.
 

@@ -294,6 +294,8 @@ def winograd_saved_flops(call: Timed) -> float:
     for shape in call.shapes:
         if not shape.get("winograd_taps") or "winograd" not in fixed:
             continue
+        from steptime.cost.convolution import convolution_s  # language models have none
+
         wide = {n.removeprefix("wide_"): value for n, value in fixed.items() if n.startswith("wide_")}
         own = {**shape, **{n: value for n, value in fixed.items() if not n.startswith("wide_")}}
         other = own | wide | {"matrix_flops_per_s": wide.get("flops_per_s", own["matrix_flops_per_s"])}

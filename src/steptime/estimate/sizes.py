@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from steptime.dataclass import dataclass
-from steptime.num import Num
+from steptime.num import Num, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MatrixUpdate
 from steptime.plan.rows import Block, Row
@@ -91,8 +91,8 @@ def part_of(
         if update is not None and row.trained and row.operator in PRODUCTS:
             for name, value in _matrices(row, update).items():
                 sums[name] = sums.get(name, 0.0) + value * share
-        if row.trained and (not isinstance(row.weights, float) or row.weights):
-            sums["tensors"] = sums.get("tensors", 0.0) + share
+        if row.trained:  # row by row of a block: an operator may have weights under some degrees alone
+            sums["tensors"] = sums.get("tensors", 0.0) + share * where(row.weights > 0, 1.0, 0.0)
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
     return Part(**sums)

@@ -133,7 +133,7 @@ def test_plans_that_contradict_the_job(plan, problem):
 
 def test_a_batch_smaller_than_the_replicas():
     """It is infeasible, not an error: the answer says why."""
-    assert api.estimate(**(ESTIMATE | {"global_batch": 8})).reasons == ("batch",)
+    assert api.estimate(**(ESTIMATE | {"global_batch": 8}), plan={"dp": 16}).reasons == ("batch",)
     assert "micro_batch" in api.estimate(**ESTIMATE, plan={"dp": 16, "micro_batch": 5}).reasons
     with pytest.raises(PlanError, match="micro_batch 5 is more"):
         api.estimate(**ESTIMATE, plan={"dp": 16, "micro_batch": 5}, mode="published")

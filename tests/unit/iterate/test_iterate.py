@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -189,8 +190,8 @@ RUN = "import sys; from steptime.__main__ import run; sys.argv[1:1] = ['iterate'
     ("text", "code", "said"),
     [
         ("1 1 1\n1 1 4.0x", 2, "'x' among its numbers"),
-        ("4 4 4\n1 1 4.0\n2 2 1.0\n3 3 1.0\n4 4 2.0 ", 0, "4 rows"),
-        ("4 4 4\r\n1 1 4.0\r\n2 2 1.0\r\n3 3 1.0\r\n4 4 2.0\r", 0, "4 rows"),
+        ("4 4 4\n1 1 4.0\n2 2 1.0\n3 3 1.0\n4 4 2.0 ", 0, "4 elements"),
+        ("4 4 4\r\n1 1 4.0\r\n2 2 1.0\r\n3 3 1.0\r\n4 4 2.0\r", 0, "4 elements"),
         ("4 4 4\n1 1 4.0\n2 2 1.0\n3 3 1.0\n4 4", 2, "is no MatrixMarket file"),
         ("", 2, "is no MatrixMarket file"),
     ],
@@ -202,6 +203,11 @@ def test_a_matrix_file_that_ends_oddly_is_read_or_refused(tmp_path, text, code, 
     path = tmp_path / "a.mtx"
     path.write_bytes((HEAD + text).encode())
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", RUN, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "500"},
     )
     assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr

@@ -132,6 +132,7 @@ def test_every_reason_has_its_bit_and_its_meaning():
             "ranks",
             "schedule",
             "schedule_offload",
+            "causal_slices",
             "host_weights",
             *(rule.name for rule in NAMED),
         }
