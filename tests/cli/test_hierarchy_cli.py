@@ -8,10 +8,10 @@ import pytest
 from fake_api import Run
 from typer.testing import CliRunner
 
+from steptime.captured.compress import compressed
 from steptime.cli.main import app
 from steptime.hardware import load_device
 from steptime.hierarchy.answers import cache_report, reuse_report, tile_answer
-from steptime.captured.compress import compressed
 from steptime.hierarchy.geometry import hierarchy
 from steptime.hierarchy.traces import Shape
 

@@ -26,7 +26,6 @@ from steptime.cost.attention import (
     attention_pair_flops,
     tiled_attention_s,
 )
-from steptime.cost.convolution import convolution_s
 from steptime.cost.gemm import LARGE, NAMES, gemm_residual, gemm_s, held_efficiency, residual_table, share_of_peak
 from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.memory_bound import memory_bound_s

@@ -62,7 +62,8 @@ def test_every_plan_of_a_search_has_it_and_a_published_one_has_no_band() -> None
     assert [p["training"]["training_s"] for p in found["plans"]] == pytest.approx(
         [10 * p["step_time_s"] for p in found["plans"]]
     )
-    run = api.estimate("gpt3_1T", "published-b200-nvs8", gpus=8, mode="published", training={"tokens": 1e9}).training
+    job = {"gpus": 64, "global_batch": 64, "mode": "published", "training": {"tokens": 1e9}, "plan": {"tp": 8, "pp": 8}}
+    run = api.estimate("gpt3_175b", "published-b200-nvs8", **job).training
     assert run["training_band_days"] is None
 
 

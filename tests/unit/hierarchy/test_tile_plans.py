@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from steptime.captured.compress import compressed, training
 from steptime.cost import tiling
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.captured.compress import compressed, training
 from steptime.hierarchy.tiles import (
     USABLE,
     Memory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,9 @@ def test_axolotl_without_adapters(tmp_path: Path) -> None:
 
 
 def test_llama_factory(tmp_path: Path) -> None:
-    (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": "auto"}, '
-                                      '"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}')  # fmt: skip
+    zero = {"stage": 3, "stage3_prefetch_bucket_size": "auto"}
+    deepspeed = {"zero_optimization": zero, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+    (tmp_path / "z3.json").write_text(json.dumps(deepspeed))
     path = tmp_path / "sft.yaml"
     path.write_text("model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\nfinetuning_type: lora\n"
                     "lora_target: all\ntemplate: llama3\ncutoff_len: 4096\nper_device_train_batch_size: 1\n"

@@ -26,9 +26,9 @@ def command(
 
     Times are rooflines at the efficiencies of the device. Nothing here says what a scheme does to a model's quality.
     """
+    from steptime.captured.compress import compressed, training
     from steptime.cli.output import document, print_json
     from steptime.hardware import load_device
-    from steptime.captured.compress import compressed, training
     from steptime.units import parse
 
     found = load_device(device)
