@@ -31,7 +31,7 @@ class Part:
     products: Num = 0.0
     """Parameters of one product of each shape."""
     tensors: Num = 0.0
-    """Tensors of trained parameters."""
+    """Operators with trained parameters; a bias counts with its product."""
     remade_bytes: Num = 0.0
     """What recomputation of parts of a layer makes again of what it keeps otherwise."""
     matrices: Num = 0.0
@@ -91,7 +91,9 @@ def part_of(
         if update is not None and row.trained and row.operator in PRODUCTS:
             for name, value in _matrices(row, update).items():
                 sums[name] = sums.get(name, 0.0) + value * share
-        if row.trained:  # row by row of a block: an operator may have weights under some degrees alone
+        # Row by row of a block, as an operator may have weights under some degrees alone; a bias counts with its product,
+        # as a captured module has both in one operator.
+        if row.trained and row.operator != "bias":
             sums["tensors"] = sums.get("tensors", 0.0) + share * where(row.weights > 0, 1.0, 0.0)
         if row.trained and row.operator in PRODUCTS:
             sums["products"] = sums.get("products", 0.0) + row.weights / row.shape.get("groups", 1)
