@@ -24,6 +24,8 @@ from steptime.study.file import study_of
 from steptime.web.server import application
 
 Answer = Mapping[str, Any] | str
+TRAINERS_OF_PHASES: Final = ("deepspeed", "trl")
+"""Frameworks whose trainers of preferences have another loss than their trainer of one text."""
 TIME, MEMORY = "step_time_s", "peak_memory_bytes"
 TRAINERS: Final = {
     "megatron-core": "megatron-lm", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "transformers": "hf-trainer",
@@ -75,12 +77,17 @@ def written(run: Mapping[str, Any]) -> str:
 def plan_fixed(job: Job, folder: Path) -> Answer:
     """A search in which every degree is fixed."""
     run = job.run
-    fixed = {"recompute": "none", **run.pop("plan")}
-    pinned = {"dp", "tp", "cp", "pp", "ep", "vpp"} - set(fixed)
-    fixed |= dict.fromkeys(sorted(pinned - {"dp"}), 1)
-    found = api.plan(run.pop("model"), run.pop("cluster"), **run, fix=fixed, top=1)
-    best = found.plans[0] if found.plans else found.nearest
-    return "nothing is feasible" if best is None else {TIME: best.step_time_s, MEMORY: best.peak_memory_bytes}
+    del run["plan"]
+    given = api.estimate(job.model, job.cluster, **job.run_settings())
+    kept = {key: given.plan[key] for key in FIXED if key in given.plan}
+    found = api.plan(run.pop("model"), run.pop("cluster"), **run, fix={**kept, **job.plan}, top=1)
+    if not found.plans:
+        return "nothing is feasible"
+    best = found.plans[0]
+    chosen = [key for key, value in best.plan.items() if key in SEARCHED and value != given.plan.get(key)]
+    time, memory = best.step_time_s, best.peak_memory_bytes
+    named = ", ".join(f"plan.{key}" for key in chosen)
+    return {TIME: (time, named), MEMORY: (memory, named)} if chosen else {TIME: time, MEMORY: memory}
 
 
 def own_plan(job: Job, folder: Path) -> Answer:
@@ -100,6 +107,10 @@ def own_plan(job: Job, folder: Path) -> Answer:
     }
 
 
+FIXED: Final = ("dp", "tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute", "zero", "shard", "overlap")
+"""Degrees and choices that a search is told besides those of the job."""
+SEARCHED: Final = ("placement", "graphs", "dispatcher", "overlap", "context")
+"""What a search chooses for the degrees that it is given, and prints in the plan."""
 DERIVED: Final = frozenset(
     {"micro_batches", "stage_layers", "fullest_stage", "domains", "idle_devices", "fullest_phase", "panels"}
 )
@@ -149,9 +160,9 @@ def simulated(job: Job, folder: Path) -> Answer:
     found = asked("simulate", *job.options)
     if isinstance(found, str):
         return found
-    closed = found["closed_form_s"]
-    time = closed if found[TIME] == closed else (found[TIME], "played_difference_s")
-    return {TIME: time, MEMORY: max(found[MEMORY]), "closed": found}
+    # What the order of passes makes of the step is printed next to what the closed form of the estimate says.
+    memory = max(found[MEMORY])
+    return {TIME: found["closed_form_s"], MEMORY: memory}
 
 
 def lengths(job: Job, folder: Path) -> Answer:
@@ -166,7 +177,7 @@ def lengths(job: Job, folder: Path) -> Answer:
 
 def shadow(job: Job, folder: Path) -> Answer:
     """The step of which shadow prices are taken."""
-    found = asked("shadow", *job.options, "--tokens", "1T", "--prices", "default")
+    found = asked("shadow", *job.options, "--tokens", "1T")
     return found if isinstance(found, str) else {TIME: found["step_s"]}
 
 
@@ -180,6 +191,8 @@ def preference(job: Job, folder: Path) -> Answer:
     if isinstance(found, str):
         return found
     update = next(phase for phase in found["phases"] if phase["kind"] == "train")
+    if job.job.get("framework") in TRAINERS_OF_PHASES:
+        return {TIME: (update["time_s"], "loss of the trainer")}
     return {TIME: update["time_s"]}
 
 
@@ -193,12 +206,9 @@ def launch(job: Job, folder: Path) -> Answer:
     done = CliRunner().invoke(app, ["export", str(run), "--for", software, "-o", str(target)])
     if done.exit_code:
         return " ".join(done.output.split())
-    files = (
-        [target] if target.is_file() else sorted(path for path in folder.iterdir() if path.name.startswith("launch"))
-    )
-    done = CliRunner().invoke(
-        app, ["import", str(files[0]), "--from", software, "--cluster", job.cluster, "-o", str(back)]
-    )
+    main = target if target.is_file() else min(target.iterdir(), key=lambda path: (path.suffix == ".json", path.name))
+    words = ["import", str(main), "--from", software, "--cluster", job.cluster, "-o", str(back)]
+    done = CliRunner().invoke(app, words)
     return both(asked("estimate", back)) if done.exit_code == 0 else " ".join(done.output.split())
 
 

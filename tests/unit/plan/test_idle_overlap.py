@@ -73,7 +73,11 @@ def test_a_step_that_is_mostly_fixed_time_says_so(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     job = {"model": "small_module:small", "cluster": "dgx-h100", "gpus": 8, "global_batch": 64}
     told = [
-        [note for note in api.estimate(**job, framework=name, plan={"tp": 1, "micro_batch": 8}).notes if "fixed time" in note]
+        [
+            note
+            for note in api.estimate(**job, framework=name, plan={"tp": 1, "micro_batch": 8}).notes
+            if "fixed time" in note
+        ]
         for name in ("generic", "ideal")
     ]
     assert [len(notes) for notes in told] == [1, 0] and "% of the step is the fixed time of generic" in told[0][0]

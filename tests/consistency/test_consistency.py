@@ -1,0 +1,38 @@
+"""One job has one answer: what commands say that are asked the same, and which differences have no name yet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from consistency.answers import ANSWERS, MEMORY
+from consistency.jobs import JOBS
+from consistency.table import line_of, reference_of
+
+STAGES: Final = {
+    f"gpt3-175b 512 dgx-h100 tp8 pp8 schedule{name}": (MEMORY,) for name in ("gpipe", "zb-h1", "chimera", "terapipe")
+}
+"""Schedules whose replay holds other activations at its peak than the closed form, by at most 6 %: to be mended."""
+UNNAMED: Final = {"simulate": STAGES}
+"""Command -> job -> quantities that still differ without a name; the table only falls."""
+LOOSE: Final = ("score",)
+"""A row of measurements leaves out what its columns lack: those answers are averages over what was left out
+(:mod:`test_score_and_estimate` holds rows that say everything)."""
+
+
+def test_there_are_jobs_enough() -> None:
+    assert len(JOBS) >= 40 and len({job.name for job in JOBS}) == len(JOBS)
+    assert {job.gpus for job in JOBS} >= {1, 8, 64, 16384}
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_every_command_says_what_the_estimate_says(job) -> None:
+    reference = reference_of(job)
+    for command in ANSWERS:
+        if command in LOOSE:
+            continue
+        line = line_of(job, command, reference)
+        known = UNNAMED.get(command, {}).get(job.name, ())
+        assert set(line.unnamed) <= set(known), f"{command}: {line.unnamed}"
+        assert all(abs(line.difference[name]) < 0.06 for name in known)
