@@ -65,6 +65,13 @@ def run_file(job: Job, folder: Path) -> Answer:
     return both(asked("estimate", path))
 
 
+def plan_file(job: Job, folder: Path) -> Answer:
+    """What ``estimate --json`` wrote, given to ``estimate``."""
+    path = folder / "plan.json"
+    path.write_text(CliRunner().invoke(app, ["estimate", *job.options, "--json"]).stdout)
+    return both(asked("estimate", path))
+
+
 def written(run: Mapping[str, Any]) -> str:
     """Tables as TOML."""
     tables = {key: value for key, value in run.items() if isinstance(value, Mapping)}
@@ -249,7 +256,8 @@ def measured_row(job: Job) -> dict[str, Any] | str:
 
 
 ANSWERS: Final[Mapping[str, Callable[[Job, Path], Answer]]] = {
-    "api.estimate": function, "RUN.toml": run_file, "plan --fix": plan_fixed, "plan, then estimate": own_plan,
+    "api.estimate": function, "RUN.toml": run_file,
+    "PLAN.json": plan_file, "plan --fix": plan_fixed, "plan, then estimate": own_plan,
     "study": study_row, "page": page, "report": report_file, "diff": compared, "simulate": simulated,
     "lengths": lengths, "shadow": shadow, "rl orpo": preference, "export, import": launch, "score": scored,
 }  # fmt: skip

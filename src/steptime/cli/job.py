@@ -22,7 +22,7 @@ def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any]
     Raises:
         UserError: RUN.toml is wrong, or an option is given that means nothing without a cluster.
     """
-    base = _run_file(model_or_run) or RunSpec(model=model_or_run)
+    base = _run_file(model_or_run) or _plan_file(model_or_run) or RunSpec(model=model_or_run)
     return RunSpec(
         model=base.model,
         cluster=cluster if cluster is not None else base.cluster,
@@ -42,6 +42,15 @@ def _run_file(text: str) -> RunSpec | None:
         return None
     document = parse_toml(read_description(text), text)
     return parse_run(document, text) if is_run_document(document) else None
+
+
+def _plan_file(text: str) -> RunSpec | None:
+    """The run of what ``plan --json`` or ``estimate --json`` wrote."""
+    if not text.lower().endswith(".json"):
+        return None
+    from steptime.formats.plan_document import run_of_plan
+
+    return run_of_plan(text)
 
 
 def refuse_run(model: str) -> None:

@@ -95,7 +95,7 @@ def _reference(path: str | None) -> _Reference | None:
     """The run of a launch file, or of a plan that was written with its model and cluster; None: the file is neither."""
     if path is None:
         return None
-    from steptime.launch.plans import is_document, run_of_plan
+    from steptime.formats.plan_document import is_document, run_of_plan
     from steptime.launch.read import read_launch, with_model
     from steptime.launch.table import software_called
 

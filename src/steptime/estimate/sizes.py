@@ -91,8 +91,8 @@ def part_of(
         if update is not None and row.trained and row.operator in PRODUCTS:
             for name, value in _matrices(row, update).items():
                 sums[name] = sums.get(name, 0.0) + value * share
-        # Row by row of a block, as an operator may have weights under some degrees alone; a bias counts with its product,
-        # as a captured module has both in one operator.
+        # Row by row of a block, as an operator may have weights under some degrees alone; a bias counts with its
+        # product, as a captured module has both in one operator.
         if row.trained and row.operator != "bias":
             sums["tensors"] = sums.get("tensors", 0.0) + share * where(row.weights > 0, 1.0, 0.0)
         if row.trained and row.operator in PRODUCTS:

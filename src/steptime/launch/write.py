@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steptime.errors import first_few
+from steptime.errors import PlanError, first_few
 from steptime.formats.run_spec import RunSpec
 from steptime.launch.job import Launch, launch_of
 from steptime.launch.read import launch_read
 from steptime.launch.rules import check_degrees, check_rules
 from steptime.launch.syntax import WRITERS, Page
-from steptime.launch.table import Options, Software, software_called
+from steptime.launch.table import READ_ONLY, SOFTWARE, Options, Software, software_called
 from steptime.launch.values import NEUTRAL, matters, with_parts
 from steptime.version import __version__
 
@@ -49,7 +49,10 @@ def export_run(run: RunSpec, software: str) -> Exported:
     Raises:
         UserError: the run is wrong, or the software cannot run its plan; the message has the rule.
     """
-    return export_launch(launch_of(run), software_called(software))
+    found = software_called(software)
+    if found.name in READ_ONLY:
+        raise PlanError(f"steptime reads files of {found.title} and writes none yet", hint=", ".join(SOFTWARE))
+    return export_launch(launch_of(run), found)
 
 
 def export_launch(launch: Launch, software: Software) -> Exported:

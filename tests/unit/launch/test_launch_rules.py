@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steptime.errors import UserError
+from steptime.errors import PlanError, UserError
 from steptime.formats.run_spec import RunSpec
 from steptime.launch import SOFTWARE, export_run
 from steptime.launch.rules import RULES
@@ -52,7 +52,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("megatron-lm", DENSE, {"tp": 2}, {"dtype": "mxfp8", "seq": 2002}, "in multiples of 32"),
     ("megatron-lm", DENSE, {"recompute": "activation"}, {}, "cannot run recompute activation of a dense model"),
     ("megatron-lm", DENSE, {"pp": 2, "schedule": "gpipe"}, {}, "cannot run schedule gpipe"),
-    ("megatron-lm", DENSE, {}, {"lora": {"rank": 16}}, "has no adapters: lora.rank 16"),
+    ("megatron-lm", DENSE, {}, {"lora": {"rank": 16}}, "writes no adapters for Megatron-LM yet: lora.rank 16"),
     ("nemo", DENSE, {"recompute": "outputs"}, {}, "cannot run recompute outputs"),
     ("megatron-bridge", DENSE, {}, {"dtype": "fp8"}, "names no recipe"),
     *((name, DENSE, {"pp": 2, "zero": 3}, {}, "the plan is not legal: ZeRO-2 and ZeRO-3") for name in SOFTWARE),
@@ -83,3 +83,10 @@ def test_what_no_software_runs() -> None:
 
 def test_every_rule_names_software_that_exists() -> None:
     assert all(rule.software <= set(SOFTWARE) for rule in RULES)
+
+
+@pytest.mark.parametrize("software", ["axolotl", "llama-factory"])
+def test_what_is_only_read_is_not_written(software: str) -> None:
+    run = RunSpec(model="llama3-8b", cluster="dgx-h100", settings={"gpus": 8, "global_batch": 64}, plan={"zero": 3})
+    with pytest.raises(PlanError, match="and writes none yet"):
+        export_run(run, software)

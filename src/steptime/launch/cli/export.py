@@ -36,7 +36,7 @@ def command(
     """
     from steptime.cli.estimate import plan_given, written_given
     from steptime.cli.job import job_from, needed
-    from steptime.launch.plans import run_of_plan
+    from steptime.formats.plan_document import run_of_plan
     from steptime.launch.write import export_run, summary
 
     base = run_of_plan(model)
