@@ -228,7 +228,7 @@ def test_experts_of_few_replicas_are_ranked_with_their_own_time(fixed, precision
     _ranked_as_alone("dgx-b200", 16, precision, fixed)
 
 
-@pytest.mark.parametrize("cluster", ["dgx-h100-rail", "frontier-dragonfly", "tpu-v5p-torus"])
+@pytest.mark.parametrize("cluster", ["dgx-h100-rail", "frontier-dragonfly", "tpu-v5p-torus", "h100-nvl-2"])
 def test_experts_on_a_network_of_levels_are_ranked_with_their_own_time(cluster):
     """There it depends on the replicas how far the members of a group are apart."""
     _ranked_as_alone(cluster, 512, "bf16", {})

@@ -73,9 +73,8 @@ def placed_plan(
         )
         if len(placed_rows):
             break
-    network = setting.machine.network
-    if network is not None:
-        placed_rows, options = ordered(placed_rows, options, one, axes, network.farthest, None)
+    if setting.machine.farthest > 1:
+        placed_rows, options = ordered(placed_rows, options, one, axes, setting.machine.farthest, None)
     rows = rows_of(options)
     names = [f"{kind}_{axis}" for axis in axes for kind in ("in", "at")]
     inside_columns = {name: np.broadcast_to(getattr(options, name), (rows,)) for name in names}

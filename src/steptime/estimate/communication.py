@@ -10,6 +10,7 @@ import numpy as np
 
 from steptime.cost.collective import point_to_point_s, rotated_s
 from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
+from steptime.cost.network import mean_hop_ratio
 from steptime.dataclass import dataclass
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
@@ -65,6 +66,10 @@ class Group(NamedTuple):
     reach: Callable[[], Reach] | None = None
     """Where its domains lie; made when a machine tells its levels apart. None: next to each other."""
 
+    def reach_of_it(self) -> Reach:
+        """Where its domains lie."""
+        return consecutive(self.ranks / self.inside) if self.reach is None else self.reach()
+
 
 def group_of(plans: Plans, axes: Iterable[str]) -> Group:
     """The group of ranks over the product of some mesh axes.
@@ -109,12 +114,22 @@ def _route(machine: Machine, kind: str, group: Group) -> Route | None:
     network = machine.network
     if network is None:
         return None
-    reach = consecutive(group.ranks / group.inside) if group.reach is None else group.reach()
+    reach = group.reach_of_it()
     slowdown, longer = network.slowdown(kind, reach), network.longer_hops(kind, reach)
     if isinstance(slowdown, np.ndarray) or isinstance(reach.nodes, np.ndarray):
         return Route(slowdown, longer)
     tier = network.binding(kind, reach)
     return Route(slowdown, longer, "" if tier is None else tier.name, network.told(kind, reach))
+
+
+def lies_within(domains: float, reach: Reach) -> Num:
+    """Whether a group lies inside one block of some number of consecutive fast domains."""
+    return reach.members(domains) >= reach.nodes
+
+
+def _lies_nearer(machine: Machine, group: Group) -> Num:
+    """Whether a group, or each of an array of them, lies inside the levels of the nearer machine."""
+    return False if machine.nearer is None else lies_within(machine.nearer.joined, group.reach_of_it())
 
 
 def _ring(machine: Machine, size_bytes: Num, group: Group, senders: Num | None, route: Route | None) -> dict[str, Num]:
@@ -168,6 +183,18 @@ def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, se
         group: its ranks, and where they lie.
         senders: ranks of a domain whose NICs carry what leaves it; None: all of them.
     """
+    within = _lies_nearer(machine, group)
+    if machine.nearer is None or not np.any(within):
+        return _on_links(kind, machine, size_bytes, group, senders)
+    near = collective_in(kind, machine.nearer, size_bytes, group, senders)
+    if np.all(within):
+        return near
+    far = _on_links(kind, machine, size_bytes, group, senders)
+    return Collective(where(within, near.seconds, far.seconds), far.call)
+
+
+def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None) -> Collective:
+    """A collective of a group that leaves the levels of any nearer machine; the arguments of :func:`collective_in`."""
     model, (ranks, inside, _), route = machine.fabric, group, _route(machine, kind, group)
     if model is None:
         return _textbook(kind, machine, _ring(machine, size_bytes, group, senders, route), route)
@@ -274,11 +301,19 @@ def _chosen(
     return str(algorithm), str(protocol)
 
 
+def _machine_over(machine: Machine, ranks: int, inside: int) -> Machine:
+    """The machine that holds a group in domains next to each other."""
+    while machine.nearer is not None and _lies_nearer(machine, Group(ranks, inside)):
+        machine = machine.nearer
+    return machine
+
+
 def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, inside: int) -> tuple[Num, Any, Any]:
     """Time of :func:`collective_over`, and the algorithm and protocol that the communication library is taken to run.
 
     Without a fitted fabric there is no protocol to choose: it is "". Sizes may be an array; names are then too.
     """
+    machine = _machine_over(machine, ranks, inside)
     model = machine.fabric
     if model is not None:
         shared: Any = _shared(machine, model, inside, _route(machine, kind, Group(ranks, inside)))
@@ -290,18 +325,33 @@ def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, insi
 
 def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> str:
     """What the time of a collective rests on: fitted fabrics with their errors, a measured group, or a textbook."""
+    machine = _machine_over(machine, ranks, inside)
     if machine.fabric is not None:
         return _bases(machine.fabric, inside=inside > 1, between=ranks > inside)
     own = machine.groups and machine.groups.find(ROOTED.get(kind, kind), ranks, inside)
     return own.text if own else TEXTBOOK
 
 
+def pair_of(machine: Machine, *devices: int) -> Group:
+    """Two devices in different fast domains, by their numbers."""
+
+    def members(block: float) -> float:
+        first, second = (device // (block * machine.fast_domain) for device in devices)
+        return 2.0 if first == second else 1.0
+
+    return Group(2, 1, lambda: Reach(2.0, members))
+
+
 def message_time_s(machine: Machine, size_bytes: Num, group: Group | None = None) -> tuple[Num, Num]:
-    """A message to a rank of the same fast domain, and to one in another: the next one of a group."""
-    network = machine.network
+    """A message to a rank of the same fast domain, and to one in another: the next one of a group, the mean of them."""
+    network, reach = machine.network, consecutive(2.0) if group is None or group.reach is None else group.reach()
     if network is None:
-        return _message_s(machine, size_bytes, None)
-    reach = consecutive(2.0) if group is None or group.reach is None else group.reach()
+        near_s, far_s = _message_s(machine, size_bytes, None)
+        if machine.nearer is None:
+            return near_s, far_s
+        inner_s = message_time_s(machine.nearer, size_bytes, group)[1]
+        leaving = mean_hop_ratio(reach.nodes, reach.members(machine.nearer.joined))
+        return near_s, inner_s + (far_s - inner_s) * leaving
     return _message_s(machine, size_bytes, Route(network.message(reach), network.longer_hops(MESSAGE, reach)))
 
 

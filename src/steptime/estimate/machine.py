@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
@@ -68,6 +69,11 @@ class Machine:
     """Collectives that were measured on this machine itself."""
     network: Network | None = None
     """Tiers between domains, told apart; the rates between domains are those of the first. None: they are one."""
+    nearer: Machine | None = None
+    """The machine that groups see which lie inside the last level but one that the job spans: its links between
+    domains are those of the levels up to there. None: one level joins all domains, or they are tiers of a network."""
+    joined: float = math.inf
+    """Fast domains in a group of the outermost level whose links these are; of the outermost of all, no limit."""
     host_basis: str = ""
     """What the rate between a device and its host rests on."""
     host_ranks: float = float(NODE)
@@ -86,6 +92,13 @@ class Machine:
         return where(inside > 1, self.slow_Bps, self.lone_slow_Bps)
 
     @property
+    def farthest(self) -> int:
+        """Fast domains in the largest block that matters to a group: beyond it no order of the axes differs."""
+        if self.network is not None:
+            return self.network.farthest
+        return 1 if self.nearer is None else int(self.nearer.joined)
+
+    @property
     def nearer_is_faster(self) -> bool:
         """Whether links inside a domain are no slower than links between domains."""
         if self.fabric is not None:
@@ -101,8 +114,8 @@ class Machine:
         rates = {name: getattr(self, name) * factor for name, factor in factors.items()}
         fabric = None if self.fabric is None else self.fabric.faster(factors)
         groups = None if self.groups is None else self.groups.faster(factors)
-        bound = None if self.bound is None else self.bound.faster(**factors)
-        return replace(self, models=models, fabric=fabric, groups=groups, bound=bound, **rates)
+        bound, nearer = (None if each is None else each.faster(**factors) for each in (self.bound, self.nearer))
+        return replace(self, models=models, fabric=fabric, groups=groups, bound=bound, nearer=nearer, **rates)
 
 
 def _matrix_rate(device: Device, dtype: str) -> float:
@@ -172,7 +185,16 @@ def machine_of(
         is_host=device.is_host,
         narrow=precision.matrix_dtype in NARROW_DTYPES,
     )
-    return _calibrated(machine, cluster, gpus, precision) if calibrated else machine
+    machine = _calibrated(machine, cluster, gpus, precision) if calibrated else machine
+    if network is not None or len(crossed) < 2:
+        return machine
+    within = cluster.levels[cluster.levels.index(crossed[-1]) - 1].group
+    nearer = machine_of(
+        cluster, within, precision, lone_rank_has_all_links=lone_rank_has_all_links, calibrated=calibrated
+    )
+    nearer = replace(nearer, joined=within / cluster.fast_domain)
+    bound = None if machine.bound is None else replace(machine.bound, nearer=nearer.bound)
+    return replace(machine, nearer=nearer, bound=bound)
 
 
 def host_ranks(device: Device, fast_domain: int, gpus: int) -> float:
@@ -373,11 +395,11 @@ def first_level(cluster: Cluster) -> Level:
 
 
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
-    """A note where a job crosses several levels beyond its fast domains, which are not told apart.
+    """A note where a job crosses several levels beyond its fast domains, which groups that cross both see as one.
 
     >>> from steptime.hardware import load_cluster
     >>> levels_left_out(load_cluster("frontier"), 64)[0].partition(":")[0]
-    'level node is not told apart from network'
+    'level node is not told apart from network for groups that leave it'
     >>> levels_left_out(load_cluster("frontier"), 8), levels_left_out(load_cluster("dgx-h100"), 64)
     ((), ())
     """
@@ -387,8 +409,9 @@ def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
         return ()
     between = " and ".join(level.name for level in others)
     return (
-        f"level {between} is not told apart from {slow.name}: traffic that leaves {fast.name} is timed as if all of it "
-        f"crossed all levels that {gpus} devices span, at the rate of {slow.name}, the slowest, and the longest wait",
+        f"level {between} is not told apart from {slow.name} for groups that leave it: their traffic beyond "
+        f"{fast.name} is timed at the rate of {slow.name}, the slowest, and the longest wait; groups inside {between} "
+        "are timed on it alone",
     )
 
 

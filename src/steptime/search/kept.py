@@ -39,7 +39,8 @@ def job_of_layers(job: Job) -> Job:
 
 def machine_of_transfers(machine: Machine) -> Machine:
     """The machine as far as layers with their transfers go."""
-    return replace(machine, memory_bytes=0.0, host_Bps=0.0, host_basis="", host_ranks=1.0, bound=None)
+    nearer = None if machine.nearer is None else machine_of_transfers(machine.nearer)
+    return replace(machine, memory_bytes=0.0, host_Bps=0.0, host_basis="", host_ranks=1.0, bound=None, nearer=nearer)
 
 
 def machine_of_work(machine: Machine) -> Machine:
@@ -55,6 +56,7 @@ def machine_of_work(machine: Machine) -> Machine:
         fabric=None,
         groups=None,
         network=None,
+        nearer=None,
     )
 
 

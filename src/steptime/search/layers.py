@@ -39,7 +39,7 @@ def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
     On a network whose levels are told apart it matters too how far members of a group are apart.
     """
     inside = (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
-    return inside if machine.network is None else (*inside, *(name.replace("in_", "at_") for name in inside))
+    return inside if machine.farthest == 1 else (*inside, *(name.replace("in_", "at_") for name in inside))
 
 
 @dataclass(frozen=True, slots=True)

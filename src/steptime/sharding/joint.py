@@ -19,7 +19,7 @@ import numpy as np
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
 from steptime.errors import UnknownNameError, UserError, counted
-from steptime.estimate.communication import message_time_s
+from steptime.estimate.communication import message_time_s, pair_of
 from steptime.hardware.records import Cluster
 from steptime.num import Array, divisors
 from steptime.plan.keys import MAX_DEVICES
@@ -416,7 +416,8 @@ class _Search:
             far = pair[0].kind != pair[1].kind or domains[0] != domains[1]
             if chunks > 1:
                 far = parts * len(stages) > chunks * machines[0].fast_domain
-            out[n - 1] = max(float(message_time_s(each, size)[far]) for each in machines)
+            ends = starts[n - 1 : n + 1] if chunks == 1 else (0, parts * len(stages) // chunks - 1)
+            out[n - 1] = max(float(message_time_s(e, size, pair_of(e, *ends))[far]) for e in machines)
         return out
 
     # -- nothing fits ---------------------------------------------------------------------------------------------

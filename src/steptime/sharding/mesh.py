@@ -13,8 +13,10 @@ import numpy as np
 
 from steptime.api.collective_times import machine_for_links
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
-from steptime.estimate.communication import collective_over, message_time_s
+from steptime.estimate import communication
+from steptime.estimate.communication import collective_in, message_time_s
 from steptime.estimate.machine import Machine
+from steptime.estimate.network import Reach
 from steptime.hardware.records import Cluster
 from steptime.num import Num, divisors
 from steptime.plan.keys import MAX_DEVICES
@@ -69,17 +71,25 @@ class Mesh:
         return _group(self.sizes, self.machine.fast_domain, tuple(sorted(axes)))
 
     def collective_s(self, kind: str, axes: Iterable[int], size_bytes: Num) -> Num:
-        """Time of a collective along some axes together, in all groups at once; sizes as in ``collective_over``."""
-        ranks, inside = self.group(axes)
-        return (
-            0.0 * size_bytes if ranks == 1 else collective_over(kind, self.machine, size_bytes, ranks, inside).seconds
-        )
+        """Time of a collective along some axes together, in all groups at once; sizes as in ``collective_in``."""
+        group = self._placed(axes)
+        return 0.0 * size_bytes if group.ranks == 1 else collective_in(kind, self.machine, size_bytes, group).seconds
 
     def message_s(self, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time in which each device sends as many bytes to one other of its group and receives as many."""
-        ranks, inside = self.group(axes)
-        near_s, far_s = message_time_s(self.machine, size_bytes)
-        return 0.0 * size_bytes if ranks == 1 else near_s if ranks == inside else far_s
+        group = self._placed(axes)
+        near_s, far_s = message_time_s(self.machine, size_bytes, group)
+        return 0.0 * size_bytes if group.ranks == 1 else near_s if group.ranks == group.inside else far_s
+
+    def _placed(self, axes: Iterable[int]) -> communication.Group:
+        """Ranks of each group along some axes together, and where its fast domains lie."""
+        chosen, domain = tuple(sorted(axes)), self.machine.fast_domain
+        ranks, inside = _group(self.sizes, domain, chosen)
+
+        def members(block: float) -> int:
+            return _group(self.sizes, domain * int(min(block, ranks * prod(self.sizes))), chosen).inside // inside
+
+        return communication.Group(ranks, inside, lambda: Reach(ranks // inside, members))
 
     def __str__(self) -> str:
         return " x ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))

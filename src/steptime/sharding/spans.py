@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from steptime.estimate.communication import message_time_s
+from steptime.estimate.communication import message_time_s, pair_of
 from steptime.num import Array
 from steptime.sharding.stages import SpanCosts
 from steptime.sharding.units import BACKWARD, UnitCosts
@@ -117,7 +117,9 @@ def spans_of(
     """Every stage that shardings give; messages come from another fast domain where two sub-meshes exceed one."""
     units, machine = costs.units, costs.plan.built.mesh.machine
     crosses = 2 * costs.devices > machine.fast_domain if far is None else far
-    near_s, far_s = message_time_s(machine, units.boundary_bytes / costs.devices)
+    near_s, far_s = message_time_s(
+        machine, units.boundary_bytes / costs.devices, pair_of(machine, 0, 2 * costs.devices - 1)
+    )
     message_s = np.where(units.boundary_bytes > 0, far_s if crosses else near_s, 0.0)
     shared_bytes, shared_s = _shared(costs, far=crosses)
     forward = costs.again_s
@@ -168,7 +170,7 @@ def _shared(costs: UnitCosts, *, far: bool) -> tuple[Array, Array]:
     """Copies of parameters that several units read, and the exchange of their gradients with the other stages."""
     units, machine = costs.units, costs.plan.built.mesh.machine
     held, seconds = (np.zeros((units.count, units.count + 1)) for _ in range(2))
-    near_s, far_s = message_time_s(machine, costs.exchanged_bytes)
+    near_s, far_s = message_time_s(machine, costs.exchanged_bytes, pair_of(machine, 0, 2 * costs.devices - 1))
     each = zip(units.held[1], costs.shared_bytes, np.atleast_1d(far_s if far else near_s), strict=True)
     for shared, size, exchange_s in each:
         here = _sums(np.bincount(shared.units, minlength=units.count).astype(float))

@@ -94,7 +94,7 @@ def test_levels_between_the_first_and_the_slowest_are_named(tmp_path: Path) -> N
     )
     job: dict[str, Any] = {"model": "llama3-8b", "cluster": str(file), "global_batch": 64}
     (note,) = api.estimate(**job, gpus=64, plan={"micro_batch": 1}).notes
-    assert note.startswith("level leaf is not told apart from spine: traffic that leaves nvlink is timed as if")
+    assert note.startswith("level leaf is not told apart from spine for groups that leave it: their traffic")
     assert note in api.plan(**job, gpus=64, top=1).notes
     assert api.estimate(**job, gpus=32, plan={"micro_batch": 1}).notes == ()
     assert api.estimate(**job, gpus=8, plan={"micro_batch": 1}).notes == ()

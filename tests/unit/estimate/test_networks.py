@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steptime import api
-from steptime.estimate.communication import collective_in, group_of, message_time_s
+from steptime.estimate.communication import collective_in, collective_over, group_of, message_time_s
 from steptime.estimate.machine import Machine, machine_of
 from steptime.estimate.network import consecutive, slice_shape
+from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
 from steptime.plan.job import PRECISIONS
 from steptime.plan.placements import members_of, numbered, order_of
@@ -205,10 +209,51 @@ def test_members_by_counting() -> None:
         assert members_of(plans, (axis,), block) == np.count_nonzero(line // block == 0)
 
 
-def test_old_clusters_have_no_network() -> None:
+def test_levels_without_a_topology_make_no_network() -> None:
     on = machine_of(load_cluster("frontier"), 64, PRECISIONS["bf16"], lone_rank_has_all_links=False, calibrated=True)
     assert on.network is None
-    assert "order" not in api.estimate("llama3-8b", "frontier", gpus=64, global_batch=64, plan={"tp": 8}).plan
+    assert "order" not in api.estimate("llama3-8b", "dgx-h100", gpus=64, global_batch=64, plan={"tp": 8}).plan
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("name", ["h100-nvl-2", "h200-nvl-4", "frontier"])
+def test_a_group_is_timed_on_the_levels_that_it_crosses(name: str, calibrated: bool) -> None:
+    """Inside the second level as in a job that ends there; beyond it as if no level were nearer."""
+    cluster = load_cluster(name)
+    small, large = (
+        machine_of(cluster, n, PRECISIONS["bf16"], lone_rank_has_all_links=False, calibrated=calibrated)
+        for n in (cluster.levels[1].group, 64)
+    )
+    alone = replace(large, nearer=None)
+    for kind, size in ((kind, size) for kind in COLLECTIVES for size in (1e3, 1e6, 1e9)):
+        inside = cluster.fast_domain
+        within = [collective_over(kind, on, size, 8, inside).seconds for on in (small, large)]
+        assert within[0] == within[1]
+        beyond = [collective_over(kind, on, size, 16, inside).seconds for on in (alone, large)]
+        assert beyond[0] == beyond[1]
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 2, 4]),
+    order=st.permutations(["tp", "pp", "dp"]),
+)
+def test_blocks_of_plans_cost_what_each_plan_costs_on_three_levels(tp: int, pp: int, dp: int, order: list[str]) -> None:
+    on = machine_of(load_cluster("h100-nvl-2"), 64, PRECISIONS["bf16"], lone_rank_has_all_links=False, calibrated=True)
+    axes = order_of("-".join(order))
+    each = [numbered(Plans(tp=tp, pp=pp, dp=dp).in_order(2, along), along) for along in (axes, order_of("tp-dp-pp"))]
+    block = Plans(**{
+        name: np.array([getattr(plans, name) for plans in each])
+        for axis in ("tp", "pp", "dp") for name in (axis, f"in_{axis}", f"at_{axis}")
+    })  # fmt: skip
+    for axis in ("tp", "dp"):
+        together = np.broadcast_to(collective_in("all_reduce", on, 1e8, group_of(block, (axis,))).seconds, (2,))
+        alone = [collective_in("all_reduce", on, 1e8, group_of(plans, (axis,))).seconds for plans in each]
+        np.testing.assert_allclose(together, alone, rtol=1e-12)
+    sent = [np.broadcast_to(x, (2,)) for x in message_time_s(on, 1e8, group_of(block, ("pp",)))]
+    alone = [message_time_s(on, 1e8, group_of(plans, ("pp",))) for plans in each]
+    np.testing.assert_allclose(np.stack(sent, axis=1), alone, rtol=1e-12)
 
 
 def test_a_flat_topology_changes_nothing(tmp_path: Path) -> None:

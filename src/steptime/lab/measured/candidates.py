@@ -33,6 +33,7 @@ from steptime.plan.framework import HABITS, habits_of, piped_stage
 from steptime.plan.job import OFFLOADS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
 from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
 from steptime.plan.optimizers import OPTIMIZERS
+from steptime.plan.placements import numbered
 from steptime.plan.plans import RECOMPUTE_CODES, Plans, concatenate
 from steptime.plan.strategies import CORRECTED
 
@@ -231,7 +232,7 @@ def plans_of(found: Candidate, domain: int) -> Plans:
     d = found.degrees
     zero = piped_stage(found.zero, d.pp)
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
-    return Plans(
+    plans = Plans(
         tp=d.tp,
         pp=d.pp,
         cp=d.cp,
@@ -244,7 +245,8 @@ def plans_of(found: Candidate, domain: int) -> Plans:
         zero=zero,
         shard=shards,
         sp=int(found.sequence_parallel or d.tp == 1),
-    ).in_order(domain)
+    )
+    return numbered(plans.in_order(domain))
 
 
 UNFIT_WEIGHT: Final = 0.002
