@@ -23,5 +23,6 @@ from steptime.doctor.stated import held_against as held_against
 from steptime.doctor.stated import merged as merged
 from steptime.doctor.stated import model_contradictions as model_contradictions
 from steptime.doctor.stated import stated_by_trace as stated_by_trace
+from steptime.doctor.stated import with_batch as with_batch
 from steptime.doctor.timeline import trace_times as trace_times
 from steptime.doctor.trace import read_trace as read_trace

@@ -247,6 +247,7 @@ def _predict(
     base = None if model is None else job_from(model, cluster, settings, plan)
     spec = None if base is None or base.cluster is None else load_model(base.model)
     stated, against = (stated, ()) if spec is None else doctor.held_against(spec, stated)
+    stated = doctor.with_batch(spec, settings if base is None else base.settings, stated)
     merged = doctor.merged(
         settings if base is None else base.settings,
         plan if base is None else base.plan,

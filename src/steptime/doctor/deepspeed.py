@@ -154,6 +154,8 @@ _BAR: Final = re.compile(
 _RUNTIME: Final = re.compile(r"['\"]train_runtime['\"]: ['\"]?" + gather.NUMBER)
 _STEPS_PER_S: Final = re.compile(r"['\"]train_steps_per_second['\"]: ['\"]?" + gather.NUMBER)
 _SAMPLES_PER_S: Final = re.compile(r"['\"]train_samples_per_second['\"]: ['\"]?" + gather.NUMBER)
+#: What the Trainer of transformers prints, and Lightning does not.
+_OF_TRANSFORMERS: Final = re.compile(r"\{['\"](?:loss|train_runtime)['\"]: |Instantaneous batch size per device = ")
 _TRAINER_BATCH: Final = re.compile(
     r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]{1,12})"
 )
@@ -166,15 +168,16 @@ _TRAINER_CHECKPOINT: Final = re.compile(r"Saving model checkpoint to|Saving (?:c
 class Trainer:
     """Whatever shows its steps by a progress bar."""
 
-    name = "trainer"
-
     def __init__(self) -> None:
+        self.name = "trainer"
         self.gathered = Gathered()
         self._summary: tuple[int, float] | None = None
 
     def feed(self, rank: int | None, line: str) -> None:
         """Take one line."""
         g = self.gathered
+        if _OF_TRANSFORMERS.search(line):
+            self.name = "transformers"
         if match := _BAR.match(line):
             self._bar(rank, match)
         elif match := _RUNTIME.search(line):

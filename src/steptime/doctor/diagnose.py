@@ -197,9 +197,12 @@ def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Compared, ...]:
     traffic = {each.axis: each.exposed_s for each in t.traffic}
     heads = () if e is None else tuple(dict.fromkeys(path.split("/")[0] for path in (*e.time, *e.overlapped)))
     axes = dict.fromkeys((*(a for a in traffic if a != "pp"), *(h[:-5] for h in heads if h.endswith("_comm"))))
+    kinds = ", ".join(kind for each in t.traffic if each.axis == "unassigned" for kind in each.collectives)
     for axis in axes:
-        if axis != "pp":
-            add(f"{axis}_comm", traffic.get(axis, 0.0), (f"{axis}_comm",) if axis != "unassigned" else (), "exposed")
+        if axis == "unassigned":
+            add("unassigned_comm", traffic[axis], (), f"exposed: {kinds}")
+        elif axis != "pp":
+            add(f"{axis}_comm", traffic.get(axis, 0.0), (f"{axis}_comm",), "exposed")
     pipeline = "with the bubble, which receivers spend waiting"
     add("pp_comm", traffic.get("pp", 0.0), ("pp_comm", "bubble"), pipeline)
     add("copies", t.groups["copies"], (), "memcpy and memset that nothing covers")

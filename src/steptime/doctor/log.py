@@ -13,7 +13,7 @@ from steptime.doctor import gather
 from steptime.doctor.deepspeed import DeepSpeed, Trainer
 from steptime.doctor.gather import MAX_STEPS, Gathered, Parser
 from steptime.doctor.megatron import Megatron, NeMo
-from steptime.doctor.records import Log, Stated
+from steptime.doctor.records import Log, Stated, StepLine
 from steptime.doctor.source import HINT, Lines
 from steptime.doctor.titan import MaxText, Torchtitan
 from steptime.errors import InputFileError, UserError, counted
@@ -238,6 +238,7 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], device
             flags=flags,
             model_name=g.model_name,
             framework=fitted_framework(framework, flags),
+            tokens_per_gpu=_tokens_per_gpu(g.steps[main]),
         ),
         timers={name: _middle(samples) for name, samples in timers.items()},
         rank_steps={rank: tuple(s) for rank, s in g.steps.items() if rank >= 0} if len(g.steps) > 1 else {},
@@ -251,6 +252,12 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], device
         tflops_per_gpu=median(g.tflops) if g.tflops else None,
         warnings=_warnings(g),
     )
+
+
+def _tokens_per_gpu(steps: Sequence[StepLine]) -> float | None:
+    """Tokens of a device and step: time by rate, where the lines have both."""
+    both = [step.time_s * step.tokens_per_s_per_gpu for step in steps if step.time_s and step.tokens_per_s_per_gpu]
+    return median(both) if both else None
 
 
 def _middle(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -55,6 +55,8 @@ class Stated:
     """What the log calls its model: ``llama3 8B``."""
     framework: str = ""
     """Fitted framework to predict with unless the user names one; empty: not to be told."""
+    tokens_per_gpu: float | None = None
+    """Tokens of a step on one device; None: not stated."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Whatever else was printed, under the framework's own names."""
 
@@ -65,7 +67,8 @@ class Log:
 
     path: str
     framework: str
-    """``megatron``, ``megatron-deepspeed``, ``nemo``, ``deepspeed``, ``torchtitan``, ``maxtext`` or ``trainer``."""
+    """``megatron``, ``megatron-deepspeed``, ``nemo``, ``deepspeed``, ``torchtitan``, ``maxtext``, ``transformers`` or
+    ``trainer``."""
     steps: tuple[StepLine, ...]
     stated: Stated
     timers: Mapping[str, tuple[float, float]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
@@ -19,6 +20,8 @@ _HEAD_BYTES: Final = 4096
 CHUNK: Final = 2**20
 _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
+#: Objects that a Trainer prints step by step: in Python's quotes, or one to a line.
+_OF_LOG: Final = re.compile(rb"\{\s*'|\{[^{}\n]*\}\s*\n\s*[^\s,]")
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -56,7 +59,9 @@ def kind_of(path: str) -> str:
         raise InputFileError(path, "is empty")
     if b"\x00" in text:
         raise InputFileError(path, "is binary: neither a training log nor a trace", hint=HINT)
-    if text[:1] == b"{" or (text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"]", b"")):
+    if (text[:1] == b"{" and not _OF_LOG.match(text)) or (
+        text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"]", b"")
+    ):
         return "trace"
     return "log"
 

@@ -29,6 +29,8 @@ _MAY_BE: Final = (
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
 #: Dimensions of a log that are those of the experts.
 _OF_EXPERTS: Final = ("experts_per_token", "expert_ffn_hidden")
+#: Logs round times and rates: a batch this close to a whole number is one.
+_WHOLE: Final = 1e-3
 PADDING: Final = 0.1
 """Share of a padded vocabulary that may be padding where it tells models of equal dimensions apart; a choice."""
 
@@ -182,6 +184,22 @@ def _dimension(model: ModelSpec, name: str) -> int | None:
     if name == "ffn_hidden" and experts is not None and experts.moe_layers == model.layers:
         return None
     return int(getattr(model, name))
+
+
+def with_batch(model: ModelSpec | None, given: Mapping[str, Any], stated: Stated) -> Stated:
+    """What a log states, its global batch among it where that follows from the tokens of a device and step.
+
+    >>> spec = load_catalogue_model("gpt3-175b")
+    >>> with_batch(spec, {"gpus": 128}, Stated(tokens_per_gpu=16384.4)).settings
+    {'global_batch': 1024}
+    """
+    known = {**stated.settings, **given}
+    seq, gpus = known.get("seq") or (model.seq_len if model else None), known.get("gpus")
+    if "global_batch" in known or not (seq and gpus and stated.tokens_per_gpu):
+        return stated
+    batch = stated.tokens_per_gpu * gpus / seq
+    whole = round(batch) > 0 and abs(batch / round(batch) - 1.0) < _WHOLE
+    return replace(stated, settings={**stated.settings, "global_batch": round(batch)}) if whole else stated
 
 
 def held_against(model: ModelSpec, stated: Stated) -> tuple[Stated, tuple[str, ...]]:

@@ -206,7 +206,7 @@ def trace_times(recording: Recording, path: str, degrees: Mapping[str, int], ste
     longest_s = float(np.max(idle.end_s - idle.start_s, initial=0.0))
     inside = np.searchsorted(windows[:, 0], c.start_s, side="right") > 0
     inside &= c.start_s < windows[np.maximum(np.searchsorted(windows[:, 0], c.start_s, side="right") - 1, 0), 1]
-    warnings += _notes(recording, c)
+    warnings += _notes(recording, c, traffic_of)
     return TraceTimes(
         path=path,
         step_s=total_s / count,
@@ -367,7 +367,7 @@ def _header(header: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _notes(recording: Recording, c: Columns) -> list[str]:
+def _notes(recording: Recording, c: Columns, axis: Mapping[int, str]) -> list[str]:
     out = []
     if recording.cut:
         out.append(f"the trace is cut off after {recording.events} events: {recording.cut}")
@@ -375,6 +375,12 @@ def _notes(recording: Recording, c: Columns) -> list[str]:
         out.append(f"left out: {counted(recording.damaged, 'kernel')} without a usable time")
     if c.devices > 1:
         out.append(f"the trace has {c.devices} devices; the one with most kernel time is shown")
+    guessed = {i for meta, i in recording.collectives.items() if axis[i] == "pp" and not (meta.said or meta.group)}
+    if guessed & set(np.unique(c.collective).tolist()):
+        out.append(
+            "SendRecv kernels are taken for messages of a pipeline; the trace does not say who called them, and "
+            "all-to-all traffic uses them too (--ep N or --pp 1 says so)"
+        )
     if recording.with_stack:
         out.append("recorded with with_stack=True, which slows the host: launch gaps are smaller without it")
     return out

@@ -240,11 +240,12 @@ class MaxText:
     def _step(self, rank: int | None, line: str, step: int, seconds: str) -> None:
         g = self.gathered
         time_s = gather.step_time_s(gather.number(seconds))
-        g.add_step(rank, StepLine(number=step, time_s=time_s, at_s=gather.clock_s(line)))
+        tokens, speed = _TOKENS.search(line), _SPEED.search(line)
+        each = gather.rate(gather.number(speed[1])) if speed else None
+        g.add_step(rank, StepLine(number=step, time_s=time_s, tokens_per_s_per_gpu=each, at_s=gather.clock_s(line)))
         if match := _MAXTEXT_TFLOPS.search(line):
             g.add_tflops(match[1])
-        tokens, speed = _TOKENS.search(line), _SPEED.search(line)
-        if tokens and speed and time_s and (each := gather.rate(gather.number(speed[1]))):
+        if tokens and time_s and each:
             self._tokens = float(tokens[1])
             self._gpus = self._tokens / (each * time_s)
 

@@ -9,8 +9,9 @@ import json
 import math
 import re
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -156,6 +157,8 @@ _COLLECTIVES: Final = (
     ("broadcast", re.compile(r"broadcast", re.I)),
 )
 
+#: Collectives whose kernels serve others too: NCCL sends all-to-all traffic as messages.
+_SHARED: Final = ("send_recv", "other")
 #: Words of a process group's description, in the order in which they decide.
 _AXIS_WORDS: Final = (
     ("pp", {"pp", "pipeline"}),
@@ -213,7 +216,7 @@ def axis_of(description: str, group_size: int | None, collective: str, degrees: 
             return candidates[0]
     if collective == "send_recv" and (not degrees or degrees.get("pp", 1) > 1):
         return "pp"
-    if collective == "all_to_all" and "ep" in wide:
+    if "ep" in wide and (collective == "all_to_all" or (collective == "send_recv" and "cp" not in wide)):
         return "ep"
     return UNASSIGNED
 
@@ -224,6 +227,9 @@ _BLOCKING: Final = ("Synchronize", "cudaMalloc", "cudaFree", "hipMalloc", "hipFr
 _STEP: Final = "ProfilerStep"
 #: Events of the host that make up most of a trace.
 _MANY: Final = frozenset({"cpu_op", "python_function"})
+_OF_HOST: Final = frozenset({"cpu_op", "user_annotation"})
+#: Calls that may lie around one another: an annotation, a record, and those of a group.
+_NESTED: Final = 8
 _ON_HOST: Final = _RUNTIME | _MANY | {"user_annotation"}
 #: Shorter work of the host (us) is not kept: no pause that is looked at comes from it.
 _LONG_HOST_US: Final = 100.0
@@ -242,6 +248,8 @@ class Collective:
     group_size: int | None
     elements: float
     """The larger of the elements that go in and come out; 0: unknown."""
+    said: bool = False
+    """The profiler's record of the call names it; otherwise its kernel alone does."""
 
 
 @dataclass(slots=True)
@@ -257,6 +265,7 @@ class Recording:
     collective: array[int] = field(default_factory=lambda: array("q"))
     launch_id: array[int] = field(default_factory=lambda: array("q"))
     launch_us: array[float] = field(default_factory=lambda: array("d"))
+    launch_thread: array[int] = field(default_factory=lambda: array("q"))
     names: dict[str, int] = field(default_factory=dict)
     collectives: dict[Collective, int] = field(default_factory=dict)
     blocking: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -271,6 +280,8 @@ class Recording:
     """Long operators, functions, annotations and runtime calls of the host."""
     host_names: dict[str, int] = field(default_factory=dict)
     launch_threads: set[int] = field(default_factory=set)
+    calls: dict[int, list[tuple[float, float, Collective]]] = field(default_factory=dict)
+    """Thread -> start and end (us) of each collective that it called, and what the call says."""
     optimizer_us: list[tuple[float, float]] = field(default_factory=list)
     """Start and end on the device of the optimiser's annotation."""
     header: dict[str, Any] = field(default_factory=dict)
@@ -287,6 +298,8 @@ class Recording:
             return
         category = category.lower()
         self.with_stack |= category == "python_function"
+        if category in _OF_HOST and _is_call(event.get("name")):
+            self._call(event)
         if category in ("ac2g", "fwdbwd", "trace", "overhead") or (category in _MANY and _is_short(event.get("dur"))):
             return
         if event.get("ph", "X") != "X":
@@ -300,9 +313,7 @@ class Recording:
         if category in _KERNELS:
             self._kernel(name, start, length, args, event)
         elif category in _RUNTIME:
-            self._runtime(name, start, length, args)
-            if "correlation" in args:
-                self.launch_threads.add(_int(event.get("tid")))
+            self._runtime(name, start, length, args, _int(event.get("tid")))
         elif category in ("user_annotation", "gpu_user_annotation"):
             self._annotation(category == "gpu_user_annotation", name, start, length)
         if length >= _LONG_HOST_US and category in _ON_HOST and not name.startswith(_STEP):
@@ -324,12 +335,41 @@ class Recording:
         meta = _collective(name, args) if "Collective name" in args or group_of(name) == COMM else None
         self.collective.append(-1 if meta is None else self.collectives.setdefault(meta, len(self.collectives)))
 
-    def _runtime(self, name: str, start: float, length: float, args: Mapping[str, Any]) -> None:
+    def _runtime(self, name: str, start: float, length: float, args: Mapping[str, Any], thread: int) -> None:
         if "correlation" in args:
             self.launch_id.append(_int(args["correlation"]))
             self.launch_us.append(start)
+            self.launch_thread.append(thread)
+            self.launch_threads.add(thread)
         if any(word in name for word in _BLOCKING):
             self.blocking.setdefault(name[:80], []).append((start, length))
+
+    def _call(self, event: Mapping[str, Any]) -> None:
+        """Keep a call of a collective: older profilers say what it does on the host only."""
+        start, length, args = _time(event.get("ts")), _time(event.get("dur", 0.0)), event.get("args")
+        if start is not None and length is not None and 0 <= length <= _LONGEST_US:
+            said = _collective(event["name"], args if isinstance(args, dict) else {})
+            self.calls.setdefault(_int(event.get("tid")), []).append((start, start + length, said))
+
+    def name_kernels_by_calls(self) -> None:
+        """Give each communication kernel that says nothing itself what the call around its launch says."""
+        if not self.calls:
+            return
+        launches = dict(zip(self.launch_id, zip(self.launch_us, self.launch_thread, strict=True), strict=True))
+        calls = {thread: sorted(found, key=lambda call: call[:2]) for thread, found in self.calls.items()}
+        known = list(self.collectives)
+        for i, place in enumerate(self.collective):
+            if place < 0 or known[place].said or self.correlation[i] not in launches:
+                continue
+            at_us, thread = launches[self.correlation[i]]
+            mine = calls.get(thread, [])
+            before = bisect_right(mine, at_us, key=lambda call: call[0])
+            around = [said for _, end, said in mine[max(before - _NESTED, 0) : before] if end >= at_us]
+            kinds = [said.kind for said in around if said.kind != "other"]
+            kind = known[place].kind if known[place].kind not in _SHARED or not kinds else kinds[-1]
+            meta = replace(next((call for call in reversed(around) if call.said), known[place]), kind=kind)
+            meta = replace(meta, said=meta.said or bool(kinds))
+            self.collective[i] = self.collectives.setdefault(meta, len(self.collectives))
 
     def _annotation(self, on_device: bool, name: str, start: float, length: float) -> None:
         if name.startswith(_STEP):
@@ -338,6 +378,10 @@ class Recording:
             steps[name] = (min(known[0], start), max(known[1], start + length))
         elif on_device and name.startswith("Optimizer.step"):
             self.optimizer_us.append((start, start + length))
+
+
+def _is_call(name: Any) -> bool:
+    return isinstance(name, str) and (name == "record_param_comms" or name.startswith("nccl:"))
 
 
 def _is_short(length_us: Any) -> bool:
@@ -363,9 +407,9 @@ def _int(value: Any) -> int:
 
 def _collective(name: str, args: Mapping[str, Any]) -> Collective:
     said = args.get("Collective name")
-    kind = collective_of(name)
-    if kind == "other" and isinstance(said, str):
-        kind = collective_of(said)
+    kind = collective_of(said) if isinstance(said, str) else "other"
+    if kind == "other":  # NCCL sends all-to-all traffic by the kernel of its messages, so that the record decides
+        kind = collective_of(name)
     size = _int(args.get("Group size"))
     elements = max(_int(args.get("In msg nelems")), _int(args.get("Out msg nelems")), 0)
     group = args.get("Process Group Description")
@@ -374,6 +418,7 @@ def _collective(name: str, args: Mapping[str, Any]) -> Collective:
         group=group[:100] if isinstance(group, str) else "",
         group_size=size if size > 0 else None,
         elements=float(elements),
+        said=isinstance(said, str),
     )
 
 
@@ -395,6 +440,7 @@ def read_trace(path: str) -> Recording:
                 out.add(value)
     except BrokenJson as error:
         out.cut = str(error)
+    out.name_kernels_by_calls()
     if not out.events:
         if out.cut:
             raise InputFileError(path, f"is no readable trace: {out.cut}", hint=HINT)

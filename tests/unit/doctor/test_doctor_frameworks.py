@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from doctor_logs import HEAD, MODELS, STEPS
-from steptime.doctor import catalogue_model, read_log, series_of
+from steptime.doctor import catalogue_model, kind_of, read_log, series_of
 from steptime.doctor.records import Log
 
 
@@ -170,6 +170,7 @@ def test_maxtext_without_its_configuration_still_has_its_devices(tmp_path):
     log = log_of(tmp_path, COMPLETED)
     assert log.stated.settings == {"gpus": 128}
     assert log.stated.plan == {}
+    assert log.stated.tokens_per_gpu == pytest.approx(18.5 * 3099.7)
     older = COMPLETED.replace(" Tokens/s/device: 3099.7, total_weights: 7340032,", "")
     assert log_of(tmp_path, older).stated.settings == {}
 
@@ -188,11 +189,24 @@ def test_the_bar_and_the_summary_of_the_transformers_trainer(tmp_path):
         "{'train_runtime': 195.5, 'train_samples_per_second': 261.9, 'train_steps_per_second': 0.256, 'train_loss': 1.7, 'epoch': 1.0}\n"
     )
     log = log_of(tmp_path, text)
-    assert (log.framework, log.stated.framework) == ("trainer", "")
+    assert (log.framework, log.stated.framework) == ("transformers", "transformers")
     assert len(log.steps) == 11
     assert series_of(log, {}).median_s == pytest.approx(3.91)
     assert log.stated.settings == {"global_batch": 1024}
     assert log.stated.plan == {"micro_batch": 2}
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_log_of_the_trainer_may_begin_with_a_loss(tmp_path, quote):
+    lines = [
+        f"{{'loss': {2 - i / 9:.3f}, 'epoch': {i}}}\n {i}%|1  | {i}/50 [00:{4 * i:02}<02:21,  3.9s/it]\n"
+        for i in range(1, 9)
+    ]
+    path = tmp_path / "train.log"
+    path.write_text("".join(lines).replace("'", quote))
+    assert kind_of(str(path)) == "log"
+    log = read_log(str(path))
+    assert (log.framework, series_of(log, {}).median_s) == ("transformers", pytest.approx(3.9))
 
 
 def test_lightning_counts_iterations_per_second(tmp_path):

@@ -67,6 +67,41 @@ def test_idle_time_is_split_by_when_the_next_kernel_was_launched(tmp_path):
     assert times_of(tmp_path, kernels).launch_bound_s is None
 
 
+SENDS = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def called(annotation: str, **said: Any) -> list[dict[str, Any]]:
+    """One kernel of messages, launched inside an annotation and the profiler's record of a call."""
+    host: list[dict[str, Any]] = [
+        {"cat": "user_annotation", "name": annotation, "ts": 0, "dur": 20, "tid": 1, "args": {}},
+        {"cat": "cpu_op", "name": "record_param_comms", "ts": 1, "dur": 9, "tid": 1, "args": said},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": 5, "dur": 2, "tid": 1, "args": {"correlation": 4}},
+    ]
+    return [{"ph": "X", "pid": 0, **event} for event in host] + [kernel(SENDS, 30, 100, 20, correlation=4)]
+
+
+EXPERTS = {"Process Group Description": "EXPERT_MODEL_PARALLEL_GROUP", "Group size": 8}
+
+
+@pytest.mark.parametrize(
+    ("events", "axis", "kind"),
+    [
+        (called("nccl:all_to_all", **{"Collective name": "all_to_allv"}), "unassigned", "all_to_all"),
+        (called("nccl:all_to_all"), "unassigned", "all_to_all"),
+        (called("step", **{"Collective name": "all_to_allv"}, **EXPERTS), "ep", "all_to_all"),
+        (called("nccl:send 0->1", **{"Collective name": "send"}), "pp", "send_recv"),
+        ([kernel(SENDS, 0, 9, 20, **{"Collective name": "all_to_allv"})], "unassigned", "all_to_all"),
+        ([kernel(SENDS, 0, 9, 20)], "pp", "send_recv"),
+    ],
+)
+def test_what_a_kernel_of_messages_carries_is_what_its_call_says(tmp_path, events, axis, kind):
+    t = times_of(tmp_path, events)
+    (found,) = t.traffic
+    assert (found.axis, list(found.collectives)) == (axis, [kind])
+    guessed = any("taken for messages of a pipeline" in warning for warning in t.warnings)
+    assert guessed == (len(events) == 1 and axis == "pp")
+
+
 def test_waiting_is_what_exceeds_the_fastest_call_of_a_size(tmp_path):
     meta = {"Collective name": "allreduce", "Group size": 8, "In msg nelems": 100, "Process Group Description": "dp"}
     sizes = [kernel("ncclDevKernel_AllReduce", 100.0 * i, length, 20, **meta) for i, length in enumerate((10, 10, 40))]
@@ -189,4 +224,5 @@ def test_axes_of_process_groups():
     assert axis_of("", 64, "all_reduce", degrees) == "unassigned"
     assert axis_of("", 64, "all_reduce", {"dp": 64}) == "dp"
     assert axis_of("", None, "send_recv", {}) == "pp"
+    assert axis_of("", None, "send_recv", {"dp": 8, "ep": 8, "pp": 1}) == "ep"
     assert collective_of("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)") == "send_recv"
