@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime.captured.record.compiler import compiling_nothing
 from steptime.captured.record.fake import Replaced, all_modules, without_weights
+from steptime.captured.record.guards import unread
 from steptime.captured.record.problems import explaining
 from steptime.captured.record.results import NEW, RESULTS
 from steptime.captured.record.values import DEVICE, Values, tensors_in
@@ -200,7 +201,13 @@ class _Reads(TorchFunctionMode):
                 if real is not None:
                     self._values.read(args[0])
                     return func(real.clone(), *args[1:], **kwargs)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except DataDependentOutputException:
+            stands = unread(func, args, self._values, sys._getframe(1))
+            if stands is NotImplemented:
+                raise
+            return stands
 
     def _number(self, tensor: torch.Tensor) -> Any:
         """The number in place of a tensor among what a new one is made of."""
