@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -259,9 +260,62 @@ def test_a_lazy_module_is_refused_with_advice() -> None:
         capture(nn.Sequential(nn.LazyLinear(4)), [X])
 
 
-def test_a_wrapped_module_is_refused_with_advice() -> None:
-    with pytest.raises(UserError, match="DataParallel"):
-        capture(nn.DataParallel(mlp()), [X])
+def test_the_module_inside_of_data_parallelism_is_captured() -> None:
+    program = capture(nn.DataParallel(mlp()), [X])
+    assert program.name == "Sequential" and len(program.calls) == len(capture(mlp(), [X]).calls)
+
+
+def test_a_part_that_is_split_is_refused_with_advice() -> None:
+    with pytest.raises(UserError, match="Sequential: DataParallel splits it or a part"):
+        capture(nn.Sequential(nn.DataParallel(mlp())), [X])
+
+
+def scripted() -> Any:
+    return torch.jit.trace(mlp(), X)
+
+
+def loaded() -> Any:
+    """As a program that was scripted and written to a file; it has no Python code."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(scripted()), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.each("make", [scripted, loaded, lambda: nn.Sequential(loaded())])
+def test_torchscript_is_captured_and_put_back(make: Any) -> None:
+    module, plain = make(), capture(mlp(), [X])
+    before = [weight.clone() for weight in module.parameters()]
+    for _ in range(3):  # the compiler of TorchScript rewrites a program after two runs
+        program = capture(module, [X])
+        assert len(program.calls) == len(plain.calls)
+        assert sum(p.elements for p in program.parameters) == sum(p.elements for p in plain.parameters)
+    capture(module, [X], training=False)
+    assert module.training and all(map(torch.equal, before, module.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_frozen_program_is_refused_with_advice() -> None:
+    with pytest.raises(UserError, match=r"before torch\.jit\.freeze"):
+        capture(torch.jit.freeze(loaded().eval()), [X])
+
+
+class HasSparse(nn.Module):
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.line, self.reads = nn.Linear(8, 8), reads
+        self.register_buffer("mask", torch.eye(5).to_sparse())
+
+    def forward(self, x: Any) -> Any:
+        return self.line(torch.sparse.mm(self.mask, x) if self.reads else x)
+
+
+def test_a_sparse_buffer_may_be_there_but_not_be_read() -> None:
+    module = HasSparse(reads=False)
+    assert capture(module, [X]).calls and module.mask.is_sparse
+    with pytest.raises(CaptureError, match="take dense ones"):
+        capture(HasSparse(reads=True), [X])
 
 
 def test_a_call_of_exit_is_an_error() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import captured_modules  # noqa: E402
 from steptime.captured.cost import work_of  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.captured.record.fake import build  # noqa: E402
@@ -103,6 +104,50 @@ def test_guards_against_infinite_numbers_are_taken_as_passed(guard: Any, rows: i
     assert "clamp" not in {call.node.op for call in program.calls}
     assert program.assumed
     assert all(f"no number is infinite or undefined ({__file__}:" in text for text in program.assumed)
+
+
+def raises(y: Any) -> Any:
+    if y.min() < 0 or not torch.allclose(y, y + 1):
+        problem = f"wrong: {'small' if y.shape[0] else 'empty'}"
+        raise ValueError(problem)
+    if torch.equal(y, y + 1):
+        return y
+    raise ValueError
+
+
+def items_checked(y: Any) -> Any:
+    norm = y.norm().item() * 2
+    if norm > 10 or -norm > 3:
+        raise ValueError("diverged")
+    return y * (1 / norm)
+
+
+@pytest.mark.each("check", [captured_modules.asserts, raises, items_checked])
+def test_checks_of_values_are_taken_as_passed(check: Any) -> None:
+    program = recorded(lambda y, _given, _buffer: check(y).tanh())
+    assert "tanh" in {call.node.op for call in program.calls}
+    assert "a check of values passes" in program.assumed[-1]
+
+
+def test_a_tensor_is_equal_to_itself() -> None:
+    program = recorded(lambda y, n, _: y if torch.equal(y, y.detach()) else y.tanh())
+    assert "tanh" not in {call.node.op for call in program.calls}
+    assert [text.partition(" (")[0] for text in program.assumed] == ["no number is infinite or undefined"]
+
+
+@pytest.mark.each(
+    "reads",
+    [
+        lambda y: y if torch.equal(y, y + 1) else -y,
+        lambda y: y if y.sum().item() > 1 else -y,
+        lambda y: y[: int(y.sum().item())],
+        lambda y: y.tanh() if y.sum().item() else y,
+        lambda y: y[:, : max(y.sum().item(), 2)],
+    ],
+)
+def test_a_value_that_decides_what_runs_is_not_taken_as_anything(reads: Any) -> None:
+    with pytest.raises(CaptureError, match="reads the value of a tensor"):
+        recorded(lambda y, _given, _buffer: reads(y))
 
 
 def test_a_random_number_that_decides_a_branch_is_one_half() -> None:

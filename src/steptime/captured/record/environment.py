@@ -28,7 +28,8 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime.captured.record.compiler import compiling_nothing
-from steptime.captured.record.fake import Replaced, all_modules, take_weights
+from steptime.captured.record.fake import Replaced, all_modules, without_weights
+from steptime.captured.record.guards import unread
 from steptime.captured.record.problems import explaining
 from steptime.captured.record.results import NEW, RESULTS
 from steptime.captured.record.values import DEVICE, Values, tensors_in
@@ -200,7 +201,13 @@ class _Reads(TorchFunctionMode):
                 if real is not None:
                     self._values.read(args[0])
                     return func(real.clone(), *args[1:], **kwargs)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except DataDependentOutputException:
+            stands = unread(func, args, self._values, sys._getframe(1))
+            if stands is NotImplemented:
+                raise
+            return stands
 
     def _number(self, tensor: torch.Tensor) -> Any:
         """The number in place of a tensor among what a new one is made of."""
@@ -240,6 +247,8 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
         stack.enter_context(compiling_nothing())
         fakes = Fakes(allow_non_fake_inputs=True)
         replaced = Replaced(fakes)
+        # TorchScript rewrites a program after two runs.
+        stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
         stack.enter_context(_settings_kept())
         stack.enter_context(_state_kept(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -249,8 +258,7 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
         stack.enter_context(fakes)
         stack.enter_context(values_read(fakes.values))
         stack.enter_context(_asked_if_fake())
-        take_weights(module, replaced)
-        module.train(training)
+        stack.enter_context(without_weights(module, replaced, training=training))
         with replaced.taking_inputs():
             arguments = replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
         yield arguments, replaced

@@ -98,34 +98,56 @@ def all_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
     return list(found.values())
 
 
-WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
-"""Classes that split a module among devices."""
+WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel", "DataParallel": "DataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel", "FSDPModule": "fully_shard",
+}  # fmt: skip
+"""Classes that split a module among devices -> what made it one."""
 
 
 def check_module(module: torch.nn.Module, name: str) -> None:
     """Modules that cannot be captured as they are.
 
     Raises:
-        UserError: the shape of a weight is not known before the first run, or the module is split among devices.
+        UserError: the shape of a weight is not known before the first run, the module is split among devices, or its
+            weights are constants.
     """
     for child in module.modules():
         wrapper = next((base.__name__ for base in type(child).__mro__ if base.__name__ in WRAPPERS), None)
         if wrapper is not None:
-            hint = "return the module itself; `steptime plan` splits it among devices"
-            raise UserError(f"{name} is wrapped in {wrapper}", hint=hint)
+            hint = "return the module as it was before; `steptime plan` splits it among devices"
+            raise UserError(f"{name}: {WRAPPERS[wrapper]} splits it or a part of it among devices", hint=hint)
+        if isinstance(child, torch.jit.ScriptModule) and not hasattr(child, "training"):
+            hint = "return the module as it was before torch.jit.freeze"
+            raise UserError(f"{name}: weights of a frozen TorchScript module are constants", hint=hint)
     for path, weight in module.named_parameters():
         if torch.nn.parameter.is_lazy(weight):
             raise UserError(f"{name}: the shape of {path} is not known yet", hint="run the module once before")
 
 
-def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
-    """Put fake copies in place of all tensors that the module holds; whoever calls it keeps what was there."""
-    for child in all_modules(module):
-        tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
-        for table in tables:
-            for name, held in list(table.items()):
-                if isinstance(held, torch.Tensor):
-                    table[name] = replaced.copy(held)
+@contextmanager
+def without_weights(module: torch.nn.Module, replaced: Replaced, *, training: bool) -> Iterator[None]:
+    """Put fake copies in place of all tensors that the module holds, in training or evaluation mode.
+
+    Modules of TorchScript keep both outside of Python, so what a module's own tables do not hold is put back here.
+    """
+    undo: list[tuple[Any, str, Any]] = []
+    modes = [(child, child.training) for child in all_modules(module) if isinstance(child, torch.jit.ScriptModule)]
+    try:
+        for child in all_modules(module):
+            tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
+            for table in tables:
+                for name, held in list(table.items()):
+                    if isinstance(held, torch.Tensor) and held.layout is torch.strided:
+                        undo.append((table, name, held))
+                        table[name] = replaced.copy(held)
+        module.train(training)
+        yield
+    finally:
+        for script, mode in modes:
+            script.training = mode
+        for table, name, held in undo:
+            table[name] = held
 
 
 @contextmanager

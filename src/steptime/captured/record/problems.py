@@ -90,5 +90,6 @@ ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("cuda",), "capture runs on the CPU whatever the target: create tensors on the device of the inputs, no .cuda()"),
     (("fake", "device"), "create tensors on the device of the inputs, and pass tensors as arguments of forward"),
     (("process group",), "return the module without DistributedDataParallel or FSDP; `steptime plan` splits it"),
-    (("sparsetensorimpl",), "sparse gradients cannot be captured: take sparse=False"),
+    (("sparse", "tensorimpl"), "sparse tensors cannot be captured: take dense ones, for an embedding sparse=False"),
+    (("sparse", "strides"), "sparse tensors cannot be captured: take dense ones"),
 )

@@ -60,11 +60,17 @@ class _Walk(Interpreter):
             return super().run_node(n)
 
 
+#: Class of a module around a whole one -> the name of that. Both leave its weights whole.
+AROUND = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+
+
 def as_module(given: Any) -> Any:
-    """A module for an exported program, the eager module of a compiled one; anything else as it is."""
+    """A module for an exported program, the one inside of ``torch.compile`` or data parallelism; else as it is."""
     if isinstance(given, torch.export.ExportedProgram):
         return Exported(given)
-    return vars(given).get("_modules", {}).get("_orig_mod", given) if isinstance(given, torch.nn.Module) else given
+    while isinstance(given, torch.nn.Module) and type(given).__name__ in AROUND:
+        given = vars(given)["_modules"][AROUND[type(given).__name__]]
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +138,12 @@ def capture(
     Raises:
         CaptureError: the module raises, or its control flow or shapes depend on data; the message names the line.
     """
+    plain = as_module(module)
     options = StepOptions(
         optimizer=optimizer, loss=loss, autocast=autocast, training=training, keep_output=keep_output,
-        nonzero_share=nonzero_share, target=target, fold=fold, name=name or type(module).__name__,
+        nonzero_share=nonzero_share, target=target, fold=fold, name=name or type(plain).__name__,
     )  # fmt: skip
-    return record(as_module(module), inputs, options)
+    return record(plain, inputs, options)
 
 
 def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], options: StepOptions) -> Program:
@@ -249,7 +256,8 @@ def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> t
             )
         )  # fmt: skip
     for name, buffer in module.named_buffers():
-        recorder.name(buffer, "buffer", name)
+        if buffer.layout is torch.strided:
+            recorder.name(buffer, "buffer", name)
     for number, tensor in enumerate(torch.utils._pytree.tree_leaves(arguments)):
         if isinstance(tensor, torch.Tensor):
             recorder.name(tensor, "input", f"input.{number}")

@@ -206,7 +206,11 @@ class Values:
         """Note what the numbers of tensors rest on, since Python reads them now."""
         found = {what for tensor in tensors_in(tensors) if (known := self._content(tensor)) for what in known.assumed}
         for what in sorted(found):
-            self.assumed[f"{what} ({_reader()})"] = None
+            self.take(what)
+
+    def take(self, what: str) -> None:
+        """Note what is taken as true, for the line of the user's code that runs now."""
+        self.assumed[f"{what} ({_reader()})"] = None
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
