@@ -95,6 +95,7 @@ _CLUSTER: Final = (
     _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, **FULL),
     _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, schedule="gpipe", **FULL),
     _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, schedule="zb-h1"),
+    _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, schedule="zb-h2"),
     _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, schedule="chimera"),
     _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, schedule="terapipe"),
     _job("gpt3-175b", "dgx-h100", 512, 512, tp=8, pp=8, micro_batch=1, schedule="pipedream"),

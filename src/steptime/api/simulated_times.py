@@ -230,14 +230,16 @@ def slowdown_of(slow_ranks: Mapping[int, float], ranks: int) -> Array:
 
 
 def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
-    """Bytes that stages hold; those of a rank's states and temporaries are divided over its stages."""
+    """Bytes that stages hold; states and temporaries of a rank are divided over its stages, of which it runs one
+    at a time."""
     stages, sizes = table.stages, e.sizes
     each = float(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, e.plans))
     kept, copied = layers * each, layers * each
     kept[0] += float(sizes.first.kept_bytes)
     kept[-1] += float(sizes.last.kept_bytes)
     ranks = table.ranks
-    sharing = len(np.unique(table.rank * stages + table.stage)) / stages if e.plans.shares("optimizer") else 1.0
+    copies = len(np.unique(table.rank * stages + table.stage)) / stages
+    sharing = copies if e.plans.shares("optimizer") else 1.0
     looped = stages > ranks and bool(np.all(table.rank == table.stage % ranks))
     held, weights = np.zeros(stages), np.zeros(stages)
     for stage in range(stages):
@@ -248,7 +250,9 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
         own = {path: value / (sharing if "optimizer" in path.split("/")[0] else 1) for path, value in own.items()}
         working = {path: float(call.value) for path, call in found.calls().items() if path.startswith("working/")}
         weights[stage] = sum(value for path, value in own.items() if path.split("/")[0].endswith("weights"))
-        held[stage] = sum(own.values()) - weights[stage] + sum(working.values())
+        held[stage] = sum(own.values()) - weights[stage] + sum(working.values()) / copies
+        if found.fullest_phase == "backward" and name == "last":  # the loss of the micro-batch has gone back by then
+            held[stage] -= float(sizes.last.kept_bytes)
     share = ranks / stages
     return Footprint(
         activation_bytes=kept,

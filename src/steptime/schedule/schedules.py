@@ -137,8 +137,8 @@ class Schedule:
     held_is_exact: bool = True
     """Whether :attr:`held` is what a rank holds; else it is a bound, or that of another schedule."""
     held_behind_head: Callable[[Counts], Num] = lambda _: 1.0
-    """Micro-batches of which the head's activations are held at once: those that it has run and whose loss has not yet
-    gone back."""
+    """Micro-batches of which the head's activations are held at once: those that it has run and whose backward pass (of
+    one in two parts: the second) has not ended."""
     fullest: Callable[[Num], Num] = lambda ranks: minimum(1, ranks - 1)
     """The rank between the ends that holds most, by the number of ranks."""
     weight_versions: Callable[[Counts, Num], Num] = lambda _, __: 1

@@ -105,6 +105,7 @@ registered(
         rules=(ONE_CHUNK,),
         bubble=sliced_bubble_s,
         held=lambda p, rank: p.micro_batches,
+        held_behind_head=lambda p: p.micro_batches,
         any_graph=False,
         usual_slices=4,
         note="a token may look at tokens before it only",

@@ -94,6 +94,7 @@ def _handmade_row(name: str, depth: int, **further: Any) -> Schedule:
         fills=float(depth),
         bubble=zero_bubble_s,
         held=lambda p, _: zero_bubble_in_flight(p.ranks, p.micro_batches, depth),
+        held_behind_head=lambda p: zero_bubble_in_flight(p.ranks, p.micro_batches, depth),
         to_host=True,
         **further,
     )
