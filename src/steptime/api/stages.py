@@ -13,12 +13,12 @@ from steptime.api.request import NameOrPath
 from steptime.api.simulation import Observed, Pace, SimulatedStep, StageChoice, Staged, simulate
 from steptime.dataclass import dataclass
 from steptime.errors import PlanError, UserError, counted, shorten
-from steptime.estimate.evaluate import Evaluation
+from steptime.estimate.evaluate import Evaluation, works_of
 from steptime.estimate.layer import part_times
 from steptime.estimate.memory import Stage, held_calls, kept_of_layer, phase_calls, total_bytes
 from steptime.estimate.sizes import Part, part_of
 from steptime.estimate.step import exposed_pass, overlapped_exchanges
-from steptime.estimate.work import Pass, pass_of, work_of
+from steptime.estimate.work import Pass, pass_of
 from steptime.num import Array
 from steptime.plan.rows import Row
 from steptime.schedule.actions import Kind
@@ -315,7 +315,7 @@ class _Kind:
 def _pass(e: Evaluation, rows: Sequence[Row]) -> Pass:
     """Time of some rows for one micro-batch."""
     times = part_times(replace(e.block, layer=tuple(rows), first=(), last=()), e.plans, e.machine)["layer"]
-    return pass_of(work_of(times, e.plans, splits=e.job.splits_backward, graphs=e.job.graphs), e.job.framework)
+    return pass_of(works_of({"layer": times}, e.job, e.plans)["layer"], e.job.framework)
 
 
 def _kind(found: Pass, again: float, kept_bytes: float, held: Mapping[str, Any]) -> _Kind:

@@ -54,10 +54,11 @@ def router_wait_s(routers: Num, wait_s: Num, captured: Num = 0.0, captured_wait:
 
     $$t = n\, \tau\, c^{g}$$
 
-    where each of $n$ = `routers` costs $\tau$ = `wait_s` (s): without dropped tokens the sizes of the experts' products
-    are known on the device only, and the host has to read them before it can go on. Meanwhile the device has no work,
-    and then waits for each operator that the host issues until the first long one. With $g$ = `captured` = 1 router and
-    preprocessing are one graph, and the share $c$ = `captured_wait` of it is left.
+    where each of $n$ = `routers` costs $\tau$ = `wait_s` (s): where the sizes of the experts' products are known on the
+    device only, the host has to read them before it can go on. Meanwhile the device has no work, and then waits for
+    each operator that the host issues until the first long one. With $g$ = `captured` = 1 router and preprocessing are
+    one graph, and the share $c$ = `captured_wait` of it is left. Routers at which the host reads nothing are not of
+    these (:attr:`steptime.plan.job.Job.reads_sizes`).
 
     Source: own; fitted per framework.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any
 
 from steptime.cost.experts import kept_share
 from steptime.dataclass import dataclass
@@ -57,7 +58,8 @@ class Evaluation(PlannedJob):
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    return {part: work_of(times[part], plans, splits=job.splits_backward, graphs=job.graphs) for part in PARTS}
+    how: Mapping[str, Any] = {"splits": job.splits_backward, "graphs": job.graphs, "reads_sizes": job.reads_sizes}
+    return {part: work_of(each, plans, **how) for part, each in times.items()}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:

@@ -58,7 +58,7 @@ class PhaseWork:
     operators: Num
     """Operators that the host issues."""
     routers: Num
-    """Routers of experts, at which the host waits for the device."""
+    """Routers at which the host reads the sizes of the experts' products."""
     captured: Num
     """1 where router and preprocessing are one graph, else 0."""
     links_s: Mapping[str, Num]
@@ -120,13 +120,14 @@ def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
 
 
 def work_of(
-    times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False, graphs: str = "none"
+    times: Iterable[PhaseTime], plans: Plans, *, splits: bool = False, graphs: str = "none", reads_sizes: bool = True
 ) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
     Where less than a forward pass runs again in full recomputation, also that. ``splits``: also the backward pass
     without what makes gradients of weights. ``graphs``: what is one graph, in the words of a job (
-    :data:`steptime.plan.job.GRAPHS`), whose operators the host does not issue one by one.
+    :data:`steptime.plan.job.GRAPHS`), whose operators the host does not issue one by one. ``reads_sizes``: whether the
+    host reads the sizes of the experts' products (:attr:`steptime.plan.job.Job.reads_sizes`).
     """
     parts = frozenset(graphs.split("+"))
     rows: dict[str, list[PhaseTime]] = {FORWARD: [], BACKWARD: []}
@@ -138,9 +139,11 @@ def work_of(
     if splits:
         rows[INPUTS] = [without_weights(time) for time in rows[BACKWARD]]
     works = {phase: _summed(each, plans, parts) for phase, each in rows.items()}
+    if not reads_sizes:
+        works = {phase: replace(work, routers=0.0) for phase, work in works.items()}
     if "step" not in parts:
         return works
-    return {phase: replace(work, operators=0.0, routers=0.0) for phase, work in works.items()}
+    return {phase: replace(work, operators=0.0) for phase, work in works.items()}
 
 
 def graph_of(row: Row) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from steptime.cost.host import IN_TURN
 from steptime.cost.quantisation import (
     BLOCKWISE_GROUP,
     element_bytes,
@@ -325,6 +326,20 @@ class Job:
     def sample(self) -> str:
         """Noun for what the batch counts, in the singular (:func:`sample_noun`)."""
         return sample_noun(self.seq_len, images=self.model.vision is not None)
+
+    @property
+    def reads_sizes(self) -> bool:
+        """Whether the host reads from the device, at every router, how many tokens each expert gets.
+
+        It does where no token is dropped, as host and collective library need the sizes of products and messages;
+        DeepEP's host waits for the same numbers. A capacity states them beforehand, a whole step as a graph leaves them
+        on the device, and a device that is its own host has them.
+
+        Source: Megatron-Core, `megatron/core/transformer/moe/token_dispatcher.py` (synchronisation with the host, none
+        with `drop_and_pad`); DeepEP's README (the host waits for a signal of the device).
+        """
+        graph, own_host = self.graphs == "step", self.framework.issue_sharpness == IN_TURN
+        return self.model.experts is not None and self.expert_capacity is None and not (graph or own_host)
 
     @property
     def attended(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 from steptime.api.calls import estimate
 from steptime.api.models import load_model
 from steptime.api.searches import plan
-from steptime.cost.host import router_wait_s
+from steptime.cost.host import IN_TURN, router_wait_s
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import machine_of
@@ -154,6 +154,22 @@ def test_graphs_of_parts_of_a_layer_leave_less_to_wait_for(tmp_path, monkeypatch
     assert waits[0] > 0 and [wait / waits[0] for wait in waits] == pytest.approx([1, 0.25, 0.25, 0])
     assert [each.plan.get("graphs", "none") for each in found.values()] == list(found)
     assert found["none"].plan["dispatcher"] == "deepep"
+
+
+def test_a_router_waits_only_where_the_host_reads_what_the_device_chose():
+    """A capacity states the sizes beforehand, and a processor that is its own host has them."""
+
+    def waits_s(cluster, **plan):
+        job = {"gpus": 8, "global_batch": 8, "framework": "megatron-core", "plan": {"micro_batch": 1, "ep": 8, **plan}}
+        found = estimate("mixtral-8x7b", cluster, **job)
+        return sum(v for name, v in found.time.items() if name.endswith("router_wait_s"))
+
+    assert waits_s("dgx-h100") == waits_s("dgx-h100", dispatcher="all_to_all") > 0
+    assert waits_s("dgx-h100", expert_capacity=1.0) == waits_s("dgx-h100", graphs="step") == 0
+    job = Job(model=load_model("mixtral-8x7b"), gpus=8, global_batch=8, seq_len=4096, precision=PRECISIONS["bf16"],
+              optimizer=OPTIMIZERS["adam"])  # fmt: skip
+    assert job.reads_sizes
+    assert not replace(job, framework=replace(job.framework, issue_sharpness=IN_TURN)).reads_sizes
 
 
 def test_a_graph_is_issued_as_one_operator():

@@ -128,3 +128,16 @@ def test_a_format_that_the_device_or_the_training_has_not_is_not_taken():
     assert (old.attention_dtype, Flag.CELL_UNREAD in old.flags) == (None, True)
     assert (new.attention_dtype, Flag.CELL_UNREAD in new.flags) == ("fp8", False)
     assert precision_called("fp32", "", "fp8") == PRECISIONS["fp32"]
+
+
+@pytest.mark.parametrize(("release", "gpu", "model", "dtype", "graphs"), [
+    ("26.06", "GB300", "Qwen3 235B A22B", "MXFP8", "step"),
+    ("26.08", "GB200", "Qwen3 30B A3B", "MXFP8", "step"),
+    ("26.06", "B300", "Qwen3 30B A3B", "MXFP8", "step"),
+    ("26.06", "GB200", "Qwen3 235B A22B", "BF16", "attn+moe_router+moe_preprocess"),
+    ("26.04", "GB200", "Qwen3 235B A22B", "MXFP8", "attn+moe_router+moe_preprocess"),
+])  # fmt: skip
+def test_later_recipes_of_qwen3_capture_whole_steps_in_mxfp8_alone(release, gpu, model, dtype, graphs):
+    cells = {"source_key": "megatron-bridge", "source": f"[{release} NeMo Container]", "gpu": gpu, "n_gpus": "256"}
+    row = _filled(**cells, model=model, dtype=dtype)
+    assert (row.text("graphs"), row.text("dispatcher")) == (graphs, "hybridep")

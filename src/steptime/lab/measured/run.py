@@ -325,7 +325,8 @@ def _described(row: TableRow) -> dict[str, Any]:
         "source_key": source_key(row),
         "model_name": row.text("model"),
         "optimizer": optimizer_called(f"{row.text('workload')} {row.text('notes')}"),
-        **{name: row.text(name) for name in ("source", "provenance", "notes")},
+        **{name: row.text(name) for name in ("source", "provenance")},
+        "notes": "; ".join(filter(None, (row.text("notes"), row.text("overlap")))),
     }
 
 
