@@ -131,7 +131,7 @@ class _Host:
         threads = np.frombuffer(recording.host_thread, dtype=np.int64)
         starts = np.frombuffer(recording.host_us, dtype=np.float64)
         lengths = np.frombuffer(recording.host_length_us, dtype=np.float64)
-        mine = np.isin(threads, list(recording.launch_threads)) if recording.launch_threads else threads == threads
+        mine = np.isin(threads, recording.launch_thread) if recording.launch_thread else threads == threads
         self._start = (starts[mine] - c.zero_us) * 1e-6
         self._end = self._start + lengths[mine] * 1e-6
         self._name = np.frombuffer(recording.host_name, dtype=np.int64)[mine]

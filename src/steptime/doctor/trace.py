@@ -279,7 +279,6 @@ class Recording:
     host_thread: array[int] = field(default_factory=lambda: array("q"))
     """Long operators, functions, annotations and runtime calls of the host."""
     host_names: dict[str, int] = field(default_factory=dict)
-    launch_threads: set[int] = field(default_factory=set)
     calls: dict[int, list[tuple[float, float, Collective]]] = field(default_factory=dict)
     """Thread -> start and end (us) of each collective that it called, and what the call says."""
     optimizer_us: list[tuple[float, float]] = field(default_factory=list)
@@ -340,7 +339,6 @@ class Recording:
             self.launch_id.append(_int(args["correlation"]))
             self.launch_us.append(start)
             self.launch_thread.append(thread)
-            self.launch_threads.add(thread)
         if any(word in name for word in _BLOCKING):
             self.blocking.setdefault(name[:80], []).append((start, length))
 

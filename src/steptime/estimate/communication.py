@@ -122,14 +122,10 @@ def _route(machine: Machine, kind: str, group: Group) -> Route | None:
     return Route(slowdown, longer, "" if tier is None else tier.name, network.told(kind, reach))
 
 
-def lies_within(domains: float, reach: Reach) -> Num:
-    """Whether a group lies inside one block of some number of consecutive fast domains."""
-    return reach.members(domains) >= reach.nodes
-
-
-def _lies_nearer(machine: Machine, group: Group) -> Num:
-    """Whether a group, or each of an array of them, lies inside the levels of the nearer machine."""
-    return False if machine.nearer is None else lies_within(machine.nearer.joined, group.reach_of_it())
+def _holds(machine: Machine, group: Group) -> Num:
+    """Whether the levels that a machine has between domains join a group, or each of an array of them."""
+    reach = group.reach_of_it()
+    return reach.members(machine.joined) >= reach.nodes
 
 
 def _ring(machine: Machine, size_bytes: Num, group: Group, senders: Num | None, route: Route | None) -> dict[str, Num]:
@@ -183,7 +179,7 @@ def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, se
         group: its ranks, and where they lie.
         senders: ranks of a domain whose NICs carry what leaves it; None: all of them.
     """
-    within = _lies_nearer(machine, group)
+    within = machine.nearer is not None and _holds(machine.nearer, group)
     if machine.nearer is None or not np.any(within):
         return _on_links(kind, machine, size_bytes, group, senders)
     near = collective_in(kind, machine.nearer, size_bytes, group, senders)
@@ -303,7 +299,7 @@ def _chosen(
 
 def _machine_over(machine: Machine, ranks: int, inside: int) -> Machine:
     """The machine that holds a group in domains next to each other."""
-    while machine.nearer is not None and _lies_nearer(machine, Group(ranks, inside)):
+    while machine.nearer is not None and _holds(machine.nearer, Group(ranks, inside)):
         machine = machine.nearer
     return machine
 
@@ -332,27 +328,27 @@ def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> st
     return own.text if own else TEXTBOOK
 
 
-def pair_of(machine: Machine, *devices: int) -> Group:
+def pair_of(machine: Machine, first: int, second: int) -> Group:
     """Two devices in different fast domains, by their numbers."""
 
     def members(block: float) -> float:
-        first, second = (device // (block * machine.fast_domain) for device in devices)
-        return 2.0 if first == second else 1.0
+        size = block * machine.fast_domain
+        return 2.0 if first // size == second // size else 1.0
 
     return Group(2, 1, lambda: Reach(2.0, members))
 
 
 def message_time_s(machine: Machine, size_bytes: Num, group: Group | None = None) -> tuple[Num, Num]:
     """A message to a rank of the same fast domain, and to one in another: the next one of a group, the mean of them."""
-    network, reach = machine.network, consecutive(2.0) if group is None or group.reach is None else group.reach()
-    if network is None:
-        near_s, far_s = _message_s(machine, size_bytes, None)
-        if machine.nearer is None:
-            return near_s, far_s
-        inner_s = message_time_s(machine.nearer, size_bytes, group)[1]
-        leaving = mean_hop_ratio(reach.nodes, reach.members(machine.nearer.joined))
-        return near_s, inner_s + (far_s - inner_s) * leaving
-    return _message_s(machine, size_bytes, Route(network.message(reach), network.longer_hops(MESSAGE, reach)))
+    group = Group(2, 1) if group is None else group
+    if machine.network is not None:
+        network, reach = machine.network, group.reach_of_it()
+        return _message_s(machine, size_bytes, Route(network.message(reach), network.longer_hops(MESSAGE, reach)))
+    near_s, far_s = _message_s(machine, size_bytes, None)
+    if machine.nearer is None:
+        return near_s, far_s
+    reach, inner_s = group.reach_of_it(), message_time_s(machine.nearer, size_bytes, group)[1]
+    return near_s, inner_s + (far_s - inner_s) * mean_hop_ratio(reach.nodes, reach.members(machine.nearer.joined))
 
 
 def _message_s(machine: Machine, size_bytes: Num, route: Route | None) -> tuple[Num, Num]:

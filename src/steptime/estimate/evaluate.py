@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
 
 from steptime.cost.experts import kept_share
 from steptime.dataclass import dataclass
@@ -58,8 +57,8 @@ class Evaluation(PlannedJob):
 
 def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) -> Works:
     """Work of each part for one micro-batch, by direction."""
-    how: Mapping[str, Any] = {"splits": job.splits_backward, "graphs": job.graphs, "reads_sizes": job.reads_sizes}
-    return {part: work_of(each, plans, **how) for part, each in times.items()}
+    splits, graphs, reads = job.splits_backward, job.graphs, job.reads_sizes
+    return {part: work_of(each, plans, splits=splits, graphs=graphs, reads_sizes=reads) for part, each in times.items()}
 
 
 def passes_of(works: Works, framework: Framework) -> Passes:

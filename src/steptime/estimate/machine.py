@@ -92,6 +92,11 @@ class Machine:
         return where(inside > 1, self.slow_Bps, self.lone_slow_Bps)
 
     @property
+    def levels_apart(self) -> bool:
+        """Whether a group is timed by the levels that it crosses beyond its fast domains."""
+        return self.network is not None or self.nearer is not None
+
+    @property
     def farthest(self) -> int:
         """Fast domains in the largest block that matters to a group: beyond it no order of the axes differs."""
         if self.network is not None:
@@ -188,7 +193,7 @@ def machine_of(
     machine = _calibrated(machine, cluster, gpus, precision) if calibrated else machine
     if network is not None or len(crossed) < 2:
         return machine
-    within = cluster.levels[cluster.levels.index(crossed[-1]) - 1].group
+    within = crossed[-2].group
     nearer = machine_of(
         cluster, within, precision, lone_rank_has_all_links=lone_rank_has_all_links, calibrated=calibrated
     )

@@ -336,7 +336,7 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
         **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
         **_expert_record(job),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
-        **({} if setting.machine.farthest == 1 else {"order": order_text(p, axes)}),
+        **({"order": order_text(p, axes)} if setting.machine.levels_apart else {}),
         "stage_layers": {name: int(getattr(split, name)) for name in STAGES},
         **({} if fullest_stage is None else {"fullest_stage": fullest_stage}),
         **occupancy(int(p.ranks), int(p.domain_ranks), setting.machine.fast_domain),

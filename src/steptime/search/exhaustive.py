@@ -189,7 +189,7 @@ def _table_key(task: Task) -> tuple[Any, ...]:
     """
     job, machine = task.setting.job, task.setting.machine
     host = (machine.host_Bps, machine.host_ranks) if job.offload else ()
-    devices = job.gpus if machine.farthest > 1 or task.objective is not None else 0
+    devices = job.gpus if machine.levels_apart or task.objective is not None else 0
     return job.global_batch, machine.memory_bytes, host, devices, replace(job, gpus=1)
 
 
@@ -231,7 +231,7 @@ def _shape_columns(setting: Setting, alike: list[Configurations]) -> tuple[str, 
     if job.model.experts is None:
         unread.update(("ep", "etp"))
     more = {"vpp"} if job.model.kinds else set()
-    if job.model.experts is not None and setting.machine.farthest > 1:
+    if job.model.experts is not None and setting.machine.levels_apart:
         more.add("dp")
     if passes:
         more |= {"dp", "zero", "shard", "recompute_every"}

@@ -39,7 +39,7 @@ def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
     On a network whose levels are told apart it matters too how far members of a group are apart.
     """
     inside = (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
-    return inside if machine.farthest == 1 else (*inside, *(name.replace("in_", "at_") for name in inside))
+    return (*inside, *(name.replace("in_", "at_") for name in inside)) if machine.levels_apart else inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _kept_passes(
     """Passes of shapes under placements: those that a search had before are taken from there."""
     shape_of, inner_of, plans = pairs
     of_job, on_links, alone = job_of_layers(job), machine_of_transfers(machine), machine_of_work(machine)
-    if machine.network is not None:  # where a group lies in it follows from all devices of the job
+    if machine.levels_apart:  # where a group lies in it follows from all devices of the job
         of_job, on_links = job, machine
     (fixed, shape_rows), (fixed_inner, inner_rows) = (
         _coded(shapes.plans, shapes.count),
@@ -164,7 +164,7 @@ def _kept_passes(
         return passes_of(_with_links(strategy, of_job, on_links, works, shape_at, placed), of_job.framework)
 
     with tables() as costs:
-        if costs is None or machine.network is not None:
+        if costs is None or machine.levels_apart:
             return passes(np.arange(len(shape_of)), None)
         shape_key, width = (strategy, of_job, fixed, models_key(machine)), shape_rows.shape[1]
         device = costs((*shape_key, alone), (width, 0), 0)

@@ -87,7 +87,7 @@ class Mesh:
         ranks, inside = _group(self.sizes, domain, chosen)
 
         def members(block: float) -> int:
-            return _group(self.sizes, domain * int(min(block, ranks * prod(self.sizes))), chosen).inside // inside
+            return _group(self.sizes, domain * int(min(block, self.devices)), chosen).inside // inside
 
         return communication.Group(ranks, inside, lambda: Reach(ranks // inside, members))
 

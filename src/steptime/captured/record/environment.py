@@ -28,7 +28,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime.captured.record.compiler import compiling_nothing
-from steptime.captured.record.fake import Replaced, all_modules, without_weights
+from steptime.captured.record.fake import Replaced, all_modules, take_weights
 from steptime.captured.record.guards import unread
 from steptime.captured.record.problems import explaining
 from steptime.captured.record.results import NEW, RESULTS
@@ -258,7 +258,8 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
         stack.enter_context(fakes)
         stack.enter_context(values_read(fakes.values))
         stack.enter_context(_asked_if_fake())
-        stack.enter_context(without_weights(module, replaced, training=training))
+        take_weights(module, replaced)
+        module.train(training)
         with replaced.taking_inputs():
             arguments = replaced.of_tree(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
         yield arguments, replaced
@@ -288,9 +289,19 @@ def _state_kept(module: torch.nn.Module) -> Iterator[None]:
     """What the modules hold: weights are taken away, and a forward pass may store fake tensors, caches, submodules."""
     held = [(child, {key: (value, _copied(value)) for key, value in child.__dict__.items()})
             for child in all_modules(module)]  # fmt: skip
+    # TorchScript keeps tensors and the mode outside of Python's attributes.
+    scripts = [child for child in all_modules(module) if isinstance(child, torch.jit.ScriptModule)]
+    modes = [(child, child.training) for child in scripts]
+    tables: list[Any] = [table for child in scripts for table in (child._parameters, child._buffers)]
+    tensors = [(table, dict(table.items())) for table in tables]
     try:
         yield
     finally:
+        for script, mode in modes:
+            script.training = mode
+        for table, own in tensors:
+            for name, tensor in own.items():
+                table[name] = tensor
         for child, before in held:
             for key in set(child.__dict__) - set(before):
                 del child.__dict__[key]

@@ -125,29 +125,14 @@ def check_module(module: torch.nn.Module, name: str) -> None:
             raise UserError(f"{name}: the shape of {path} is not known yet", hint="run the module once before")
 
 
-@contextmanager
-def without_weights(module: torch.nn.Module, replaced: Replaced, *, training: bool) -> Iterator[None]:
-    """Put fake copies in place of all tensors that the module holds, in training or evaluation mode.
-
-    Modules of TorchScript keep both outside of Python, so what a module's own tables do not hold is put back here.
-    """
-    undo: list[tuple[Any, str, Any]] = []
-    modes = [(child, child.training) for child in all_modules(module) if isinstance(child, torch.jit.ScriptModule)]
-    try:
-        for child in all_modules(module):
-            tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
-            for table in tables:
-                for name, held in list(table.items()):
-                    if isinstance(held, torch.Tensor) and held.layout is torch.strided:
-                        undo.append((table, name, held))
-                        table[name] = replaced.copy(held)
-        module.train(training)
-        yield
-    finally:
-        for script, mode in modes:
-            script.training = mode
-        for table, name, held in undo:
-            table[name] = held
+def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
+    """Put fake copies in place of all tensors that the module holds; whoever calls it keeps what was there."""
+    for child in all_modules(module):
+        tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
+        for table in tables:
+            for name, held in list(table.items()):
+                if isinstance(held, torch.Tensor) and held.layout is torch.strided:
+                    table[name] = replaced.copy(held)
 
 
 @contextmanager
