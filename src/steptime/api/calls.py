@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.api.frameworks import (
@@ -28,7 +28,6 @@ from steptime.api.request import (
     whole,
 )
 from steptime.api.training import check_length, check_training, trained
-from steptime.dataclass import dataclass
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import node_devices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,6 @@ from steptime.api.request import NameOrPath, choice, name_or_path, number, text,
 from steptime.cost.collective import BUS_SHARE, algorithm_Bps, bus_Bps
 from steptime.cost.collective_algorithms import ALGORITHMS, alpha_beta_gamma_s
 from steptime.cost.collective_schedules import added_bytes
-from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import chosen_over_s, collective_basis
 from steptime.estimate.machine import Machine, machine_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, shown
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.units import format_bytes, format_seconds

@@ -8,14 +8,13 @@ Each answer has the numbers it rests on, the alternative that it beat, and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
 
 from steptime.api.calls import asked_plan
 from steptime.api.request import NameOrPath
 from steptime.api.searches import plan
-from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.estimate.communication import collective_over
 from steptime.estimate.evaluate import Evaluation, evaluate

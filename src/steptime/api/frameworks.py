@@ -6,10 +6,9 @@ Fitted frameworks as records: parameters with their doubts, habits, and how much
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.plan.framework import IDEAL, MODEL_AXES, PARAMETERS, Habits, habits_of
 from steptime.plan.framework_file import (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from steptime.api.training import samples_of
-from steptime.dataclass import dataclass
 from steptime.estimate.single import Setting
 from steptime.registry import loaded
 from steptime.search.objective import Objective

@@ -9,14 +9,13 @@ A captured module runs PyTorch's optimiser of the same name; a model by its dime
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.api.expert_load import expert_load_of
 from steptime.api.frameworks import framework_taken, no_framework
 from steptime.api.models import check_captured, check_captured_choices, load_workload
 from steptime.api.request import NameOrPath, choice, cluster_given, switch, text, whole
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shown
 from steptime.estimate.kernels import models_of, of_device
 from steptime.estimate.machine import issue_sharpness

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from steptime.api.models import import_notes, load_model
 from steptime.api.request import NameOrPath, name_or_path, text, whole
 from steptime.cost.data_parallel import zero_sent_bytes
 from steptime.cost.memory import activation_bytes, parameter_bytes
-from steptime.dataclass import dataclass
 from steptime.errors import counted
 from steptime.estimate.evaluate import forward_flops_per_sequence, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,6 @@ from steptime.api.models import load_model
 from steptime.api.request import NameOrPath, choice, name_or_path, number, whole
 from steptime.cost.collective import reduction_s
 from steptime.cost.data_parallel import largest_shard_servers, pull_s, push_s
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, PlanError, UserError, counted
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import SCHEMA_VERSION, Estimate

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.num import Array

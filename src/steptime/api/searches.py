@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.api.frameworks import (
@@ -31,7 +31,6 @@ from steptime.api.request import (
 )
 from steptime.api.training import all_trained, check_length, check_training
 from steptime.api.unsearched import unsearched
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.memory_definitions import LIKELY_FITS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from steptime.api.request import NameOrPath
 from steptime.api.simulation import Observed, Pace, SimulatedStep, StageChoice, Staged, simulate
-from steptime.dataclass import dataclass
 from steptime.errors import PlanError, UserError, counted, shorten
 from steptime.estimate.evaluate import Evaluation, works_of
 from steptime.estimate.layer import part_times

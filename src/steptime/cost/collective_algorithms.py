@@ -8,7 +8,7 @@ tensor or a group of one costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from typing import Any, Final
 
@@ -32,7 +32,6 @@ from steptime.cost.collective_schedules import (
     ring_path,
     short_chains,
 )
-from steptime.dataclass import dataclass
 from steptime.num import Num, maximum, minimum, soft_maximum, where
 
 #: The protocols of NCCL: 8-byte words with a flag each, 128-byte lines with a flag each, and bulk copies with fences.

@@ -12,14 +12,13 @@ token on the wire.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import exp
 from typing import Final
 
 import numpy as np
 
 from steptime.cost.matmul import matmul_flops
-from steptime.dataclass import dataclass
 from steptime.num import Num, ceil_div, maximum, minimum, soft_maximum, where
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.cost.roofline import memory_s, roofline_compute_s
-from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Evaluation, Works
 from steptime.estimate.layer import BACKWARD, FORWARD, PARTS, RECOMPUTE, PhaseTime, factor_of, kind_of, links_busy_s
 from steptime.estimate.machine import Machine

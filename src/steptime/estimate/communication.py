@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -11,7 +12,6 @@ import numpy as np
 from steptime.cost.collective import point_to_point_s, rotated_s
 from steptime.cost.collective_algorithms import Fabric, collective_s, least_s
 from steptime.cost.network import mean_hop_ratio
-from steptime.dataclass import dataclass
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.network import MESSAGE, Reach, consecutive

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from steptime.cost.energy import device_power_W, memory_share
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.machine import Machine

@@ -6,11 +6,10 @@ Model FLOPs, and what share of the machine they use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from steptime.cost.experts import kept_share
-from steptime.dataclass import dataclass
 from steptime.estimate.kernels import timed, winograd_saved_flops
 from steptime.estimate.layer import PARTS, PhaseTime, part_times
 from steptime.estimate.machine import Machine

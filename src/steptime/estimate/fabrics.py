@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from steptime.cost.collective_algorithms import PAYLOAD, Fabric, fabric_of
 from steptime.cost.roofline import stated_latency_s, stated_share_factor
-from steptime.dataclass import dataclass
 from steptime.hardware.library import usual_latency_s
 from steptime.hardware.profiles import FabricProfile, load_fabric_profiles
 from steptime.hardware.records import Cluster, Level

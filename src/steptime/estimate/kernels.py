@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,6 @@ from steptime.cost.gemm import LARGE, NAMES, gemm_residual, gemm_s, held_efficie
 from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.quantisation import nvfp4_element_bytes
-from steptime.dataclass import dataclass
 from steptime.estimate.measured import CONVOLVED, LOOPED, OWN, curves_of, measured_name, work_of
 from steptime.estimate.operators import Formula
 from steptime.hardware.profiles import load_profile

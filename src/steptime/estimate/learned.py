@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.hardware.records import Device
 from steptime.num import Array, Num

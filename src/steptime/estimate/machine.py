@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from steptime.cost.host import IN_TURN, NODE, SHARPNESS, SOCKETS
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.fabrics import LARGEST_NODE, FabricModel, fabric_model
 from steptime.estimate.kernels import Models, memory_models, models_of, profile_of

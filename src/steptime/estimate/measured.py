@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Final
@@ -30,7 +30,6 @@ from steptime.cost.regression import (
     streaming_s,
 )
 from steptime.cost.roofline import stated_latency_s
-from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError, UserError
 from steptime.estimate.fabrics import as_measured, stated_text
 from steptime.estimate.operators import Formula

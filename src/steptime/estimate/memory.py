@@ -6,7 +6,7 @@ Stages of a pipeline: which parts of the model each has, and the micro-batches t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from steptime.cost.memory import (
     parameter_bytes,
     stashed_weights_bytes,
 )
-from steptime.dataclass import dataclass
 from steptime.estimate.operators import Call, Formula
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.sizes import Sizes

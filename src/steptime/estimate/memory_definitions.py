@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from steptime.cost.memory import device_bytes, reserved_bytes
-from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Num, where
 from steptime.plan.plans import Plans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from steptime.cost.network import (
     torus_exchange_s_per_byte,
     torus_ring_links,
 )
-from steptime.dataclass import dataclass
 from steptime.hardware.records import Cluster, Level
 from steptime.hardware.topology import PACKED, RANDOM, Topology, refuse_beyond
 from steptime.num import Num, maximum, minimum, where

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
 from steptime.cost import attention, collective, elementwise, experts, matmul, memory_bound, recurrence, roofline
-from steptime.dataclass import dataclass
 from steptime.num import Num
 
 

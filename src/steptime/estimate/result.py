@@ -6,10 +6,9 @@ A job under some plans: what its step and its memory follow from, whatever the m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from steptime.dataclass import dataclass
 from steptime.estimate.sizes import Sizes
 from steptime.num import Array, Num
 from steptime.plan.job import Job

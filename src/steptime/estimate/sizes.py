@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from steptime.dataclass import dataclass
 from steptime.num import Num, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MatrixUpdate

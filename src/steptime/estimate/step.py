@@ -6,7 +6,7 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
 from steptime.cost.network import fair_share_wait_s
 from steptime.cost.pipeline import pipeline_bubble_s, zero_bubble_s
-from steptime.dataclass import dataclass
 from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.operators import Call, Formula, formula_of

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from steptime.cost.experts import dual_paired_share, paired_share
 from steptime.cost.pipeline import filling_passes, mean_stage_link_s
-from steptime.dataclass import dataclass
 from steptime.estimate.communication import boundary_times_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near

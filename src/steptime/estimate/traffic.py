@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.host import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.optimizers import matrix_update_s
 from steptime.cost.roofline import memory_s
-from steptime.dataclass import dataclass
 from steptime.estimate.communication import Collective, Group, collective_in, group_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine

@@ -6,7 +6,7 @@ Many evaluations as one: numbers of equal records become columns of one record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.host import issued_s, router_wait_s
 from steptime.cost.roofline import held_to_peak_s
-from steptime.dataclass import dataclass
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, may_overlap
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import Framework

@@ -7,11 +7,10 @@ A document of which every key and every value is plainly right is taken as it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.plan.keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, Count, Ratio
 from steptime.store.files import read_text
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Final, NoReturn
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shown
 from steptime.num import Array
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array
 
 PACKET: Final = 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError, UserError
 from steptime.hardware.load import read_toml
 from steptime.hardware.records import Device

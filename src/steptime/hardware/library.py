@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware.load import (
     LIKE,

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, InputFileError, UserError, shown
 from steptime.hardware.records import MAKERS, Cluster, Device, Kind, Level, Profile, Source
 from steptime.store.files import parse_toml, read_text

@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError
 from steptime.hardware.load import MAX_BYTES, read_toml
 from steptime.hardware.records import Curve, Device, Fitted, Profile

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from steptime.hardware.topology import Topology
 
-from steptime.dataclass import dataclass
+from dataclasses import dataclass
 
 ALIKE: Final[Mapping[str, str]] = {"bf16": "fp16", "fp16": "bf16"}
 """The two 16-bit formats, which run in the same units at one rate: a curve of either stands for the other."""

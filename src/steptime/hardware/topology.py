@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, UserError, counted
 from steptime.hardware.records import Level, Source
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Num
 
 NOISE = 1e-9

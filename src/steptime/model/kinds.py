@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from steptime.dataclass import dataclass
 from steptime.model.spec import LayerKind, LayerOperator, ModelSpec
 
 Operators = tuple[LayerOperator, ...]

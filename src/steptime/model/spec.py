@@ -6,10 +6,9 @@ What has to hold between the fields of a model, whatever file they came from.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError
 
 Norm = Literal["layernorm", "rmsnorm"]

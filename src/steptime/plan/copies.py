@@ -18,11 +18,10 @@ Source: Transformer Engine, `gather_along_first_dim` (`pytorch/distributed.py`) 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Num, maximum, where
 from steptime.plan.job import Job, Precision, replica_micro_batches
 from steptime.plan.plans import Plans

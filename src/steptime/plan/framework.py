@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from steptime.cost.host import SHARPNESS
-from steptime.dataclass import dataclass
 from steptime.num import Num, maximum
 
 

@@ -5,7 +5,7 @@ Its choices are tables: precisions, optimisers, pipeline schedules (:data:`stept
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from steptime.cost.host import IN_TURN
@@ -15,7 +15,6 @@ from steptime.cost.quantisation import (
     nf4_element_bytes,
     nvfp4_element_bytes,
 )
-from steptime.dataclass import dataclass
 from steptime.hardware.records import Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES, ModelSpec

@@ -6,10 +6,8 @@ One :class:`MemoryProfile` per framework; the sources stand after the table :dat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-from steptime.dataclass import dataclass
 
 MIB = 2.0**20
 

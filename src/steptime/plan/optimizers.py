@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from steptime.cost.optimizers import (
@@ -14,7 +15,6 @@ from steptime.cost.optimizers import (
     soap_state_bytes,
 )
 from steptime.cost.quantisation import state_8bit_element_bytes
-from steptime.dataclass import dataclass
 from steptime.num import Num
 from steptime.registry import Registry
 

@@ -7,11 +7,10 @@ what it needs, what it shares, and the formula.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from steptime.cost.collective import ring_behind_share
-from steptime.dataclass import dataclass
 from steptime.num import where
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans

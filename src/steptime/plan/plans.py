@@ -6,14 +6,13 @@ What makes a plan impossible: named reasons, each a row of a table, combined to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import and_, or_
 from typing import Any
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.model.spec import LayerKind
 from steptime.num import Num, divisors, floor_div, greatest_common_divisor, joined, maximum, minimum, taken, where
 from steptime.plan.job import (

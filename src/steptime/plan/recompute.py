@@ -13,12 +13,11 @@ sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError
 from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where

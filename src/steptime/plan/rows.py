@@ -9,13 +9,12 @@ Local sizes of a micro-batch under the corrected strategies, and what its ranks 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from steptime.cost.experts import fullest_share, greatest_imbalance
-from steptime.dataclass import dataclass
 from steptime.model.spec import Experts, ModelSpec
 from steptime.num import Num, ceil_div, minimum, where
 from steptime.plan.job import Job

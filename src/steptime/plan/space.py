@@ -14,13 +14,12 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array, ceil_div, divisors, places_in_runs
 from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.job import Job, equal_but_for_ends, replica_sequences, virtual_stage

@@ -8,8 +8,7 @@ software which nobody named (`generic`), on top of its own kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from steptime.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError
 from steptime.model.spec import Experts
 from steptime.num import Num, ceil_div, floor_div, maximum, minimum, where

@@ -13,11 +13,10 @@ need not try the others:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from steptime.dataclass import dataclass
 from steptime.plan.job import ALL_TO_ALL, GRAPH_PARTS, Job, dispatched_by
 
 STEP: Final = "step"

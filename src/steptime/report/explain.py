@@ -9,10 +9,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.estimate.result import Argument, Detail, FormulaCall
 from steptime.report import text as t
 

@@ -11,11 +11,10 @@ import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import shorten
 from steptime.units import format_bytes, format_seconds
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array, Num
 
 

@@ -10,11 +10,11 @@ same share of its bytes to each server at the same time. Pushes and pulls use th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array
 
 ASYNCHRONOUS: Final = 2**31

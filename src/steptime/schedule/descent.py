@@ -8,12 +8,12 @@ et al. (NIPS 2013; :func:`steptime.cost.data_parallel.stale_step`). The constant
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from steptime.cost.data_parallel import stale_difference, stale_regret, stale_step
-from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.consistency import ASYNCHRONOUS, Timeline
 

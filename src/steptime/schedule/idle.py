@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.actions import COMPUTE, DATA, STREAMS, Kind
 from steptime.schedule.graph import ActionGraph

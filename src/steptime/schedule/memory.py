@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array, Num
 from steptime.schedule.actions import ActionTable, Kind
 from steptime.schedule.simulate import Simulation, spread

@@ -19,6 +19,7 @@ to the rank that is then least busy, which is best for one way. It is exact too 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import combinations, islice, product
@@ -27,7 +28,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.num import Array
 from steptime.units import format_bytes

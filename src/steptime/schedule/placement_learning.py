@@ -12,11 +12,11 @@ surveys. The policy here has no recurrent network: a pipeline is a chain.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.partition import Counts, SplitTask
 

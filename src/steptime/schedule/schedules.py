@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from inspect import signature
 from math import inf
@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from steptime.cost.pipeline import filling_passes, waited_messages
-from steptime.dataclass import dataclass
 from steptime.errors import UserError, counted
 from steptime.num import Num, minimum
 from steptime.registry import Registry

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.schedule.actions import ActionTable
 from steptime.schedule.schedules import Pipeline
 from steptime.schedule.words import F, I, W, spelled

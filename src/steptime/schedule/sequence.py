@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from steptime.cost.pipeline_schedules import sliced_bubble_s
-from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.actions import ActionTable, Kind, Passes, arranged
 from steptime.schedule.schedules import ONE_CHUNK, Pipeline, Schedule, registered

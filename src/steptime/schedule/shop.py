@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.actions import ActionTable, Kind
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.num import Array, Num, maximum
 from steptime.schedule.actions import COMPUTE, PASSES, STREAMS, ActionTable, Kind

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.schedule.schedules import SCHEDULES, Pipeline, Schedule, Times
 

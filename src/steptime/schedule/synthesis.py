@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from time import monotonic
@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from steptime.cost.pipeline import zero_bubble_in_flight, zero_bubble_s
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.num import Array, Num
 from steptime.schedule.actions import ActionTable

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.num import Array
 from steptime.schedule.actions import MESSAGES, ActionTable, Kind
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting

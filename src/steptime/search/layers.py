@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.estimate.evaluate import Works, passes_of, works_of
 from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine

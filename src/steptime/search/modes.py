@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.dataclass import dataclass
+from dataclasses import dataclass
+
 from steptime.estimate.single import Statistics
 from steptime.plan.space import Constraint, CorrectedSpace, Space
 from steptime.plan.strategies import CORRECTED, Method

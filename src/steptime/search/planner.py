@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import counted
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import LIKELY_FITS

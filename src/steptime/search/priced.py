@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.estimate.energy import activity, flops_of
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.single import Setting

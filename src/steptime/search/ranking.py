@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_fit
 from steptime.estimate.result import PlannedJob

@@ -13,11 +13,11 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from steptime.dataclass import dataclass
 from steptime.errors import InputFileError, counted, shorten
 from steptime.store.files import BUSY, lock, read_bytes, refuse_special, unreadable, unwritable
 

@@ -9,11 +9,11 @@ import csv
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from steptime.dataclass import dataclass
 from steptime.errors import InputFileError, UserError, counted, shorten
 from steptime.store.files import BROKEN, refuse_unwritable
 

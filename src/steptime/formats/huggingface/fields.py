@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from steptime.dataclass import dataclass
 from steptime.errors import FieldError, shorten, shown
 from steptime.model.spec import LIMITS
 

@@ -12,6 +12,7 @@ together of their pieces.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from steptime.cost.host import IN_TURN
-from steptime.dataclass import dataclass
 from steptime.estimate.learned import ANY, ISSUERS, LIMIT, Correction
 from steptime.lab.learned.data import Rows
 from steptime.num import Array

@@ -19,6 +19,7 @@ Neural Network", ICSE-SEIP 2023 (features and rounds as described there).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from steptime.captured.graph import PHASES
-from steptime.dataclass import dataclass
 from steptime.lab.learned.sketch import Sketch
 from steptime.num import Array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from steptime.captured.cost.table import bare, issue_s
 from steptime.captured.cost.timing import Timer, described_work
 from steptime.cost.host import issued_s
-from steptime.dataclass import dataclass
 from steptime.estimate.learned import ISSUERS
 from steptime.lab.learned.measuring import Graph
 from steptime.lab.learned.sketch import Piece, Sketch

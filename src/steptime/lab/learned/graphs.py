@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steptime.dataclass import dataclass
 from steptime.errors import UnknownNameError
 
 OPTIMIZERS: Final = ("sgd-loop", "sgd-momentum-loop", "adam-loop", "adamw-loop")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.lab.learned.data import Rows
 from steptime.num import Array

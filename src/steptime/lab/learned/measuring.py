@@ -13,14 +13,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.lab.learned.sketch import Sketch, sketch, sketch_from
 from steptime.store.journal import Journal, read_journal

@@ -10,11 +10,11 @@ that no peak speaks for keeps 0: a step is as the allocator simulates it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from steptime.dataclass import dataclass
 from steptime.lab.learned.measuring import Graph
 from steptime.lab.learned.sketch import Sketch
 from steptime.num import Array

@@ -18,12 +18,11 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.captured.cost.work import KernelCall, Work
-from steptime.dataclass import dataclass
 from steptime.errors import UserError
 from steptime.estimate.kernels import profile_of
 from steptime.hardware.profiles import FOLDER as PROFILES

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from steptime.captured.cost.table import issuers
@@ -19,7 +19,6 @@ from steptime.captured.cost.work import KernelCall, Work, variant, whole_bytes
 from steptime.captured.graph import PHASES, Program
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.program import Call, Value
-from steptime.dataclass import dataclass
 from steptime.estimate.learned import ISSUERS
 
 COUNTS: Final = ("matrix_flops", "repeated_flops", "vector_flops", "moved_bytes", "launches")
