@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import FieldError
-from steptime.formats.run_toml import as_user_error
+from steptime.formats.estimate_file import as_user_error
 from steptime.hardware import Cluster, load_cluster
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 from steptime.store.files import parse_toml, read_text
 from steptime.units import parse
 
