@@ -115,7 +115,7 @@ RUN_FILES = [
     ('model = "toy"\n[plan.placement]\ntp = 0', "plan.placement.tp"),
     ('model = "toy"\ngpu = 8\nseq = 0', "2 fields are wrong"),
     ("\n".join(['model = "toy"', *(f"key{n} = {n}" for n in range(15))]), "\n  and 5 more"),
-    ('model = "toy"\n[plan]\nquux = 8', "schedule, overlap, offload, attention, attention_dtype, context"),
+    ('model = "toy"\n[plan]\nquux = 8', "schedule, attention, attention_dtype, document_length"),
     ('model = "toy"\nmodel = "toy"', "not valid TOML"),
     ("model = " + "9" * 5000, "not valid TOML"),
     ("model = " + "[" * 5000, "nested too deeply"),
