@@ -36,7 +36,7 @@ from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan, rules_broken
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import Plans

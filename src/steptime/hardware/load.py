@@ -18,24 +18,8 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, InputFileError, UserError, shown
 from steptime.hardware.records import MAKERS, Cluster, Device, Kind, Level, Profile, Source
+from steptime.schema import Field, value_of
 from steptime.store.files import parse_toml, read_text
-from steptime.units import parse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """One number that a file may give."""
-
-    record: str
-    """Name in the record; carries the unit."""
-    dimension: str | None = None
-    """Key of :data:`steptime.units.UNITS`; None: a bare number."""
-    low: float
-    high: float
-    whole: bool = False
-    required: bool = True
-    example: str
-    """How a user writes it; shown when the unit is missing."""
 
 
 def _share(record: str) -> Field:
@@ -84,58 +68,6 @@ LEVEL: Final[Mapping[str, Field]] = {
     "oversubscription": Field(record="oversubscription", low=1.0, high=1e4, required=False, example="2"),
     **LINK,
 }
-
-
-def value_of(given: object, field: Field) -> float:
-    """Number in SI of what a file gives for ``field``.
-
-    Raises:
-        UserError: a bare number where a unit is needed, a unit where none belongs, not finite, or out of range.
-
-    >>> value_of("80 GB", DEVICE["memory"])
-    80000000000.0
-    >>> value_of(80, DEVICE["memory"])
-    Traceback (most recent call last):
-    steptime.errors.UserError: 80 has no unit
-      write it as text with a unit, for example "80 GB"
-    """
-    value = _plain(given, field) if field.dimension is None else _quantity(given, field, field.dimension)
-    if not field.low <= value <= field.high:  # true of nan as well
-        raise UserError(
-            f"{shown(given)} is not between {_bound(field.low, field)} and {_bound(field.high, field)}",
-            hint=f"for example {_example(field)}",
-        )
-    return int(value) if field.whole else value
-
-
-def _quantity(given: object, field: Field, dimension: str) -> float:
-    if isinstance(given, str):
-        return parse(given, dimension)
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        raise UserError(
-            f"{shown(given)} has no unit", hint=f"write it as text with a unit, for example {_example(field)}"
-        )
-    raise UserError(f"{shown(given)} is not a text with a number and a unit", hint=f"for example {_example(field)}")
-
-
-def _plain(given: object, field: Field) -> float:
-    allowed: tuple[type, ...] = (int,) if field.whole else (int, float)
-    if isinstance(given, bool) or not isinstance(given, allowed):
-        kind = "whole number" if field.whole else "number"
-        raise UserError(f"{shown(given)} is not a {kind}", hint=f"write it bare, for example {field.example}")
-    try:
-        return given if isinstance(given, int) and field.whole else float(given)  # type: ignore[arg-type]
-    except OverflowError:
-        return math.inf
-
-
-def _example(field: Field) -> str:
-    return field.example if field.dimension is None else f'"{field.example}"'
-
-
-def _bound(value: float, field: Field) -> str:
-    unit = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s", None: ""}.get(field.dimension, field.dimension or "")
-    return f"{value:g} {unit}".rstrip()
 
 
 #: Larger files are refused unread.

@@ -16,7 +16,7 @@ from steptime.formats.run_spec import RunSpec
 from steptime.hardware import load_cluster
 from steptime.launch.values import NEUTRAL, OFFLOADS, OVERLAPS, Values, relevant
 from steptime.model.spec import LatentAttention, ModelSpec
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import MEANING, broken_rules, names_of
 from steptime.plan.recompute import recompute_text
 

@@ -167,15 +167,15 @@ def test_a_job_of_the_catalogue_loads_no_more_than_it_needs(package, command):
 
 
 def test_fabrics_and_frameworks_of_the_catalogue_are_compiled_as_they_are_read(kept, monkeypatch):
-    fabrics, tables = profiles.load_fabric_profiles(), framework_file._checked(framework_file.PACKAGED.read_text(), "")
+    fabrics, tables = profiles.load_fabric_profiles(), framework_file._checked()
     documents = [*profiles.fabric_documents(), *framework_file.framework_documents()]
     assert compiled.write(documents, kept) == 2
     monkeypatch.setattr(profiles, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
     assert profiles.load_fabric_profiles() == fabrics
     monkeypatch.setattr(framework_file, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
-    framework_file._tables.cache_clear()
-    assert framework_file._tables("", framework_file.PACKAGED.read_text()) == tables
-    framework_file._tables.cache_clear()
+    framework_file._packaged.cache_clear()
+    assert framework_file._packaged() == tables
+    framework_file._packaged.cache_clear()
 
 
 def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monkeypatch, tmp_path):
