@@ -47,10 +47,10 @@ class Table:
     required: Collection[str] = ()
     hint: str = ""
     """What to do where a key is missing."""
-    also: Check | None = None
-    """What holds of its values together."""
+    also: Callable[[Any], None] | None = None
+    """What holds of its values together; raises UserError, or FieldError of a part of it."""
     short: str = ""
-    """Key of a table that a bare text stands for."""
+    """Key for which a bare text may stand in place of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class Each:
     most: int = 2**31
     called: str = "a list"
     """How a user writes it."""
+    also: Callable[[Any], None] | None = None
+    """What holds of its values together."""
 
 
 Row = Field | Table | Each | Check
@@ -79,7 +81,9 @@ def text(*allowed: str, empty: bool = True) -> Check:
         if not isinstance(given, str) or not (given or empty):
             raise UserError(f"{shown(given)} is not a valid string")
         if allowed and given not in allowed:
-            raise UserError(f"{shown(given)} is none of {', '.join(allowed)}")
+            many = len(allowed) > SHOWN
+            names = "the names that may stand here" if many else ", ".join(allowed)
+            raise UserError(f"{shown(given)} is none of {names}", hint=did_you_mean(given, allowed) if many else None)
         return given
 
     return check
@@ -90,6 +94,30 @@ def flag(given: object) -> bool:
     if not isinstance(given, bool):
         raise UserError(f"{shown(given)} is neither true nor false")
     return given
+
+
+def number(given: object) -> float:
+    """Row of any finite number."""
+    try:
+        found = math.nan if isinstance(given, bool) or not isinstance(given, int | float) else float(given)
+    except OverflowError:  # a whole number of hundreds of digits
+        found = math.inf
+    if not math.isfinite(found):
+        raise UserError(f"{shown(given)} is not a finite number")
+    return found
+
+
+def positive(given: object) -> float:
+    """Row of any positive number."""
+    if (found := number(given)) <= 0:
+        raise UserError(f"{found:g} is not positive")
+    return found
+
+
+def filled(given: Mapping[str, Any]) -> None:
+    """What holds of a table that has entries."""
+    if not given:
+        raise UserError("is a table without entries")
 
 
 def anything(given: object) -> object:
@@ -134,15 +162,21 @@ def _value(given: object, row: Row, at: str, problems: _Problems) -> Any:
         if isinstance(row, Each):
             if not isinstance(given, list) or not row.least <= len(given) <= row.most:
                 raise UserError(f"{shown(given)} is not {row.called}")
-            return [_value(one, row.row, f"{at}[{i}]", problems) for i, one in enumerate(given)]
+            before, out = len(problems), [_value(one, row.row, f"{at}[{i}]", problems) for i, one in enumerate(given)]
+            if row.also is not None and len(problems) == before:
+                row.also(out)
+            return out
         return value_of(given, row) if isinstance(row, Field) else row(given)
+    except FieldError as error:  # of a part of it
+        problems.append((f"{at}.{error.field}" if at else error.field, error.problem, error.hint or ""))
     except UserError as error:
         problem, _, hint = str(error).partition("\n  ")
         problems.append((at, problem, hint))
 
 
 def _table(given: object, table: Table, at: str, problems: _Problems) -> Any:
-    given = {table.short: given} if table.short and isinstance(given, str) else given
+    if table.short and isinstance(given, str):
+        return _value(given, table.rows[table.short], at, problems)
     if not isinstance(given, Mapping):
         raise UserError(f"{shown(given)} is not a table")
     before, out = len(problems), {}
@@ -156,7 +190,7 @@ def _table(given: object, table: Table, at: str, problems: _Problems) -> Any:
     if len(problems) == before:  # a key that is misspelt is not missing too
         missing = [name for name in table.required if name not in given]
         problems += [(f"{at}.{name}" if at else name, "is missing", table.hint) for name in missing]
-    if len(problems) == before and table.also is not None:
+    if table.also is not None and len(problems) == before:
         table.also(out)
     return out
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import FieldError
-from steptime.hardware import profiles
+from steptime.hardware import load, load_cluster, profiles
 from steptime.hardware.search_path import CATALOGUE
 from steptime.model import known
 from steptime.plan import framework_file
@@ -189,3 +189,20 @@ def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monke
     (tmp_path / "fabrics" / "ours.toml").write_text("name = 3")
     with pytest.raises(FieldError, match=r"ours\.toml"):
         profiles.load_fabric_profiles()
+
+
+def test_what_was_checked_when_it_was_built_is_not_checked_again(kept, monkeypatch, tmp_path):
+    """An edited file of the catalogue is: the text that it was compiled from is another one."""
+    documents = (load.hardware_documents, profiles.profile_documents, profiles.fabric_documents)
+    before = load_cluster("dgx-h100"), profiles.load_profile("h100-sxm"), profiles.load_fabric_profiles()
+    compiled.write([each for make in (*documents, framework_file.framework_documents) for each in make()], kept)
+    framework_file._packaged.cache_clear()
+    for module in (load, profiles, framework_file):
+        monkeypatch.setattr(module, "checked", lambda *_: pytest.fail("a file was checked"))
+    assert (load_cluster("dgx-h100"), profiles.load_profile("h100-sxm"), profiles.load_fabric_profiles()) == before
+    assert framework_file.habits_of("torchtitan").zero == 3
+    monkeypatch.undo()
+    edited = tmp_path / "h100-sxm.toml"
+    edited.write_text((CATALOGUE / "devices" / "h100-sxm.toml").read_text().replace('memory = "', 'memory = "-', 1))
+    with pytest.raises(FieldError, match=r"h100-sxm\.toml: memory: .*is not between"):
+        load.read(edited, "device", trusted=True)
