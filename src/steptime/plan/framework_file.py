@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -246,9 +246,12 @@ def _checked() -> dict[str, Any]:
     own = {path.stem: checked(parse_toml(given, str(path)), FRAMEWORK, str(path)) for path, given in texts.items()}
     fit["framework"] = {name: each["fitted"] for name, each in own.items() if "fitted" in each}
     checked(fit, FIT, str(FILES))  # a fit gives each framework all values
-    return {NAME: fit} | {
-        name: _over(each, own[each["base"]]) if "base" in each else each for name, each in own.items()
-    }
+
+    def whole(name: str) -> dict[str, Any]:
+        each: dict[str, Any] = own[name]
+        return _over(each, whole(each["base"])) if "base" in each else each
+
+    return {NAME: fit, **{name: whole(name) for name in own}}
 
 
 def framework_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -398,13 +401,18 @@ def is_slowed(name: str, fitted: Collection[str]) -> bool:
     >>> is_slowed("transformers", ["ddp"]), is_slowed("ddp", ["ddp"]), is_slowed("generic", ["generic"])
     (True, False, True)
     """
-    return name == GENERIC or (name not in fitted and "defaults" in framework_tables(name))
+    return name == GENERIC or (name not in fitted and needs_no_fit(framework_tables(name)))
 
 
 def framework_names() -> list[str]:
-    """Names that :func:`load_framework` takes: of the fit in use, of fine-tuning stacks, of the user's own files."""
-    stacks = [name for name, tables in _packaged().items() if "defaults" in tables]
-    return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *stacks, *named_files(FOLDER)})]
+    """Names that :func:`load_framework` takes: of the fit in use, of files that need none, of the user's own files."""
+    others = [name for name in _packaged() if name != NAME and needs_no_fit(framework_tables(name))]
+    return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *others, *named_files(FOLDER)})]
+
+
+def needs_no_fit(tables: Mapping[str, Any]) -> bool:
+    """Whether a framework is a choice without a fit: a fine-tuning stack, or one that no fit has."""
+    return "defaults" in tables or (bool(tables) and "fitted" not in tables and not tables.get("published"))
 
 
 def is_framework(name: str) -> bool:
@@ -503,9 +511,17 @@ def name_rules() -> Mapping[str, Any]:
     ``nearest``: names of software without runs of its own, by :func:`bare_name`; ``today``: what a name means now,
     where published rows mean an older framework by it; ``open``: names that leave it open, and what to say.
     """
-    every = {
-        name: framework_tables(name).get("names", {}) for name in (*_packaged(), *named_files(FOLDER)) if name != NAME
-    }
+    own = named_files(FOLDER)
+    return _rules((*_packaged(), *own)) if own else _packaged_rules()
+
+
+@cache
+def _packaged_rules() -> Mapping[str, Any]:
+    return _rules(_packaged())
+
+
+def _rules(names: Iterable[str]) -> Mapping[str, Any]:
+    every = {name: framework_tables(name).get("names", {}) for name in names if name != NAME}
     found: dict[str, Any] = {
         kind: [{**rule, "framework": name} for name, own in every.items() for rule in own.get(key, ())]
         for kind, key in (("pattern", "patterns"), ("nearest", "nearest"), ("today", "today"))

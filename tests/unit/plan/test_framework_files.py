@@ -17,6 +17,7 @@ from steptime.api.frameworks import framework_record
 from steptime.errors import FieldError, UserError
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.lab.calibrate.framework_bands import save_fit
+from steptime.plan import framework_file
 from steptime.plan.framework import Habits
 from steptime.plan.framework_file import (
     FILES,
@@ -28,6 +29,7 @@ from steptime.plan.framework_file import (
     habits_of,
     load_framework,
     memory_profile_of,
+    name_rules,
 )
 from steptime.plan.switches import switches_of
 
@@ -194,3 +196,28 @@ def test_a_fit_is_saved_into_the_file_of_each_framework(tmp_path: Path) -> None:
         assert tables[name] == {key: value for key, value in before[name].items() if key != "fitted"}
     assert tables["torchtitan"] == before["torchtitan"]
     assert tomllib.loads(shared.read_text())["common"]["matrix"] > 3 and "[[open]]" in shared.read_text()
+
+
+def test_a_file_that_is_put_into_the_package_is_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any fit has its runs, timed as `generic`; with bases over bases, and names of its own."""
+    folder = tmp_path / "frameworks"
+    shutil.copytree(FILES, folder)
+    (folder / "added.toml").write_text('base = "trl"\n[habits]\nzero = 2\n[names]\nsource_keys = ["added-runs"]\n')
+    (folder / "over.toml").write_text('base = "added"\n[memory]\npure = true\n')
+    (folder / "told.toml").write_text(
+        'published = true\n[[names.patterns]]\ncolumns = ["framework"]\nmatch = "told.*"\n'
+    )
+    monkeypatch.setattr(framework_file, "FILES", folder)
+    kept = framework_file._packaged, framework_file._packaged_rules
+    for each in kept:
+        each.cache_clear()
+    try:
+        assert {"added", "over"} <= set(framework_names()) and "told" not in framework_names()
+        assert habits_of("over") == replace(habits_of("trl"), zero=2)
+        assert memory_profile_of("over") == replace(memory_profile_of("trl"), name="over", pure=True)
+        added, generic = (load_framework(name, "h100-sxm") for name in ("added", "generic"))
+        assert added.attention > generic.attention and added.matrix == generic.matrix
+        assert framework_called("Told 2") == "told" and name_rules()["source_key"]["added-runs"] == "added"
+    finally:
+        for each in kept:
+            each.cache_clear()
