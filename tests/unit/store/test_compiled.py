@@ -94,7 +94,7 @@ NEVER = {
     "pydantic", "pydantic_core", "scipy", "duckdb", "asyncio", "csv", "numpy.ma", "numpy.random", "numpy.fft",
     "numpy.typing", "typer.rich_utils", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
     "steptime.schedule.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
-    "steptime.model.library", "steptime.hardware.schema", "steptime.estimate.learned",
+    "steptime.model.library", "steptime.estimate.learned",
     "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime.lab",
 }  # fmt: skip
 #: Command -> what it does without, and the most modules of ours that it loads.
