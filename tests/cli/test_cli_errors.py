@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from steptime.cli.job import parse_fix, parse_limits, parse_placement
 from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
+from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, parse_run
-from steptime.formats.run_toml import parse_estimate
 from steptime.store.files import parse_toml
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import api
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.plan.framework import PARAMETERS, Habits
 from steptime.plan.framework_file import framework_names
 
@@ -25,7 +25,7 @@ CONFIGS = sorted((ROOT / "tests/data/huggingface").glob("*.json"))
 
 
 def wide(columns: int, *args: str) -> list[str]:
-    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(args))
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, list(args))
     assert result.exit_code == 0, result.stderr
     return [line.rstrip() for line in result.stdout.splitlines()]
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 
-from typer.testing import CliRunner
-
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 JOB = ["llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"]
 
 
 def run(*args: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, args)
+    done = CliRunner().invoke(main, args)
     return done.exit_code, done.output
 
 

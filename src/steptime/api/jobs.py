@@ -23,6 +23,7 @@ from steptime.estimate.single import Setting
 from steptime.hardware.records import Cluster, Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ModelSpec
+from steptime.options import CHOICES, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, OPTIONS, usual_of
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
 from steptime.plan.framework_file import GENERIC, is_framework, load_framework
@@ -38,7 +39,6 @@ from steptime.plan.job import (
     dispatched_by,
     with_habits,
 )
-from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.plan.optimizers import OPTIMIZERS, Optimizer
 from steptime.search.modes import Mode
 
@@ -117,7 +117,9 @@ def estimated_optimizer(name: str) -> Optimizer:
 LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
-EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_load", "expert_capacity", "dispatcher")
+ELSEWHERE = ("dispatcher", "attention_dtype", "expert_load")
+"""Choices of which something other than the field of their name follows."""
+EXPERT_KEYS = tuple(name for name, row in OPTIONS.items() if row.of_experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,17 +194,8 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     """
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
         raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
-    job = replace(
-        job,
-        attention=chosen.get("attention", "fused"),
-        schedule=chosen.get("schedule", "1f1b"),
-        graphs=chosen.get("graphs", "none"),
-        document_length=chosen.get("document_length"),
-        offload=chosen.get("offload", frozenset()),
-        expert_imbalance=chosen.get("expert_imbalance", 1.0),
-        expert_load=expert_load_of(chosen.get("expert_load"), job.model),
-        expert_capacity=chosen.get("expert_capacity"),
-    )
+    own = {name: chosen.get(name, usual_of(name)) for name in CHOICES if name not in (*OF_FRAMEWORK, *ELSEWHERE)}
+    job = replace(job, **own, expert_load=expert_load_of(chosen.get("expert_load"), job.model))
     default = with_habits(job, job.framework.name)
     if default_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
         default = replace(default, framework=without_hiding(job.framework))

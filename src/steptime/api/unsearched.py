@@ -10,7 +10,8 @@ from steptime.api.jobs import with_choices
 from steptime.errors import UserError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting, chance_of, rules_broken
-from steptime.plan.job import CONTEXTS, DISPATCHERS, Job
+from steptime.options import choices_of
+from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import Strategy
 from steptime.plan.switches import STEP
@@ -65,12 +66,12 @@ def _others(name: str, job: Job, plans: Plans) -> Iterator[tuple[Any, dict[str, 
     if name == "graphs" and job.graphs != STEP:
         yield STEP, {}
     if name == "dispatcher" and plans.ep > 1:
-        yield from ((value, {}) for value in DISPATCHERS if value != job.dispatcher)
+        yield from ((value, {}) for value in choices_of(name) if value != job.dispatcher)
     if name == "overlap":
         more = {axis for axis in ("tp", "pp", "ep") if getattr(plans, axis) > 1} - job.overlap
         yield from ((job.overlap | more, {}) for _ in range(bool(more)))
     if name == "context" and plans.cp > 1:
-        yield from ((value, {}) for value in CONTEXTS if value != job.context)
+        yield from ((value, {}) for value in choices_of(name) if value != job.context)
     if name == "schedule" and plans.pp > 1:
         for row in SCHEDULES.values():
             known = row.bubble is not None and row.held is not None

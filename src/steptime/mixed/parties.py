@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, UserError
 from steptime.hardware import Cluster, load_cluster
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 from steptime.schema import Field, Table, checked, text
 from steptime.store.files import parse_toml, read_text
 

@@ -26,6 +26,7 @@ from steptime.errors import FieldError, UnknownNameError, UserError
 from steptime.hardware.library import architecture_of
 from steptime.hardware.load import MAX_BYTES
 from steptime.hardware.search_path import is_path, named_files, user_roots
+from steptime.options import choices_of
 from steptime.plan.framework import (
     BUSY,
     COPIES,
@@ -61,11 +62,10 @@ MANY: Final = 1e9
 """Stands for sources enough that their number says nothing."""
 KINDS: Final = ("documented", "measured", "fitted", "assumed")
 """What a value rests on: documentation or code of the software, a measurement, a fit, or nothing."""
-OVERLAPPED: Final = ("dp", "tp", "pp", "ep", "offload")
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gradient_dtype": ("run", "fp32", "bf16", "fp16"),
-    "context": ("all_gather", "ring", "ulysses"),
-    "overlap": OVERLAPPED,
+    "gradient_dtype": ("run", *choices_of("gradient_dtype")),
+    "context": choices_of("context"),
+    "overlap": choices_of("overlap"),
     "kernel": tuple(KERNELS),
     "fused_copies": COPIES,
     "unfused_copies": COPIES,
@@ -179,7 +179,7 @@ FRAMEWORK: Final = Table(
         "switches": Table(
             rows={
                 **dict.fromkeys(("graphs", "dispatchers"), Each(row=text())),
-                "overlap": Each(row=text(*OVERLAPPED)),
+                "overlap": Each(row=text(*WORDS["overlap"])),
                 **_ORIGIN,
             }
         ),

@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import shorten
+from steptime.options import OPTIONS
 from steptime.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -30,23 +31,6 @@ MIB: Final = 2.0**20
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 _SHORT: Final = {"micro_batch": "mbs"}
 _ALWAYS: Final = ("dp", "micro_batch")
-#: Choices that follow the degrees, with the value of each that needs no word; whatever else a plan records
-#: (micro-batches, schedule, stage layers, domains) follows from the degrees.
-_USUAL: Final[Mapping[str, object]] = {
-    "panels": 1,
-    "zero": 1,
-    "shard": 0,
-    "recompute": "none",
-    "recompute_every": 1,
-    "attention": "fused",
-    "attention_dtype": None,
-    "document_length": None,
-    "overlap": ["dp"],
-    "offload": [],
-    "graphs": "none",
-    "dispatcher": "all_to_all",
-    "idle_devices": 0,
-}
 #: What a band may rest on, in words; what dominates it is named in a report, at most this many.
 BAND_WORDS: Final = {
     "matrix": "matrix products",
@@ -72,12 +56,6 @@ BAND_WORDS: Final = {
 SHOWN_SHARES: Final = 3
 WIDEST: Final = 1e7
 """Percent from which on a column shows an exponent."""
-_CHOICE: Final = {
-    "recompute_every": "every",
-    "idle_devices": "idle",
-    "attention_dtype": "attention in",
-    "document_length": "documents of",
-}
 
 
 def console() -> Console:
@@ -199,11 +177,13 @@ def plan_label(plan: Mapping[str, Any]) -> str:
         value = plan.get(name)
         if value is not None and (value != 1 or name in _ALWAYS):
             words.append(_degree(name, value))
-    for name, usual in _USUAL.items():
-        value = plan.get(name, usual)
-        if value != usual:
-            several = "+".join(value) if isinstance(value, (list, tuple)) else number(value)
-            words.append(f"{_CHOICE.get(name, name)} {several or 'none'}")
+    for name, row in OPTIONS.items():
+        value = plan.get(name, row.usual)
+        value = tuple(value) if isinstance(value, list) else value
+        if row.label is not None and value != row.usual:
+            several = "+".join(value) if isinstance(value, tuple) else number(value)
+            words.append(f"{row.label} {several or 'none'}")
+    words += [f"idle {number(idle)}"] if (idle := plan.get("idle_devices", 0)) else []
     words += _unusual(plan)
     placement = plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()

@@ -92,7 +92,7 @@ def test_every_model_of_the_catalogue_can_be_compiled(kept):
 #: What neither command needs: gates and parsers of what is not the user's, parts of libraries, rooms of other jobs.
 NEVER = {
     "pydantic", "pydantic_core", "scipy", "duckdb", "asyncio", "csv", "numpy.ma", "numpy.random", "numpy.fft",
-    "numpy.typing", "typer.rich_utils", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
+    "numpy.typing", "argcomplete", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
     "steptime.schedule.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
     "steptime.model.library", "steptime.estimate.learned",
     "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime.lab",
@@ -100,7 +100,7 @@ NEVER = {
 #: Command -> what it does without, and the most modules of ours that it loads.
 LOADED = {
     "plan gpt3_1T --cluster dgx-b200 --gpus 64 --global-batch 512 --top 2": (
-        {"tomllib", "steptime.api.calls", "steptime.formats.run_toml"},
+        {"tomllib", "steptime.api.calls", "steptime.formats.estimate_file"},
         145,
     ),
     "estimate run.toml": (
@@ -128,8 +128,8 @@ if sys.argv.pop(1) == "build":
     compiled.write(module.documents(), compiled.FILE)
 else:
     sys.argv[0] = "steptime"
-    from steptime.cli.main import app
-    app(standalone_mode=False)
+    from steptime.cli.main import main
+    main()
     import json
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, positional
 from steptime.errors import FieldError, UserError
 
 #: What the file of the package says it comes from.
@@ -16,11 +15,11 @@ OWN_SOURCE: Final = "step times of published training runs; see docs/scoreboard.
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of measured training runs.")],
+    files: Annotated[list[Path], positional(metavar="FILE...", help="Tables of measured training runs.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here.")
+        Path | None, flag("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here.")
     ] = None,
-    save: Annotated[bool, typer.Option("--save", help="Write the files of the package itself.")] = False,
+    save: Annotated[bool, flag("--save", help="Write the files of the package itself.")] = False,
     json: o.Json = False,
 ) -> None:
     """Fit slowdowns, overlap and overheads of training frameworks to measured runs.

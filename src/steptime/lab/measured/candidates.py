@@ -29,9 +29,10 @@ from steptime.lab.measured.meaning import (
 from steptime.lab.measured.read import table
 from steptime.lab.measured.run import Degrees, MeasuredRun, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.num import Array, divisors
+from steptime.options import choices_of
 from steptime.plan.framework import Habits, piped_stage
 from steptime.plan.framework_file import habits_of, memory_profile_of
-from steptime.plan.job import OFFLOADS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
+from steptime.plan.job import QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
 from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.placements import numbered
@@ -210,7 +211,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         attention=found.attention,
         schedule="1f1b" if interleaved or run.schedule is None else SCHEDULE_OF.get(run.schedule, run.schedule),
         adapter=adapter,
-        offload=(run.offload | found.offload) & frozenset(OFFLOADS),
+        offload=(run.offload | found.offload) & frozenset(choices_of("offload")),
     )
     job = with_habits(job, run.framework)
     habitual = job.overlap if found.overlaps_data else job.overlap - {"dp"}
