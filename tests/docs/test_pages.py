@@ -12,8 +12,8 @@ from steptime.cli.main import COMMANDS
 from steptime.hardware.load import DEVICE, LEVEL, RATES
 from steptime.model.spec import Experts, LatentAttention, ModelSpec, Vision
 from steptime.options import KEYS, SETTINGS
-from steptime.plan.framework import MODEL_AXES, habits_of
-from steptime.plan.framework_file import framework_names
+from steptime.plan.framework import MODEL_AXES
+from steptime.plan.framework_file import framework_names, habits_of
 
 MODELS = (ModelSpec, Experts, LatentAttention, Vision)
 DOCS = Path(__file__).parents[2] / "docs"

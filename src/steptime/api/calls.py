@@ -37,7 +37,7 @@ from steptime.estimate.single import Setting, estimate_plan, rules_broken
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.options import AXES, CHOICES, COLUMNS, MAX_DEVICES
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Job, replica_sequences
 from steptime.plan.plans import Plans
 from steptime.plan.space import panels_worth_trying

@@ -26,7 +26,7 @@ from steptime.model.spec import ModelSpec
 from steptime.options import CHOICES, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, OPTIONS, usual_of
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
-from steptime.plan.framework_file import GENERIC, framework_names, load_framework
+from steptime.plan.framework_file import GENERIC, is_framework, load_framework
 from steptime.plan.job import (
     PRECISIONS,
     PROJECTION_NAMES,
@@ -255,7 +255,7 @@ def framework_of(name: str | None, mode: Mode, device: Device, precision: Precis
             )
         return IDEAL
     given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
-    if given not in framework_names():
+    if not is_framework(given):
         raise no_framework(given)
     models = models_of(device, precision)
     factors = of_device(device, models)

@@ -18,7 +18,7 @@ from steptime.hardware import load_cluster
 from steptime.launch.values import NEUTRAL, OFFLOADS, OVERLAPS, Values, relevant
 from steptime.model.spec import LatentAttention, ModelSpec
 from steptime.options import KEYS
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import MEANING, broken_rules, names_of
 from steptime.plan.recompute import recompute_text
 

@@ -20,8 +20,9 @@ from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES, ModelSpec
 from steptime.num import Num, ceil_div
 from steptime.options import choices_of
-from steptime.plan.framework import IDEAL, Framework, habits_of
-from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
+from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.framework_file import habits_of, memory_profile_of
+from steptime.plan.memory_profile import PLAIN, MemoryProfile
 from steptime.plan.optimizers import OPTIMIZERS as OPTIMIZERS
 from steptime.plan.optimizers import Optimizer as Optimizer
 from steptime.registry import Registry

@@ -19,7 +19,7 @@ from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.estimate.single import Setting, chance_of, estimate_plan, plan_record, rules_broken, workload_record
 from steptime.num import Array
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.recompute import recompute_code
 from steptime.plan.space import Constraint, Space

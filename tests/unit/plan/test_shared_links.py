@@ -15,8 +15,8 @@ from steptime.api.models import load_model
 from steptime.cli.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.options import choices_of
-from steptime.plan.framework import Framework, habits_of
-from steptime.plan.framework_file import framework_names
+from steptime.plan.framework import Framework
+from steptime.plan.framework_file import framework_names, habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.overlap import RULES
 from steptime.plan.plans import Plans

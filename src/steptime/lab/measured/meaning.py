@@ -9,8 +9,8 @@ from typing import Final
 from steptime.lab.measured.canonical import RECOMPUTE, dtype_name
 from steptime.lab.measured.read import TableRow, table
 from steptime.options import choices_of
-from steptime.plan.framework import IDEAL, habits_of
-from steptime.plan.framework_file import bare_name, framework_names, name_rules, own_names, rule_with
+from steptime.plan.framework import IDEAL
+from steptime.plan.framework_file import bare_name, framework_names, habits_of, name_rules, own_names, rule_with
 from steptime.plan.job import PRECISIONS, Precision
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.recompute import SELECTIVE, spelled_out
