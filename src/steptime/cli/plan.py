@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from steptime.cli import options as o
-from steptime.cli.parser import flag, number, row, takes
+from steptime.cli.parser import ANSWER, flag, number, row, takes
 from steptime.options import ADAPTERS, CHOICES, SETTINGS
 
 EXIT_NOTHING_FITS: Final = 3
@@ -52,7 +52,13 @@ def command(
     budget: o.Budget = None,
     failures: o.Failures = None,
     prices: o.Prices = None,
-    top: Annotated[int, number("--top", "K", "Plans to show.", 1, 10_000)] = 10,
+    top: Annotated[
+        int | None, number("--top", "K", "Plans to show; default 5, with --long and --json 10.", 1, 10_000)
+    ] = None,
+    long: Annotated[
+        bool,
+        flag("--long", help="Also the front of time and memory, and where the time goes.", group=ANSWER),
+    ] = False,
     plot: o.Plot = None,
     json: o.Json = False,
     **job: Any,
@@ -77,7 +83,7 @@ def _run(given: Mapping[str, Any]) -> int:
     options: dict[str, Any] = {
         "fix": {**parse_fix(fix), **for_all},
         "limit": parse_limits(limit),
-        "top": given["top"],
+        "top": given["top"] or 10,
         **({} if given["oom_limit"] is None else {"oom_limit": parse_share("--oom-limit", given["oom_limit"])}),
         **o.given(placement=given["placement"]),
         **o.training_given(given),
@@ -98,5 +104,5 @@ def _run(given: Mapping[str, Any]) -> int:
 
         words = [*(f"--fix {text}" for text in fix), *(f"--limit {text}" for text in limit)]
         asked = {"model": job.model, "cluster": job.cluster, "mode": None, **job.settings}
-        print_plan_result(result, {**asked, "constraints": words})
+        print_plan_result(result, {**asked, "constraints": words}, top=given["top"], long=given["long"])
     return 0 if result.feasible else EXIT_NOTHING_FITS

@@ -30,7 +30,7 @@ MIB: Final = 2.0**20
 #: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 _SHORT: Final = {"micro_batch": "mbs"}
-_ALWAYS: Final = ("dp", "micro_batch")
+ALWAYS: Final = ("dp", "micro_batch")
 #: What a band may rest on, in words; what dominates it is named in a report, at most this many.
 BAND_WORDS: Final = {
     "matrix": "matrix products",
@@ -175,23 +175,34 @@ def plan_label(plan: Mapping[str, Any]) -> str:
     words = [str(plan["strategy"])] if plan.get("strategy") else []
     for name in DEGREES:
         value = plan.get(name)
-        if value is not None and (value != 1 or name in _ALWAYS):
+        if value is not None and (value != 1 or name in ALWAYS):
             words.append(_degree(name, value))
-    for name, row in OPTIONS.items():
-        value = plan.get(name, row.usual)
-        value = tuple(value) if isinstance(value, list) else value
-        if row.label is not None and value != row.usual:
-            several = "+".join(value) if isinstance(value, tuple) else number(value)
-            words.append(f"{row.label} {several or 'none'}")
+    words += [f"{OPTIONS[name].label} {option_text(plan, name)}" for name in unusual_options(plan)]
     words += [f"idle {number(idle)}"] if (idle := plan.get("idle_devices", 0)) else []
-    words += _unusual(plan)
+    words += unusual(plan)
     placement = plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
     placed = [_degree(axis, ranks) for axis, ranks in inside if ranks != 1]
     return printable(" ".join([*words, *(["| domain", *placed] if placed else [])]))
 
 
-def _unusual(plan: Mapping[str, Any]) -> list[str]:
+def unusual_options(plan: Mapping[str, Any]) -> list[str]:
+    """Names of the options that a plan's short form shows, as their values are not the usual ones."""
+    shown = [name for name, row in OPTIONS.items() if row.label is not None]
+    return [name for name in shown if option_text(plan, name) != option_text({}, name)]
+
+
+def option_text(plan: Mapping[str, Any], name: str) -> str:
+    """The value of an option of a plan, where it has none the usual one.
+
+    >>> option_text({"overlap": ["dp", "pp"]}, "overlap"), option_text({}, "zero")
+    ('dp+pp', '1')
+    """
+    value = plan.get(name, OPTIONS[name].usual)
+    return ("+".join(value) if isinstance(value, (list, tuple)) else number(value)) or "none"
+
+
+def unusual(plan: Mapping[str, Any]) -> list[str]:
     """Choices that mean something only with certain degrees."""
     out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
     schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")
