@@ -312,7 +312,7 @@ def test_columns_without_room_are_named(api: FakeApi, columns: str, missing: str
     from steptime.cli.main import main
 
     api.plan_result = make_plan_result(plans=(make_estimate(step_time_band_s=(9.0, 12.0)),))
-    lines = CliRunner(env={"COLUMNS": columns}).invoke(main, ["plan", "toy", *JOB]).stdout.splitlines()
+    lines = CliRunner(env={"COLUMNS": columns}).invoke(main, ["plan", "toy", *JOB, "--long"]).stdout.splitlines()
     told = [line.rstrip() for line in lines if line.startswith("not shown")]
     assert told == ([] if missing is None else [f"not shown at {columns} columns: {missing} (--json)"])
 

@@ -53,7 +53,7 @@ def print_plan_result(
     _print_header(out, result, job)
     if result.plans:
         _print_recommended(out, result)
-        _print_plans(out, result, top or (len(result.plans) if long else SHOWN_PLANS))
+        _print_plans(out, result, top or (len(result.plans) if long else SHOWN_PLANS), long=long)
         _print_why_not(out, result)
     if long:
         _print_search(out, result)
@@ -67,6 +67,8 @@ def print_plan_result(
         _print_unsearched(out, result)
     for line in result.advice:
         out.print(t.printable(f"advice: {line}"))
+    if result.plans:
+        _print_notes(out, result.plans[0])
     if long and result.plans:
         _print_winner(out, result.plans[0])
     if not long:
@@ -172,7 +174,7 @@ def _why_first(result: PlanResult) -> str | None:
     return f"plan 2 takes {t.share(more_s, first.step_time_s)} longer: {name} {t.seconds(differences[name])} more"
 
 
-def _print_plans(out: Console, result: PlanResult, top: int) -> None:
+def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> None:
     """The plans, their degrees and choices as columns; what is equal in all of them stands once above."""
     plans = result.plans[:top]
     banded = any(e.step_time_band_s is not None for e in plans)
@@ -198,7 +200,7 @@ def _print_plans(out: Console, result: PlanResult, top: int) -> None:
         ("band 90 %", [" .. ".join(map(t.seconds, e.step_time_band_s or (math.nan, math.nan))) for e in plans], banded),
         ("main loss", [t.printable(t.main_loss(e.time)) for e in plans], True),
     ]
-    hidden = []
+    hidden: list[str] = []
     for name, column, wanted in extra:
         wide = sum(max(map(len, each)) + 2 for each in zip(head, *rows, strict=True)) + max(map(len, [name, *column]))
         if wanted and wide <= out.width and not hidden:
@@ -206,13 +208,13 @@ def _print_plans(out: Console, result: PlanResult, top: int) -> None:
         elif wanted:
             hidden.append(name)
     table = t.grid(head, left=(1 + own.index("inside"),) if "inside" in own else ())
-    for row in dict.fromkeys(map(tuple, rows)):
-        table.add_row(*row)
+    for cells_of_row in rows:
+        table.add_row(*cells_of_row)
     out.print()
     if same and len(plans) > 1:
         out.print(t.printable(f"all: {', '.join(same)}"))
     out.print(table)
-    if hidden and len(plans) > SHOWN_PLANS:
+    if hidden and long:
         out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
     advice = estimate.advice(result.plans, result.likely_to_fit)
     if advice:
@@ -324,6 +326,13 @@ def _print_search(out: Console, result: PlanResult) -> None:
     out.print(t.printable(stop.proof))
 
 
+def _print_notes(out: Console, best: Estimate) -> None:
+    note = t.note_on(best.plan)
+    if note:
+        out.print(note)
+    print_notes(out, best)
+
+
 def _print_winner(out: Console, best: Estimate) -> None:
     """Where the time of the first plan goes, next to what would change it."""
     from rich.table import Table
@@ -335,10 +344,6 @@ def _print_winner(out: Console, best: Estimate) -> None:
     out.print(f"band {t.band_text(best)}")
     if best.training:
         out.print(f"training: {training_line(best)}")
-    note = t.note_on(best.plan)
-    if note:
-        out.print(note)
-    print_notes(out, best)
     out.print()
     loss = term_table(best.time.rollup(1), t.seconds, title="where the time goes", show_all=False)
     changes = change_table(best)
