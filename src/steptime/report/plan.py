@@ -111,14 +111,18 @@ def _print_plans(out: Console, result: PlanResult) -> None:
         *(["P(oom)"] if risky else []),
     ]
     table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
+    rows: dict[tuple[str, ...], list[str]] = {}  # plans may differ in nothing that is shown; --json has them all
     for rank, e in enumerate(result.plans, 1):
         low, high = e.step_time_band_s or (math.nan, math.nan)
-        row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
+        row = [t.plan_label(e.plan), t.seconds(e.step_time_s)]
         row += [days(e.training["training_days"])] if timed else []
         row += [_BILL[name](e.run) for name in _billed(result)]
         row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
         row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([estimate.chance(e) or ""] if risky else [])]
-        table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
+        row += [t.printable(t.main_loss(e.time))] if loss else []
+        rows.setdefault(tuple(row), []).append(str(rank))
+    for (label, *others), ranks in rows.items():
+        table.add_row(ranks[0], f"{label} (+{len(ranks) - 1} alike)" if len(ranks) > 1 else label, *others)
     out.print()
     out.print(table)
     hidden = [*([] if band or not banded else ["band 90 %"]), *([] if loss else ["main loss"])]
