@@ -101,6 +101,17 @@ def test_plan_passes_its_options_to_the_api(run: Run, api: FakeApi) -> None:
     assert type(given["strategy"]) is str
 
 
+def test_plans_that_differ_in_nothing_shown_are_one_row(run: Run, api: FakeApi) -> None:
+    plans = (make_estimate(), make_estimate(step_time_s=10.0 + 1e-9), make_estimate(step_time_s=11.0))
+    api.plan_result = make_plan_result(plans=plans)
+    rows = [
+        line.split() for line in run("plan", "toy", *JOB).stdout.splitlines() if line.strip()[:2] in ("1 ", "2 ", "3 ")
+    ]
+    assert [row[0] for row in rows] == ["1", "3"]
+    assert "(+1 alike)" in " ".join(run("plan", "toy", *JOB).stdout.split())
+    assert len(parsed(run("plan", "toy", *JOB, "--json").stdout)["plans"]) == 3
+
+
 def test_plan_that_finds_nothing_exits_3_and_still_prints(run: Run, api: FakeApi) -> None:
     nearest = make_estimate(feasible=False, reasons=("memory",), peak_memory_bytes=100 * 2.0**30)
     api.plan_result = make_plan_result(feasible=0, plans=(), pareto=(), nearest=nearest, advice=("use 4096 GPUs",))

@@ -256,7 +256,7 @@ def test_a_framework_shows_every_habit_with_its_meaning(run: Run) -> None:
     assert list(record) == names
     assert record["single_ring"] is True and record["exchange_once"] is False and record["overlap"] == []
     lines = wide(100, "frameworks", "megatron-deepspeed-2021")
-    start = next(i for i, line in enumerate(lines) if line.split() == ["habit", "value", "meaning"])
+    start = next(i for i, line in enumerate(lines) if line.split() == ["habit", "value", "source", "meaning"])
     shown = {line.split()[0]: line.split()[1:] for line in lines[start + 1 : start + 1 + len(names)]}
     assert list(shown) == names and all(len(words) > 2 for words in shown.values())
     assert shown["single_ring"][0] == "yes" and shown["overlap"][0] == "nothing"

@@ -222,7 +222,7 @@ def asked_plan(
     setting = request.setting(devices, batch, {key: checked[key] for key in CHOICES if key in checked})
     chosen = mode_of(setting, chosen)
     check_strategy(setting, name)
-    check_model(setting.job.model, name, checked)
+    check_model(setting.job, name, checked)
     _check_share(setting.job, degrees["dp"], micro_batch, chosen)
     both = max(degrees["tp"], degrees["tp2"])
     panels = panels_worth_trying(setting.job.model.hidden, both)[0] if name == "2d" else 1

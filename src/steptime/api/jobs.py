@@ -193,7 +193,8 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         UserError: the exchange of experts is to overlap, and the model has no experts.
     """
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
-        raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
+        has = "has no experts" if job.captured is None else "is captured: its experts are not divided"
+        raise UserError(f"overlap ep: {job.model.name} {has}", hint="leave ep out")
     own = {name: chosen.get(name, usual_of(name)) for name in CHOICES if name not in (*OF_FRAMEWORK, *ELSEWHERE)}
     job = replace(job, **own, expert_load=expert_load_of(chosen.get("expert_load"), job.model))
     default = with_habits(job, job.framework.name)
@@ -358,12 +359,13 @@ def _check_offload(job: Job, device: Device) -> None:
         )
 
 
-def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> None:
+def check_model(job: Job, strategy: str, given: Mapping[str, Any]) -> None:
     """Refuses a plan that the model has no use for, or that is not modelled for it.
 
     Raises:
-        PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts.
+        PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts or of a module.
     """
+    spec = job.model
     what = "experts" if spec.experts else "latent attention" if spec.latent else None
     if strategy == "2d" and what:
         raise PlanError(
@@ -372,5 +374,8 @@ def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> Non
         )
     if spec.experts is None:
         for key in EXPERT_KEYS:
+            if given.get(key, 1) not in (1, None) and job.captured is not None:
+                hint = f"drop {key}, or give the model by its name or config.json (steptime models)"
+                raise PlanError(f"{key} {given[key]}: experts of a captured module are not divided", hint=hint)
             if given.get(key, 1) not in (1, None):
                 raise PlanError(f"{key} {given[key]}: {spec.name} has no experts", hint=f"drop {key}")

@@ -81,7 +81,7 @@ class Search:
         constraints = constraints_of(self.columns, self.limit, setting.job.framework.name)
         given = {**self.choices, **fixed_values(constraints)}
         check_mode(given, chosen)
-        check_model(setting.job.model, text("strategy", self.strategy), given)
+        check_model(setting.job, text("strategy", self.strategy), given)
         most = oom_limit_of(self.limit, chosen)
         first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
         limited = chosen.method.calibrated and first < 1
@@ -220,6 +220,7 @@ def plan(
     budget: str | None = None,
     failures: str | None = None,
     prices: str | None = None,
+    advise: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Ranks every parallel plan of a model on a number of devices.
@@ -260,6 +261,7 @@ def plan(
         budget: most that it may cost, as ``"2M USD"``.
         failures: as in :func:`estimate`.
         prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
+        advise: search for what would make a plan fit, or fewer devices that are faster; False: no advice of this kind.
         progress: called with candidates done and candidates known so far.
 
     Raises:
@@ -300,7 +302,7 @@ def plan(
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = _completed(setting, result, {**choices, **columns})
     result = asked.billed(all_trained(result, length, setting.job), setting)
-    advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
+    advice = asked.advice(goal, result) or (_advice(search, setting, scope, result) if advise else ())
     return replace(result, advice=advice, notes=notes)
 
 

@@ -208,12 +208,18 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
         elif wanted:
             hidden.append(name)
     table = t.grid(head, left=(1 + own.index("inside"),) if "inside" in own else ())
-    for cells_of_row in rows:
-        table.add_row(*cells_of_row)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for rank, *shown in rows:
+        alike.setdefault(tuple(shown), []).append(rank)
+    for shown_cells, ranks in alike.items():
+        table.add_row(ranks[0], *shown_cells)
     out.print()
     if same and len(plans) > 1:
         out.print(t.printable(f"all: {', '.join(same)}"))
     out.print(table)
+    if len(alike) < len(plans):
+        doubles = ", ".join(f"{ranks[0]} (+{len(ranks) - 1} alike)" for ranks in alike.values() if len(ranks) > 1)
+        out.print(f"plans that differ in nothing shown are one row: {doubles}")
     if hidden and long:
         out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
     advice = estimate.advice(result.plans, result.likely_to_fit)

@@ -118,7 +118,7 @@ def test_the_last_tables_of_a_plan_stand_below_each_other_where_they_have_no_roo
     monkeypatch.setenv("COLUMNS", str(columns))
     job: dict[str, Any] = {"gpus": 8, "global_batch": 16}
     result = api.plan("llama3-8b", "dgx-h100", top=1, **job)
-    print_plan_result(result, {"model": "llama3-8b", "cluster": "dgx-h100", **job})
+    print_plan_result(result, {"model": "llama3-8b", "cluster": "dgx-h100", **job}, long=True)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     changes = next(line for line in lines if "what would change it" in line)
