@@ -84,7 +84,7 @@ def models(
 
 
 def frameworks(
-    name: Annotated[str | None, positional("[NAME]", "Name of a framework.", "framework")] = None,
+    name: Annotated[str | None, positional("[NAME]", "Name of a framework, or a file of one.", "framework")] = None,
     overlap: Annotated[bool, flag("--overlap", help="List what overlaps with what, what it needs and shares.")] = False,
     json: o.Json = False,
 ) -> None:

@@ -406,7 +406,7 @@ def is_slowed(name: str, fitted: Collection[str]) -> bool:
 
 def framework_names() -> list[str]:
     """Names that :func:`load_framework` takes: of the fit in use, of files that need none, of the user's own files."""
-    others = [name for name in _packaged() if name != NAME and needs_no_fit(framework_tables(name))]
+    others = [name for name, tables in _packaged().items() if name != NAME and needs_no_fit(tables)]
     return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *others, *named_files(FOLDER)})]
 
 
