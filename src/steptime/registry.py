@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
-from steptime.errors import InternalError, UnknownNameError
+from steptime.errors import InternalError, UnknownNameError, UserError
 
 P = TypeVar("P")
 
@@ -25,6 +25,25 @@ def loaded(place: str) -> Any:
     """
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """A module of a package that not every installation has; imported.
+
+    Args:
+        module: its name.
+        extra: of steptime, which installs the package.
+        what: needs it, for the message.
+
+    Raises:
+        UserError: it is not installed; the message says what installs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = (error.name or module).partition(".")[0]
+        problem = f"{what} needs {package}, which is not installed"
+        raise UserError(problem, hint=f"pip install 'steptime[{extra}]'") from None
 
 
 class Registry(Mapping[str, P]):
