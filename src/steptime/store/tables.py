@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from steptime.errors import InputFileError, UserError, counted, shorten
-from steptime.registry import needed
+from steptime.registry import needed, require
 from steptime.store.files import refuse_unwritable, write_bytes
 
 TABLES: Final = (".csv", ".csv.gz", ".parquet")
@@ -40,7 +40,7 @@ def connected(what: str, failed: Callable[[str], UserError]) -> Iterator[Any]:
         UserError: it is not installed, or that of ``failed``.
         KeyboardInterrupt: Ctrl-C while it works, of which DuckDB makes an error.
     """
-    duckdb = needed("duckdb", "files", what)
+    duckdb = needed("duckdb", what)
     connection = duckdb.connect()
     try:
         yield connection
@@ -92,7 +92,7 @@ def refuse_table(path: str | PathLike[str]) -> str:
     if ending is None:
         raise UserError(f"{shorten(str(path))} is not a table", hint=f"give a file that ends in {', '.join(TABLES)}")
     if ending == ".parquet":
-        needed("duckdb", "files", PARQUET)
+        require("duckdb", PARQUET)
     refuse_unwritable(path)
     return ending
 

@@ -10,6 +10,7 @@ import typer
 
 from steptime.cli import options as o
 from steptime.errors import UserError, shorten
+from steptime.registry import require
 
 if TYPE_CHECKING:
     import uvicorn
@@ -28,6 +29,8 @@ def serve(
 
     It listens on this machine alone unless told otherwise, and needs no network. Ctrl+C stops it.
     """
+    for library in ("starlette", "uvicorn"):
+        require(library, "the page")
     import uvicorn
 
     from steptime.web.guard import is_loopback
