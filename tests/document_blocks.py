@@ -19,7 +19,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from typing import Final
@@ -102,8 +101,6 @@ def _answer(arguments: str, folder: Path) -> tuple[int, str]:
     with contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("error")
         done = CliRunner(env={"COLUMNS": "100"}).invoke(main, words)
-    if done.exc_info and not isinstance(done.exception, (SystemExit, type(None))):
-        traceback.print_exception(*done.exc_info)
     sys.stderr.write(done.stderr)
     if "--out" not in words:
         _ANSWERS[key] = done.exit_code, done.stdout

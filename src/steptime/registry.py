@@ -8,11 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from typing import Any, Final, TypeVar
 
-from steptime.errors import InternalError, UnknownNameError
+from steptime.errors import InternalError, UnknownNameError, UserError
 
 P = TypeVar("P")
+
+EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
+    "distributed": ("Dask", "dask"),
+    "duckdb": ("DuckDB", "files"),
+    "egglog": ("egglog", "rewrite"),
+    "highspy": ("HiGHS", "solver"),
+    "matplotlib": ("matplotlib", "plots"),
+    "mpi4py": ("mpi4py", "mpi"),
+    "numba": ("numba", "hierarchy"),
+    "onnx": ("the onnx library", "onnx"),
+    "optuna": ("optuna", "learn"),
+    "ray": ("Ray", "ray"),
+    "scipy": ("SciPy", "calibrate"),
+    "sklearn": ("scikit-learn", "learn"),
+    "starlette": ("Starlette", "page"),
+    "torch": ("PyTorch", "torch"),
+    "uvicorn": ("uvicorn", "page"),
+    "yaml": ("PyYAML", "launch"),
+    "z3": ("z3", "rewrite"),
+}
+"""Library -> its name, and the extra of ``pyproject.toml`` that installs it."""
 
 
 def loaded(place: str) -> Any:
@@ -25,6 +47,32 @@ def loaded(place: str) -> Any:
     """
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def needed(module: str, what: str, extra: str | None = None) -> Any:
+    """A module of a library that only an extra of steptime installs; it is imported.
+
+    Args:
+        module: its name.
+        what: needs it, for the message.
+        extra: which installs it; None: that of :data:`EXTRAS`.
+
+    Raises:
+        UserError: the library is not installed; the message says what installs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        name, usual = EXTRAS[library]
+        why = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
+        raise UserError(f"{what} needs {name}, which {why}", hint=f"pip install 'steptime[{extra or usual}]'") from None
+
+
+def require(module: str, what: str) -> None:
+    """Find out before the work that a library is not installed, without importing it: as :func:`needed`."""
+    if find_spec(module) is None:
+        needed(module, what)
 
 
 class Registry(Mapping[str, P]):

@@ -145,7 +145,7 @@ def test_fit_refuses(
 
 
 def test_fit_names_the_extra(run: Run, softmaxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate_fit, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     done = run("calibrate", "fit", "--kernels", str(softmaxes))
     assert (done.exit_code, "steptime[calibrate]" in done.stderr) == (EXIT_USER, True)
 

@@ -316,7 +316,7 @@ def test_progress_is_for_terminals_and_long_work(
 
 @pytest.mark.parametrize(
     ("columns", "missing"),
-    [("80", "band 90 %, main loss"), ("100", "main loss"), ("140", None)],
+    [("30", "band 90 %, main loss"), ("45", "main loss"), ("80", None)],
 )
 def test_columns_without_room_are_named(api: FakeApi, columns: str, missing: str | None) -> None:
     from cli_runner import CliRunner

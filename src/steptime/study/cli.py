@@ -63,7 +63,7 @@ def run(
     if outcome.refused:
         print(f"{counted(outcome.refused, 'point')} refused: steptime study show {file} --table points says why")
     if outcome.damaged:
-        print(f"{counted(len(outcome.damaged), 'block')} damaged, computed again: {', '.join(outcome.damaged)}")
+        print(f"{counted(len(outcome.damaged), 'point')} damaged, computed again: {', '.join(outcome.damaged)}")
     if outcome.lost_workers:
         print(f"workers were lost {counted(outcome.lost_workers, 'time')}, their points computed again")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, takes
 from steptime.errors import UserError, shorten
+from steptime.registry import require
 
 if TYPE_CHECKING:
     import uvicorn
@@ -27,6 +28,8 @@ def serve(
 
     It listens on this machine alone unless told otherwise, and needs no network. Ctrl+C stops it.
     """
+    for library in ("starlette", "uvicorn"):
+        require(library, "the page")
     import uvicorn
 
     from steptime.web.guard import is_loopback

@@ -113,7 +113,7 @@ def test_what_a_chart_takes_can_be_drawn(tmp_path):
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr("steptime.report.figure.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'steptime\[plots\]'"):
         write_chart(example("memory"), tmp_path / "a.svg")
     with pytest.raises(UserError, match="matplotlib"):

@@ -165,9 +165,9 @@ def _check(files: Files) -> None:
         if not special:  # a device or a pipe is written to directly
             refuse_unwritable(path)
     if files.roofline is not None:
-        from steptime.report.figure import require_matplotlib
+        from steptime.registry import require
 
-        require_matplotlib()
+        require("matplotlib", "a picture")
 
 
 def _write(found: Any, files: Files) -> None:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from steptime.cli import options as o
 from steptime.cli.parser import flag
 from steptime.errors import FieldError, InputFileError, UserError, counted, did_you_mean, shorten
+from steptime.registry import require
 from steptime.store.files import one_writer, prepare_folder
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def command(
     """
     if kernels is None and collectives is None:
         raise UserError("nothing to fit", hint="give --kernels FILE, --collectives FILE, or both")
-    if find_spec("scipy") is None:
-        raise UserError("fitting needs SciPy", hint="pip install 'steptime[calibrate]'")
+    require("scipy", "fitting")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small: threads only cost
     family = _family(only)
     tables = _tables(kernels, collectives)

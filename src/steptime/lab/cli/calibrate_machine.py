@@ -140,9 +140,9 @@ def compared(given: str, request: Request) -> str:
     if given != AUTO:
         return public_device(given)
     from steptime.lab.calibrate.machine.session import host_of
-    from steptime.lab.calibrate.machine.torch_ops import load_torch
+    from steptime.registry import needed
 
-    return public_device(AUTO, host_of(load_torch(), request).processor)
+    return public_device(AUTO, host_of(needed("torch", "measuring a machine"), request).processor)
 
 
 def comparison_of(fitted: Fitted, compare_to: str, out: Path) -> Comparison:

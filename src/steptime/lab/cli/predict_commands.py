@@ -37,9 +37,9 @@ def measure(
     """
     from steptime.cli.output import Progress, document, print_json
     from steptime.lab.learned.measuring import measure as run
-    from steptime.lab.learned.measuring import require_torch
+    from steptime.registry import require
 
-    require_torch()
+    require("torch", "measuring graphs")
     with Progress("measuring") as progress:
         count = run(
             out,
@@ -66,9 +66,9 @@ def train(
 
     Takes a few minutes. The file serves as --predictor FILE in profile and estimate.
     """
-    from steptime.lab.learned.measuring import require_torch
+    from steptime.registry import require
 
-    require_torch()
+    require("torch", "measuring graphs")
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.additive import Options
     from steptime.lab.learned.memory import fitted_workspaces
@@ -96,9 +96,9 @@ def score(
     json: o.Json = False,
 ) -> None:
     """Errors of every predictor: graphs by chance, the largest left out, each family left out."""
-    from steptime.lab.learned.measuring import require_torch
+    from steptime.registry import require
 
-    require_torch()
+    require("torch", "measuring graphs")
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.scores import PREDICTORS, SLOW, table
     from steptime.lab.learned.train import noise_of

@@ -82,8 +82,10 @@ def command(
     pixels. An integer program over all of them is solved with a bound; memory is that of the recorded tensors.
     """
     from steptime.cli.output import Progress
+    from steptime.registry import require
     from steptime.sharding.shard import shard
 
+    require("highspy", "choosing shardings")
     _apart(
         pipeline,
         {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete, "framework": framework},
