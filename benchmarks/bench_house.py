@@ -1,4 +1,4 @@
-"""How much of the house a reader walks through: functions entered, frames down to a formula, records, circles, lines by room.
+"""How much of the house a reader walks through: functions entered, frames to a formula, records, circles, lines.
 
 python benchmarks/bench_house.py                  prints the table
 python benchmarks/bench_house.py --write          also writes it to benchmarks/house.md
@@ -187,7 +187,8 @@ def figures() -> dict[str, Any]:
     found = circles(trees)
     return {
         "lines of src": sum(text.count("\n") for text in files.values()), "modules": len(files),
-        "records": records(trees), "circles": len(found), "modules in the largest circle": len(found[0]) if found else 0,
+        "records": records(trees), "circles": len(found),
+        "modules in the largest circle": len(found[0]) if found else 0,
         "files that have an option's name, mean": round(sum(touched) / len(touched), 1),
         "entered": entered(), "rooms": lines_by_room(files),
     }  # fmt: skip
@@ -222,8 +223,8 @@ def main() -> None:
     ])  # fmt: skip
     notes = (
         "Modules and functions of steptime that a command enters, in a fresh process; frames of steptime on the stack\n"
-        f"when `{FORMULA}` is first called. Lines with comments and blank ones. Circles: groups of modules that reach each\n"
-        f"other by imports, inside functions too. Options: {', '.join(OPTIONS)}.\n"
+        f"when `{FORMULA}` is first called. Lines with comments and blank ones. Circles: groups of modules that reach\n"
+        f"each other by imports, inside functions too. Options: {', '.join(OPTIONS)}.\n"
     )
     report("house", "The house", text, notes)
 

@@ -16,11 +16,10 @@ from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.network import MESSAGE, Reach, consecutive
 from steptime.estimate.operators import COLLECTIVES, Formula
-from steptime.num import Num, minimum, where
+from steptime.num import Num, minimum, per_distinct, where
 from steptime.plan.job import Job
 from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
-from steptime.records import computed
 
 FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
@@ -197,7 +196,7 @@ def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, sender
     if kind == RING_EXCHANGE:
         return _rotated(machine, model, size_bytes, group, route)
     shared = _shared(machine, model, inside if senders is None else senders, route)
-    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, shared, 0.0 if senders is None else senders)
+    least = _least_s(kind, fabric=model.fabric, size_bytes=size_bytes, ranks=ranks, inside=inside, **shared)
     return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared, route))
 
 
@@ -243,28 +242,8 @@ def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group
     return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
 
 
-def _least_s(
-    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: Mapping[str, Num], senders: Num = 0.0
-) -> Num:
-    """The fastest algorithm's time; that of numbers is kept, and equal rows of arrays are costed once.
-
-    ``senders``: what ``groups`` of what is shared follows from, beside the ranks inside.
-    """
-    key: Any = (kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
-    try:
-        return _known_least_s(*key)
-    except TypeError:  # an array among them has no hash
-        pass
-    given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
-    telling = [senders, *(value for name, value in given.items() if name != "groups")]
-    return computed(lambda given: least_s(kind, fabric=fabric, **given), given, telling)
-
-
-@lru_cache(maxsize=1 << 14)
-def _known_least_s(
-    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: tuple[tuple[str, Num], ...]
-) -> Num:
-    return least_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))
+_least_s = per_distinct()(least_s)
+"""The fastest algorithm's time."""
 
 
 def _fitted_call(
@@ -361,10 +340,11 @@ def _message_s(machine: Machine, size_bytes: Num, route: Route | None) -> tuple[
             return near, far
         groups = machine.groups
         return groups.seconds("p2p", size_bytes, 2, 2, near), groups.seconds("p2p", size_bytes, 2, 1, far)
-    near = _least_s("p2p", size_bytes, 2, 2, model.fabric, {})
+    near = _least_s("p2p", fabric=model.fabric, size_bytes=size_bytes, ranks=2, inside=2)
     if model.between is None:
         return near, near
-    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, _shared(machine, model, 1.0, route))
+    shared = _shared(machine, model, 1.0, route)
+    return near, _least_s("p2p", fabric=model.fabric, size_bytes=size_bytes, ranks=2, inside=1, **shared)
 
 
 def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) -> tuple[Num, Num]:

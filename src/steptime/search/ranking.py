@@ -16,10 +16,10 @@ from steptime.estimate.single import Setting
 from steptime.estimate.step import compose
 from steptime.estimate.step_inputs import Messages, StepInputs, linked_inputs, messages_of
 from steptime.estimate.traffic import ParameterTraffic, parameter_traffic
-from steptime.num import Array, places_in_runs
+from steptime.num import Array, distinct, places_in_runs
 from steptime.plan.plans import Plans
 from steptime.plan.space import MESH_COLUMNS, Listing
-from steptime.records import distinct, rows
+from steptime.records import rows
 from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
 from steptime.search.layers import LayerTable, distinct_rows
