@@ -62,14 +62,14 @@ def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) ->
 
 def passes_of(works: Works, framework: Framework) -> Passes:
     """Time of each part for one micro-batch under a framework."""
-    each: dict[str, Pass] = {part: pass_of(works[part], framework) for part in PARTS}
+    each: dict[str, Pass] = {part: pass_of(works[part], framework, part) for part in PARTS}
     return Passes(layer=each["layer"], first=each["first"], last=each["last"])
 
 
 def composed(planned: PlannedJob, machine: Machine, passes: Passes) -> tuple[StepInputs, Step]:
     """Step of plans whose passes are known, and what else it is composed of."""
     inputs = inputs_of(planned, machine, layout_of(planned), layer_copy_s(planned, machine))
-    return inputs, compose(inputs, passes, planned.job.framework)
+    return inputs, compose(inputs, passes, planned.job.framework, machine.host_basis)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:

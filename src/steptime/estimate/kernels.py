@@ -37,6 +37,7 @@ from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Array, Num, per_distinct, where
 from steptime.plan.job import Precision
+from steptime.terms import note
 
 GEMM, ATTENTION = Formula(gemm_s), Formula(tiled_attention_s)
 NVFP4_BYTES = nvfp4_element_bytes()
@@ -267,7 +268,10 @@ class Timed(NamedTuple):
         """Time of all calls."""
         total: Num = 0.0
         for shape in self.shapes:
-            total = total + _seconds(self.model, **shape)
+            seconds, formula = _seconds(self.model, **shape), self.model.formula
+            given = dict(zip(formula.arguments, formula.taken({**self.model.fixed, **shape}), strict=True))
+            note(formula.function, given, seconds, lambda: self.model.basis, calls=self.times)
+            total = total + seconds
         return total * self.times
 
 

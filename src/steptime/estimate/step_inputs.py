@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from steptime.cost.experts import dual_paired_share, paired_share
 from steptime.cost.pipeline import filling_passes, mean_stage_link_s
-from steptime.estimate.communication import boundary_times_s
+from steptime.estimate.communication import boundary_times_s, message_basis
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near
 from steptime.estimate.sizes import Sizes
@@ -26,6 +27,7 @@ from steptime.num import Num, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.strategies import Method, StageSplit
+from steptime.terms import at, call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +168,16 @@ def linked_inputs(
     """The inputs of :func:`unlinked_inputs` with what is sent."""
     is_near = plans.is_near("dp") & plans.is_near("cp") & copies_near(job, plans)
     near, shares = where(is_near, 1.0, 0.0), float(method.calibrated)
+    with at("pp_comm"):
+        stage_link_s = call(
+            mean_stage_link_s, partial(message_basis, machine, plans.pp, plans.in_pp),
+            stages=plans.pp, inside=plans.in_pp, fast_s=messages.near_s, slow_s=messages.far_s,
+        )  # fmt: skip
     return replace(
         unlinked,
         shares_near=near * shares, shares_far=(1.0 - near) * shares, tiered=machine.network is not None,
         stages_far=where(plans.is_near("pp"), 0.0, 1.0), fast_link_s=messages.near_s, slow_link_s=messages.far_s,
-        stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, messages.near_s, messages.far_s),
+        stage_link_s=stage_link_s,
         traffic=replace(
             unlinked.traffic, reduce=parameters.reduce, replicas_s=parameters.replicas_s, gather=parameters.gather
         ),
