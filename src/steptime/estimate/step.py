@@ -5,7 +5,7 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -93,106 +93,80 @@ def exposed_pass(layer: Pass, overlapped: Mapping[str, Num]) -> Pass:
     return replace(layer, forward_s=layer.forward_s - forward_s, backward_s=layer.backward_s - backward_s)
 
 
-class Copies(NamedTuple):
-    """What a layer waits for copies of its activations, for one micro-batch."""
-
-    wait_s: Num
-    """Beside its whole passes."""
-    more_s: Num
-    """How much longer where nothing of the backward pass makes gradients of weights."""
-
-
-class _Stages(NamedTuple):
-    """The first, a middle and the last stage, each for one micro-batch."""
-
-    fills: bool
-    """Whether their passes for gradients of weights fill waits."""
-    layers: tuple[Num, Num, Num]
-    busy_s: tuple[Num, Num, Num]
-    ends_weights_s: tuple[Num, Num, Num]
-    """Gradients of weights of embedding and head."""
-    forward_s: tuple[Num, Num]
-    """Of the first and a middle stage."""
-
-
-def _lasting_s(busy_s: Num, layers: Num, copies: Copies) -> Num:
-    """Passes of a stage of so many layers with the waits for their copies."""
-    waits = isinstance(copies.wait_s, np.ndarray) or copies.wait_s
-    return busy_s + layers * copies.wait_s if waits else busy_s
-
-
-def _paces_s(
-    layout: Layout, layer: Pass, stages: _Stages, whole: Mapping[str, Num], copies: Copies, filling: Num,
-    micro_batches: Num,
-) -> list[Num]:  # fmt: skip
-    """What makes one stage slower than another: its passes, or where they fill waits the step through each of them."""
-    lasting_s = [_lasting_s(each_s, count, copies) for each_s, count in zip(stages.busy_s, stages.layers, strict=True)]
-    if not stages.fills:
-        return lasting_s
-    weights_s = layer.weights_s - copies.more_s
-    others = {
-        "all_stages_s": _lasting_s(whole["all_stages_s"], layout.whole, copies),
-        "all_weights_s": whole["all_weights_s"] - layout.whole * copies.more_s,
-        "first_weights_s": whole["first_weights_s"] - layout.first * copies.more_s,
-        "filling": filling,
-        "virtual_stages": layout.virtual_stages,
-    }
-    of_weights = [count * weights_s + end_s for count, end_s in zip(stages.layers, stages.ends_weights_s, strict=True)]
-    forward_s = (*stages.forward_s, of_weights[2])
-    return [
-        micro_batches * each_s
-        + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=own_s, slowest_forward_s=fills_s, **others)
-        for each_s, own_s, fills_s in zip(lasting_s, of_weights, forward_s, strict=True)
-    ]
-
-
-def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num, micro_batches: Num) -> CriticalStage:
+def critical_stage(
+    layout: Layout, passes: Passes, wait_s: Num, more_s: Num, filling: Num, micro_batches: Num
+) -> CriticalStage:  # fmt: skip
     """Of the first, a middle and the last stage the one through which a step takes longest; ties go to the first.
 
     Args:
         layout: layers of the stages.
-        passes: time of each part for one micro-batch, without what hides of it.
-        copies: waits of a layer, which have a say in which stage is the slowest.
-        filling: passes for gradients of weights that fill the bubble (:func:`filling_passes`): a stage that is slow for
-            its gradients of weights has more to fill it with.
+        passes: time of each part for one micro-batch, without what is overlapped of it.
+        wait_s: wait of a layer for copies of its activations, for one micro-batch.
+        more_s: how much longer that is where nothing of the backward pass makes gradients of weights.
+        filling: passes for gradients of weights that fill the bubble (:func:`filling_passes`).
         micro_batches: micro-batches of a step.
     """
-    layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
+    layer, alone = passes.layer, layout.stages <= 1
     one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
-    counts = layout.first, where(deep, layout.middle, 0.0), where(alone, 0.0, layout.last)
     first_s, last_s = shared_ends(layout, passes.first.both_s, passes.last.both_s)
+    # Two stages have no middle, and a single one has both ends: stages that are not there are empty, and never longest.
+    layers = layout.first, where(layout.stages > 2, layout.middle, 0.0), where(alone, 0.0, layout.last)
     busy_s = (
-        counts[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
-        counts[1] * one_layer_s,
-        counts[2] * one_layer_s + where(alone, 0.0, last_s),
+        layers[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
+        layers[1] * one_layer_s,
+        layers[2] * one_layer_s + where(alone, 0.0, last_s),
     )
     first_weights_s, last_weights_s = shared_ends(layout, passes.first.weights_s, passes.last.weights_s)
-    of_weights = first_weights_s, 0.0, last_weights_s
-    stages = _Stages(
-        fills=isinstance(filling, np.ndarray) or bool(filling), layers=counts, busy_s=busy_s, ends_weights_s=of_weights,
-        forward_s=(layout.first * layer.forward_s + passes.first.forward_s, layout.middle * layer.forward_s),
-    )  # fmt: skip
+    ends_weights_s = first_weights_s, 0.0, last_weights_s
     whole = {
         "all_stages_s": layout.whole * one_layer_s + first_s + last_s,
-        "all_weights_s": layout.whole * layer.weights_s + sum(of_weights),
-        "first_weights_s": layout.first * layer.weights_s + of_weights[0],
+        "all_weights_s": layout.whole * layer.weights_s + sum(ends_weights_s),
+        "first_weights_s": layout.first * layer.weights_s + first_weights_s,
     }
-    pace_s = _paces_s(layout, layer, stages, whole, copies, filling, micro_batches)
+    # In the steady state every stage waits for the one whose passes take longest, copies to the host included.
+    pace_s = _lasting_s(busy_s, layers, wait_s)
+    forward_s = layout.first * layer.forward_s + passes.first.forward_s, layout.middle * layer.forward_s
+    fills = isinstance(filling, np.ndarray) or bool(filling)
+    if fills:
+        # A stage that is long for its gradients of weights has more of them to fill its bubble with, so that another
+        # may make the step longer: of each stage the step through it, all micro-batches and the bubble, is compared.
+        others = {
+            "all_stages_s": _lasting_s([whole["all_stages_s"]], [layout.whole], wait_s)[0],
+            "all_weights_s": whole["all_weights_s"] - layout.whole * more_s,
+            "first_weights_s": whole["first_weights_s"] - layout.first * more_s,
+            "filling": filling,
+            "virtual_stages": layout.virtual_stages,
+        }
+        weights_s = [n * (layer.weights_s - more_s) + end_s for n, end_s in zip(layers, ends_weights_s, strict=True)]
+        # Forward passes fill too; on the last stage, which is the first to go back, gradients of weights alone do.
+        fillers_s = *forward_s, weights_s[2]
+        pace_s = [
+            micro_batches * each_s
+            + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=own_s, slowest_forward_s=fill_s, **others)
+            for each_s, own_s, fill_s in zip(pace_s, weights_s, fillers_s, strict=True)
+        ]
     longest_s = maximum(pace_s[0], maximum(pace_s[1], pace_s[2]))
     is_first = pace_s[0] >= longest_s
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
-    layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
+
+    def of_it(first: Num, middle: Num, last: Num) -> Num:
+        return where(is_first, first, where(is_last, last, middle))
+
+    count = of_it(layout.first, layout.middle, layout.last)
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
     first_held, last_held = of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
-    slowest_weights_s = layers * layer.weights_s + first * of_weights[0] + last * of_weights[2]
-    forward_s: Num = 0.0
-    if stages.fills:
-        forward_s = where(is_first, stages.forward_s[0], where(is_last, slowest_weights_s, stages.forward_s[1]))
+    slowest_weights_s = count * layer.weights_s + first * first_weights_s + last * last_weights_s
     return CriticalStage(
-        layers=layers, first=first_held, last=last_held,
-        slowest_s=where(is_first, busy_s[0], where(is_last, busy_s[2], busy_s[1])),
-        slowest_weights_s=slowest_weights_s, slowest_forward_s=forward_s, **whole,
+        layers=count, first=first_held, last=last_held, slowest_s=of_it(*busy_s), slowest_weights_s=slowest_weights_s,
+        slowest_forward_s=of_it(*forward_s, slowest_weights_s) if fills else 0.0, **whole,
     )  # fmt: skip
+
+
+def _lasting_s(busy_s: Sequence[Num], layers: Sequence[Num], wait_s: Num) -> list[Num]:
+    """Passes of stages of some layers each, with the waits of these for copies."""
+    if not isinstance(wait_s, np.ndarray) and not wait_s:
+        return list(busy_s)
+    return [each_s + count * wait_s for each_s, count in zip(busy_s, layers, strict=True)]
 
 
 def _mean_passes(layout: Layout, passes: Passes) -> dict[str, Num]:
@@ -295,7 +269,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis
         exchanges = overlapped_exchanges(layout, passes.layer)
     layer = exposed_pass(passes.layer, exchanges)
     copies = _layer_copies(inputs, layer)
-    stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
+    stage = critical_stage(layout, replace(passes, layer=layer), *copies, inputs.filling, inputs.micro_batches)
     steady_s = inputs.micro_batches * stage.slowest_s
     backward_s = layer.backward_with_s(layout.recomputed)
     head_s = where(layout.stages > 1, 0.0, passes.last.backward_s)
@@ -446,15 +420,17 @@ def _filled_bubble_s(inputs: StepInputs, stage: CriticalStage) -> Num:
     return _waits_s(inputs, stage, zero_bubble_s if fills else pipeline_bubble_s)
 
 
-def _layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
-    """Waits of a layer for copies of its activations, for one micro-batch."""
+def _layer_copies(inputs: StepInputs, layer: Pass) -> tuple[Num, Num]:
+    """Wait of a layer for copies of its activations, for one micro-batch: beside its whole passes, and how much longer
+    where nothing of the backward pass makes gradients of weights.
+    """
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
-        return Copies(0.0, 0.0)
+        return 0.0, 0.0
     wait_s = _copy_wait_s(inputs, layer)
     if not isinstance(layer.weights_s, np.ndarray) and not layer.weights_s:
-        return Copies(wait_s, 0.0)
+        return wait_s, 0.0
     of_inputs = replace(layer, backward_s=layer.backward_s - layer.weights_s)
-    return Copies(wait_s, _copy_wait_s(inputs, of_inputs) - wait_s)
+    return wait_s, _copy_wait_s(inputs, of_inputs) - wait_s
 
 
 def _copy_wait_s(inputs: StepInputs, layer: Pass, basis: str = "") -> Num:
@@ -464,22 +440,23 @@ def _copy_wait_s(inputs: StepInputs, layer: Pass, basis: str = "") -> Num:
                 hides=inputs.hides_copies)  # fmt: skip
 
 
-def _copies_s(inputs: StepInputs, layer: Pass, stage: CriticalStage, copies: Copies, basis: str) -> Num:
+def _copies_s(inputs: StepInputs, layer: Pass, stage: CriticalStage, copies: tuple[Num, Num], basis: str) -> Num:
     """Waits for copied activations: of all micro-batches on the critical stage, and what they add to the bubble."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
         return 0.0
     path, times = "offload/activations", inputs.micro_batches * stage.layers
     with at(path, times_per_step=times):
         waits_s = _copy_wait_s(inputs, layer, basis) * times
-    if isinstance(copies.wait_s, float) and not copies.wait_s:
+    wait_s, more_s = copies
+    if isinstance(wait_s, float) and not wait_s:
         return waits_s
     layout, layers, piped = inputs.layout, stage.layers, where(inputs.layout.stages > 1, 1.0, 0.0)
     lasting = replace(
-        stage, all_stages_s=stage.all_stages_s + layout.whole * copies.wait_s,
-        slowest_s=stage.slowest_s + layers * copies.wait_s,
-        all_weights_s=stage.all_weights_s - layout.whole * copies.more_s,
-        slowest_weights_s=stage.slowest_weights_s - layers * copies.more_s,
-        first_weights_s=stage.first_weights_s - layout.first * copies.more_s,
+        stage, all_stages_s=stage.all_stages_s + layout.whole * wait_s,
+        slowest_s=stage.slowest_s + layers * wait_s,
+        all_weights_s=stage.all_weights_s - layout.whole * more_s,
+        slowest_weights_s=stage.slowest_weights_s - layers * more_s,
+        first_weights_s=stage.first_weights_s - layout.first * more_s,
     )  # fmt: skip
     with at(path, times_per_step=piped):
         longer_s = _filled_bubble_s(inputs, lasting) * piped
