@@ -66,7 +66,7 @@ def test_a_stage_of_dualpipe_is_gathered_for_half_of_the_micro_batches(zero: int
     plans = Plans(dp=64, pp=4, zero=zero)
     times = [evaluated(monotone.PARAMETERS["matrix_flops_per_s"](usual, x), plans) for x in (1.0, 2.0, 4.0)]
     assert all(fast.step_time_s < slow.step_time_s for slow, fast in pairwise(times))
-    count, traffic = times[0].step.micro_batches, times[0].inputs.traffic
+    count, traffic = times[0].step.micro_batches, times[0].inputs
     assert (traffic.gathers, traffic.reductions) == (count / 2 if zero == 3 else 1.0, count / 2)
 
 

@@ -496,12 +496,12 @@ def _data_parallel(
     pass. With it every pass gathers the weights of its layers, and the backward pass gathers them again and reduces
     their gradients at once: both use its links, so that what they expose is shared out by how long each takes.
     """
-    traffic, links = inputs.traffic, framework.data_links
+    links = framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
-    sharded = where(traffic.by_unit, 1.0, 0.0)
-    reduce, gather = traffic.reduce.times(links), traffic.gather.times(links)
+    sharded = where(inputs.by_unit, 1.0, 0.0)
+    reduce, gather = inputs.reduce.times(links), inputs.gather.times(links)
     layers, again_s = inputs.layout.first * inputs.layout.held, sharded * gather.one_layer_s
-    replicas_s = traffic.replicas_s * links
+    replicas_s = inputs.replicas_s * links
     summed_s = reduce.one_layer_s + replicas_s
     ends = {"shown_end_s": reduce.shown_end_s, "hidden_end_s": reduce.hidden_end_s}
     again = {"gather_s": again_s, "layers": layers, **ends}
@@ -514,15 +514,15 @@ def _data_parallel(
     }
     alone = {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0}
     back_s, back_busy_s, whole_s = _layerwise(
-        "dp_comm/backward", exposed, traffic.reductions, sharded,
-        (exposed_buckets_s, *_buckets(inputs, replace(reduce, one_layer_s=summed_s), backward_s, traffic.reductions)),
+        "dp_comm/backward", exposed, inputs.reductions, sharded,
+        (exposed_buckets_s, *_buckets(inputs, replace(reduce, one_layer_s=summed_s), backward_s, inputs.reductions)),
         (exposed_sharded_s, units, alone),
     )  # fmt: skip
     units = {"one_layer_s": gather.one_layer_s, "layers": layers, "shown_end_s": gather.shown_end_s,
              "hidden_end_s": gather.hidden_end_s, "behind_s": forward_s}  # fmt: skip
     there_s, there_busy_s, _ = _layerwise(
-        "dp_comm/forward", exposed, traffic.gathers, sharded,
-        (exposed_buckets_s, *_buckets(inputs, gather, forward_s, traffic.gathers)),
+        "dp_comm/forward", exposed, inputs.gathers, sharded,
+        (exposed_buckets_s, *_buckets(inputs, gather, forward_s, inputs.gathers)),
         (exposed_gather_s, units, {"behind_s": 0.0}),
     )  # fmt: skip
     share = layers * again_s / where(whole_s > 0, whole_s, 1.0)
@@ -533,9 +533,9 @@ def _data_parallel(
     )  # fmt: skip
     again_s, again_busy_s = data.backward_gather_s, data.backward_gather_busy_s
     term("dp_comm/gradients", data.gradient_s, data.gradient_busy_s, "dp_comm/backward",
-         times_per_step=traffic.reductions, share_of_traffic=1.0 - share)  # fmt: skip
-    term("dp_comm/weights", there_s, there_busy_s, "dp_comm/forward", times_per_step=traffic.gathers)
-    term("dp_comm/weights_again", again_s, again_busy_s, "dp_comm/backward", times_per_step=traffic.reductions,
+         times_per_step=inputs.reductions, share_of_traffic=1.0 - share)  # fmt: skip
+    term("dp_comm/weights", there_s, there_busy_s, "dp_comm/forward", times_per_step=inputs.gathers)
+    term("dp_comm/weights_again", again_s, again_busy_s, "dp_comm/backward", times_per_step=inputs.reductions,
          share_of_traffic=share)  # fmt: skip
     return data
 
@@ -570,6 +570,6 @@ def _buckets(inputs: StepInputs, sums: Sums, behind_s: Num, times: Num) -> tuple
     stages = where(times > 1, 1.0, inputs.layout.stages)
     return {
         "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first * inputs.layout.held, "bucket": sums.bucket,
-        "chunks": inputs.traffic.chunks, "stages": stages, "shown_end_s": sums.shown_end_s,
+        "chunks": inputs.chunks, "stages": stages, "shown_end_s": sums.shown_end_s,
         "hidden_end_s": sums.hidden_end_s, "behind_s": behind_s,
     }, {"behind_s": 0.0}  # fmt: skip

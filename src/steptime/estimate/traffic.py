@@ -40,60 +40,24 @@ class Sums:
         return Sums(self.one_layer_s * factor, self.bucket, self.shown_end_s * factor, self.hidden_end_s * factor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Collectives over the data-parallel group on the first stage, on free links.
-
-    The last backward pass of a step is that of the first stage, and its gradients are the last to be reduced; those of
-    stage $s$ are ready $s$ backward passes earlier, behind which their reduction runs. Likewise the weights that the
-    first stage gathers are needed first.
-    """
-
-    reduce: Sums
-    """Reductions of gradients over the ranks that share weights, or hold the same."""
-    replicas_s: Num
-    """Sum of the shards of a layer over their replicas."""
-    gather: Sums
-    """Gathering of weights (0 where every rank keeps them whole)."""
-    by_unit: Any
-    """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
-    chunks: Num
-    """Virtual stages of a device."""
-    reductions: Num
-    """Times per step that gradients are reduced; likewise weights gathered."""
-    gathers: Num
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterTraffic:
-    """Time of the collectives in which ranks sum gradients and gather weights and momentum, on free links."""
-
-    reduce: Sums
-    replicas_s: Num
-    gather: Sums
-    """These three as in :class:`Traffic`."""
-    replicated_s: Num
-    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
-    momentum_gather_s: Num
-    """Gathering of the momentum of whole matrices."""
-
-
 PARAMETERS_REGARDLESS = ("micro_batch", "panels", "recompute", "recompute_every")
 """Columns of plans on which :func:`parameter_traffic` does not depend: parameters have the same sizes and groups."""
 
 
-def parameter_traffic(planned: PlannedJob, machine: Machine) -> ParameterTraffic:
-    """Collectives of gradients, weights and momentum, by ZeRO stage."""
+def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
+    """Collectives of gradients, weights and momentum on free links, by their names in
+    :class:`~steptime.estimate.step_inputs.StepInputs`.
+    """
     shared = shared_of(planned)
-    return ParameterTraffic(
-        reduce=_sums(machine, "gradients", shared.reduce, shared.reduce_ends),
-        replicas_s=sent_s(machine, shared.replicas, "dp_comm/gradients/replicas"),
-        gather=_read_from_host(
+    return {
+        "reduce": _sums(machine, "gradients", shared.reduce, shared.reduce_ends),
+        "replicas_s": sent_s(machine, shared.replicas, "dp_comm/gradients/replicas"),
+        "gather": _read_from_host(
             planned, machine, shared, _sums(machine, "weights", shared.gather, shared.gather_ends)
         ),
-        replicated_s=replicated_s(planned, machine),
-        momentum_gather_s=sent_s(machine, momentum_of(planned), "optimizer/momentum"),
-    )  # fmt: skip
+        "replicated_s": replicated_s(planned, machine),
+        "momentum_gather_s": sent_s(machine, momentum_of(planned), "optimizer/momentum"),
+    }  # fmt: skip
 
 
 def _read_from_host(planned: PlannedJob, machine: Machine, shared: Shared, gather: Sums) -> Sums:
@@ -115,17 +79,6 @@ def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
         kept_bytes = one.times * one.size_bytes / one.group[0]
         total = total + call(host_copy_s, machine.host_basis, kept_bytes=kept_bytes, host_Bps=machine.host_Bps)
     return total
-
-
-def no_traffic(planned: PlannedJob) -> Traffic:
-    """Traffic over the data-parallel group on links that take no time."""
-    plans, none, updates = planned.plans, Sums(0.0, 1.0, 0.0, 0.0), planned.job.updates(planned.plans)
-    passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
-    return Traffic(
-        reduce=none, replicas_s=0.0, gather=none, by_unit=plans.shares("weights"),
-        chunks=plans.vpp if planned.method.calibrated else 1,
-        reductions=plans.reductions(passes, updates), gathers=plans.gathers(passes, updates),
-    )  # fmt: skip
 
 
 def _sums(machine: Machine, name: str, layer: list[Sent], ends: Ends) -> Sums:
@@ -180,7 +133,7 @@ def sent_s(machine: Machine, sent: list[Sent], path: str) -> Num:
 
 
 def shared_of(planned: PlannedJob) -> Shared:
-    """The collectives of :class:`ParameterTraffic`; those of a layer are its share of a bucket, but for ZeRO-3."""
+    """The collectives of :func:`parameter_traffic`; those of a layer are its share of a bucket, but for ZeRO-3."""
     plans, sizes, stage = planned.plans, planned.sizes, stage_parts(planned, "first")
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=_group(planned, planned.strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):

@@ -32,16 +32,6 @@ PHASES = (FORWARD, BACKWARD, *PASS_OF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """Transfers of one row and the work beside which they run; before the framework has its say."""
-
-    work_s: Mapping[tuple[str, bool], Num]
-    """Time of the work, by its kind and whether it is in a narrow format."""
-    links_s: Mapping[str, Num]
-    """Transfers, by axis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseWork:
     """What some rows do in one direction for one micro-batch, by kind; before the framework has its say."""
 
@@ -63,13 +53,17 @@ class PhaseWork:
     """1 where router and preprocessing are one graph, else 0."""
     links_s: Mapping[str, Num]
     """Transfers that nothing hides, by axis."""
-    beside: Mapping[str, Beside]
-    """Transfers that run beside the work of their own row, by phase and row."""
+    covered_s: Mapping[tuple[str, str], Num]
+    """Transfers that run beside the work of their own row, by phase and row, and axis."""
+    beside_s: Mapping[tuple[str, str, bool], Num]
+    """Time of that work, by phase and row, its kind, and whether it is in a narrow format."""
     busy_s: Mapping[tuple[str, bool], Num]
     """Time of all transfers, hidden or not, by axis and whether they leave the fast domain."""
 
 
-NUMBERS = tuple(each.name for each in fields(PhaseWork) if each.name not in ("links_s", "busy_s", "beside"))
+NUMBERS = tuple(
+    each.name for each in fields(PhaseWork) if each.name not in ("links_s", "busy_s", "covered_s", "beside_s")
+)
 """Fields of a work that are numbers: what the device does, whatever the placement; the others are its transfers."""
 
 
@@ -105,13 +99,6 @@ def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], N
         else:
             found[axis, not near] = busy_s
     return found
-
-
-def _beside(time: PhaseTime) -> Beside:
-    links: dict[str, Num] = {}
-    for each in time.transfers:
-        links[each.transfer.axis] = links.get(each.transfer.axis, 0.0) + each.covered_s
-    return Beside(work_s={(kind_of(time.row), time.narrow): time.beside_s}, links_s=links)
 
 
 def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
@@ -162,7 +149,8 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
     """Work of some rows in one direction; a part that is one graph of ``graphs`` is issued as one operator."""
     into: dict[str, Num] = {}
     links: dict[str, Num] = {}
-    beside: dict[str, Beside] = {}
+    covered: dict[tuple[str, str], Num] = {}
+    beside: dict[tuple[str, str, bool], Num] = {}
     busy: dict[str, Num] = {}
     for time in times:
         kind = kind_of(time.row)
@@ -183,13 +171,17 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
             links[axis] = links.get(axis, 0.0) + (each.busy_s - each.covered_s)
             busy[axis] = busy.get(axis, 0.0) + each.busy_s
         if may_overlap(time.row, time.phase):
-            beside[f"{time.phase}/{time.row.name}"] = _beside(time)
+            name, own = f"{time.phase}/{time.row.name}", dict[tuple[str, str], Num]()
+            for each in time.transfers:
+                own[name, each.transfer.axis] = own.get((name, each.transfer.axis), 0.0) + each.covered_s
+            beside[name, kind, time.narrow] = time.beside_s
+            covered |= own
     operators = sum((into.pop(f"graph of {each}", 0.0) for each in graphs), start=into.get("operators", 0.0))
     return PhaseWork(
         matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0), attention_s=into.get("attention", 0.0),
         vector_s=into.get("vector", 0.0), peak_s=into.get("peak", 0.0), operators=operators,
         routers=into.get("routers", 0.0), captured=float({"router", "preprocess"} <= graphs),
-        links_s=links, beside=beside, busy_s=_by_reach(busy, plans),
+        links_s=links, covered_s=covered, beside_s=beside, busy_s=_by_reach(busy, plans),
     )  # fmt: skip
 
 
@@ -248,11 +240,9 @@ def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
     """A time with that of the exposed transfers of some work behind it."""
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
-    for each in work.beside.values():
-        total = total + shown_beside_s(
-            sum(links_s * framework.links(axis) for axis, links_s in each.links_s.items()),
-            sum(work_s * factor_of(*how, framework) for how, work_s in each.work_s.items()),
-        )  # fmt: skip
+    for (name, kind, narrow), work_s in work.beside_s.items():
+        covered_s = sum(each_s * framework.links(axis) for (row, axis), each_s in work.covered_s.items() if row == name)
+        total = total + shown_beside_s(covered_s, work_s * factor_of(kind, narrow, framework))
     return total
 
 
