@@ -137,7 +137,7 @@ class KernelModel:
 @per_distinct(follows=("residual",))
 def _seconds(model: KernelModel, **shape: Num) -> Num:
     """Time of one call; some formulas try many alternatives."""
-    return model.formula({**model.fixed, **shape})
+    return model.formula.function(*model.formula.taken({**model.fixed, **shape}))
 
 
 Models = Mapping[str, KernelModel]
