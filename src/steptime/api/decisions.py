@@ -374,11 +374,9 @@ class _Walk:
     def _connected(self) -> None:
         machine, size = self.machine, float(self.evaluation(self.first).sizes.boundary_bytes)
         inside = self.domain
-        near_s = float(collective_over("all_reduce", machine, size, max(inside, 2), max(inside, 2)).seconds)
+        near_s = float(collective_over("all_reduce", machine, size, max(inside, 2), max(inside, 2)))
         across = max(2 * inside, 2)
-        far_s = (
-            float(collective_over("all_reduce", machine, size, across, inside).seconds) if self.gpus > inside else 0.0
-        )
+        far_s = float(collective_over("all_reduce", machine, size, across, inside)) if self.gpus > inside else 0.0
         numbers = {
             "fast_domain": float(inside),
             "fast_Bps": float(machine.fast_Bps),

@@ -18,6 +18,15 @@ from steptime.estimate.evaluate import (
     winograd_flops_per_step,
 )
 from steptime.estimate.explain import bottleneck_of, what_if
+from steptime.estimate.ledger import (
+    details_of,
+    explained,
+    exposed_terms,
+    fullest_stage,
+    hidden_terms,
+    memory_details,
+    memory_terms,
+)
 from steptime.estimate.machine import (
     Constant,
     Machine,
@@ -50,15 +59,6 @@ from steptime.estimate.notes import (
 )
 from steptime.estimate.result import Estimate, Provenance
 from steptime.estimate.sizes import sizes_of
-from steptime.estimate.step_terms import (
-    details_of,
-    exposed_terms,
-    fullest_stage,
-    hidden_terms,
-    lines_of,
-    memory_details,
-    memory_terms,
-)
 from steptime.hardware.records import Cluster
 from steptime.hardware.topology import RANDOM, WORST
 from steptime.model.parameters import parameter_terms
@@ -180,9 +180,8 @@ def estimate_plan(
 ) -> Estimate:
     """Everything about one plan."""
     job, method, machine = setting.job, setting.method, setting.machine
-    e = evaluate(method, strategy, job, machine, plans)
-    lines = lines_of(e)
-    time = exposed_terms(lines)
+    e, terms = explained(method, strategy, job, machine, plans)
+    time = exposed_terms(terms)
     stage = fullest_stage(e)
     mask = rules_broken(setting, e)
     step_time_s = float(e.step_time_s)
@@ -202,7 +201,7 @@ def estimate_plan(
         samples_per_s=job.global_batch / step_time_s,
         model_flops=flops,
         time=time,
-        overlapped=hidden_terms(lines),
+        overlapped=hidden_terms(terms),
         peak_memory_bytes=float(e.peak_bytes),
         memory=memory_terms(e, stage),
         memory_capacity_bytes=e.machine.memory_bytes,
@@ -221,7 +220,7 @@ def estimate_plan(
             *compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time),
             *before_the_first_step(float(initialisation_bytes(e)), float(e.peak_bytes), machine.memory_bytes),
         ),
-        details=(*details_of(lines), *memory_details(e, stage)) if explain else (),
+        details=(*details_of(terms), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
 
 

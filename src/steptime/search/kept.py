@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from steptime.estimate.machine import Machine
-from steptime.num import Array, joined, taken
+from steptime.num import Array, hashes, joined, taken
 from steptime.plan.job import Job
-from steptime.records import changed, hashes, leaves, same_columns
+from steptime.records import changed, leaves, same_columns
 
 T = TypeVar("T")
 

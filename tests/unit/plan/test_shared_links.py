@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 from cli_runner import CliRunner
+from explained_terms import tape_of
 from machine_without_latencies import machine_of
 from steptime.api.frameworks import overlap_records
 from steptime.api.models import load_model
@@ -63,13 +64,11 @@ def test_only_the_same_links_are_shared(in_tp: int, in_dp: int, shared: bool, li
     """Traffic inside a fast domain leaves the links out of it alone."""
     framework = Framework(tensor_links=links)
     e = evaluated(Plans(tp=4, dp=4, in_tp=in_tp, in_dp=in_dp), 3e12, in_tp * in_dp, framework=framework)
-    for direction, pass_s, traffic in (
-        ("forward", e.step.behind_forward_s, e.step.data.forward),
-        ("backward", e.step.behind_backward_s, e.step.data.backward),
-    ):
+    for direction, pass_s in (("forward", e.step.behind_forward_s), ("backward", e.step.behind_backward_s)):
         busy_s = tensor_s(e, direction)
         free_s = float(pass_s) - (busy_s if shared else 0.0)
-        assert busy_s > 0 and traffic.hiding.arguments["behind_s"] == pytest.approx(free_s, rel=1e-9)
+        behind_s = tape_of(e).calls[f"dp_comm/{direction}"][0].arguments["behind_s"]
+        assert busy_s > 0 and behind_s == pytest.approx(free_s, rel=1e-9)
 
 
 def test_every_word_of_overlap_has_rules_and_every_rule_its_formula() -> None:
