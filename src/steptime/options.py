@@ -50,7 +50,7 @@ class SomeOf(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A name of a catalogue, or a file of that kind."""
+    """A name of a catalogue, or a file of its kind."""
 
     kind: str
 

@@ -104,7 +104,7 @@ COMMANDS: Final = {
 """Every command, also those of the laboratory, which stand below ``steptime lab``."""
 LAB: Final = Group(
     "steptime lab",
-    "Studies of models below and beside the planner: rules and their proofs, caches, tiles, papers, baselines.",
+    "Studies of models below and next to the planner: rules and their proofs, caches, tiles, papers, baselines.",
     {name: entry for name, entry in COMMANDS.items() if entry.heading == "Laboratory"},
 )
 LIST: Final = Group(
@@ -115,11 +115,15 @@ LIST: Final = Group(
 ROOT: Final = Group(
     "steptime",
     "What a deep-learning training step will cost before you run it, why, and how to make it cheaper.",
-    {name: entry._replace(heading="" if entry.heading == "Laboratory" else entry.heading)
-     for name, entry in COMMANDS.items()}
-    | {"list": Entry(LIST, "The same, and schedules: steptime list devices", "Catalogues"),
-       "lab": Entry(LAB, "Rules and proofs, baselines of planners, caches, tiles, papers.", "Laboratory")},
-)  # fmt: skip
+    {
+        name: entry._replace(heading="" if entry.heading == "Laboratory" else entry.heading)
+        for name, entry in COMMANDS.items()
+    }
+    | {
+        "list": Entry(LIST, "The same, and schedules: steptime list devices", "Catalogues"),
+        "lab": Entry(LAB, "Rules and proofs, baselines of planners, caches, tiles, papers.", "Laboratory"),
+    },
+)
 
 
 class _Closed(io.TextIOBase):

@@ -40,24 +40,29 @@ Qlora = Annotated[bool | None, row("qlora")]
 JOB: Final[Mapping[str, Arg]] = {
     **{name: row(name) for name in (*SETTINGS, *KEYS, *ADAPTERS)},
     "placement": flag(
-        "--placement", metavar="AXIS=N,...|ORDER", group="Degrees",
+        "--placement",
+        metavar="AXIS=N,...|ORDER",
+        group="Degrees",
         help="Devices of each axis inside the fast domain; or default, search, or an order as tp-cp-pp-dp.",
     ),
     "plan": flag(
-        "--plan", metavar="FILE.json", group="Job",
+        "--plan",
+        metavar="FILE.json",
+        group="Job",
         help="Start from the plan that estimate or plan wrote with --json (its first).",
     ),
-}  # fmt: skip
+}
 """What describes a job, by parameter: where it runs, how it is parallelised, with which software."""
 TRAINING: Final[Mapping[str, Arg]] = {name: row(name) for name in LENGTH}
 """How long the whole training is."""
 Failures = Annotated[
     str | None,
     flag(
-        "--failures", metavar="NAME|FILE",
+        "--failures",
+        metavar="NAME|FILE",
         help="How often parts fail, how the run saves and restarts: default, or FILE.toml. Shows the goodput.",
     ),
-]  # fmt: skip
+]
 Prices = Annotated[
     str | None,
     flag("--prices", metavar="FILE", help="Prices, PUE, carbon: default, or FILE.toml. Shows money and energy."),

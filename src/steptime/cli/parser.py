@@ -229,9 +229,15 @@ def _add(groups: Mapping[str, Any], field: _Field) -> None:
     else:
         more = {"nargs": "?", "const": ""} if arg.optional else {}
         made = groups[arg.group].add_argument(
-            *arg.flag.split(), dest=field.name, metavar=arg.metavar or field.name.upper(), help=said,
-            type=arg.parse, action="append" if field.many else "store", default=None, **more,
-        )  # fmt: skip
+            *arg.flag.split(),
+            dest=field.name,
+            metavar=arg.metavar or field.name.upper(),
+            help=said,
+            type=arg.parse,
+            action="append" if field.many else "store",
+            default=None,
+            **more,
+        )
     made.completer = lambda **_: names_of_kind(arg.catalogue)
 
 

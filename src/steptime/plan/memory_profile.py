@@ -120,6 +120,11 @@ def log_probabilities_of(profile: MemoryProfile) -> MemoryProfile:
     if not profile.fused_head or profile.name == "unsloth":
         return profile
     return replace(
-        profile, fused_head=False, logit_kept_bytes=4.0, logit_peak_bytes=12.0,
-        loss_forward_bytes=16.0, loss_backward_bytes=20.0, loss_conversion_bytes=6.0,
-    )  # fmt: skip
+        profile,
+        fused_head=False,
+        logit_kept_bytes=4.0,
+        logit_peak_bytes=12.0,
+        loss_forward_bytes=16.0,
+        loss_backward_bytes=20.0,
+        loss_conversion_bytes=6.0,
+    )

@@ -226,9 +226,14 @@ def _recorded(
 
 
 def _run(
-    module: torch.nn.Module, whole: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions,
-    kind: type[Recorder], seen: Seen,
-) -> Program:  # fmt: skip
+    module: torch.nn.Module,
+    whole: torch.nn.Module,
+    arguments: Any,
+    replaced: Replaced,
+    options: StepOptions,
+    kind: type[Recorder],
+    seen: Seen,
+) -> Program:
     optimizer = optimizer_of(options.optimizer, whole, replaced) if options.training else None
     paths = Paths(whole)
     if isinstance(module, Exported):
