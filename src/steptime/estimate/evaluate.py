@@ -151,8 +151,10 @@ def model_flops_per_step(job: Job) -> float:
         return float(job.captured.model_flops.at(0, job.global_batch))
     if job.adapter is None:
         return 3.0 * job.global_batch * sum(forward_flops_per_sequence(job).values())
-    total = sum(count * sum(_passes(row) * _row_flops(row) for row in rows)
-                for count, rows in _part_rows(job).values())  # fmt: skip
+    total = sum(  # frozen weights have no gradient: two products for one forward, not three
+        count * sum((2.0 if row.operator in FROZEN.values() else 3.0) * _row_flops(row) for row in rows)
+        for count, rows in _part_rows(job).values()
+    )
     return job.global_batch * total
 
 
@@ -169,11 +171,6 @@ def winograd_flops_per_step(job: Job, machine: Machine) -> float:
             call = timed(machine.models, one.kernel.operator, shape, {}, backward=one.kernel.backward)
             total += 0.0 if call is None else count * one.times * winograd_saved_flops(call)
     return total
-
-
-def _passes(row: Row) -> float:
-    """Products forward and backward against forward: frozen weights have no gradient."""
-    return 2.0 if row.operator in FROZEN.values() else 3.0
 
 
 def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float:

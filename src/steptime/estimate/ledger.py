@@ -16,7 +16,7 @@ from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, shown_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM
-from steptime.estimate.operators import Call, formula_of
+from steptime.estimate.operators import formula_of
 from steptime.estimate.result import Argument, Detail, FormulaCall
 from steptime.estimate.work import EXPERT_AXIS, PASS_OF, phase_work
 from steptime.num import Num
@@ -160,30 +160,24 @@ def fullest_stage(e: Evaluation) -> str:
 
 def memory_terms(e: Evaluation, stage: str) -> Terms:
     """Bytes of one stage by path, the activations of the layers split by row."""
-    return _summed((path, value) for path, value, _, _ in _memory_shares(e, stage))
+    return _summed((one.path, one.value) for one in memory_details(e, stage))
 
 
 def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
-    """How each of them was computed."""
-    return tuple(_memory_detail(*each) for each in _memory_shares(e, stage) if each[1])
-
-
-def _memory_detail(path: str, value: float, call: Call, share: float) -> Detail:
-    """A call, or of the activations of layers the share of a row."""
-    arguments = call.arguments if share == 1.0 else {**call.arguments, KEPT: share * call.arguments[KEPT]}
-    numbers = {name: float(each) for name, each in arguments.items()}
-    return Detail(path=path, function=call.formula.name, value=value, arguments=numbers)
-
-
-def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, Call, float]]:
-    """Path, bytes, and the call with the share of it that they are: of the activations of layers that of a row."""
+    """How each of them was computed: a formula, or of the activations of layers the share of a row in its result."""
+    found = []
     for path, call in e.memory[stage].calls().items():
-        value = float(call.value)
+        shares = [(path, 1.0)]
         if path == LAYERS_TERM and not is_set(e.plans.recompute, FULL_RECOMPUTE):
             kept = float(e.sizes.layer.kept_bytes)
-            for row in e.block.layer:
-                if float(row.kept_bytes):
-                    share = float(row.kept_bytes * row.share) / kept
-                    yield f"activations/{row.name}/activation_bytes", value * share, call, share
-        else:
-            yield path, value, call, 1.0
+            shares = [
+                (f"activations/{row.name}/activation_bytes", float(row.kept_bytes * row.share) / kept)
+                for row in e.block.layer if float(row.kept_bytes)
+            ]  # fmt: skip
+        for own, share in shares:
+            arguments = {name: float(value) for name, value in call.arguments.items()}
+            if share != 1.0:
+                arguments[KEPT] = share * arguments[KEPT]
+            value = float(call.value) * share
+            found.append(Detail(path=own, function=call.formula.name, value=value, arguments=arguments))
+    return tuple(one for one in found if one.value)

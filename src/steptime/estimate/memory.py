@@ -442,7 +442,7 @@ class StageMemory:
     @property
     def fullest_phase(self) -> str:
         """Phase in which a single plan needs most."""
-        return max(self.totals, key=lambda name: _largest_of(self.totals[name]))
+        return max(self.totals, key=lambda name: float(np.max(self.totals[name])))
 
     def calls(self, phase: str | None = None) -> Calls:
         """Terms of one phase, by default the fullest of a single plan."""
@@ -462,10 +462,6 @@ def _made(planned: PlannedJob, whole: Call, calls: Calls, phase: str) -> Call:
         there = maximum(size - calls[LAYERS_TERM].value, 0.0) / maximum(size, 1.0)
     share = 1.0 if phase == UPDATE else where(single, there, 1.0)
     return replace(whole, arguments={**whole.arguments, "parameters": whole.arguments["parameters"] * share})
-
-
-def _largest_of(value: Num) -> float:
-    return float(value.max() if isinstance(value, np.ndarray) else value)
 
 
 def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES) -> StageMemory:
@@ -498,10 +494,12 @@ def stage_terms(planned: PlannedJob, stage: str, phase: str | None = None) -> di
 
 def memory_of(planned: PlannedJob) -> dict[str, StageMemory]:
     """Memory of the stages that can be the fullest, in the phases that can."""
-    plans, out = planned.plans, {}
+    plans, out, sizes = planned.plans, {}, planned.sizes
+    # A head that neither keeps nor needs anything: the loss cannot be the fullest phase.
+    no_loss = all(isinstance(each, float) and each == 0.0 for each in (sizes.loss_bytes, sizes.last.kept_bytes))
     for name in STAGES:
         if name == "first" or isinstance(plans.pp, np.ndarray) or plans.pp > (name == "middle") + 1:
-            phases = PHASES[:1] if name == "middle" or _no_loss(planned.sizes) else PHASES
+            phases = PHASES[:1] if name == "middle" or no_loss else PHASES
             out[name] = stage_memory(planned, name, phases)
     return out
 
@@ -537,8 +535,3 @@ def initialisation_bytes(planned: PlannedJob) -> Num:
             total = total + each * on_stage(planned, pool, stage) if pool == "weights" or sizes.has(pool) else total
         most = maximum(most, where(plans.shares("optimizer") & ~plans.shares("weights"), total, 0.0))
     return most
-
-
-def _no_loss(sizes: Sizes) -> bool:
-    """Whether the head neither keeps nor needs anything, so that the loss cannot bind."""
-    return all(isinstance(value, float) and value == 0.0 for value in (sizes.loss_bytes, sizes.last.kept_bytes))

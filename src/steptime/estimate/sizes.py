@@ -119,16 +119,6 @@ POOLS = {
 _BYTES = {False: "frozen_bytes", True: "frozen_expert_bytes"}
 
 
-def _dense(row: Row) -> bool:
-    """Whether a layer with experts lacks the row."""
-    return row.block == "mlp" and not (isinstance(row.share, float) and row.share == 1.0)
-
-
-def _later_count(row: Row) -> Num:
-    """How often a layer with experts has a row."""
-    return 1.0 if row.block == "experts" else row.share
-
-
 def state_bytes_of_model(sizes: Sizes, job: Job, parameters: Num) -> Num:
     """States of the optimiser for so many parameters of a whole model, fp32 copies of weights included."""
     update = job.optimizer.matrices
@@ -148,9 +138,12 @@ def state_bytes_of_model(sizes: Sizes, job: Job, parameters: Num) -> Num:
 def sizes_of(block: Block, update: MatrixUpdate | None = None) -> Sizes:
     """Sums over all parts of a block; ``update``: what the optimiser does with matrices of layers."""
     block = block.whole or block
-    later = [row for row in block.layer if not _dense(row)] if block.leading_dense else []
+    later: list[Row] = []
+    if block.leading_dense:  # a layer with experts lacks the dense MLP, and has the rows of experts once
+        later = [row for row in block.layer if row.block != "mlp" or (isinstance(row.share, float) and row.share == 1)]
+    of_later = part_of(later, lambda row: 1.0 if row.block == "experts" else row.share, update) if later else None
     return Sizes(
-        later=part_of(later, _later_count, update) if later else None, leading=block.leading_dense,
+        later=of_later, leading=block.leading_dense,
         layer=part_of(block.layer, update=update), first=part_of(block.first), last=part_of(block.last),
         boundary_bytes=block.boundary_bytes, working_bytes=block.working_bytes, loss_bytes=block.loss_bytes,
     )  # fmt: skip

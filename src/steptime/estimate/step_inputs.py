@@ -12,7 +12,6 @@ from steptime.cost.pipeline import filling_passes, mean_stage_link_s
 from steptime.estimate.communication import boundary_times_s, message_basis
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near
-from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
     Sums,
     host_optimizer_time_s,
@@ -191,15 +190,10 @@ def linked_inputs(
     )  # fmt: skip
 
 
-def _tensors(sizes: Sizes, layout: Layout) -> Num:
-    """Tensors of trained parameters of a rank, the mean over the stages."""
-    return (layout.whole * sizes.layer.tensors + sizes.first.tensors + sizes.last.tensors) / layout.stages
-
-
 def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """As :func:`inputs_of` on links that take no time, whatever the placement."""
     job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
-    owned, updates = owned_parameters(planned), job.updates(plans)
+    owned, updates, sizes = owned_parameters(planned), job.updates(plans), planned.sizes
     passes = micro_batches / job.stages_held  # of two mirrored stages each sees half of them
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
@@ -210,7 +204,7 @@ def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_
         hides_copies=float("offload" in job.overlap), copy_s=copy_s, by_unit=plans.shares("weights"),
         chunks=plans.vpp if planned.method.calibrated else 1, reductions=plans.reductions(passes, updates),
         gathers=plans.gathers(passes, updates), owned=owned,
-        tensors=_tensors(planned.sizes, layout),
+        tensors=(layout.whole * sizes.layer.tensors + sizes.first.tensors + sizes.last.tensors) / layout.stages,
         optimizer_s=optimizer_time_s(planned, owned, machine),
         host_optimizer_s=host_optimizer_time_s(job, owned, machine),
         matrix_update_s=matrix_time_s(planned, machine), updates=updates,
