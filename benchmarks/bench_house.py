@@ -1,20 +1,23 @@
-"""How much of the house a reader walks through: modules and functions entered, frames down to a formula, lines by room.
+"""How much of the house a reader walks through: functions entered, frames to a formula, records, circles, lines.
 
 python benchmarks/bench_house.py                  prints the table
 python benchmarks/bench_house.py --write          also writes it to benchmarks/house.md
 python benchmarks/bench_house.py --json           figures of this source alone, for comparing two checkouts
+python benchmarks/bench_house.py --before FILE    next to those figures of another checkout
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 import steptime
 from machine import report
 
-ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path(steptime.__file__).parent
 JOB = ("--gpus", "64", "--global-batch", "256")
 FORMULA = "gemm_s"
 ROW = (
@@ -40,13 +43,12 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "plan": ("plan", "llama3-8b", "--cluster", "dgx-h100", *JOB),
     "profile": ("profile", "net.py:build", "--device", "h100-sxm"),
     "score": ("score", "row.csv"),
+    "rewrite": ("rewrite", "net.py:build", "--device", "h100-sxm"),
 }
-#: Figures of the source before its rooms were parted into a core and annexes (2026-11-24): modules and functions
-#: entered, frames; modules and lines in all.
-BEFORE: Mapping[str, tuple[int, int, int]] = {
-    "estimate": (167, 1397, 23), "plan": (172, 1539, 22), "profile": (153, 992, 19), "score": (192, 1545, 27),
-}  # fmt: skip
-BEFORE_ALL = (513, 76_040)
+#: Options whose names mean nothing else, so that files that have the name are files that an option touches.
+OPTIONS = ("recompute_every", "expert_capacity", "attention_dtype", "document_length", "gradient_dtype")
+#: Code that belongs to the function or file in which it stands; Python 3.12 gives comprehensions no frame of their own.
+PARTS = frozenset(("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"))
 CHILD = "import sys; sys.path.insert(0, sys.argv[1]); import bench_house; bench_house.walk(sys.argv[2:])"
 
 
@@ -60,12 +62,12 @@ def walk(arguments: Sequence[str]) -> None:
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or "/steptime/" not in code.co_filename or code.co_name == "<module>":
+        if event != "call" or not _ours(frame) or code.co_name in PARTS:
             return
         modules.add(code.co_filename)
         functions.add((code.co_filename, code.co_firstlineno))
         if code.co_name == FORMULA and not depths:
-            depths.append(_ours(frame))
+            depths.append(_frames(frame))
 
     sys.argv = ["steptime", *arguments]
     sys.setprofile(watch)
@@ -75,16 +77,21 @@ def walk(arguments: Sequence[str]) -> None:
     print(json.dumps({"modules": len(modules), "functions": len(functions), "frames": depths[0] if depths else None}))
 
 
-def _ours(frame: FrameType | None) -> int:
+def _ours(frame: FrameType) -> bool:
+    """Whether it runs a file of the package; not what dataclasses and other generated code make in its name."""
+    return frame.f_code.co_filename.startswith(f"{SOURCE}{os.sep}")
+
+
+def _frames(frame: FrameType | None) -> int:
     """Frames of our own on the stack, this one included."""
     count = 0
     while frame is not None:
-        count += "/steptime/" in frame.f_code.co_filename
+        count += _ours(frame)
         frame = frame.f_back
     return count
 
 
-def figures() -> dict[str, dict[str, int | None]]:
+def entered() -> dict[str, dict[str, int | None]]:
     """What each command enters in a fresh process."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -94,21 +101,97 @@ def figures() -> dict[str, dict[str, int | None]]:
             done = subprocess.run(
                 [sys.executable, "-c", CHILD, str(Path(__file__).parent), *command],
                 cwd=folder, capture_output=True, text=True, check=True,
-                env=os.environ | {"PYTHONPATH": str(Path(steptime.__file__).parents[1])},
+                env=os.environ | {"PYTHONPATH": str(SOURCE.parent)},
             )  # fmt: skip
             found[name] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
-def lines_by_room(source: Path) -> dict[str, tuple[int, int]]:
+def lines_by_room(files: Mapping[Path, str]) -> dict[str, tuple[int, int]]:
     """Modules and lines of each folder of the package."""
     rooms: dict[str, tuple[int, int]] = {}
-    for path in sorted(source.rglob("*.py")):
-        parts = path.relative_to(source).parts
+    for path, text in files.items():
+        parts = path.relative_to(SOURCE).parts
         room = parts[0] if len(parts) > 1 else "(floor 0)"
         modules, lines = rooms.get(room, (0, 0))
-        rooms[room] = modules + 1, lines + path.read_text().count("\n")
+        rooms[room] = modules + 1, lines + text.count("\n")
     return rooms
+
+
+def records(trees: Mapping[str, ast.Module]) -> int:
+    """Dataclasses and named tuples."""
+    return sum(
+        any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+        or any(ast.unparse(base) in ("NamedTuple", "TypedDict") for base in node.bases)
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
+
+
+def imports(tree: ast.Module, modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Modules of the package that a module imports, inside functions too, but for types alone."""
+    skipped = {
+        id(each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for each in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                yield from (each for each in (name, node.module) if each in modules)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+
+
+def circles(trees: Mapping[str, ast.Module]) -> list[list[str]]:
+    """Modules that reach each other by imports, the largest groups first (Tarjan)."""
+    edges = {name: set(imports(tree, trees)) - {name} for name, tree in trees.items()}
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        number[name] = low[name] = len(number)
+        stack.append(name)
+        for other in sorted(edges[name]):
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == number[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    sys.setrecursionlimit(10_000)
+    for name in sorted(edges):
+        if name not in number:
+            visit(name)
+    return sorted(found, key=len, reverse=True)
+
+
+def figures() -> dict[str, Any]:
+    """All figures of the source that is imported."""
+    files = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+    trees = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): ast.parse(text)
+        for path, text in files.items()
+    }
+    touched = [sum(bool(re.search(rf"\b{name}\b", text)) for text in files.values()) for name in OPTIONS]
+    found = circles(trees)
+    return {
+        "lines of src": sum(text.count("\n") for text in files.values()), "modules": len(files),
+        "records": records(trees), "circles": len(found),
+        "modules in the largest circle": len(found[0]) if found else 0,
+        "files that have an option's name, mean": round(sum(touched) / len(touched), 1),
+        "entered": entered(), "rooms": lines_by_room(files),
+    }  # fmt: skip
 
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
@@ -118,26 +201,30 @@ def table(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
 
 
 def main() -> None:
-    source = Path(steptime.__file__).parent
-    rooms, found = lines_by_room(source), figures()
-    total = tuple(sum(column) for column in zip(*rooms.values(), strict=True))
+    now = figures()
     if "--json" in sys.argv:
-        print(json.dumps({"total": total, "rooms": rooms, "entered": found}))
+        print(json.dumps(now))
         return
-    entered = []
-    for name, each in found.items():
-        modules, functions, frames = BEFORE[name]
-        entered.append((name, each["modules"], modules, each["functions"], functions, each["frames"] or "-", frames))
-    sizes = [(name, f"{n:,}", f"{lines:,}") for name, (n, lines) in [*rooms.items(), ("all", total)]]
-    sizes.append(("all, before", *(f"{n:,}" for n in BEFORE_ALL)))
+    before = json.loads(Path(sys.argv[sys.argv.index("--before") + 1]).read_text()) if "--before" in sys.argv else None
+    both = [each for each in (before, now) if each is not None]
+    head = ("before", "now") if before else ("now",)
+    whole = [(name, *(f"{each[name]:,}" for each in both)) for name in now if name not in ("entered", "rooms")]
+    walked = [
+        (name, *(each["entered"][name][what] or "-" for what in ("functions", "modules", "frames") for each in both))
+        for name in COMMANDS
+    ]
+    rooms = sorted({room for each in both for room in each["rooms"]})
+    sizes = [(room, *(f"{each['rooms'].get(room, (0, 0))[1]:,}" for each in both)) for room in rooms]
+    columns = ("functions entered", "modules entered", f"frames down to `{FORMULA}`")
     text = "\n\n".join([
-        table(entered, ("command", "modules entered", "before", "functions entered", "before",
-                        f"frames down to `{FORMULA}`", "before")),
-        table(sizes, ("room", "modules", "lines")),
+        table(whole, ("", *head)),
+        table(walked, ("command", *(f"{column}, {when}" for column in columns for when in head))),
+        table(sizes, ("lines of room", *head)),
     ])  # fmt: skip
     notes = (
         "Modules and functions of steptime that a command enters, in a fresh process; frames of steptime on the stack\n"
-        f"when `{FORMULA}` is first called. Lines with comments and blank ones.\n"
+        f"when `{FORMULA}` is first called. Lines with comments and blank ones. Circles: groups of modules that reach\n"
+        f"each other by imports, inside functions too. Options: {', '.join(OPTIONS)}.\n"
     )
     report("house", "The house", text, notes)
 

@@ -197,7 +197,7 @@ def step_estimate_s(machine: Machine, step: Step) -> float:
 
 def collective_estimate_s(machine: Machine, one: collectives.Timed) -> float:
     plans = Plans(tp=one.ranks, in_tp=one.ranks)
-    return float(collective_of(one.kind, plans, machine, ("tp",), one.size_bytes).seconds)
+    return float(collective_of(one.kind, plans, machine, ("tp",), one.size_bytes))
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float, float, int]:

@@ -1,15 +1,25 @@
-"""Named terms that add up: the result type of every estimate.
+"""Named terms that add up: the result type of every estimate; and the tape that says how each was computed.
 
 A :class:`Terms` is an ordered mapping from a path (``"tp_comm/forward/fc2/ring_reduce_scatter_s"``)
 to a value. The last part of a path is the name of the function in :mod:`steptime.cost`
 that computed it, so the formula behind a number in a report is one search away.
+
+An estimate is explained by being evaluated under a tape (:func:`taped`): what formulas are called with and what they
+make is kept by the path that :func:`at` sets, and :func:`term` says how much of it a step has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
+
+from steptime.num import Num
 
 SEPARATOR = "/"
+Basis: TypeAlias = str | Callable[[], str]
+"""What kind of number something rests on; a function where it takes time to say."""
 
 
 class Terms(Mapping[str, float]):
@@ -79,3 +89,138 @@ class Terms(Mapping[str, float]):
     def top(self, count: int) -> list[tuple[str, float]]:
         """The ``count`` largest terms, largest first."""
         return sorted(self._values.items(), key=lambda item: -item[1])[:count]
+
+
+class Called(NamedTuple):
+    """A formula that was called while a tape was on."""
+
+    formula: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    value: Num
+    name: str
+    """End of the path of a term that it is in."""
+    basis: Basis
+    factors: Mapping[str, Num]
+    """What its result is multiplied by in a term, by what they count."""
+
+
+class Term(NamedTuple):
+    """Seconds of a step with the calls that they are made of."""
+
+    path: str
+    calls: Sequence[Called]
+    factors: Mapping[str, Num]
+    """Factors of all calls."""
+    exposed_s: float
+    hidden_s: float
+    part_s: float
+    """Time of calls that other terms are computed from; it is in no sum."""
+
+
+class Tape:
+    """The formulas that were called while it was on, by path, and the terms of a step."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[Called]] = {}
+        self.terms: list[Term] = []
+        self.open: tuple[list[Called], list[Called], Mapping[str, Num]] | None = None
+        """Calls within, all calls of their path, and the factors of those within."""
+
+
+_TAPE: ContextVar[Tape | None] = ContextVar("tape", default=None)
+
+
+@contextmanager
+def taped() -> Iterator[Tape]:
+    """A tape that is on.
+
+    >>> def area_m2(width_m, height_m):
+    ...     return width_m * height_m
+    >>> with taped() as tape, at("hall"):
+    ...     size_m2 = call(area_m2, width_m=2.0, height_m=3.0)
+    >>> [(one.name, one.value) for one in tape.calls["hall"]]
+    [('area_m2', 6.0)]
+    """
+    token = _TAPE.set(tape := Tape())
+    try:
+        yield tape
+    finally:
+        _TAPE.reset(token)
+
+
+@contextmanager
+def at(path: str, **factors: Num) -> Iterator[Sequence[Called]]:
+    """Sets the path of the calls within, which it gives, and what their results are multiplied by in a term."""
+    tape, own = _TAPE.get(), list[Called]()
+    if tape is None:
+        yield own
+        return
+    before, tape.open = tape.open, (own, tape.calls.setdefault(path, []), factors)
+    try:
+        yield own
+    finally:
+        tape.open = before
+
+
+def call(formula: Callable[..., Num], basis: Basis = "", /, **arguments: Num) -> Num:
+    """Value of a formula, noted on the tape where one is on."""
+    value = formula(**arguments)
+    note(formula, arguments, value, basis)
+    return value
+
+
+def note(
+    formula: Callable[..., Any], arguments: Mapping[str, Any], value: Num, basis: Basis = "", name: str = "",
+    **factors: Num,
+) -> None:  # fmt: skip
+    """Notes a formula whose value is known; calls outside of any path are in no term."""
+    tape = _TAPE.get()
+    if tape is not None and tape.open is not None:
+        own, calls, more = tape.open
+        own.append(Called(formula, arguments, value, name or formula.__name__, basis, {**factors, **more}))
+        calls.append(own[-1])
+
+
+def term(
+    path: str, exposed_s: Num, busy_s: Num | Callable[[], Num] | None = None, of: str = "", /, **factors: Num
+) -> Num:  # fmt: skip
+    """Exposed seconds of what was called at a path, noted as a term of the step.
+
+    Args:
+        path: of the term, but for the name of its formula.
+        exposed_s: what a step has of it.
+        busy_s: its time with what other work overlaps; None: that is all of it.
+        of: path of the calls; empty: that of the term.
+        factors: what the results of all calls are multiplied by.
+    """
+    tape = _TAPE.get()
+    if tape is not None and (calls := tape.calls.get(of or path)):
+        busy = busy_s() if callable(busy_s) else busy_s
+        hidden_s = 0.0 if busy is None else busy - exposed_s
+        tape.terms.append(made_of(path, calls, exposed_s, hidden_s, **factors))
+    return exposed_s
+
+
+def part(path: str, /, **factors: Num) -> None:
+    """Notes calls from which terms are computed; they add nothing to a step themselves."""
+    tape = _TAPE.get()
+    if tape is not None and (calls := tape.calls.get(path)):
+        tape.terms.append(made_of(path, calls, **factors))
+
+
+def made_of(
+    path: str, calls: Sequence[Called], exposed_s: Num | None = None, hidden_s: Num = 0.0, /, **factors: Num
+) -> Term:  # fmt: skip
+    """A term of some calls; without exposed seconds a part."""
+    part_s: Num = 0.0
+    if exposed_s is None:
+        for one in calls:
+            part_s = part_s + _times(one.value, one.factors)
+        exposed_s, part_s = 0.0, _times(part_s, factors)
+    return Term(f"{path}{SEPARATOR}{calls[0].name}", calls, factors, float(exposed_s), float(hidden_s), float(part_s))
+
+
+def _times(value: Num, factors: Mapping[str, Num]) -> Num:
+    for factor in factors.values():
+        value = value * factor
+    return value

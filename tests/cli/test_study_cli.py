@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.study import file
 
 STUDY = """
@@ -31,7 +31,7 @@ terms = true
 
 
 def run(*args: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [*map(str, args)])
+    done = CliRunner().invoke(main, [*map(str, args)])
     return done.exit_code, done.output
 
 

@@ -11,17 +11,11 @@ from engine_cases import ENGINE, cases, close, legal_plans, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explained_terms import lines_of
 from steptime.estimate.band import bracket_s
-from steptime.estimate.hiding import DataParallel
+from steptime.estimate.ledger import exposed_terms, fullest_stage, hidden_terms, memory_terms
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.estimate.step import Step
-from steptime.estimate.step_terms import (
-    exposed_terms,
-    fullest_stage,
-    hidden_terms,
-    lines_of,
-    memory_terms,
-)
+from steptime.estimate.step import DataParallel, Step
 from steptime.hardware import load_cluster
 from steptime.plan.framework import IDEAL
 from steptime.plan.plans import RECOMPUTE_CODES, broken_rules
@@ -29,9 +23,9 @@ from steptime.plan.strategies import CORRECTED
 
 RATES = ("matrix_flops_per_s", "attention_flops_per_s", "vector_flops_per_s", "memory_Bps", "fast_Bps")
 LATENCIES = ("kernel_latency_s", "fast_latency_s", "slow_latency_s")
-PARTS = ("stage", "data", "bubble", "copies", "exchanges", "contention")
+PARTS = ("stage", "data", "exchanges")
 STEP = [field.name for field in fields(Step) if field.name not in PARTS]
-DATA = [name for name in DataParallel._fields if name not in ("backward", "forward")]
+DATA = DataParallel._fields
 
 
 @ENGINE

@@ -11,11 +11,13 @@ from engine_cases import ENGINE, Case, cases, close, legal_plans, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explained_terms import lines_of
 from steptime.estimate.band import bracket_s
 from steptime.estimate.communication import collective_of
 from steptime.estimate.kernels import streamed
+from steptime.estimate.ledger import details_of, exposed_terms
 from steptime.estimate.machine import Machine, machine_of
-from steptime.estimate.step_terms import Line, exposed_terms, lines_of
+from steptime.estimate.result import Detail
 from steptime.estimate.traffic import optimizer_bytes
 from steptime.hardware import load_cluster
 from steptime.plan.framework import IDEAL
@@ -73,15 +75,14 @@ def test_the_bracket_holds_and_terms_add_up(data):
     assert "optimizer" in case.job.offload or close(float(e.step.optimizer_s), own_s)
     lines = lines_of(e)
     assert close(exposed_terms(lines).total, float(e.step_time_s))
-    assert all(_rests(line) for line in lines if "_comm/" in line.path)
+    assert all(_rests(one) for one in details_of(lines) if "_comm/" in one.path)
 
 
-def _rests(line: Line) -> bool:
+def _rests(one: Detail) -> bool:
     """A collective of more than one rank names the fabric, its error and the algorithm."""
-    calls, basis = line.recipe()
-    if all(call.function != "collective_algorithms.collective_s" or call.arguments["ranks"] == 1 for call in calls):
+    if all(call.function != "collective_algorithms.collective_s" or call.arguments["ranks"] == 1 for call in one.calls):
         return True
-    return "the fastest; " in basis and "fabric " in basis and "median error " in basis
+    return "the fastest; " in one.basis and "fabric " in one.basis and "median error " in one.basis
 
 
 @ENGINE
@@ -126,7 +127,7 @@ def test_nearer_is_faster_where_the_machine_says_so(name, kind):
     size = np.logspace(2, 10, 60)
     for ranks in (2, 4, 6, 8, 24, 72, 512, 576):
         times = [
-            collective_of(kind, Plans(tp=ranks, in_tp=inside), machine, ("tp",), size).seconds
+            collective_of(kind, Plans(tp=ranks, in_tp=inside), machine, ("tp",), size)
             for inside in (1, 2, 4, 8, 24, 72) if ranks % inside == 0 and inside <= machine.fast_domain
         ]  # fmt: skip
         for far, near in pairwise(times):

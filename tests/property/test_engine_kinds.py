@@ -10,7 +10,8 @@ from engine_cases import Case, cases, close, legal_plans, stacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.estimate.step_terms import exposed_terms, fullest_stage, lines_of, memory_terms
+from explained_terms import lines_of
+from steptime.estimate.ledger import exposed_terms, fullest_stage, memory_terms
 from steptime.model.kinds import MIXERS, with_kinds
 from steptime.model.spec import LayerKind, ModelSpec
 from steptime.plan.strategies import CORRECTED

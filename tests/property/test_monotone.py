@@ -15,7 +15,7 @@ from steptime import api
 from steptime.api.jobs import Request
 from steptime.estimate.evaluate import Evaluation, evaluate, utilisation
 from steptime.estimate.single import Setting
-from steptime.estimate.step import Copies, Passes, critical_stage
+from steptime.estimate.step import Passes, critical_stage
 from steptime.estimate.step_inputs import Layout
 from steptime.estimate.work import Pass
 from steptime.plan.plans import Plans
@@ -66,7 +66,7 @@ def test_a_stage_of_dualpipe_is_gathered_for_half_of_the_micro_batches(zero: int
     plans = Plans(dp=64, pp=4, zero=zero)
     times = [evaluated(monotone.PARAMETERS["matrix_flops_per_s"](usual, x), plans) for x in (1.0, 2.0, 4.0)]
     assert all(fast.step_time_s < slow.step_time_s for slow, fast in pairwise(times))
-    count, traffic = times[0].step.micro_batches, times[0].inputs.traffic
+    count, traffic = times[0].step.micro_batches, times[0].inputs
     assert (traffic.gathers, traffic.reductions) == (count / 2 if zero == 3 else 1.0, count / 2)
 
 
@@ -129,5 +129,5 @@ def test_the_stage_that_makes_the_step_longest_sets_the_pace() -> None:
         first=Pass(forward_s=1.0, backward_s=2.0, weights_s=1.5),
         last=Pass(forward_s=1.0, backward_s=3.0, weights_s=3.0),
     )
-    stage = critical_stage(layout, passes, Copies(0.0, 0.0), filling=14.0, micro_batches=20)
+    stage = critical_stage(layout, passes, 0.0, 0.0, filling=14.0, micro_batches=20)
     assert (stage.slowest_s, stage.last) == (10.0, 1.0), "20 x 10 s, longer than 20 x 9 s through the first"

@@ -154,7 +154,7 @@ def joined(device: str, gpus: int) -> Machine:
 def seconds(device: str, kind: str, size_bytes: float, ranks: int) -> float:
     machine = joined(device, ranks)
     inside = math.gcd(ranks, machine.fast_domain)
-    return float(collective_over(kind, machine, size_bytes, float(ranks), float(inside)).seconds)
+    return float(collective_over(kind, machine, size_bytes, float(ranks), float(inside)))
 
 
 @pytest.mark.each(("one", "other"), RELATIVES)

@@ -176,7 +176,7 @@ class _Walk:
         self.steps, self.within_s, self.progress, self.job = steps, within_s, progress, job
         self.decisions: list[Decision] = []
         self.notes: tuple[str, ...] = ()
-        self.whole = self.search(gpus)
+        self.whole = self.search(gpus, advise=True)
         first = self.whole.plans[0] if self.whole.plans else self.whole.nearest
         if first is None:
             raise UserError(f"no plan of {counted(gpus, 'device')} can run this job", hint="steptime plan says why")
@@ -187,7 +187,9 @@ class _Walk:
 
     # -- searches -------------------------------------------------------------------------------------------------
 
-    def search(self, gpus: int, fix: Mapping[str, Any] | None = None, limit: Sequence[str] = ()) -> PlanResult:
+    def search(
+        self, gpus: int, fix: Mapping[str, Any] | None = None, limit: Sequence[str] = (), *, advise: bool = False
+    ) -> PlanResult:
         """The best plan of a number of devices under some constraints."""
         return plan(
             self.model,
@@ -197,6 +199,7 @@ class _Walk:
             fix=dict(fix or {}),
             limit=tuple(limit),
             top=1,
+            advise=advise,
             progress=self.progress,
             **self.job,
         )
@@ -371,11 +374,9 @@ class _Walk:
     def _connected(self) -> None:
         machine, size = self.machine, float(self.evaluation(self.first).sizes.boundary_bytes)
         inside = self.domain
-        near_s = float(collective_over("all_reduce", machine, size, max(inside, 2), max(inside, 2)).seconds)
+        near_s = float(collective_over("all_reduce", machine, size, max(inside, 2), max(inside, 2)))
         across = max(2 * inside, 2)
-        far_s = (
-            float(collective_over("all_reduce", machine, size, across, inside).seconds) if self.gpus > inside else 0.0
-        )
+        far_s = float(collective_over("all_reduce", machine, size, across, inside)) if self.gpus > inside else 0.0
         numbers = {
             "fast_domain": float(inside),
             "fast_Bps": float(machine.fast_Bps),

@@ -276,7 +276,7 @@ def once_of(e: Evaluation, pipeline_s: float, *, updates: bool = False) -> dict[
     found = {
         **({} if updates else of_update),
         "host": float(step.stage_host_s),
-        "contention": 0.0 if step.contention is None else float(step.contention.value),
+        "contention": float(step.contention_s),
     }
     work_s = pipeline_s + sum(found.values())
     grown = float(step.growth_s) / float(step.work_s) * work_s

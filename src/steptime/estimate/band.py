@@ -109,8 +109,9 @@ def _in_rows(works: list[PhaseWork]) -> PhaseWork:
     """Several works as one, whose numbers are arrays of one column."""
     numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
     links, busy = _columns([work.links_s for work in works]), _columns([work.busy_s for work in works])
-    beside = stacked([work.beside for work in works], shape=(-1, 1))
-    return PhaseWork(**dict(zip(NUMBERS, numbers, strict=True)), links_s=links, busy_s=busy, beside=beside)
+    covered, beside = (stacked([getattr(work, n) for work in works], (-1, 1)) for n in ("covered_s", "beside_s"))
+    own = dict(zip(NUMBERS, numbers, strict=True))
+    return PhaseWork(**own, links_s=links, busy_s=busy, covered_s=covered, beside_s=beside)
 
 
 def _columns(each: list[Mapping[K, Num]]) -> dict[K, Num]:

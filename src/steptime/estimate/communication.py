@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,46 +14,17 @@ from steptime.cost.network import mean_hop_ratio
 from steptime.estimate.fabrics import FabricModel
 from steptime.estimate.machine import Machine
 from steptime.estimate.network import MESSAGE, Reach, consecutive
-from steptime.estimate.operators import COLLECTIVES, Formula
-from steptime.num import Num, minimum, where
+from steptime.estimate.operators import COLLECTIVES
+from steptime.num import Num, minimum, per_distinct, where
 from steptime.plan.job import Job
 from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
-from steptime.records import computed
+from steptime.terms import note
 
-FITTED = "collective_algorithms.collective_s"
 RING_EXCHANGE = "ring_exchange"
-ROTATED = "collective.rotated_s"
-_FITTED_LEAF, _ROTATED_LEAF = "collective_s", "rotated_s"
 ROOTED: Final[Mapping[str, str]] = {"gather": "all_gather", "scatter": "all_gather"}
 """What the root of a collective without a ring formula sends or receives is what a rank of another one does."""
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
-
-Given: TypeAlias = Num | str | Fabric
-How = Callable[[], tuple[Mapping[str, Given], str]]
-"""Makes the arguments of a formula, and the text that says what it rests on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferCall:
-    """How the time of one transfer was computed."""
-
-    function: str
-    """Dotted name below ``steptime.cost``."""
-    leaf: str
-    """End of its path in a ledger."""
-    how: How
-    """Arguments and basis; made when somebody asks."""
-
-    @property
-    def arguments(self) -> Mapping[str, Given]:
-        """What the function was called with."""
-        return self.how()[0]
-
-    @property
-    def basis(self) -> str:
-        """What kind of number it rests on; of a fitted one the algorithm that it chose too."""
-        return self.how()[1]
 
 
 class Group(NamedTuple):
@@ -151,26 +121,18 @@ def _shared(machine: Machine, model: FabricModel, inside: Num, route: Route | No
     return shared | {"oversubscription": model.oversubscription * route.slowdown, "longer_hop_s": longer_s}
 
 
-class Collective(NamedTuple):
-    """Time of a collective, and how it was computed."""
-
-    seconds: Num
-    call: Callable[[], TransferCall]
-    """Formula, arguments and basis for one plan; made when somebody asks."""
-
-
 def collective_over(
     kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None
-) -> Collective:
-    """A collective over so many ranks, ``inside`` of them in each fast domain, in domains next to each other.
+) -> Num:
+    """Time of a collective over so many ranks, ``inside`` of them in each fast domain, in domains next to each other.
 
     The arguments are those of :func:`collective_in`, with the ranks of the group and those in each domain.
     """
     return collective_in(kind, machine, size_bytes, Group(ranks, inside), senders)
 
 
-def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None = None) -> Collective:
-    """A collective in a group of ranks.
+def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None = None) -> Num:
+    """Time of a collective in a group of ranks.
 
     Args:
         kind: name in :data:`~steptime.estimate.operators.COLLECTIVES`.
@@ -185,115 +147,77 @@ def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, se
     near = collective_in(kind, machine.nearer, size_bytes, group, senders)
     if np.all(within):
         return near
-    far = _on_links(kind, machine, size_bytes, group, senders)
-    return Collective(where(within, near.seconds, far.seconds), far.call)
+    return where(within, near, _on_links(kind, machine, size_bytes, group, senders))
 
 
-def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None) -> Collective:
-    """A collective of a group that leaves the levels of any nearer machine; the arguments of :func:`collective_in`."""
+def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None) -> Num:
+    """Time in a group that leaves the levels of any nearer machine; the arguments of :func:`collective_in`."""
     model, (ranks, inside, _), route = machine.fabric, group, _route(machine, kind, group)
     if model is None:
-        return _textbook(kind, machine, _ring(machine, size_bytes, group, senders, route), route)
+        return _textbook_s(kind, machine, _ring(machine, size_bytes, group, senders, route), route)
+    tier = f"{route.tier}/" if route is not None and route.tier else ""
     if kind == RING_EXCHANGE:
-        return _rotated(machine, model, size_bytes, group, route)
+        near_s, far_s = _message_s(machine, size_bytes, route)
+        arguments = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
+        seconds = rotated_s(**arguments)
+        note(rotated_s, arguments, seconds, partial(_fitted_basis, model, ranks, inside, route), f"{tier}rotated_s")
+        return seconds
     shared = _shared(machine, model, inside if senders is None else senders, route)
-    least = _least_s(kind, size_bytes, ranks, inside, model.fabric, shared, 0.0 if senders is None else senders)
-    return Collective(least, partial(_fitted_call, kind, model, size_bytes, ranks, inside, shared, route))
+    given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
+    seconds = _least_s(kind, fabric=model.fabric, **given)
+    # What the fastest algorithm is called takes another walk through all of them, which only a report makes.
+    basis = partial(_chosen_basis, kind, model, given, route)
+    note(collective_s, {"kind": kind, "fabric": model.fabric, **given}, seconds, basis, f"{kind}/{tier}collective_s")
+    return seconds
 
 
-def collective_of(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Collective:
-    """A collective over the product of some mesh axes."""
+def collective_of(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Num:
+    """Time of a collective over the product of some mesh axes."""
     return collective_in(kind, machine, size_bytes, group_of(plans, axes))
 
 
-def _textbook(kind: str, machine: Machine, ring: Mapping[str, Num], route: Route | None) -> Collective:
+def _textbook_s(kind: str, machine: Machine, ring: Mapping[str, Num], route: Route | None) -> Num:
     """A ring on the datasheet's links, or where the group was measured its own curve."""
     formula, groups = COLLECTIVES[kind], machine.groups
     size_bytes, ranks, inside = ring["size_bytes"], ring["ranks"], ring["inside"]
-
-    def call() -> TransferCall:
-        own = groups and groups.find(kind, float(ranks), float(inside))
-        if own:
-            how: How = lambda: (own.formula.named(own.arguments(size_bytes)), own.text)  # noqa: E731
-            return TransferCall(function=own.formula.name, leaf=f"{kind}/{_leaf(own.formula)}", how=how)
-        leaf, basis = _routed(_leaf(formula), TEXTBOOK, route)
-        return TransferCall(function=formula.name, leaf=leaf, how=lambda: (ring, basis))
-
-    ring_s = formula(ring)
-    return Collective(ring_s if groups is None else groups.seconds(kind, size_bytes, ranks, inside, ring_s), call)
-
-
-def _routed(leaf: str, basis: str, route: Route | None) -> tuple[str, str]:
-    """End of a path and its basis, with the tier of the network that slows the group down."""
-    if route is None:
-        return leaf, basis
-    return f"{route.tier}/{leaf}" if route.tier else leaf, f"{basis}; {route.text}" if route.text else basis
+    seconds = formula(ring)
+    if groups is not None:
+        seconds = groups.seconds(kind, size_bytes, ranks, inside, seconds)
+        own = None if isinstance(seconds, np.ndarray) else groups.find(kind, float(ranks), float(inside))
+        if own is not None:
+            curve, given = own.formula.function, own.formula.named(own.arguments(size_bytes))
+            note(curve, given, seconds, own.text, f"{kind}/{curve.__name__}")
+            return seconds
+    tier = f"{route.tier}/" if route is not None and route.tier else ""
+    name = f"{tier}{formula.function.__name__}"
+    note(formula.function, ring, seconds, _with_network(TEXTBOOK, route), name)
+    return seconds
 
 
-def _rotated(machine: Machine, model: FabricModel, size_bytes: Num, group: Group, route: Route | None) -> Collective:
-    """An exchange with the next rank of a ring, as often as there are other ranks."""
-    (ranks, inside, _), (near_s, far_s) = group, _message_s(machine, size_bytes, route)
-    arguments = {"ranks": ranks, "inside": inside, "near_s": near_s, "far_s": far_s}
-
-    def how() -> tuple[Mapping[str, Given], str]:
-        basis = _bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside))
-        return arguments, _routed("", basis, route)[1]
-
-    call = TransferCall(function=ROTATED, leaf=_routed(_ROTATED_LEAF, "", route)[0], how=how)
-    return Collective(rotated_s(ranks, inside, near_s, far_s), lambda: call)
+def _with_network(basis: str, route: Route | None) -> str:
+    """What a time rests on, with the tier of the network that slows the group down."""
+    return f"{basis}; {route.text}" if route is not None and route.text else basis
 
 
-def _least_s(
-    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: Mapping[str, Num], senders: Num = 0.0
-) -> Num:
-    """The fastest algorithm's time; that of numbers is kept, and equal rows of arrays are costed once.
+_least_s = per_distinct()(least_s)
+"""The fastest algorithm's time."""
 
-    ``senders``: what ``groups`` of what is shared follows from, beside the ranks inside.
-    """
-    key: Any = (kind, size_bytes, ranks, inside, fabric, tuple(shared.items()))
-    try:
-        return _known_least_s(*key)
-    except TypeError:  # an array among them has no hash
-        pass
-    given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
-    telling = [senders, *(value for name, value in given.items() if name != "groups")]
-    return computed(lambda given: least_s(kind, fabric=fabric, **given), given, telling)
+
+def _fitted_basis(model: FabricModel, ranks: Num, inside: Num, route: Route | None) -> str:
+    """The fitted fabrics of a group."""
+    return _with_network(_bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside)), route)
+
+
+def _chosen_basis(kind: str, model: FabricModel, given: Mapping[str, Num], route: Route | None) -> str:
+    """The algorithm that is the fastest for what :func:`least_s` was given, and its protocol, and the fabrics."""
+    algorithm, protocol = _chosen(kind, model.fabric, tuple((name, float(value)) for name, value in given.items()))
+    fabrics = _fitted_basis(model, given["ranks"], given["inside"], route)
+    return f"{algorithm}, protocol {protocol}: the fastest; {fabrics}"
 
 
 @lru_cache(maxsize=1 << 14)
-def _known_least_s(
-    kind: str, size_bytes: Num, ranks: Num, inside: Num, fabric: Fabric, shared: tuple[tuple[str, Num], ...]
-) -> Num:
-    return least_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))
-
-
-def _fitted_call(
-    kind: str,
-    model: FabricModel,
-    size_bytes: Num,
-    ranks: Num,
-    inside: Num,
-    shared: Mapping[str, Num],
-    route: Route | None,
-) -> TransferCall:
-    def how() -> tuple[Mapping[str, Given], str]:
-        group = float(ranks), float(inside)
-        numbers = tuple((name, float(value)) for name, value in shared.items())
-        algorithm, protocol = _chosen(kind, float(size_bytes), *group, model.fabric, numbers)
-        bases = _bases(model, inside=group[1] > 1, between=group[0] > group[1])
-        given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
-        basis = f"{algorithm}, protocol {protocol}: the fastest; {bases}"
-        return {"kind": kind, "fabric": model.fabric, **given}, _routed("", basis, route)[1]
-
-    return TransferCall(function=FITTED, leaf=f"{kind}/{_routed(_FITTED_LEAF, '', route)[0]}", how=how)
-
-
-@lru_cache(maxsize=1 << 14)
-def _chosen(
-    kind: str, size_bytes: float, ranks: float, inside: float, fabric: Fabric, shared: tuple[tuple[str, Num], ...]
-) -> tuple[str, str]:
-    """The fastest algorithm and its protocol."""
-    _, algorithm, protocol = collective_s(kind, size_bytes, ranks, inside, fabric, **dict(shared))  # type: ignore[arg-type]
+def _chosen(kind: str, fabric: Fabric, given: tuple[tuple[str, float], ...]) -> tuple[str, str]:
+    _, algorithm, protocol = collective_s(kind, fabric=fabric, **dict(given))  # type: ignore[arg-type]
     return str(algorithm), str(protocol)
 
 
@@ -316,7 +240,7 @@ def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, insi
         return collective_s(kind, size_bytes, ranks, inside, model.fabric, **shared)
     kind = ROOTED.get(kind, kind)
     names = ("direct" if kind == "all_to_all" else "ring", "")
-    return collective_over(kind, machine, size_bytes, ranks, inside).seconds, *names
+    return collective_over(kind, machine, size_bytes, ranks, inside), *names
 
 
 def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> str:
@@ -361,10 +285,11 @@ def _message_s(machine: Machine, size_bytes: Num, route: Route | None) -> tuple[
             return near, far
         groups = machine.groups
         return groups.seconds("p2p", size_bytes, 2, 2, near), groups.seconds("p2p", size_bytes, 2, 1, far)
-    near = _least_s("p2p", size_bytes, 2, 2, model.fabric, {})
+    near = _least_s("p2p", fabric=model.fabric, size_bytes=size_bytes, ranks=2, inside=2)
     if model.between is None:
         return near, near
-    return near, _least_s("p2p", size_bytes, 2, 1, model.fabric, _shared(machine, model, 1.0, route))
+    shared = _shared(machine, model, 1.0, route)
+    return near, _least_s("p2p", fabric=model.fabric, size_bytes=size_bytes, ranks=2, inside=1, **shared)
 
 
 def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) -> tuple[Num, Num]:
@@ -382,22 +307,18 @@ def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) 
     if not job.scattered_messages:
         return message_time_s(machine, size_bytes, stages)
     parts = where(plans.sp > 0, 1, plans.tp)
-    gather_s = collective_over("all_gather", machine, size_bytes, parts, minimum(parts, plans.in_tp)).seconds
+    gather_s = collective_over("all_gather", machine, size_bytes, parts, minimum(parts, plans.in_tp))
     near_s, far_s = message_time_s(machine, size_bytes / parts, stages)
     return near_s + gather_s, far_s + gather_s
 
 
-def message_basis(machine: Machine, stages: float, inside: float) -> str:
+def message_basis(machine: Machine, stages: Num, inside: Num) -> str:
     """What the messages between stages rest on."""
     if machine.fabric is None:
         return TEXTBOOK
-    return _bases(machine.fabric, inside=inside > 1, between=stages > inside)
+    return _bases(machine.fabric, inside=float(inside) > 1, between=float(stages) > float(inside))
 
 
 def _bases(model: FabricModel, *, inside: bool, between: bool) -> str:
     used = (*([model.inside] if inside else ()), *(model.bases()[1:] if between else ()))
     return "; ".join(basis.text for basis in used)
-
-
-def _leaf(formula: Formula) -> str:
-    return formula.name.rsplit(".", 1)[1]

@@ -62,25 +62,27 @@ def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) ->
 
 def passes_of(works: Works, framework: Framework) -> Passes:
     """Time of each part for one micro-batch under a framework."""
-    each: dict[str, Pass] = {part: pass_of(works[part], framework) for part in PARTS}
+    each: dict[str, Pass] = {part: pass_of(works[part], framework, part) for part in PARTS}
     return Passes(layer=each["layer"], first=each["first"], last=each["last"])
-
-
-def composed(planned: PlannedJob, machine: Machine, passes: Passes) -> tuple[StepInputs, Step]:
-    """Step of plans whose passes are known, and what else it is composed of."""
-    inputs = inputs_of(planned, machine, layout_of(planned), layer_copy_s(planned, machine))
-    return inputs, compose(inputs, passes, planned.job.framework)
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
     """Time and memory of the plans on the machine."""
+    # Operators of a layer and of both ends of the model, with their local sizes and transfers (plan/strategies.py).
     block = strategy.block(job, plans)
+    # Parameters and kept bytes that they add up to on a rank, layers and micro-batches of the stages (sizes.py).
     planned = planned_job(method, strategy, job, plans, sizes_of(block, job.optimizer.matrices))
+    # Memory of each stage that can be the fullest, in the phases of a step that can need most (memory.py).
     memory = memory_of(planned)
+    # Each operator by its fitted curve or the roofline, forward, backward and again, and its transfers (layer.py).
     times = part_times(block, plans, machine)
+    # Sums by kind of work, and the time that the framework and the host that issues them make of these (work.py).
     works = works_of(times, job, plans)
     passes = passes_of(works, job.framework)
-    inputs, step = composed(planned, machine, passes)
+    # What happens once a step: gradients, gathered weights, messages between stages, the optimiser (traffic.py).
+    inputs = inputs_of(planned, machine, layout_of(planned), layer_copy_s(planned, machine))
+    # The stage that sets the pace, its bubble, the traffic that computation does not overlap, overheads (step.py).
+    step = compose(inputs, passes, job.framework, machine.host_basis)
     return Evaluation(
         **{each.name: getattr(planned, each.name) for each in fields(PlannedJob)},
         machine=machine, block=block, times=times, works=works, inputs=inputs, passes=passes, step=step,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from steptime.estimate.evaluate import Evaluation, composed, passes_of, works_of
+from steptime.estimate.evaluate import Evaluation, passes_of, works_of
 from steptime.estimate.layer import part_times
 from steptime.estimate.machine import Machine
+from steptime.estimate.step import compose
+from steptime.estimate.step_inputs import inputs_of
+from steptime.estimate.traffic import layer_copy_s
 from steptime.terms import Terms
 
 #: What a what-if multiplies: name -> factors of the machine's rates.
@@ -39,5 +42,5 @@ def what_if(e: Evaluation) -> dict[str, float]:
 def step_time_on(e: Evaluation, machine: Machine) -> float:
     """Step time of the same plan on another machine."""
     passes = passes_of(works_of(part_times(e.block, e.plans, machine), e.job, e.plans), e.job.framework)
-    _, step = composed(e, machine, passes)
-    return float(step.total_s)
+    inputs = inputs_of(e, machine, e.inputs.layout, layer_copy_s(e, machine))
+    return float(compose(inputs, passes, e.job.framework).total_s)

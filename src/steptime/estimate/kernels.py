@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,9 +35,9 @@ from steptime.estimate.operators import Formula
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.model.spec import ELEMENT_BYTES
-from steptime.num import Array, Num, where
+from steptime.num import Array, Num, per_distinct, where
 from steptime.plan.job import Precision
-from steptime.records import computed
+from steptime.terms import note
 
 GEMM, ATTENTION = Formula(gemm_s), Formula(tiled_attention_s)
 NVFP4_BYTES = nvfp4_element_bytes()
@@ -78,19 +78,10 @@ class Residual:
     table: Array
     """Table of :func:`steptime.cost.gemm.residual_table`."""
 
-    def at(self, m: Num, n: Num, k: Num, batch: Num, sm_count: float) -> Num:
+    @per_distinct()
+    def at(self, *, m: Num, n: Num, k: Num, batch: Num, sm_count: float) -> Num:
         """Logarithm of measured over modelled time of a product."""
-        key: Any = (self, m, n, k, batch, sm_count)
-        try:
-            return _known_residual(*key)
-        except TypeError:  # an array among them has no hash
-            given = {"m": m, "n": n, "k": k, "batch": batch, "sm_count": sm_count}
-            return computed(lambda given: gemm_residual(**given, table=self.table), given, list(given.values()))
-
-
-@lru_cache(maxsize=1 << 14)
-def _known_residual(residual: Residual, m: float, n: float, k: float, batch: float, sm_count: float) -> Num:
-    return gemm_residual(m, n, k, batch, sm_count, residual.table)
+        return gemm_residual(m, n, k, batch, sm_count, self.table)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,10 +134,10 @@ class KernelModel:
         return replace(self, fixed=fixed)
 
 
-@lru_cache(maxsize=1 << 14)
-def _known_seconds(model: KernelModel, shape: tuple[tuple[str, float], ...]) -> Num:
-    """Time of one call whose shape is numbers, which is kept: some formulas try many alternatives."""
-    return model.formula.function(*model.formula.taken({**model.fixed, **dict(shape)}))
+@per_distinct(follows=("residual",))
+def _seconds(model: KernelModel, **shape: Num) -> Num:
+    """Time of one call; some formulas try many alternatives."""
+    return model.formula.function(*model.formula.taken({**model.fixed, **shape}))
 
 
 Models = Mapping[str, KernelModel]
@@ -277,12 +268,10 @@ class Timed(NamedTuple):
         """Time of all calls."""
         total: Num = 0.0
         for shape in self.shapes:
-            numbers: Any = tuple(shape.items())
-            try:
-                total = total + _known_seconds(self.model, numbers)
-            except TypeError:  # an array has no hash; asking each number for its type costs more
-                telling = [value for name, value in shape.items() if name != "residual"]
-                total = total + computed(self.model.formula, {**self.model.fixed, **shape}, telling)
+            seconds, formula = _seconds(self.model, **shape), self.model.formula
+            given = dict(zip(formula.arguments, formula.taken({**self.model.fixed, **shape}), strict=True))
+            note(formula.function, given, seconds, lambda: self.model.basis, calls=self.times)
+            total = total + seconds
         return total * self.times
 
 
@@ -316,7 +305,9 @@ def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0,
     if "residual" not in model.formula.arguments:
         return shape
     residual = model.residual
-    shape["residual"] = 0.0 if residual is None else residual.at(m, n, k, batch, model.fixed["sm_count"])
+    shape["residual"] = (
+        0.0 if residual is None else residual.at(m=m, n=n, k=k, batch=batch, sm_count=model.fixed["sm_count"])
+    )
     return shape
 
 

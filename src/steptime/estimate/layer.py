@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
-from steptime.estimate.communication import Collective, collective_of
+from steptime.estimate.communication import collective_of
 from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
@@ -16,6 +16,7 @@ from steptime.plan.copies import NARROW
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Block, Row, Transfer
+from steptime.terms import Called, at, call
 
 FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
 PARTS = ("layer", "first", "last")
@@ -30,8 +31,10 @@ class TransferTime(NamedTuple):
     """Time on the links."""
     covered_s: Num
     """Part of it that runs beside the row's own work, and shows only as far as it takes longer."""
-    one: Collective
+    one_s: Num
     """One call of its collective: all of it, or where a product is blocked that for one panel."""
+    calls: Sequence[Called] = ()
+    """That call, where a tape was on."""
 
 
 class PhaseTime(NamedTuple):
@@ -59,8 +62,8 @@ class PhaseTime(NamedTuple):
     """Factor of a learned correction in its time."""
     times: Num = 1.0
     """How often a layer has it; everything above counts it so often."""
-    once: PhaseTime | None = None
-    """The same as if a layer had it once, where that differs."""
+    calls: Sequence[Called] = ()
+    """Formulas of its own time as if a layer had it once, where a tape was on."""
 
     @property
     def direction(self) -> str:
@@ -124,13 +127,14 @@ def _transfer_times(
     for transfer in transfers:
         if plans.is_alone(transfer.axis):
             continue
-        one = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
-        one_s = one.seconds
+        with at(f"{transfer.axis}_comm/{phase}/{row.name}") as calls:
+            one_s = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
         covered_s = one_s * panels if may_overlap(row, phase) else 0.0
         if row.overlaps_near:
             anywhere = row.overlaps_backward if phase == BACKWARD else 0.0
             covered_s = where(plans.is_near(transfer.axis) | (anywhere > 0), covered_s, 0.0)
-        yield TransferTime(transfer, one_s if row.panels is None else one_s * (panels + 1), covered_s, one)
+        busy_s = one_s if row.panels is None else one_s * (panels + 1)
+        yield TransferTime(transfer, busy_s, covered_s, one_s, calls)
 
 
 def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
@@ -140,8 +144,8 @@ def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
     total: Num = 0.0
     for each in time.transfers:
         transfer = each.transfer
-        one = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / parts)
-        total = total + one.seconds * passes
+        one_s = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / parts)
+        total = total + one_s * passes
     return total * time.times
 
 
@@ -154,17 +158,22 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
     moved: Num = 0.0 if formulas.moved_bytes is None else formulas.moved_bytes(row.shape)
     fitted = _fitted(row, phase, machine, matrix, vector, moved)
     flops_per_s, vector_flops_per_s, launch_s = row_rates(row, machine)
-    if fitted is None:
-        launch_s = launch_s if formulas.works else 0.0
-        compute = roofline_compute_s(matrix, vector, flops_per_s, vector_flops_per_s, launch_s)
-        exposed = roofline_exposed_memory_s(moved, machine.memory_Bps, compute)
-    else:
-        compute, exposed = fitted.seconds, 0.0 * moved
+    with at(f"{phase}/{row.name}") as calls:
+        if fitted is None:
+            compute = call(
+                roofline_compute_s, matrix_flops=matrix, vector_flops=vector, matrix_flops_per_s=flops_per_s,
+                vector_flops_per_s=vector_flops_per_s, kernel_latency_s=launch_s if formulas.works else 0.0,
+            )  # fmt: skip
+            exposed = call(
+                roofline_exposed_memory_s, moved_bytes=moved, memory_Bps=machine.memory_Bps, compute_s=compute
+            )
+        else:
+            compute, exposed = fitted.seconds, 0.0 * moved
     learned = _learned(row, phase, machine, (matrix, vector, moved), compute + exposed)
     return PhaseTime(
         row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute * learned,
         timed=fitted, memory_busy_s=memory_s(moved, machine.memory_Bps), exposed_memory_s=exposed * learned,
-        learned=learned,
+        learned=learned, calls=calls,
         transfers=tuple(_transfer_times(row, phase, sent, plans, machine)) if sent else (),
         issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
         peak_s=_peak_s(row, matrix, flops_per_s / machine.matrix_efficiency, fitted),
@@ -217,7 +226,7 @@ def _launches(row: Row, machine: Machine) -> float:
 
 def _repeated(time: PhaseTime, times: Num) -> tuple[TransferTime, ...]:
     """The transfers of a row, so many times."""
-    return tuple([TransferTime(t.transfer, t.busy_s * times, t.covered_s * times, t.one) for t in time.transfers])
+    return tuple([t._replace(busy_s=t.busy_s * times, covered_s=t.covered_s * times) for t in time.transfers])
 
 
 def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
@@ -230,7 +239,7 @@ def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
         memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
         transfers=_repeated(time, times), issued=time.issued * times, narrow=time.narrow,
         peak_s=time.peak_s * times, learned=time.learned, times=times,
-        once=None if isinstance(times, float) and times == 1.0 else time,
+        calls=time.calls,
     )  # fmt: skip
 
 

@@ -5,9 +5,9 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,24 +16,21 @@ from steptime.cost.data_parallel import (
     exposed_gather_s,
     exposed_sharded_s,
     free_links_s,
+    partly_hidden_s,
 )
 from steptime.cost.experts import hidden_exchange_s
 from steptime.cost.host import exposed_copies_s, growth_s, lasting_s, stage_issue_s, step_overhead_s
 from steptime.cost.network import fair_share_wait_s
-from steptime.cost.pipeline import pipeline_bubble_s, zero_bubble_s
-from steptime.estimate.hiding import DataParallel, Hiding, behind, ends, layerwise, shared_out
+from steptime.cost.pipeline import pipeline_bubble_s, waited_messages, zero_bubble_s
 from steptime.estimate.layer import BACKWARD, FORWARD
-from steptime.estimate.operators import Call, Formula, formula_of
+from steptime.estimate.operators import formula_of
 from steptime.estimate.step_inputs import Layout, StepInputs, of_mirrored
 from steptime.estimate.traffic import Sums
-from steptime.estimate.work import Pass
+from steptime.estimate.work import Pass, fitted_parameter
 from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
 from steptime.schedule import SCHEDULES, Schedule
-
-BUBBLE, ZERO_BUBBLE = formula_of(pipeline_bubble_s), formula_of(zero_bubble_s)
-CONTENTION = Formula(fair_share_wait_s)
-COPIES, HIDDEN = Formula(exposed_copies_s), Formula(hidden_exchange_s)
+from steptime.terms import at, call, part, term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,7 @@ def shared_ends(layout: Layout, first: Num, last: Num) -> tuple[Num, Num]:
     return of_mirrored(layout.held, first, last)
 
 
-def overlapped_exchanges(layout: Layout, layer: Pass) -> dict[str, Call]:
+def overlapped_exchanges(layout: Layout, layer: Pass) -> dict[str, Num]:
     """Overlapped time of the exchange of experts in a layer's forward and backward pass; empty where no pass is paired.
 
     Each runs behind the rest of the opposite pass of another micro-batch.
@@ -83,119 +80,93 @@ def overlapped_exchanges(layout: Layout, layer: Pass) -> dict[str, Call]:
     forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
     behind_s = {FORWARD: layer.backward_s - backward_s, BACKWARD: layer.forward_s - forward_s}
     return {
-        phase: Call(HIDDEN, {"exchange_s": exchange_s, "behind_s": behind_s[phase], "share": layout.paired})
+        phase: call(hidden_exchange_s, exchange_s=exchange_s, behind_s=behind_s[phase], share=layout.paired)
         for phase, exchange_s in ((FORWARD, forward_s), (BACKWARD, backward_s))
     }
 
 
-def exposed_pass(layer: Pass, overlapped: Mapping[str, Call]) -> Pass:
+def exposed_pass(layer: Pass, overlapped: Mapping[str, Num]) -> Pass:
     """A layer's pass without the exchanges that are overlapped."""
     if not overlapped:
         return layer
-    forward_s, backward_s = (overlapped[phase].value for phase in (FORWARD, BACKWARD))
+    forward_s, backward_s = overlapped[FORWARD], overlapped[BACKWARD]
     return replace(layer, forward_s=layer.forward_s - forward_s, backward_s=layer.backward_s - backward_s)
 
 
-class Copies(NamedTuple):
-    """What a layer waits for copies of its activations, for one micro-batch."""
-
-    wait_s: Num
-    """Beside its whole passes."""
-    more_s: Num
-    """How much longer where nothing of the backward pass makes gradients of weights."""
-
-
-class _Stages(NamedTuple):
-    """The first, a middle and the last stage, each for one micro-batch."""
-
-    fills: bool
-    """Whether their passes for gradients of weights fill waits."""
-    layers: tuple[Num, Num, Num]
-    busy_s: tuple[Num, Num, Num]
-    ends_weights_s: tuple[Num, Num, Num]
-    """Gradients of weights of embedding and head."""
-    forward_s: tuple[Num, Num]
-    """Of the first and a middle stage."""
-
-
-def _lasting_s(busy_s: Num, layers: Num, copies: Copies) -> Num:
-    """Passes of a stage of so many layers with the waits for their copies."""
-    waits = isinstance(copies.wait_s, np.ndarray) or copies.wait_s
-    return busy_s + layers * copies.wait_s if waits else busy_s
-
-
-def _paces_s(
-    layout: Layout, layer: Pass, stages: _Stages, whole: Mapping[str, Num], copies: Copies, filling: Num,
-    micro_batches: Num,
-) -> list[Num]:  # fmt: skip
-    """What makes one stage slower than another: its passes, or where they fill waits the step through each of them."""
-    lasting_s = [_lasting_s(each_s, count, copies) for each_s, count in zip(stages.busy_s, stages.layers, strict=True)]
-    if not stages.fills:
-        return lasting_s
-    weights_s = layer.weights_s - copies.more_s
-    others = {
-        "all_stages_s": _lasting_s(whole["all_stages_s"], layout.whole, copies),
-        "all_weights_s": whole["all_weights_s"] - layout.whole * copies.more_s,
-        "first_weights_s": whole["first_weights_s"] - layout.first * copies.more_s,
-        "filling": filling,
-        "virtual_stages": layout.virtual_stages,
-    }
-    of_weights = [count * weights_s + end_s for count, end_s in zip(stages.layers, stages.ends_weights_s, strict=True)]
-    forward_s = (*stages.forward_s, of_weights[2])
-    return [
-        micro_batches * each_s
-        + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=own_s, slowest_forward_s=fills_s, **others)
-        for each_s, own_s, fills_s in zip(lasting_s, of_weights, forward_s, strict=True)
-    ]
-
-
-def critical_stage(layout: Layout, passes: Passes, copies: Copies, filling: Num, micro_batches: Num) -> CriticalStage:
+def critical_stage(
+    layout: Layout, passes: Passes, wait_s: Num, more_s: Num, filling: Num, micro_batches: Num
+) -> CriticalStage:  # fmt: skip
     """Of the first, a middle and the last stage the one through which a step takes longest; ties go to the first.
 
     Args:
         layout: layers of the stages.
-        passes: time of each part for one micro-batch, without what hides of it.
-        copies: waits of a layer, which have a say in which stage is the slowest.
-        filling: passes for gradients of weights that fill the bubble (:func:`filling_passes`): a stage that is slow for
-            its gradients of weights has more to fill it with.
+        passes: time of each part for one micro-batch, without what is overlapped of it.
+        wait_s: wait of a layer for copies of its activations, for one micro-batch.
+        more_s: how much longer that is where nothing of the backward pass makes gradients of weights.
+        filling: passes for gradients of weights that fill the bubble (:func:`filling_passes`).
         micro_batches: micro-batches of a step.
     """
-    layer, alone, deep = passes.layer, layout.stages <= 1, layout.stages > 2
+    layer, alone = passes.layer, layout.stages <= 1
     one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
-    counts = layout.first, where(deep, layout.middle, 0.0), where(alone, 0.0, layout.last)
     first_s, last_s = shared_ends(layout, passes.first.both_s, passes.last.both_s)
+    # Two stages have no middle, and a single one has both ends: stages that are not there are empty, and never longest.
+    layers = layout.first, where(layout.stages > 2, layout.middle, 0.0), where(alone, 0.0, layout.last)
     busy_s = (
-        counts[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
-        counts[1] * one_layer_s,
-        counts[2] * one_layer_s + where(alone, 0.0, last_s),
+        layers[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
+        layers[1] * one_layer_s,
+        layers[2] * one_layer_s + where(alone, 0.0, last_s),
     )
     first_weights_s, last_weights_s = shared_ends(layout, passes.first.weights_s, passes.last.weights_s)
-    of_weights = first_weights_s, 0.0, last_weights_s
-    stages = _Stages(
-        fills=isinstance(filling, np.ndarray) or bool(filling), layers=counts, busy_s=busy_s, ends_weights_s=of_weights,
-        forward_s=(layout.first * layer.forward_s + passes.first.forward_s, layout.middle * layer.forward_s),
-    )  # fmt: skip
+    ends_weights_s = first_weights_s, 0.0, last_weights_s
     whole = {
         "all_stages_s": layout.whole * one_layer_s + first_s + last_s,
-        "all_weights_s": layout.whole * layer.weights_s + sum(of_weights),
-        "first_weights_s": layout.first * layer.weights_s + of_weights[0],
+        "all_weights_s": layout.whole * layer.weights_s + sum(ends_weights_s),
+        "first_weights_s": layout.first * layer.weights_s + first_weights_s,
     }
-    pace_s = _paces_s(layout, layer, stages, whole, copies, filling, micro_batches)
+    # In the steady state every stage waits for the one whose passes take longest, copies to the host included.
+    pace_s = _lasting_s(busy_s, layers, wait_s)
+    forward_s = layout.first * layer.forward_s + passes.first.forward_s, layout.middle * layer.forward_s
+    fills = isinstance(filling, np.ndarray) or bool(filling)
+    if fills:
+        # A stage that is long for its gradients of weights has more of them to fill its bubble with, so that another
+        # may make the step longer: of each stage the step through it, all micro-batches and the bubble, is compared.
+        others = {
+            "all_stages_s": _lasting_s([whole["all_stages_s"]], [layout.whole], wait_s)[0],
+            "all_weights_s": whole["all_weights_s"] - layout.whole * more_s,
+            "first_weights_s": whole["first_weights_s"] - layout.first * more_s,
+            "filling": filling,
+            "virtual_stages": layout.virtual_stages,
+        }
+        weights_s = [n * (layer.weights_s - more_s) + end_s for n, end_s in zip(layers, ends_weights_s, strict=True)]
+        # Forward passes fill too; on the last stage, which is the first to go back, gradients of weights alone do.
+        fillers_s = *forward_s, weights_s[2]
+        pace_s = [
+            micro_batches * each_s
+            + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=own_s, slowest_forward_s=fill_s, **others)
+            for each_s, own_s, fill_s in zip(pace_s, weights_s, fillers_s, strict=True)
+        ]
     longest_s = maximum(pace_s[0], maximum(pace_s[1], pace_s[2]))
     is_first = pace_s[0] >= longest_s
     is_last = (pace_s[2] >= longest_s) & (pace_s[0] < longest_s)
-    layers = where(is_first, layout.first, where(is_last, layout.last, layout.middle))
+
+    def of_it(first: Num, middle: Num, last: Num) -> Num:
+        return where(is_first, first, where(is_last, last, middle))
+
+    count = of_it(layout.first, layout.middle, layout.last)
     first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
     first_held, last_held = of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
-    slowest_weights_s = layers * layer.weights_s + first * of_weights[0] + last * of_weights[2]
-    forward_s: Num = 0.0
-    if stages.fills:
-        forward_s = where(is_first, stages.forward_s[0], where(is_last, slowest_weights_s, stages.forward_s[1]))
+    slowest_weights_s = count * layer.weights_s + first * first_weights_s + last * last_weights_s
     return CriticalStage(
-        layers=layers, first=first_held, last=last_held,
-        slowest_s=where(is_first, busy_s[0], where(is_last, busy_s[2], busy_s[1])),
-        slowest_weights_s=slowest_weights_s, slowest_forward_s=forward_s, **whole,
+        layers=count, first=first_held, last=last_held, slowest_s=of_it(*busy_s), slowest_weights_s=slowest_weights_s,
+        slowest_forward_s=of_it(*forward_s, slowest_weights_s) if fills else 0.0, **whole,
     )  # fmt: skip
+
+
+def _lasting_s(busy_s: Sequence[Num], layers: Sequence[Num], wait_s: Num) -> list[Num]:
+    """Passes of stages of some layers each, with the waits of these for copies."""
+    if not isinstance(wait_s, np.ndarray) and not wait_s:
+        return list(busy_s)
+    return [each_s + count * wait_s for each_s, count in zip(busy_s, layers, strict=True)]
 
 
 def _mean_passes(layout: Layout, passes: Passes) -> dict[str, Num]:
@@ -241,23 +212,20 @@ class Step:
     momentum_gather_s: Num
     owned: Num
     """Parameters that a rank of the stage with most of them updates."""
-    bubble: Call
-    """How :attr:`idle_s` was computed."""
-    copies: tuple[tuple[Call, Num], ...]
-    """How :attr:`copies_s` was computed: the sum of these calls, each so many times."""
-    exchanges: Mapping[str, Call]
+    exchanges: Mapping[str, Num]
     """Overlapped exchange of experts of a layer, by direction."""
     copies_s: Num
     """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
     copies_busy_s: Num
     overhead_s: Num
     """Time of a step that no work explains: what ranks do together, once a step."""
-    contention: Call | None
-    """Messages between stages that share their links with gradients in the background; None: the machine does not
+    contention_s: Num
+    """Messages between stages that share their links with gradients in the background; 0 where the machine does not
     tell its links apart."""
-    devices: Num
-    growth: Num
-    """Relative growth of its work per doubling of the devices."""
+    work_s: Num
+    """Everything that grows with the work."""
+    growth_s: Num
+    """Stragglers and shared links of many devices."""
     behind_forward_s: Num
     """Forward time of one layer, behind which a gathering can hide; likewise backward."""
     behind_backward_s: Num
@@ -274,29 +242,9 @@ class Step:
         return (self.data.exposed_s + self.replicated_s + update_s) / self.updates
 
     @property
-    def work_s(self) -> Num:
-        """Everything that grows with the work."""
-        alone_s = (
-            self.steady_s + self.pipeline_comm_s + self.bubble_s + self.data.exposed_s + self.replicated_s
-            + self.optimizer_s + self.matrix_update_s + self.momentum_gather_s + self.stage_host_s + self.copies_s
-        )  # fmt: skip
-        return alone_s if self.contention is None else alone_s + self.contention.value
-
-    @property
-    def growth_s(self) -> Num:
-        """Stragglers and shared links of many devices."""
-        return self._growth_s(self.work_s)
-
-    @property
     def total_s(self) -> Num:
         """Time of the step."""
-        work_s = self.work_s
-        return work_s + self.overhead_s + self._growth_s(work_s)
-
-    def _growth_s(self, work_s: Num) -> Num:
-        if isinstance(self.growth, float) and not self.growth:
-            return 0.0
-        return growth_s(work_s, self.devices, self.growth)
+        return self.work_s + self.overhead_s + self.growth_s
 
 
 def _split(inputs: StepInputs, passes: Passes) -> Passes:
@@ -311,61 +259,98 @@ def _split(inputs: StepInputs, passes: Passes) -> Passes:
     return Passes(**{part: replace(each, weights_s=each.weights_s * splits) for part, each in parts.items()})
 
 
-def compose(inputs: StepInputs, passes: Passes, framework: Framework) -> Step:
-    """One optimiser step from the times of its parts."""
+def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis: str = "") -> Step:
+    """One optimiser step from the times of its parts, the terms of a report in their order.
+
+    ``host_basis``: what the rate of the link to the host rests on, for the tape.
+    """
     layout, passes, updates = inputs.layout, _split(inputs, passes), inputs.updates
-    exchanges = overlapped_exchanges(layout, passes.layer)
+    with at("exchange"):
+        exchanges = overlapped_exchanges(layout, passes.layer)
     layer = exposed_pass(passes.layer, exchanges)
     copies = _layer_copies(inputs, layer)
-    stage = critical_stage(layout, replace(passes, layer=layer), copies, inputs.filling, inputs.micro_batches)
-    stages, chunks, links = layout.stages, layout.virtual_stages, framework.stage_links
-    link_s = inputs.stage_link_s * links
-    waited, filling = _messages(inputs)
+    stage = critical_stage(layout, replace(passes, layer=layer), *copies, inputs.filling, inputs.micro_batches)
+    steady_s = inputs.micro_batches * stage.slowest_s
     backward_s = layer.backward_with_s(layout.recomputed)
-    idle_s, bubble = _bubble(inputs, passes, stage)
-    waits = _copies(inputs, layer, stage, copies)
-    data = _data_parallel(
-        inputs, framework, *_free_s(inputs, layer, backward_s), where(stages > 1, 0.0, passes.last.backward_s)
-    )
+    head_s = where(layout.stages > 1, 0.0, passes.last.backward_s)
+    data = _data_parallel(inputs, framework, *_free_s(inputs, layer, backward_s), head_s)
+    _traffic_parts(framework)
+    replicated_s = term("dp_comm/replicated_weights", inputs.replicated_s * updates, times_per_step=updates)
+    # Messages between stages: those that a step waits for in between, and those that fill and drain the pipeline.
+    links, (waited, filling) = framework.stage_links, _messages(inputs)
+    link_s = inputs.stage_link_s * links
+    pipeline_comm_s = term(
+        "pp_comm", waited * link_s, lambda: waited_messages(*_sent(inputs), 0.0) * link_s,
+        times_per_step=waited, framework_factor=links,
+    )  # fmt: skip
+    contention_s = _contention_s(inputs, data, link_s)
+    idle_s = term("bubble", _bubble_s(inputs, passes, stage))
+    bubble_links_s = filling * link_s
+    term("bubble", bubble_links_s, None, "pp_comm", times_per_step=filling, framework_factor=links)
+    copies_busy_s = 2 * inputs.copy_s * inputs.micro_batches * stage.layers
+    copies_s = _copies_s(inputs, layer, stage, copies, host_basis)
+    term("offload/activations", copies_s, lambda: maximum(copies_busy_s, copies_s))
+    part("offload/activations/one_layer")
+    device_s = term("optimizer", inputs.optimizer_s * framework.optimizer * updates, None, "optimizer/device",
+                    times_per_step=updates, framework_factor=framework.optimizer)  # fmt: skip
+    host_s = term("optimizer", inputs.host_optimizer_s * updates, None, "optimizer/host", times_per_step=updates)
+    matrix_s = term("optimizer", inputs.matrix_update_s * framework.matrix * updates, None, "optimizer/matrices",
+                    times_per_step=updates, framework_factor=framework.matrix)  # fmt: skip
+    momentum_s = term("optimizer/momentum", inputs.momentum_gather_s * framework.data_links * updates,
+                      times_per_step=updates, framework_factor=framework.data_links)  # fmt: skip
+    with at("host/stages"):
+        stage_host_s = term("host/stages", call(
+            stage_issue_s, fitted_parameter(framework, "stage_s"), micro_batches=inputs.host_starts,
+            virtual_stages=layout.virtual_stages, stages=layout.stages, stage_s=framework.stage_s,
+        ))  # fmt: skip
+    with at("overhead"):
+        overhead_s = term("overhead", call(
+            step_overhead_s, fitted_parameter(framework, "step_s"), step_s=framework.step_s, devices=inputs.devices,
+            tensors=inputs.tensors,
+        ))  # fmt: skip
+    work_s = (
+        steady_s + pipeline_comm_s + (idle_s + bubble_links_s) + data.exposed_s + replicated_s
+        + (device_s + host_s) + matrix_s + momentum_s + stage_host_s + copies_s + contention_s
+    )  # fmt: skip
+    with at("scaling"):
+        grown_s = term("scaling", 0.0 if isinstance(framework.growth, float) and not framework.growth else call(
+            growth_s, fitted_parameter(framework, "growth"), work_s=work_s, devices=inputs.devices,
+            growth=framework.growth,
+        ))  # fmt: skip
     return Step(
-        stage=stage,
-        micro_batches=inputs.micro_batches,
-        steady_s=inputs.micro_batches * stage.slowest_s,
-        stage_link_s=link_s,
-        waited_messages=waited,
-        pipeline_comm_s=waited * link_s,
-        filling_messages=filling,
-        idle_s=idle_s,
-        bubble=bubble, copies=waits, exchanges=exchanges,
-        bubble_links_s=filling * link_s,
-        stage_host_s=stage_issue_s(inputs.host_starts, chunks, stages, framework.stage_s),
-        updates=updates,
-        replicated_s=inputs.replicated_s * updates,
-        owned=inputs.owned,
-        optimizer_s=(inputs.optimizer_s * framework.optimizer + inputs.host_optimizer_s) * updates,
-        matrix_update_s=inputs.matrix_update_s * framework.matrix * updates,
-        momentum_gather_s=inputs.momentum_gather_s * framework.data_links * updates,
-        overhead_s=step_overhead_s(framework.step_s, inputs.devices, inputs.tensors),
-        copies_s=sum((call.value * times for call, times in waits), start=0.0),
-        copies_busy_s=2 * inputs.copy_s * inputs.micro_batches * stage.layers,
-        devices=inputs.devices,
-        growth=framework.growth,
-        behind_forward_s=layer.forward_s,
-        behind_backward_s=backward_s,
-        data=data, contention=_contention(inputs, data, link_s),
+        stage=stage, micro_batches=inputs.micro_batches, steady_s=steady_s, stage_link_s=link_s,
+        waited_messages=waited, filling_messages=filling, pipeline_comm_s=pipeline_comm_s, idle_s=idle_s,
+        bubble_links_s=bubble_links_s, stage_host_s=stage_host_s, data=data, updates=updates,
+        replicated_s=replicated_s, optimizer_s=device_s + host_s, matrix_update_s=matrix_s,
+        momentum_gather_s=momentum_s, owned=inputs.owned, exchanges=exchanges, copies_s=copies_s,
+        copies_busy_s=copies_busy_s, overhead_s=overhead_s, contention_s=contention_s, work_s=work_s,
+        growth_s=grown_s, behind_forward_s=layer.forward_s, behind_backward_s=backward_s,
     )  # fmt: skip
 
 
-def _contention(inputs: StepInputs, data: DataParallel, link_s: Num) -> Call | None:
+def _traffic_parts(framework: Framework) -> None:
+    """Collectives of a layer and of the ends of the model, from which the exposed traffic follows."""
+    links = framework.data_links
+    for name in ("gradients", "weights"):
+        for which in ("one_layer", "embedding", "head"):
+            part(f"dp_comm/{name}/{which}", framework_factor=links)
+    part("offload/parameters/one_layer")
+    part("dp_comm/gradients/replicas", framework_factor=links)
+
+
+def _contention_s(inputs: StepInputs, data: DataParallel, link_s: Num) -> Num:
     """How much longer messages between stages take while gradients are reduced in the background of the same links.
 
     Each virtual stage has one during the last backward pass, behind which its gradients go.
     """
     if not np.any(inputs.tiered):
-        return None
-    background_s = data.gradient_busy_s * inputs.hides_data * inputs.shares_far
-    exposed_s = inputs.layout.virtual_stages * link_s * inputs.stages_far
-    return Call(CONTENTION, {"background_s": background_s, "exposed_s": exposed_s})
+        return 0.0
+    with at("pp_comm/contention"):
+        return term("pp_comm/contention", call(
+            fair_share_wait_s, "messages share the links of a node with gradients",
+            background_s=data.gradient_busy_s * inputs.hides_data * inputs.shares_far,
+            exposed_s=inputs.layout.virtual_stages * link_s * inputs.stages_far,
+        ))  # fmt: skip
 
 
 def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
@@ -376,34 +361,36 @@ def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
     return sum((where(share > 0, value, 0.0) for value, share in each), start=0.0)
 
 
+def _sent(inputs: StepInputs) -> tuple[Num, Num, Num]:
+    """Stages, messages in one direction between two of them, virtual stages."""
+    return inputs.layout.stages, inputs.micro_batches * inputs.slices, inputs.layout.virtual_stages
+
+
 def _messages(inputs: StepInputs) -> tuple[Num, Num]:
     """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
     layout = inputs.layout
     names = ("stages", "micro_batches", "virtual_stages", "hides")
-    values = (layout.stages, inputs.micro_batches * inputs.slices, layout.virtual_stages, inputs.hides_stages)
-    arguments = dict(zip(names, values, strict=True))
+    arguments = dict(zip(names, (*_sent(inputs), inputs.hides_stages), strict=True))
     waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
     return waited, _by_schedule(inputs, lambda row: 2 * (layout.stages - 1) if row.synchronous else 0.0)
 
 
-def _bubble(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> tuple[Num, Call]:
-    """Bubble of the schedule in seconds, and its formula; of plans with several schedules that of the last.
+def _bubble_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
+    """Bubble of the schedule in seconds; ``passes``: with the exchanges that are overlapped."""
+    means: dict[str, Num] = {}
 
-    ``passes``: with the exchanges that are overlapped.
-    """
-    calls = {name: _bubble_call(inputs, SCHEDULES[name], passes, stage) for name in inputs.schedules}
-    bubble_s = _by_schedule(inputs, lambda row: calls[row.name].value)
-    return where(inputs.layout.stages > 1, bubble_s, 0.0), [*calls.values()][-1]
+    def of_row(row: Schedule) -> Num:
+        formula = row.closed_forms()[0]
+        if not means and "forward_s" in formula_of(formula).arguments:
+            means.update(_mean_passes(inputs.layout, passes))
+        with at("bubble"):
+            return _waits_s(inputs, stage, formula, slices=inputs.slices, **means)
 
-
-def _bubble_call(inputs: StepInputs, row: Schedule, passes: Passes, stage: CriticalStage) -> Call:
-    formula = formula_of(row.closed_forms()[0])
-    means = _mean_passes(inputs.layout, passes) if "forward_s" in formula.arguments else {}
-    return _waits(inputs, stage, formula, {"slices": inputs.slices, **means})
+    return where(inputs.layout.stages > 1, _by_schedule(inputs, of_row), 0.0)
 
 
-def _waits(inputs: StepInputs, stage: CriticalStage, formula: Formula, further: Mapping[str, Num]) -> Call:
-    """A formula of waits with what it takes of the times of stages."""
+def _waits_s(inputs: StepInputs, stage: CriticalStage, formula: Callable[..., Num], **further: Num) -> Num:
+    """A formula of waits on what it takes of the times of stages."""
     arguments = {
         "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s,
         "all_weights_s": stage.all_weights_s, "slowest_weights_s": stage.slowest_weights_s,
@@ -411,7 +398,7 @@ def _waits(inputs: StepInputs, stage: CriticalStage, formula: Formula, further: 
         "stages": inputs.layout.stages, "virtual_stages": inputs.layout.virtual_stages,
         "micro_batches": inputs.micro_batches, "filling": inputs.filling, **further,
     }  # fmt: skip
-    return Call(formula, {name: arguments[name] for name in formula.arguments})
+    return call(formula, **{name: arguments[name] for name in formula_of(formula).arguments})
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
@@ -427,87 +414,162 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
     return forward, backward
 
 
-def _filled_bubble(inputs: StepInputs, stage: CriticalStage) -> Call:
+def _filled_bubble_s(inputs: StepInputs, stage: CriticalStage) -> Num:
     """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
     fills = isinstance(inputs.filling, np.ndarray) or inputs.filling
-    return _waits(inputs, stage, ZERO_BUBBLE if fills else BUBBLE, {})
+    return _waits_s(inputs, stage, zero_bubble_s if fills else pipeline_bubble_s)
 
 
-def _layer_copies(inputs: StepInputs, layer: Pass) -> Copies:
-    """Waits of a layer for copies of its activations, for one micro-batch."""
+def _layer_copies(inputs: StepInputs, layer: Pass) -> tuple[Num, Num]:
+    """Wait of a layer for copies of its activations, for one micro-batch: beside its whole passes, and how much longer
+    where nothing of the backward pass makes gradients of weights.
+    """
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
-        return Copies(0.0, 0.0)
-    wait_s = _copy_wait(inputs, layer).value
+        return 0.0, 0.0
+    wait_s = _copy_wait_s(inputs, layer)
     if not isinstance(layer.weights_s, np.ndarray) and not layer.weights_s:
-        return Copies(wait_s, 0.0)
+        return wait_s, 0.0
     of_inputs = replace(layer, backward_s=layer.backward_s - layer.weights_s)
-    return Copies(wait_s, _copy_wait(inputs, of_inputs).value - wait_s)
+    return wait_s, _copy_wait_s(inputs, of_inputs) - wait_s
 
 
-def _copy_wait(inputs: StepInputs, layer: Pass) -> Call:
+def _copy_wait_s(inputs: StepInputs, layer: Pass, basis: str = "") -> Num:
     """Wait of a layer for copies of its activations, for one micro-batch."""
     backward_s = layer.backward_with_s(inputs.layout.recomputed)
-    return Call(COPIES, {
-        "copy_s": inputs.copy_s, "forward_s": layer.forward_s, "backward_s": backward_s, "hides": inputs.hides_copies,
-    })  # fmt: skip
+    return call(exposed_copies_s, basis, copy_s=inputs.copy_s, forward_s=layer.forward_s, backward_s=backward_s,
+                hides=inputs.hides_copies)  # fmt: skip
 
 
-def _copies(
-    inputs: StepInputs, layer: Pass, stage: CriticalStage, copies: Copies
-) -> tuple[tuple[Call, Num], ...]:  # fmt: skip
+def _copies_s(inputs: StepInputs, layer: Pass, stage: CriticalStage, copies: tuple[Num, Num], basis: str) -> Num:
     """Waits for copied activations: of all micro-batches on the critical stage, and what they add to the bubble."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
-        return ()
-    waits = _copy_wait(inputs, layer), inputs.micro_batches * stage.layers
-    if isinstance(copies.wait_s, float) and not copies.wait_s:
-        return (waits,)
+        return 0.0
+    path, times = "offload/activations", inputs.micro_batches * stage.layers
+    with at(path, times_per_step=times):
+        waits_s = _copy_wait_s(inputs, layer, basis) * times
+    wait_s, more_s = copies
+    if isinstance(wait_s, float) and not wait_s:
+        return waits_s
     layout, layers, piped = inputs.layout, stage.layers, where(inputs.layout.stages > 1, 1.0, 0.0)
     lasting = replace(
-        stage, all_stages_s=stage.all_stages_s + layout.whole * copies.wait_s,
-        slowest_s=stage.slowest_s + layers * copies.wait_s,
-        all_weights_s=stage.all_weights_s - layout.whole * copies.more_s,
-        slowest_weights_s=stage.slowest_weights_s - layers * copies.more_s,
-        first_weights_s=stage.first_weights_s - layout.first * copies.more_s,
+        stage, all_stages_s=stage.all_stages_s + layout.whole * wait_s,
+        slowest_s=stage.slowest_s + layers * wait_s,
+        all_weights_s=stage.all_weights_s - layout.whole * more_s,
+        slowest_weights_s=stage.slowest_weights_s - layers * more_s,
+        first_weights_s=stage.first_weights_s - layout.first * more_s,
     )  # fmt: skip
-    return (
-        waits,
-        (_filled_bubble(inputs, lasting), piped),
-        (_filled_bubble(inputs, stage), -piped),
-    )
+    with at(path, times_per_step=piped):
+        longer_s = _filled_bubble_s(inputs, lasting) * piped
+    with at(path, times_per_step=-piped):
+        return waits_s + longer_s + _filled_bubble_s(inputs, stage) * -piped
+
+
+class DataParallel(NamedTuple):
+    """Traffic over the data-parallel group, embedding and head included."""
+
+    gradient_s: Num
+    """Reduction of gradients."""
+    gradient_busy_s: Num
+    backward_gather_s: Num
+    """Weights gathered again for the backward pass (ZeRO-3)."""
+    backward_gather_busy_s: Num
+    weight_gather_s: Num
+    weight_gather_busy_s: Num
+
+    @property
+    def exposed_s(self) -> Num:
+        """All that it adds to a step."""
+        return self.gradient_s + self.backward_gather_s + self.weight_gather_s
+
+    @property
+    def busy_s(self) -> Num:
+        """Time on the links."""
+        return self.gradient_busy_s + self.backward_gather_busy_s + self.weight_gather_busy_s
 
 
 def _data_parallel(
     inputs: StepInputs, framework: Framework, forward_s: Num, backward_s: Num, head_s: Num
 ) -> DataParallel:
-    """Traffic over the data-parallel group, exposed and busy, beside what passes of a layer and of the head leave."""
-    traffic, links = inputs.traffic, framework.data_links
+    """Traffic over the data-parallel group, exposed and busy, beside what passes of a layer and of the head leave.
+
+    Without ZeRO-3 gradients travel in buckets behind the last backward pass of a step, weights before its first forward
+    pass. With it every pass gathers the weights of its layers, and the backward pass gathers them again and reduces
+    their gradients at once: both use its links, so that what they expose is shared out by how long each takes.
+    """
+    links = framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
-    sharded = where(traffic.by_unit, 1.0, 0.0)
-    reduce, gather = traffic.reduce.times(links), traffic.gather.times(links)
+    sharded = where(inputs.by_unit, 1.0, 0.0)
+    reduce, gather = inputs.reduce.times(links), inputs.gather.times(links)
     layers, again_s = inputs.layout.first * inputs.layout.held, sharded * gather.one_layer_s
-    replicas_s = traffic.replicas_s * links
-    again = {"gather_s": again_s, "layers": layers, **ends(reduce)}
+    replicas_s = inputs.replicas_s * links
     summed_s = reduce.one_layer_s + replicas_s
-    backward = layerwise(
-        _bucketed(inputs, replace(reduce, one_layer_s=summed_s), backward_s, traffic.reductions),
-        Hiding(exposed_sharded_s,
-               {"reduce_s": reduce.one_layer_s, "replicas_s": replicas_s, "behind_s": backward_s, "head_s": head_s,
-                **again},
-               {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0, **again}),
-        sharded, exposed, traffic.reductions,
+    ends = {"shown_end_s": reduce.shown_end_s, "hidden_end_s": reduce.hidden_end_s}
+    again = {"gather_s": again_s, "layers": layers, **ends}
+    units = {
+        "reduce_s": reduce.one_layer_s,
+        "replicas_s": replicas_s,
+        "behind_s": backward_s,
+        "head_s": head_s,
+        **again,
+    }
+    alone = {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0}
+    back_s, back_busy_s, whole_s = _layerwise(
+        "dp_comm/backward", exposed, inputs.reductions, sharded,
+        (exposed_buckets_s, *_buckets(inputs, replace(reduce, one_layer_s=summed_s), backward_s, inputs.reductions)),
+        (exposed_sharded_s, units, alone),
     )  # fmt: skip
-    forward = layerwise(
-        _bucketed(inputs, gather, forward_s, traffic.gathers),
-        behind(exposed_gather_s, {"one_layer_s": gather.one_layer_s, "layers": layers, **ends(gather)}, forward_s),
-        sharded, exposed, traffic.gathers,
+    units = {"one_layer_s": gather.one_layer_s, "layers": layers, "shown_end_s": gather.shown_end_s,
+             "hidden_end_s": gather.hidden_end_s, "behind_s": forward_s}  # fmt: skip
+    there_s, there_busy_s, _ = _layerwise(
+        "dp_comm/forward", exposed, inputs.gathers, sharded,
+        (exposed_buckets_s, *_buckets(inputs, gather, forward_s, inputs.gathers)),
+        (exposed_gather_s, units, {"behind_s": 0.0}),
     )  # fmt: skip
-    return shared_out(backward, forward, layers * again_s)
+    share = layers * again_s / where(whole_s > 0, whole_s, 1.0)
+    data = DataParallel(
+        gradient_s=back_s * (1.0 - share), gradient_busy_s=back_busy_s * (1.0 - share),
+        backward_gather_s=back_s * share, backward_gather_busy_s=back_busy_s * share,
+        weight_gather_s=there_s, weight_gather_busy_s=there_busy_s,
+    )  # fmt: skip
+    again_s, again_busy_s = data.backward_gather_s, data.backward_gather_busy_s
+    term("dp_comm/gradients", data.gradient_s, data.gradient_busy_s, "dp_comm/backward",
+         times_per_step=inputs.reductions, share_of_traffic=1.0 - share)  # fmt: skip
+    term("dp_comm/weights", there_s, there_busy_s, "dp_comm/forward", times_per_step=inputs.gathers)
+    term("dp_comm/weights_again", again_s, again_busy_s, "dp_comm/backward", times_per_step=inputs.reductions,
+         share_of_traffic=share)  # fmt: skip
+    return data
 
 
-def _bucketed(inputs: StepInputs, sums: Sums, behind_s: Num, times: Num) -> Hiding:
+Layerwise: TypeAlias = tuple[Callable[..., Num], dict[str, Num], dict[str, Num]]
+"""Formula of traffic by layers, its arguments, and those of them that differ where nothing hides any of it."""
+
+
+def _layerwise(
+    path: str, exposed_share: Num, times: Num, sharded: Num, once: Layerwise, always: Layerwise
+) -> tuple[Num, Num, Num]:
+    """Exposed and busy time in a step of traffic ``once``, where ``sharded`` is 1 ``always`` (ZeRO-3); its time once.
+
+    ``exposed_share``: of what could hide, what does not.
+    """
+
+    def limits_s(formula: Callable[..., Num], arguments: dict[str, Num], alone: dict[str, Num]) -> tuple[Num, Num]:
+        with at(path, share_of_time=1.0 - exposed_share):
+            least_s = call(formula, **arguments)
+        with at(path, share_of_time=exposed_share):
+            return least_s, call(formula, **arguments | alone)
+
+    least_s, whole_s = limits_s(*(always if np.all(sharded) else once))
+    if np.any(sharded) and not np.all(sharded):
+        sharded_least_s, sharded_whole_s = limits_s(*always)
+        least_s, whole_s = where(sharded > 0, sharded_least_s, least_s), where(sharded > 0, sharded_whole_s, whole_s)
+    return partly_hidden_s(least_s, whole_s, exposed_share) * times, whole_s * times, whole_s
+
+
+def _buckets(inputs: StepInputs, sums: Sums, behind_s: Num, times: Num) -> tuple[dict[str, Num], dict[str, Num]]:
     """Buckets of layers; what travels with every micro-batch has the passes of that one only to overlap with."""
     stages = where(times > 1, 1.0, inputs.layout.stages)
-    return behind(exposed_buckets_s, {
+    return {
         "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first * inputs.layout.held, "bucket": sums.bucket,
-        "chunks": inputs.traffic.chunks, "stages": stages, **ends(sums),
-    }, behind_s)  # fmt: skip
+        "chunks": inputs.chunks, "stages": stages, "shown_end_s": sums.shown_end_s,
+        "hidden_end_s": sums.hidden_end_s, "behind_s": behind_s,
+    }, {"behind_s": 0.0}  # fmt: skip

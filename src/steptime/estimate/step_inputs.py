@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 
 from steptime.cost.experts import dual_paired_share, paired_share
 from steptime.cost.pipeline import filling_passes, mean_stage_link_s
-from steptime.estimate.communication import boundary_times_s
+from steptime.estimate.communication import boundary_times_s, message_basis
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near
 from steptime.estimate.sizes import Sizes
 from steptime.estimate.traffic import (
-    ParameterTraffic,
-    Traffic,
+    Sums,
     host_optimizer_time_s,
     matrix_time_s,
-    no_traffic,
     optimizer_time_s,
     owned_parameters,
     parameter_traffic,
@@ -26,6 +26,7 @@ from steptime.num import Num, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.strategies import Method, StageSplit
+from steptime.terms import at, call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,9 @@ def _paired(planned: PlannedJob) -> Num:
     return paired_share(planned.micro_batches, plans.vpp, plans.pp)
 
 
+NO_TRAFFIC: Final = Sums(0.0, 1.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """What a step is composed of beside the passes through its parts; before the framework has its say."""
@@ -94,10 +98,10 @@ class StepInputs:
     """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
     """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
-    shares_near: Num
+    shares_near: Num = 0.0
     """1 where data-parallel traffic shares the links of the fast domain with other transfers; below those that leave
     it."""
-    shares_far: Num
+    shares_far: Num = 0.0
     tiered: bool = False
     """Whether the machine tells links beyond its fast domains apart, so that traffic which shares them is known."""
     stages_far: Num = 0.0
@@ -107,12 +111,29 @@ class StepInputs:
     """Likewise copies of activations to the host and back."""
     copy_s: Num
     """Copy of a layer's activations in one direction, for one micro-batch."""
-    fast_link_s: Num
+    fast_link_s: Num = 0.0
     """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
-    slow_link_s: Num
-    stage_link_s: Num
-    traffic: Traffic
-    replicated_s: Num
+    slow_link_s: Num = 0.0
+    stage_link_s: Num = 0.0
+    reduce: Sums = NO_TRAFFIC
+    """Reductions of gradients over the ranks that share weights or hold the same, on the first stage, on free links.
+
+    The last backward pass of a step is that of the first stage, and its gradients are the last to be reduced; those of
+    stage $s$ are ready $s$ backward passes earlier, behind which their reduction runs. Likewise the weights that the
+    first stage gathers are needed first.
+    """
+    replicas_s: Num = 0.0
+    """Sum of the shards of a layer over their replicas."""
+    gather: Sums = NO_TRAFFIC
+    """Gathering of weights (0 where every rank keeps them whole)."""
+    by_unit: Any
+    """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
+    chunks: Num
+    """Virtual stages of a device, for buckets of gradients."""
+    reductions: Num
+    """Times per step that gradients are reduced; likewise weights gathered."""
+    gathers: Num
+    replicated_s: Num = 0.0
     """Reduction of gradients of weights that tensor-parallel ranks replicate."""
     owned: Num
     """Parameters that a rank of the stage with most of them updates."""
@@ -139,19 +160,11 @@ MESSAGES_REGARDLESS = ("recompute", "recompute_every", "zero", "shard", "vpp", "
 """Columns of plans on which :func:`messages_of` does not depend: what leaves a stage has the same size and way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """Time of a message between stages: to one in the same fast domain, and to one in another."""
-
-    near_s: Num
-    far_s: Num
-
-
-def messages_of(planned: PlannedJob, machine: Machine) -> Messages:
-    """Messages between stages on the machine's links."""
+def messages_of(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
+    """Messages between stages on the machine's links, by their names in :class:`StepInputs`."""
     sent_bytes = planned.sizes.boundary_bytes / planned.job.pipeline.usual_slices
     near_s, far_s = boundary_times_s(planned.job, machine, planned.plans, sent_bytes)
-    return Messages(near_s=near_s, far_s=far_s * planned.method.slow_link_share(planned.plans))
+    return {"fast_link_s": near_s, "slow_link_s": far_s * planned.method.slow_link_share(planned.plans)}
 
 
 def linked_inputs(
@@ -160,21 +173,21 @@ def linked_inputs(
     job: Job,
     plans: Plans,
     machine: Machine,
-    messages: Messages,
-    parameters: ParameterTraffic,
+    messages: Mapping[str, Any],
+    parameters: Mapping[str, Any],
 ) -> StepInputs:
     """The inputs of :func:`unlinked_inputs` with what is sent."""
     is_near = plans.is_near("dp") & plans.is_near("cp") & copies_near(job, plans)
     near, shares = where(is_near, 1.0, 0.0), float(method.calibrated)
+    with at("pp_comm"):
+        stage_link_s = call(
+            mean_stage_link_s, partial(message_basis, machine, plans.pp, plans.in_pp),
+            stages=plans.pp, inside=plans.in_pp, fast_s=messages["fast_link_s"], slow_s=messages["slow_link_s"],
+        )  # fmt: skip
     return replace(
         unlinked,
         shares_near=near * shares, shares_far=(1.0 - near) * shares, tiered=machine.network is not None,
-        stages_far=where(plans.is_near("pp"), 0.0, 1.0), fast_link_s=messages.near_s, slow_link_s=messages.far_s,
-        stage_link_s=mean_stage_link_s(plans.pp, plans.in_pp, messages.near_s, messages.far_s),
-        traffic=replace(
-            unlinked.traffic, reduce=parameters.reduce, replicas_s=parameters.replicas_s, gather=parameters.gather
-        ),
-        replicated_s=parameters.replicated_s, momentum_gather_s=parameters.momentum_gather_s,
+        stages_far=where(plans.is_near("pp"), 0.0, 1.0), stage_link_s=stage_link_s, **messages, **parameters,
     )  # fmt: skip
 
 
@@ -186,17 +199,19 @@ def _tensors(sizes: Sizes, layout: Layout) -> Num:
 def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
     """As :func:`inputs_of` on links that take no time, whatever the placement."""
     job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
-    owned = owned_parameters(planned)
+    owned, updates = owned_parameters(planned), job.updates(plans)
+    passes = micro_batches / job.stages_held  # of two mirrored stages each sees half of them
     return StepInputs(
         layout=layout, devices=job.gpus, micro_batches=micro_batches,
         host_starts=micro_batches * row.usual_slices if job.graphs != "step" else 0.0, slices=row.usual_slices,
         schedules={row.name: 1.0},
         filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
-        hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap), shares_near=0.0, shares_far=0.0,
-        hides_copies=float("offload" in job.overlap), copy_s=copy_s, fast_link_s=0.0, slow_link_s=0.0, stage_link_s=0.0,
-        traffic=no_traffic(planned), replicated_s=0.0, owned=owned,
+        hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
+        hides_copies=float("offload" in job.overlap), copy_s=copy_s, by_unit=plans.shares("weights"),
+        chunks=plans.vpp if planned.method.calibrated else 1, reductions=plans.reductions(passes, updates),
+        gathers=plans.gathers(passes, updates), owned=owned,
         tensors=_tensors(planned.sizes, layout),
         optimizer_s=optimizer_time_s(planned, owned, machine),
         host_optimizer_s=host_optimizer_time_s(job, owned, machine),
-        matrix_update_s=matrix_time_s(planned, machine), updates=job.updates(plans),
+        matrix_update_s=matrix_time_s(planned, machine), updates=updates,
     )  # fmt: skip

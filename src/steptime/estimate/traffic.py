@@ -12,7 +12,7 @@ from steptime.cost.data_parallel import adam_step_bytes, layers_per_bucket
 from steptime.cost.host import HOST_ADAM_PER_S, host_adam_s, host_copy_s
 from steptime.cost.optimizers import matrix_update_s
 from steptime.cost.roofline import memory_s
-from steptime.estimate.communication import Collective, Group, collective_in, group_of
+from steptime.estimate.communication import Group, collective_in, group_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
@@ -21,6 +21,7 @@ from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MOMENTUM_BYTES, nothing
 from steptime.plan.plans import Plans
+from steptime.terms import at, call
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,63 +40,33 @@ class Sums:
         return Sums(self.one_layer_s * factor, self.bucket, self.shown_end_s * factor, self.hidden_end_s * factor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Collectives over the data-parallel group on the first stage, on free links.
-
-    The last backward pass of a step is that of the first stage, and its gradients are the last to be reduced; those of
-    stage $s$ are ready $s$ backward passes earlier, behind which their reduction runs. Likewise the weights that the
-    first stage gathers are needed first.
-    """
-
-    reduce: Sums
-    """Reductions of gradients over the ranks that share weights, or hold the same."""
-    replicas_s: Num
-    """Sum of the shards of a layer over their replicas."""
-    gather: Sums
-    """Gathering of weights (0 where every rank keeps them whole)."""
-    by_unit: Any
-    """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
-    chunks: Num
-    """Virtual stages of a device."""
-    reductions: Num
-    """Times per step that gradients are reduced; likewise weights gathered."""
-    gathers: Num
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterTraffic:
-    """Time of the collectives in which ranks sum gradients and gather weights and momentum, on free links."""
-
-    reduce: Sums
-    replicas_s: Num
-    gather: Sums
-    """These three as in :class:`Traffic`."""
-    replicated_s: Num
-    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
-    momentum_gather_s: Num
-    """Gathering of the momentum of whole matrices."""
-
-
 PARAMETERS_REGARDLESS = ("micro_batch", "panels", "recompute", "recompute_every")
 """Columns of plans on which :func:`parameter_traffic` does not depend: parameters have the same sizes and groups."""
 
 
-def parameter_traffic(planned: PlannedJob, machine: Machine) -> ParameterTraffic:
-    """Collectives of gradients, weights and momentum, by ZeRO stage."""
+def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
+    """Collectives of gradients, weights and momentum on free links, by their names in
+    :class:`~steptime.estimate.step_inputs.StepInputs`.
+    """
     shared = shared_of(planned)
-    return ParameterTraffic(
-        reduce=_sums(machine, shared.reduce, shared.reduce_ends), replicas_s=sent_s(machine, shared.replicas),
-        gather=_read_from_host(planned, machine, shared, _sums(machine, shared.gather, shared.gather_ends)),
-        replicated_s=replicated_s(planned, machine), momentum_gather_s=sent_s(machine, momentum_of(planned)),
-    )  # fmt: skip
+    return {
+        "reduce": _sums(machine, "gradients", shared.reduce, shared.reduce_ends),
+        "replicas_s": sent_s(machine, shared.replicas, "dp_comm/gradients/replicas"),
+        "gather": _read_from_host(
+            planned, machine, shared, _sums(machine, "weights", shared.gather, shared.gather_ends)
+        ),
+        "replicated_s": replicated_s(planned, machine),
+        "momentum_gather_s": sent_s(machine, momentum_of(planned), "optimizer/momentum"),
+    }  # fmt: skip
 
 
 def _read_from_host(planned: PlannedJob, machine: Machine, shared: Shared, gather: Sums) -> Sums:
     """Gathering of weights where each rank first reads its shard from the host's memory."""
     if "parameters" not in planned.job.offload:
         return gather
-    layer_s, shown_s, hidden_s = (host_read_s(machine, sent) for sent in (shared.gather, *shared.gather_ends))
+    with at("offload/parameters/one_layer"):
+        layer_s = host_read_s(machine, shared.gather)
+    shown_s, hidden_s = (host_read_s(machine, sent) for sent in shared.gather_ends)
     return Sums(
         gather.one_layer_s + layer_s, gather.bucket, gather.shown_end_s + shown_s, gather.hidden_end_s + hidden_s
     )
@@ -103,31 +74,20 @@ def _read_from_host(planned: PlannedJob, machine: Machine, shared: Shared, gathe
 
 def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
     """Time in which a rank reads its shards of what some collectives gather from its host."""
-    return sum((host_copy_s(**one) for one in host_read_arguments(machine, sent)), start=0.0)
+    total: Num = 0.0
+    for one in sent:
+        kept_bytes = one.times * one.size_bytes / one.group[0]
+        total = total + call(host_copy_s, machine.host_basis, kept_bytes=kept_bytes, host_Bps=machine.host_Bps)
+    return total
 
 
-def host_read_arguments(machine: Machine, sent: list[Sent]) -> list[dict[str, Num]]:
-    """Arguments of these copies."""
-    return [{"kept_bytes": one.times * one.size_bytes / one.group[0], "host_Bps": machine.host_Bps} for one in sent]
-
-
-def no_traffic(planned: PlannedJob) -> Traffic:
-    """Traffic over the data-parallel group on links that take no time."""
-    plans, none, updates = planned.plans, Sums(0.0, 1.0, 0.0, 0.0), planned.job.updates(planned.plans)
-    passes = planned.micro_batches / planned.job.stages_held  # of two mirrored stages each sees half of them
-    return Traffic(
-        reduce=none, replicas_s=0.0, gather=none, by_unit=plans.shares("weights"),
-        chunks=plans.vpp if planned.method.calibrated else 1,
-        reductions=plans.reductions(passes, updates), gathers=plans.gathers(passes, updates),
-    )  # fmt: skip
-
-
-def _sums(machine: Machine, layer: list[Sent], ends: Ends) -> Sums:
-    seconds = [sent_s(machine, [one]) for one in layer]
+def _sums(machine: Machine, name: str, layer: list[Sent], ends: Ends) -> Sums:
+    seconds = [sent_s(machine, [one], f"dp_comm/{name}/one_layer") for one in layer]
     one_layer_s = sum(seconds, start=0.0)
     messages_s = sum((each_s * one.layers for each_s, one in zip(seconds, layer, strict=True)), start=0.0)
     bucket = messages_s / where(one_layer_s > 0, one_layer_s, 1.0)
-    shown_s, hidden_s = sent_s(machine, ends.shown), sent_s(machine, ends.hidden)
+    shown_s = sent_s(machine, ends.shown, f"dp_comm/{name}/embedding")
+    hidden_s = sent_s(machine, ends.hidden, f"dp_comm/{name}/head")
     return Sums(one_layer_s, maximum(bucket, 1.0), shown_s, hidden_s)
 
 
@@ -142,10 +102,6 @@ class Sent(NamedTuple):
     times: Num = 1.0
     layers: Num = 1.0
     """Layers whose parts it carries."""
-
-    def on(self, machine: Machine) -> Collective:
-        """The collective on a machine's links."""
-        return collective_in(self.kind, machine, self.size_bytes, self.group, self.senders)
 
 
 class Ends(NamedTuple):
@@ -166,16 +122,18 @@ class Shared(NamedTuple):
     gather_ends: Ends
 
 
-def sent_s(machine: Machine, sent: list[Sent]) -> Num:
-    """Time of some collectives, one after the other."""
+def sent_s(machine: Machine, sent: list[Sent], path: str) -> Num:
+    """Time of some collectives, one after the other; ``path``: for the tape."""
     total: Num = 0.0
     for one in sent:
-        total = total + one.times * one.on(machine).seconds
+        with at(path, passes=one.times):
+            seconds = collective_in(one.kind, machine, one.size_bytes, one.group, one.senders)
+        total = total + one.times * seconds
     return total
 
 
 def shared_of(planned: PlannedJob) -> Shared:
-    """The collectives of :class:`ParameterTraffic`; those of a layer are its share of a bucket, but for ZeRO-3."""
+    """The collectives of :func:`parameter_traffic`; those of a layer are its share of a bucket, but for ZeRO-3."""
     plans, sizes, stage = planned.plans, planned.sizes, stage_parts(planned, "first")
     pools = [Pool(weights="weights", frozen="frozen_bytes", group=_group(planned, planned.strategy.gradient_axes))]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
@@ -307,35 +265,20 @@ def replicated_s(planned: PlannedJob, machine: Machine) -> Num:
     """Reduction of the gradients of weights that tensor-parallel ranks replicate, on the first stage."""
     if not planned.method.share_replicated_gradients:
         return 0.0 * planned.plans.tp
-    return sent_s(machine, [replicated_of(planned)])
-
-
-def replicated_of(planned: PlannedJob) -> Sent:
-    """The collective of :func:`replicated_s`."""
     plans, parameters = planned.plans, on_stage(planned, "replicated", stage_parts(planned, "first"))
     size_bytes = parameters * planned.job.gradient_bytes * where(plans.sp > 0, 1.0, 0.0)
-    return Sent("all_reduce", size_bytes, group_of(plans, (planned.strategy.replicated_axis,)))
-
-
-def offloaded_arguments(job: Job, owned: Num, machine: Machine) -> dict[str, Num]:
-    """Arguments of the optimiser step on the host, for so many parameters of a rank."""
-    return {
-        "parameters": owned, "ranks": machine.host_ranks,
-        "moved_bytes": owned * (job.gradient_bytes + job.precision.element_bytes),
-        "updates_per_s": HOST_ADAM_PER_S, "host_Bps": machine.host_Bps,
-    }  # fmt: skip
+    sent = Sent("all_reduce", size_bytes, group_of(plans, (planned.strategy.replicated_axis,)))
+    return sent_s(machine, [sent], "dp_comm/replicated_weights")
 
 
 def layer_copy_s(planned: PlannedJob, machine: Machine) -> Num:
     """Time of a layer's activations to the host, or back, for one micro-batch; 0 where they stay on the device."""
-    return host_copy_s(**layer_copy_arguments(planned, machine)) if "activations" in planned.job.offload else 0.0
-
-
-def layer_copy_arguments(planned: PlannedJob, machine: Machine) -> dict[str, Num]:
-    """Arguments of the copy of a layer's activations to the host, or back."""
+    if "activations" not in planned.job.offload:
+        return 0.0
     sizes = planned.sizes
     kept_bytes = kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, planned.plans)
-    return {"kept_bytes": kept_bytes, "host_Bps": machine.host_Bps}
+    with at("offload/activations/one_layer"):
+        return call(host_copy_s, machine.host_basis, kept_bytes=kept_bytes, host_Bps=machine.host_Bps)
 
 
 def optimizer_bytes(planned: PlannedJob, owned: Num) -> Num:
@@ -355,14 +298,22 @@ def optimizer_time_s(planned: PlannedJob, owned: Num, machine: Machine) -> Num:
         return 0.0
     moved_bytes = optimizer_bytes(planned, owned)
     fitted = streamed(machine.models, moved_bytes)
-    if fitted is None:
-        return memory_s(moved_bytes, machine.memory_Bps)
-    return where(moved_bytes > 0, fitted.seconds, 0.0)
+    with at("optimizer/device"):
+        if fitted is None:
+            return call(memory_s, moved_bytes=moved_bytes, memory_Bps=machine.memory_Bps)
+        return where(moved_bytes > 0, fitted.seconds, 0.0)
 
 
 def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
     """Time of the optimiser on the host; 0 where the device does it."""
-    return host_adam_s(**offloaded_arguments(job, owned, machine)) if "optimizer" in job.offload else 0.0
+    if "optimizer" not in job.offload:
+        return 0.0
+    with at("optimizer/host"):
+        return call(
+            host_adam_s, machine.host_basis, parameters=owned, ranks=machine.host_ranks,
+            moved_bytes=owned * (job.gradient_bytes + job.precision.element_bytes),
+            updates_per_s=HOST_ADAM_PER_S, host_Bps=machine.host_Bps,
+        )  # fmt: skip
 
 
 def owned_parameters(planned: PlannedJob) -> Num:
@@ -394,12 +345,9 @@ def matrix_time_s(planned: PlannedJob, machine: Machine) -> Num:
     update = planned.job.optimizer.matrices
     if update is None or update.flops is nothing:
         return 0.0
-    return matrix_update_s(**matrix_arguments(planned, machine))
-
-
-def matrix_arguments(planned: PlannedJob, machine: Machine) -> dict[str, Num]:
-    """Arguments of the products of the optimiser's step."""
-    return {"flops": owned_of(planned, "matrix_flops"), "flops_per_s": machine.matrix_flops_per_s}
+    flops = owned_of(planned, "matrix_flops")
+    with at("optimizer/matrices"):
+        return call(matrix_update_s, flops=flops, flops_per_s=machine.matrix_flops_per_s)
 
 
 def momentum_of(planned: PlannedJob) -> list[Sent]:

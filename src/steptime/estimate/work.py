@@ -12,32 +12,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.cost.collective import shown_beside_s
-from steptime.cost.host import issued_s, router_wait_s
+from steptime.cost.host import issue_wait_s, issued_s, router_wait_s
 from steptime.cost.roofline import held_to_peak_s
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, may_overlap
 from steptime.num import Num, maximum, minimum, where
-from steptime.plan.framework import Framework
+from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.plans import Plans
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row
+from steptime.terms import at, call, note
 
 RECORDED_WEIGHTS = "captured_weights_backward"
 """A recorded product of its own for the gradient of weights."""
 INPUTS = "inputs"
 """The backward pass without the products that make gradients of weights."""
 EXPERT_AXIS = "ep"
-_PASS_OF = {INPUTS: BACKWARD, RECOMPUTE: FORWARD}
-PHASES = (FORWARD, BACKWARD, *_PASS_OF)
+PASS_OF = {INPUTS: BACKWARD, RECOMPUTE: FORWARD}
+PHASES = (FORWARD, BACKWARD, *PASS_OF)
 """Phases of a part's work: its passes, and parts of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """Transfers of one row and the work beside which they run; before the framework has its say."""
-
-    work_s: Mapping[tuple[str, bool], Num]
-    """Time of the work, by its kind and whether it is in a narrow format."""
-    links_s: Mapping[str, Num]
-    """Transfers, by axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +53,17 @@ class PhaseWork:
     """1 where router and preprocessing are one graph, else 0."""
     links_s: Mapping[str, Num]
     """Transfers that nothing hides, by axis."""
-    beside: Mapping[str, Beside]
-    """Transfers that run beside the work of their own row, by phase and row."""
+    covered_s: Mapping[tuple[str, str], Num]
+    """Transfers that run beside the work of their own row, by phase and row, and axis."""
+    beside_s: Mapping[tuple[str, str, bool], Num]
+    """Time of that work, by phase and row, its kind, and whether it is in a narrow format."""
     busy_s: Mapping[tuple[str, bool], Num]
     """Time of all transfers, hidden or not, by axis and whether they leave the fast domain."""
 
 
-NUMBERS = tuple(each.name for each in fields(PhaseWork) if each.name not in ("links_s", "busy_s", "beside"))
+NUMBERS = tuple(
+    each.name for each in fields(PhaseWork) if each.name not in ("links_s", "busy_s", "covered_s", "beside_s")
+)
 """Fields of a work that are numbers: what the device does, whatever the placement; the others are its transfers."""
 
 
@@ -106,16 +101,9 @@ def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], N
     return found
 
 
-def _beside(time: PhaseTime) -> Beside:
-    links: dict[str, Num] = {}
-    for each in time.transfers:
-        links[each.transfer.axis] = links.get(each.transfer.axis, 0.0) + each.covered_s
-    return Beside(work_s={(kind_of(time.row), time.narrow): time.beside_s}, links_s=links)
-
-
 def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
     """Work of a phase; where a part of a pass has no record of its own, that of the whole pass."""
-    return works[phase if phase in works else _PASS_OF[phase]]
+    return works[phase if phase in works else PASS_OF[phase]]
 
 
 def work_of(
@@ -161,7 +149,8 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
     """Work of some rows in one direction; a part that is one graph of ``graphs`` is issued as one operator."""
     into: dict[str, Num] = {}
     links: dict[str, Num] = {}
-    beside: dict[str, Beside] = {}
+    covered: dict[tuple[str, str], Num] = {}
+    beside: dict[tuple[str, str, bool], Num] = {}
     busy: dict[str, Num] = {}
     for time in times:
         kind = kind_of(time.row)
@@ -182,13 +171,17 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
             links[axis] = links.get(axis, 0.0) + (each.busy_s - each.covered_s)
             busy[axis] = busy.get(axis, 0.0) + each.busy_s
         if may_overlap(time.row, time.phase):
-            beside[f"{time.phase}/{time.row.name}"] = _beside(time)
+            name, own = f"{time.phase}/{time.row.name}", dict[tuple[str, str], Num]()
+            for each in time.transfers:
+                own[name, each.transfer.axis] = own.get((name, each.transfer.axis), 0.0) + each.covered_s
+            beside[name, kind, time.narrow] = time.beside_s
+            covered |= own
     operators = sum((into.pop(f"graph of {each}", 0.0) for each in graphs), start=into.get("operators", 0.0))
     return PhaseWork(
         matrix_s=into.get("matrix", 0.0), narrow_s=into.get("narrow", 0.0), attention_s=into.get("attention", 0.0),
         vector_s=into.get("vector", 0.0), peak_s=into.get("peak", 0.0), operators=operators,
         routers=into.get("routers", 0.0), captured=float({"router", "preprocess"} <= graphs),
-        links_s=links, beside=beside, busy_s=_by_reach(busy, plans),
+        links_s=links, covered_s=covered, beside_s=beside, busy_s=_by_reach(busy, plans),
     )  # fmt: skip
 
 
@@ -234,7 +227,7 @@ def products_s(work: PhaseWork, framework: Framework) -> Num:
 def device_s(work: PhaseWork, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
     total = products_s(work, framework)
-    total = total + held_to_peak_s(total, work.peak_s) + work.vector_s * framework.vector
+    total = total + call(held_to_peak_s, timed_s=total, peak_s=work.peak_s) + work.vector_s * framework.vector
     return _with_links_s(total, work, framework)
 
 
@@ -247,32 +240,41 @@ def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
     """A time with that of the exposed transfers of some work behind it."""
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
-    for each in work.beside.values():
-        total = total + shown_beside_s(
-            sum(links_s * framework.links(axis) for axis, links_s in each.links_s.items()),
-            sum(work_s * factor_of(*how, framework) for how, work_s in each.work_s.items()),
-        )  # fmt: skip
+    for (name, kind, narrow), work_s in work.beside_s.items():
+        covered_s = sum(each_s * framework.links(axis) for (row, axis), each_s in work.covered_s.items() if row == name)
+        total = total + shown_beside_s(covered_s, work_s * factor_of(kind, narrow, framework))
     return total
+
+
+def fitted_parameter(framework: Framework, name: str) -> str:
+    """What a number rests on that was fitted to the runs of a framework; of the ideal one, which has none, nothing.
+
+    >>> fitted_parameter(Framework(name="torchtitan"), "step_s")
+    'step_s of framework torchtitan, fitted to runs (steptime frameworks torchtitan)'
+    """
+    if framework.name == IDEAL.name:
+        return ""
+    return f"{name} of framework {framework.name}, fitted to runs (steptime frameworks {framework.name})"
 
 
 def paced_s(device_s: Num, work: PhaseWork, framework: Framework) -> Num:
     """Time of some work that the device and its links need so long for: that, or the host's if it is slower."""
-    paced = issued_s(device_s, work.operators, framework.host_s, framework.issue_sharpness)
-    return paced + router_wait_s(**router_arguments(work, framework))
+    issued = {"operators": work.operators, "host_s": framework.host_s, "sharpness": framework.issue_sharpness}
+    paced = issued_s(device_s, **issued)
+    wait_s = maximum(paced - device_s, 0.0)
+    note(issue_wait_s, {"device_s": device_s, **issued}, wait_s, fitted_parameter(framework, "host_s"))
+    return paced + call(
+        router_wait_s, fitted_parameter(framework, "router_s"), routers=work.routers, wait_s=framework.router_s,
+        captured=work.captured, captured_wait=framework.captured_wait,
+    )  # fmt: skip
 
 
-def router_arguments(work: PhaseWork, framework: Framework) -> dict[str, Num]:
-    """Arguments of :func:`steptime.cost.host.router_wait_s` for some work under a framework."""
-    return {
-        "routers": work.routers, "wait_s": framework.router_s, "captured": work.captured,
-        "captured_wait": framework.captured_wait,
-    }  # fmt: skip
-
-
-def _paced_and_exchange_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
+def _paced_and_exchange_s(work: PhaseWork, framework: Framework, path: str) -> tuple[Num, Num]:
     """As :func:`paced_s`, and what the exchange of experts adds to it."""
-    device, sent = device_s(work, framework), work.links_s.get(EXPERT_AXIS, 0.0)
-    whole = paced_s(device, work, framework)
+    sent = work.links_s.get(EXPERT_AXIS, 0.0)
+    with at(path):
+        device = device_s(work, framework)
+        whole = paced_s(device, work, framework)
     if isinstance(sent, float) and not sent:
         return whole, 0.0
     return whole, whole - paced_s(device - sent * framework.links(EXPERT_AXIS), work, framework)
@@ -286,10 +288,12 @@ def _links_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
     return total[False], total[True]
 
 
-def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
-    """Both directions."""
+def pass_of(work: Mapping[str, PhaseWork], framework: Framework, part: str = "") -> Pass:
+    """Both directions; ``part``: of the model, for the tape."""
     one, inputs, again = work[BACKWARD], work.get(INPUTS), work.get(RECOMPUTE)
-    (forward, sent), (backward, returned) = (_paced_and_exchange_s(each, framework) for each in (work[FORWARD], one))
+    (forward, sent), (backward, returned) = (
+        _paced_and_exchange_s(work[phase], framework, f"{part}/{phase}") for phase in (FORWARD, BACKWARD)
+    )
     (near, far), (near_back, far_back) = (_links_s(each, framework) for each in (work[FORWARD], one))
     of_weights = 0.0 if inputs is None else backward - paced_s(device_s(inputs, framework), inputs, framework)
     whole = Pass(
@@ -300,7 +304,8 @@ def pass_of(work: Mapping[str, PhaseWork], framework: Framework) -> Pass:
     if again is None:
         return whole
     near_again, far_again = _links_s(again, framework)
-    again_s = paced_s(device_s(again, framework), again, framework)
+    with at(f"{part}/{RECOMPUTE}"):
+        again_s = paced_s(device_s(again, framework), again, framework)
     return replace(whole, ended_s=forward - again_s, ended_near_s=near - near_again, ended_far_s=far - far_again)
 
 

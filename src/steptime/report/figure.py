@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,8 @@ def drawn(path: Path, width: float = 6.4, height: float = 4.4) -> Iterator[Any]:
     from matplotlib.figure import Figure
 
     cycle = cycler(color=COLOURS, marker=MARKERS, linestyle=LINES)
-    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": cycle}):
+    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": cycle}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name from outside in letters that the font lacks
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         try:

@@ -14,11 +14,11 @@ from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting
 from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, layout_of, unlinked_inputs
 from steptime.estimate.traffic import PARAMETERS_REGARDLESS, layer_copy_s
-from steptime.num import Array, places_in_runs
+from steptime.num import Array, distinct, places_in_runs
 from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, concatenate, rows_of
 from steptime.plan.space import Configurations, Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
-from steptime.records import distinct, rows
+from steptime.records import rows
 from steptime.search.layers import (
     SHAPE_COLUMNS,
     Codes,

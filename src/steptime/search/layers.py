@@ -13,7 +13,7 @@ from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.estimate.step import Passes
-from steptime.estimate.work import NUMBERS, Beside, PhaseWork, phase_work
+from steptime.estimate.work import NUMBERS, PhaseWork, phase_work
 from steptime.num import Array, Num, joined, taken
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans, as_float
@@ -178,15 +178,12 @@ def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
 def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], lengths: Sequence[int]) -> PhaseWork:
     """What the device does for the shape of each placement, and the transfers of the placements, of pieces of them."""
     own = {name: taken(getattr(device, name), shape_at) for name in NUMBERS}
-    beside = {
-        name: Beside(
-            work_s={how: taken(work_s, shape_at) for how, work_s in device.beside[name].work_s.items()},
-            links_s=_columns([piece.beside[name].links_s for piece in pieces], lengths),
-        )
-        for name in pieces[0].beside
-    }  # fmt: skip
-    links_s, busy_s = (_columns([getattr(piece, name) for piece in pieces], lengths) for name in ("links_s", "busy_s"))
-    return PhaseWork(**own, links_s=links_s, busy_s=busy_s, beside=beside)
+    rows_sending = {name for name, _ in pieces[0].covered_s}
+    beside_s = {key: taken(work_s, shape_at) for key, work_s in device.beside_s.items() if key[0] in rows_sending}
+    links_s, busy_s, covered_s = (
+        _columns([getattr(piece, name) for piece in pieces], lengths) for name in ("links_s", "busy_s", "covered_s")
+    )
+    return PhaseWork(**own, links_s=links_s, busy_s=busy_s, covered_s=covered_s, beside_s=beside_s)
 
 
 def _columns(pieces: Sequence[Mapping[K, Num]], lengths: Sequence[int]) -> dict[K, Num]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from steptime.estimate.memory_definitions import LIKELY_FITS, likely_fits, may_f
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.single import Setting
 from steptime.estimate.step import compose
-from steptime.estimate.step_inputs import Messages, StepInputs, linked_inputs, messages_of
-from steptime.estimate.traffic import ParameterTraffic, parameter_traffic
-from steptime.num import Array, places_in_runs
+from steptime.estimate.step_inputs import StepInputs, linked_inputs, messages_of
+from steptime.estimate.traffic import parameter_traffic
+from steptime.num import Array, distinct, places_in_runs
 from steptime.plan.plans import Plans
 from steptime.plan.space import MESH_COLUMNS, Listing
-from steptime.records import distinct, rows
+from steptime.records import rows
 from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
 from steptime.search.layers import LayerTable, distinct_rows
@@ -32,7 +32,7 @@ RISKY_SHOWN = 3
 """Plans too likely to run out of memory to be first that are shown where they would be faster."""
 
 Done = Callable[[int], None]
-Sent: TypeAlias = tuple[Messages, ParameterTraffic]
+Sent: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.network import Reach
 from steptime.hardware.records import Cluster
 from steptime.num import Num, divisors
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 
 MAX_AXES: Final = 3
 """The layouts of a tensor grow exponentially with the axes."""
@@ -73,7 +73,7 @@ class Mesh:
     def collective_s(self, kind: str, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time of a collective along some axes together, in all groups at once; sizes as in ``collective_in``."""
         group = self._placed(axes)
-        return 0.0 * size_bytes if group.ranks == 1 else collective_in(kind, self.machine, size_bytes, group).seconds
+        return 0.0 * size_bytes if group.ranks == 1 else collective_in(kind, self.machine, size_bytes, group)
 
     def message_s(self, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time in which each device sends as many bytes to one other of its group and receives as many."""

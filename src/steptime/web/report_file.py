@@ -19,8 +19,8 @@ from steptime.cli.options import settings_given
 from steptime.cli.output import plain
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.result import Estimate
+from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, read_description
-from steptime.formats.run_toml import parse_estimate
 from steptime.web.answers import choices, roofline_of, simulated
 from steptime.web.asked import Asked
 from steptime.web.timeline import columns_of

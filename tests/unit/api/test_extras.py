@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 INSTALLED_BY = {"distributed": "distributed", "sklearn": "scikit-learn", "yaml": "pyyaml", "z3": "z3-solver"}
 """Library -> its package, where that has another name."""
-CORE = {"numpy", "pydantic", "rich", "typer"}
+CORE = {"argcomplete", "numpy", "pydantic", "rich"}
 RUN = 'model = "gpt2"\ncluster = "{cluster}"\ngpus = 8\nglobal_batch = 64\n[plan]\npp = 2\nmicro_batch = 4\n'
 STUDY = '[job]\nmodel = "gpt2"\ncluster = "dgx-h100"\ngpus = [2, 4]\nglobal_batch = 12\n'
 

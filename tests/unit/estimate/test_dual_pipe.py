@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from event_player import Key, order_of_dual_pipe, played
+from explained_terms import tape_of
 from steptime import api
 from steptime.api.models import load_model
 from steptime.cost.experts import dual_paired_share
@@ -188,8 +189,8 @@ def test_both_copies_sum_their_gradients(zero: int) -> None:
     e, whole = (evaluated(name, plans, model="mixtral-8x7b", batch=512) for name in ("dualpipe", "1f1b"))
     for dual, single in zip(shared_of(e).reduce, shared_of(whole).reduce, strict=True):
         assert dual.group[:2] == (2 * single.group[0], single.group[1])
-    assert float(e.step.data.backward.hiding.arguments["layers"]) == 16
-    assert float(whole.step.data.backward.hiding.arguments["layers"]) == 8
+    assert float(tape_of(e).calls["dp_comm/backward"][0].arguments["layers"]) == 16
+    assert float(tape_of(whole).calls["dp_comm/backward"][0].arguments["layers"]) == 8
 
 
 def test_the_exchange_of_experts_hides_without_virtual_stages() -> None:
@@ -210,7 +211,7 @@ def test_the_bubble_has_pairs_that_hide_all_they_can() -> None:
     e = evaluated("dualpipe", Plans(pp=4, dp=8, ep=8), model="mixtral-8x7b", batch=512)
     layer, ends = e.passes.layer, (e.passes.first, e.passes.last)
     hidden_s = sum(
-        float(call.value) for call in overlapped_exchanges(replace(e.inputs.layout, paired=1.0), layer).values()
+        float(seconds) for seconds in overlapped_exchanges(replace(e.inputs.layout, paired=1.0), layer).values()
     )
     mean_s, forward_s, backward_s, weights_s = (
         (32 * float(of_layer) + sum(map(float, of_ends))) / 4

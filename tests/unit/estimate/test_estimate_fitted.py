@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from explained_terms import noted
 from lacking_curves import lacking_curves
+from steptime.cost.collective import ring_all_gather_s
 from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_of, message_time_s
@@ -40,20 +44,20 @@ def test_the_fastest_legal_algorithm_is_taken_and_named(kind: str) -> None:
     for size in (1e4, 1e6, 1e9):
         names, times = candidate_s(kind, size, 8, 8, h100.fabric.fabric)
         best = min(range(len(times)), key=times.__getitem__)
-        assert collective_of(kind, EIGHT, h100, ("tp",), size).seconds == times[best]
-        call = collective_of(kind, EIGHT, h100, ("tp",), size).call()
+        assert collective_of(kind, EIGHT, h100, ("tp",), size) == times[best]
+        call, basis = noted(partial(collective_of, kind, EIGHT, h100, ("tp",), size))
         algorithm, protocol = names[best]
-        assert call.basis.startswith(f"{algorithm}, protocol {protocol}: the fastest; nvlink: fitted fabric h100-sxm")
-        assert "median error" in call.basis and call.leaf == f"{kind}/collective_s"
+        assert basis.startswith(f"{algorithm}, protocol {protocol}: the fastest; nvlink: fitted fabric h100-sxm")
+        assert "median error" in basis and call.name == f"{kind}/collective_s"
 
 
 def test_a_group_between_nodes_says_what_was_carried_over() -> None:
     h100 = machine("dgx-h100")
-    call = collective_of("all_gather", TWO_NODES, h100, ("tp",), 1e8).call()
-    assert "nvlink: fitted fabric h100-sxm-nccl" in call.basis
-    assert "network: carried over from fabric perlmutter-nccl" in call.basis
-    lone = collective_of("all_gather", Plans(dp=8), h100, ("dp",), 1e8).call()
-    assert "nvlink" not in lone.basis, "no rank of it shares a node"
+    _, basis = noted(lambda: collective_of("all_gather", TWO_NODES, h100, ("tp",), 1e8))
+    assert "nvlink: fitted fabric h100-sxm-nccl" in basis
+    assert "network: carried over from fabric perlmutter-nccl" in basis
+    _, lone = noted(lambda: collective_of("all_gather", Plans(dp=8), h100, ("dp",), 1e8))
+    assert "nvlink" not in lone, "no rank of it shares a node"
     kinds = {c.name: str(c.source.kind) for c in curve_constants(h100)}
     assert kinds["nvlink.h100-sxm-nccl.median_error"] == "fitted"
     assert kinds["network.perlmutter-nccl.median_error"] == "assumed"
@@ -74,9 +78,7 @@ def test_a_network_of_twice_the_bandwidth_sends_a_large_tensor_in_half_the_time(
         # 7/8 of 100 GB by a NIC of which one rank both ways reaches 0.7
         times.append((7 / 8 * 1e11 / (0.7 * nic_Bps), cluster))
     for expected, cluster in times:
-        assert collective_of("all_gather", Plans(dp=8), cluster, ("dp",), 1e11).seconds == pytest.approx(
-            expected, rel=0.001
-        )
+        assert collective_of("all_gather", Plans(dp=8), cluster, ("dp",), 1e11) == pytest.approx(expected, rel=0.001)
 
 
 @pytest.mark.parametrize("cluster", ["l40s-8", "mi300x-8", "tpu-v5p-pod", "gaudi3-8", "frontier"])
@@ -86,8 +88,8 @@ def test_links_that_nothing_alike_was_measured_on_keep_the_textbook(cluster: str
 
 
 def test_pcie_says_textbook() -> None:
-    call = collective_of("all_gather", EIGHT, machine("l40s-8", 8), ("tp",), 1e8).call()
-    assert call.basis == TEXTBOOK and call.function == "collective.ring_all_gather_s"
+    call, basis = noted(lambda: collective_of("all_gather", EIGHT, machine("l40s-8", 8), ("tp",), 1e8))
+    assert basis == TEXTBOOK and call.formula is ring_all_gather_s
 
 
 def test_a_message_inside_a_node_is_faster_than_one_between_nodes() -> None:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from explained_terms import lines_of
 from machine_without_latencies import machine_of
 from steptime.cost.collective import ring_all_gather_s, ring_all_reduce_s
 from steptime.estimate.evaluate import Evaluation, evaluate, model_flops_per_step
+from steptime.estimate.ledger import exposed_terms, fullest_stage, memory_terms
 from steptime.estimate.memory import stage_terms
 from steptime.estimate.single import Setting, estimate_plan, occupancy
-from steptime.estimate.step_terms import exposed_terms, fullest_stage, lines_of, memory_terms
 from steptime.hardware import load_cluster
 from steptime.model.parameters import parameter_terms
 from steptime.model.spec import ModelSpec

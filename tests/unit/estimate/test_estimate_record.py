@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from explained_terms import lines_of
 from steptime import api
 from steptime.api.models import load_model
 from steptime.estimate import communication, explain, kernels
@@ -15,11 +16,11 @@ from steptime.estimate.band import _bound_resources, _directions, _doubted, _pas
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.kernels import Residual
 from steptime.estimate.layer import FORWARD, RECOMPUTE, part_times
+from steptime.estimate.ledger import details_of, fullest_stage
 from steptime.estimate.memory import fullest_bytes, memory_of, stage_terms
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.sizes import sizes_of
-from steptime.estimate.step_terms import details_of, fullest_stage, lines_of
 from steptime.hardware import load_cluster
 from steptime.plan.framework import IDEAL, LINKS
 from steptime.plan.framework_file import load_framework
@@ -143,9 +144,10 @@ def test_values_that_are_kept_are_those_of_their_own_table(monkeypatch: pytest.M
 
     monkeypatch.setattr(kernels, "gemm_residual", counted)
     one, other = (Residual(np.full(10_000, value)) for value in (0.25, 0.5))
-    assert [table.at(512.0, 512.0, 512.0, 1.0, 132.0) for table in (one, other, one)] == [0.25, 0.5, 0.25]
+    product = {"m": 512.0, "n": 512.0, "k": 512.0, "batch": 1.0, "sm_count": 132.0}
+    assert [table.at(**product) for table in (one, other, one)] == [0.25, 0.5, 0.25]
     assert calls == [512.0, 512.0]
-    assert one.at(np.array([512.0]), 512.0, 512.0, 1.0, 132.0) == np.array([0.25])
+    assert one.at(**product | {"m": np.array([512.0])}) == np.array([0.25])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from explained_terms import lines_of
 from steptime.api.jobs import with_choices
 from steptime.api.models import load_model
 from steptime.cost.experts import once_share, paired_share
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.explain import step_time_on
+from steptime.estimate.ledger import exposed_terms
 from steptime.estimate.machine import machine_of
 from steptime.estimate.single import Setting
 from steptime.estimate.step import overlapped_exchanges
-from steptime.estimate.step_terms import exposed_terms, lines_of
 from steptime.hardware.library import load_cluster
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
@@ -87,7 +88,7 @@ def test_what_hides_is_no_longer_than_the_opposite_pass() -> None:
     plain, hidden = made(framework=SLOW), made(framework=SLOW, overlap=BOTH)
     layer, share = plain.passes.layer, paired_share(16, 2, 4)
     assert hidden.passes.layer == layer and hidden.inputs.layout.paired == share
-    forward, backward = (call.value for call in overlapped_exchanges(hidden.inputs.layout, layer).values())
+    forward, backward = overlapped_exchanges(hidden.inputs.layout, layer).values()
     sent = [SLOW.expert_links * links_s(plain, phase) for phase in ("forward", "backward")]
     assert forward == pytest.approx(share * min(sent[0], layer.backward_s - sent[1]))
     assert backward == pytest.approx(share * min(sent[1], layer.forward_s - sent[0]))

@@ -14,8 +14,8 @@ from steptime.estimate.kernels import memory_timed
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
+from steptime.plan.framework_file import memory_profile_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.memory_profile import memory_profile_of
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED
 
@@ -34,7 +34,7 @@ def evaluated(strategy: str, plans: Plans, **changes: Any) -> Evaluation:
 def product_s(e: Evaluation, m: float, n: float, k: float) -> float:
     """One product on the 132 multiprocessors of an H100, with the coefficients of its curve."""
     model = e.machine.models["matmul"]
-    residual = 0.0 if model.residual is None else model.residual.at(m, n, k, 1.0, 132.0)
+    residual = 0.0 if model.residual is None else model.residual.at(m=m, n=n, k=k, batch=1.0, sm_count=132.0)
     device: dict[str, Any] = {"a_bytes": 2, "b_bytes": 2, "out_bytes": 2, "peak_flops_per_s": 989.4e12,
                               "memory_Bps": 3.35e12, "sm_count": 132, "l2_bytes": 0, "stride": 0}  # fmt: skip
     fitted = dict(model.curve.coefficients) | {"quantise_s": 0.0}

@@ -12,9 +12,9 @@ from machine_without_latencies import machine_of
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import FORWARD, phase_time
+from steptime.estimate.ledger import fullest_stage, memory_terms
 from steptime.estimate.machine import machine_of as estimate_machine
 from steptime.estimate.memory import stage_memory
-from steptime.estimate.step_terms import fullest_stage, memory_terms
 from steptime.hardware import load_cluster
 from steptime.model.parameters import parameter_terms
 from steptime.model.spec import ModelSpec

@@ -143,7 +143,7 @@ def replica_s(e: Evaluation) -> float:
     for i in range(count):
         compute += [("F", i, n) for n in range(parts)] + [("B", i, n) for n in reversed(range(parts))]
     compute += [("end", 0, 0)]
-    traffic = e.inputs.traffic
+    traffic = e.inputs
     sent: list[Key] = [("G", 0, n) for n in range(parts)] + [("R", 0, n) for n in reversed(range(parts))]
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "end": 0.0}
     seconds |= {"G": traffic.gather.one_layer_s, "R": traffic.reduce.one_layer_s}
@@ -195,7 +195,7 @@ def sharded_s(e: Evaluation) -> float:
             after["B", i, n] = [("A", i, n)] * (n < layers - 1) + [("R", i, n + 2)] * (n < layers - 2)
             after["A", i, n - 1] = [("F", i, layers - 1) if n == layers - 1 else ("B", i, n + 1)]
         after.pop(("A", i, -1))
-    traffic = e.inputs.traffic
+    traffic = e.inputs
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "R": traffic.reduce.one_layer_s}
     seconds |= {"G": traffic.gather.one_layer_s, "A": traffic.gather.one_layer_s, "X": traffic.replicas_s}
     taken = {k: float(seconds[k[0]]) for k in (*compute, *sent, *summed)}  # type: ignore[index]
@@ -210,7 +210,7 @@ def test_traffic_of_fully_sharded_replicas(count: int, link_Bps: float, shard: i
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=3, shard=shard), count, link_Bps)
     whole_s = sharded_s(e)
     over_s = float(e.step.steady_s + e.step.data.exposed_s) - whole_s
-    again_s = count * max(float(e.inputs.traffic.gather.one_layer_s) - float(e.passes.last.backward_s), 0.0)
+    again_s = count * max(float(e.inputs.gather.one_layer_s) - float(e.passes.last.backward_s), 0.0)
     assert -2e-3 * whole_s <= over_s <= 2e-3 * whole_s + again_s
 
 
@@ -223,7 +223,7 @@ def piped_replica_s(e: Evaluation) -> float:
     layers = int(e.inputs.layout.first) // chunks
     streams: dict[Key, list[Key]] = {}
     after: dict[Key, list[Key]] = {}
-    step, traffic = e.step, e.inputs.traffic
+    step, traffic = e.step, e.inputs
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s}
     seconds |= {"G": traffic.gather.one_layer_s, "R": traffic.reduce.one_layer_s}
     taken: dict[Key, float] = {}

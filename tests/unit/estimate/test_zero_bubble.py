@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from explained_terms import lines_of
 from steptime import api
 from steptime.api.models import load_model
 from steptime.errors import PlanError
 from steptime.estimate.band import bracket_s
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD
+from steptime.estimate.ledger import exposed_terms
 from steptime.estimate.memory import LAYERS_TERM, stage_terms
 from steptime.estimate.single import Setting
-from steptime.estimate.step_terms import exposed_terms, lines_of
 from steptime.estimate.work import INPUTS, weights_s
 from steptime.hardware import load_cluster
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,3 +168,12 @@ def test_a_front_is_a_staircase(tmp_path: Path) -> None:
     corners = [[tuple(map(float, xy)) for xy in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", line)] for line in lines]
     stairs = [line for line in corners if len(line) == 2 * len(front.x) - 1 and len(line) > 2]
     assert any(all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(line)) for line in stairs)
+
+
+def test_letters_that_the_font_lacks_warn_nobody(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with figure.drawn(tmp_path / "y.png") as shown:
+            shown.suptitle("\u6a21")
+            shown.draw_without_rendering()
+    assert not seen

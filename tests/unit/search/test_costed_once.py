@@ -14,10 +14,11 @@ from steptime.estimate.single import Setting
 from steptime.estimate.step_inputs import messages_of
 from steptime.estimate.traffic import parameter_traffic
 from steptime.hardware import load_cluster
+from steptime.num import distinct
 from steptime.plan.framework_file import load_framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.space import Constraint
-from steptime.records import distinct, leaves
+from steptime.records import leaves
 from steptime.search import exhaustive, ranking
 from steptime.search.exhaustive import Found, Task, search
 from steptime.search.modes import MODES
@@ -35,7 +36,7 @@ def test_every_row_finds_its_own_kind(kinds: int) -> None:
 
 def test_rows_that_share_a_slot_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows in one place: none is equal to what stands there but one kind, and each of the others is its own."""
-    monkeypatch.setattr("steptime.records.hashes", lambda columns, count: np.zeros(count, dtype=np.uint64))
+    monkeypatch.setattr("steptime.num.hashes", lambda columns, count: np.zeros(count, dtype=np.uint64))
     column = np.array([3, 4, 3, 5, 4])
     one, number = distinct([column])
     assert (column[one][number] == column).all()

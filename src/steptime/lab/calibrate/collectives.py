@@ -54,7 +54,7 @@ class Textbook:
                 near, far = message_time_s(self.machine, size)
                 out[own] = np.where(ranks > inside, far, near)
             else:
-                out[own] = collective_over(ROOTED.get(kind, kind), self.machine, size, ranks, inside).seconds
+                out[own] = collective_over(ROOTED.get(kind, kind), self.machine, size, ranks, inside)
         return out
 
 

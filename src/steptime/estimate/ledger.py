@@ -1,0 +1,189 @@
+"""The terms of one plan: what each row of a layer and each part of a step adds, and how it was computed.
+
+All numbers are those of the tape under which the plan was evaluated (:mod:`steptime.terms`). Terms beyond the rows are
+noted where a step is composed (:func:`steptime.estimate.step.compose`); those of rows and of the waits for the host
+follow from what the critical stage has of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from steptime.cost.collective_algorithms import Fabric
+from steptime.cost.memory_bound import memory_bound_s
+from steptime.cost.roofline import roofline_compute_s
+from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, shown_s
+from steptime.estimate.machine import Machine
+from steptime.estimate.memory import LAYERS_TERM
+from steptime.estimate.operators import Call, formula_of
+from steptime.estimate.result import Argument, Detail, FormulaCall
+from steptime.estimate.work import EXPERT_AXIS, PASS_OF, phase_work
+from steptime.num import Num
+from steptime.plan.job import Job
+from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
+from steptime.plan.strategies import Method, Strategy
+from steptime.terms import Called, Tape, Term, Terms, made_of, taped
+
+KEPT = "kept_bytes_per_layer"
+
+
+def explained(
+    method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans
+) -> tuple[Evaluation, list[Term]]:
+    """One plan evaluated under a tape, and all terms of its step; the exposed seconds add up to its time."""
+    with taped() as tape:
+        e = evaluate(method, strategy, job, machine, plans)
+    return e, [*_layer_terms(e, tape), *tape.terms]
+
+
+def _layer_terms(e: Evaluation, tape: Tape) -> Iterator[Term]:
+    """Terms of the rows of each part of the model on the critical stage, and of its waits for the host."""
+    stage, again = e.step.stage, float(e.inputs.layout.recomputed)
+    counts = {"layer": stage.layers, "first": stage.first, "last": stage.last}
+    for part, times in e.times.items():
+        count = float(counts[part] * e.step.micro_batches)
+        if not count:
+            continue
+        shown = _shown_exchange(e) if part == "layer" else {}
+        for time in times:
+            yield from _row_terms(time, time.phase, count, e, shown.get(time.direction, 1.0))
+            if part == "layer" and again and time.phase == FORWARD and time.row.runs_again:
+                yield from _row_terms(time, RECOMPUTE, count * again, e)
+        for phase in (FORWARD, BACKWARD):
+            yield from _pass_terms(e, tape, part, phase, count)
+        if shown:
+            for phase, one in zip(e.step.exchanges, tape.calls["exchange"], strict=True):
+                yield made_of(f"{EXPERT_AXIS}_comm/{phase}/layer", [one], times_per_step=count)
+        if part == "layer" and again:
+            yield from _pass_terms(e, tape, part, RECOMPUTE, count * again)
+
+
+def _row_terms(time: PhaseTime, phase: str, count: float, e: Evaluation, shown: float = 1.0) -> Iterator[Term]:
+    """Terms of one row in one phase, ``count`` times per step; ``shown``: share of its exchange that is exposed."""
+    if not (time.compute_s or time.exposed_memory_s or time.transfers):
+        return
+    name, factor = f"{phase}/{time.row.name}", float(factor_of(kind_of(time.row), time.narrow, e.job.framework))
+    total = count * factor
+    factors: dict[str, Num] = {"times_per_step": count * time.times, "framework_factor": factor}
+    if not (isinstance(time.learned, float) and time.learned == 1.0):
+        factors["learned_factor"] = time.learned
+    if time.calls[0].formula is roofline_compute_s:
+        compute, memory = ([one] for one in time.calls)
+        hidden_s = (time.memory_busy_s - time.exposed_memory_s) * total
+        yield made_of(f"compute/{name}", compute, time.compute_s * total, **factors)
+        yield made_of(f"memory_bound/{name}", memory, time.exposed_memory_s * total, hidden_s, **factors)
+    else:
+        group = "memory_bound" if time.calls[0].formula is memory_bound_s else "compute"
+        yield made_of(f"{group}/{name}", time.calls, time.compute_s * count * factor, **factors)
+    for each, exposed_s in zip(time.transfers, shown_s(time, e.job.framework), strict=True):
+        axis = each.transfer.axis
+        links, share = float(e.job.framework.links(axis)), shown if axis == EXPERT_AXIS else 1.0
+        total_s, hidden_s = exposed_s * count, (each.busy_s * links - exposed_s) * count
+        # How often a call shows: part of one, or of a blocked product those for so many panels.
+        calls, times = float(total_s / (each.one_s * links or 1.0)), float(count * time.times)
+        exposed = {
+            "exposed_share" if time.row.panels is None else "exposed_panels": round(calls / times, 12) if times else 0.0
+        }
+        yield made_of(
+            f"{axis}_comm/{name}", each.calls, total_s * share, hidden_s + total_s * (1.0 - share),
+            times_per_step=times, framework_factor=links, shown_share=share, **exposed,
+        )  # fmt: skip
+
+
+def _shown_exchange(e: Evaluation) -> dict[str, float]:
+    """Share of the exchange of experts that is exposed, by direction; empty where nothing of it is overlapped."""
+    factor, works, hidden = e.job.framework.links(EXPERT_AXIS), e.works["layer"], e.step.exchanges
+    sent = {phase: works[phase].links_s.get(EXPERT_AXIS, 0.0) * factor for phase in hidden}
+    return {phase: float(1.0 - hidden[phase] / sent[phase]) for phase in hidden if hidden[phase]}
+
+
+def _pass_terms(e: Evaluation, tape: Tape, part: str, phase: str, count: float) -> Iterator[Term]:
+    """What products take longer than curves and framework say, as they would beat the peak; and waits for the host."""
+    calls = tape.calls.get(f"{part}/{phase}") or tape.calls[f"{part}/{PASS_OF[phase]}"]
+    groups = ("compute", "host", "host")
+    for group, one in zip(groups, calls[: 2 + bool(phase_work(e.works[part], phase).routers)], strict=False):
+        yield made_of(f"{group}/{phase}/{part}", [one], one.value * count, times_per_step=count)
+
+
+def exposed_terms(terms: Iterable[Term]) -> Terms:
+    """Exposed seconds by path."""
+    return _summed((one.path, one.exposed_s) for one in terms)
+
+
+def hidden_terms(terms: Iterable[Term]) -> Terms:
+    """Hidden seconds by path; rounding noise below a femtosecond is nothing."""
+    return _summed((one.path, one.hidden_s) for one in terms if one.hidden_s > 1e-15)
+
+
+def _summed(pairs: Iterable[tuple[str, float]]) -> Terms:
+    out: dict[str, float] = {}
+    for path, value in pairs:
+        out[path] = out.get(path, 0.0) + value
+    return Terms({path: value for path, value in out.items() if value})
+
+
+def details_of(terms: Iterable[Term]) -> tuple[Detail, ...]:
+    """How each term was computed: exposed and hidden ones, and those that others are made of."""
+    return tuple(map(_detail, (one for one in terms if one.exposed_s or one.part_s or one.hidden_s > 1e-15)))
+
+
+def _detail(one: Term) -> Detail:
+    """The calls of a term, without those that it has at no time or that send nothing."""
+    called = [each for each in one.calls if all(each.factors.values()) and ("passes" not in each.factors or each.value)]
+    first, *further = (_formula_call(each, {**one.factors, **each.factors}) for each in called)
+    bases = dict.fromkeys(each.basis if isinstance(each.basis, str) else each.basis() for each in called)
+    return Detail(path=one.path, function=first.function, value=one.exposed_s or one.part_s,
+                  arguments=first.arguments, factors=first.factors, basis="; ".join(filter(None, bases)),
+                  further=tuple(further))  # fmt: skip
+
+
+def _formula_call(each: Called, factors: Mapping[str, Num]) -> FormulaCall:
+    """A call with plain numbers; a factor of one says nothing."""
+    return FormulaCall(
+        function=formula_of(each.formula).name,
+        arguments={name: _plain(value) for name, value in each.arguments.items()},
+        factors={name: float(value) for name, value in factors.items() if value != 1.0},
+    )
+
+
+def _plain(value: Num | str | Fabric) -> Argument:
+    """An argument as a plain number; names and fabrics as they are."""
+    return value if isinstance(value, (str, Fabric)) else float(value)
+
+
+def fullest_stage(e: Evaluation) -> str:
+    """The pipeline stage that needs most memory."""
+    fullest = {name: max(map(float, stage.totals.values())) for name, stage in e.memory.items()}
+    return max(fullest, key=lambda name: fullest[name])
+
+
+def memory_terms(e: Evaluation, stage: str) -> Terms:
+    """Bytes of one stage by path, the activations of the layers split by row."""
+    return _summed((path, value) for path, value, _, _ in _memory_shares(e, stage))
+
+
+def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
+    """How each of them was computed."""
+    return tuple(_memory_detail(*each) for each in _memory_shares(e, stage) if each[1])
+
+
+def _memory_detail(path: str, value: float, call: Call, share: float) -> Detail:
+    """A call, or of the activations of layers the share of a row."""
+    arguments = call.arguments if share == 1.0 else {**call.arguments, KEPT: share * call.arguments[KEPT]}
+    numbers = {name: float(each) for name, each in arguments.items()}
+    return Detail(path=path, function=call.formula.name, value=value, arguments=numbers)
+
+
+def _memory_shares(e: Evaluation, stage: str) -> Iterator[tuple[str, float, Call, float]]:
+    """Path, bytes, and the call with the share of it that they are: of the activations of layers that of a row."""
+    for path, call in e.memory[stage].calls().items():
+        value = float(call.value)
+        if path == LAYERS_TERM and not is_set(e.plans.recompute, FULL_RECOMPUTE):
+            kept = float(e.sizes.layer.kept_bytes)
+            for row in e.block.layer:
+                if float(row.kept_bytes):
+                    share = float(row.kept_bytes * row.share) / kept
+                    yield f"activations/{row.name}/activation_bytes", value * share, call, share
+        else:
+            yield path, value, call, 1.0
