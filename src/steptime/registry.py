@@ -7,6 +7,7 @@ adds its own through the entry-point group that the registry names, without a fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
@@ -76,13 +77,14 @@ def require(module: str, what: str) -> None:
 
 
 class Registry(Mapping[str, P]):
-    """Named plug-ins of one kind: a mapping that looks for installed extensions once a name is missing.
+    """Named plug-ins of one kind: a mapping that looks for those of installed packages once a name is missing.
 
-    >>> shapes = Registry[type]("shape", "steptime.shapes")
+    >>> shapes = Registry[object]("shape", "steptime.shapes")
+    >>> shapes.later("pi", "math:pi")
     >>> @shapes.register("square")
     ... class Square: ...
-    >>> shapes["square"] is Square
-    True
+    >>> shapes["square"] is Square, shapes["pi"]
+    (True, 3.141592653589793)
     >>> shapes["sqare"]
     Traceback (most recent call last):
     steptime.errors.UnknownNameError: there is no shape 'sqare'
@@ -90,71 +92,44 @@ class Registry(Mapping[str, P]):
     """
 
     def __init__(self, kind: str, group: str) -> None:
-        self.kind = kind
-        self.group = group
-        self._plugins: dict[str, P] = {}
-        self._later: dict[str, str] = {}
-        self._loaded = False
+        self.kind, self.group, self._looked = kind, group, False
+        self._plugins: dict[str, Callable[[], P]] = {}
 
     def add(self, name: str, plugin: P) -> P:
-        """Enters a plug-in.
-
-        Raises:
-            InternalError: the name is taken.
-        """
-        return self.register(name)(plugin)
+        """Enters a plug-in; InternalError where the name is taken."""
+        if name in self._plugins:
+            raise InternalError(f"{self.kind} {name!r} is registered twice")
+        self._plugins[name] = lambda: plugin
+        return plugin
 
     def register(self, name: str) -> Callable[[P], P]:
         """Decorator that enters a plug-in under ``name``."""
-
-        def enter(plugin: P) -> P:
-            if name in self._plugins:
-                raise InternalError(f"{self.kind} {name!r} is registered twice")
-            self._plugins[name] = plugin
-            return plugin
-
-        return enter
+        return partial(self.add, name)
 
     def later(self, name: str, place: str) -> None:
-        """Enters a plug-in of ours by its place, ``module:attribute``; its module is imported once it is asked for.
+        """Enters a plug-in of ours by its place, ``module:attribute``; its module is imported once it is asked for."""
+        self._plugins[name] = partial(loaded, place)
 
-        >>> shapes = Registry[object]("shape", "steptime.shapes")
-        >>> shapes.later("pi", "math:pi")
-        >>> "pi" in shapes, shapes["pi"]
-        (True, 3.141592653589793)
-        """
-        self._later[name] = place
+    def _all(self) -> dict[str, Callable[[], P]]:
+        if not self._looked:
+            self._looked = True
+            from importlib import metadata
 
-    def _load_entry_points(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True
-        from importlib import metadata
-
-        for entry in metadata.entry_points(group=self.group):
-            self._plugins.setdefault(entry.name, entry.load())
+            for entry in metadata.entry_points(group=self.group):
+                self._plugins.setdefault(entry.name, entry.load)
+        return self._plugins
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._plugins and name not in self._later:
-            self._load_entry_points()
-        return name in self._plugins or name in self._later
+        return name in self._plugins or name in self._all()
 
     def __getitem__(self, name: str) -> P:
-        """The plug-in of a name.
-
-        Raises:
-            UnknownNameError: there is none; the message has the nearest names.
-        """
+        """The plug-in of a name; UnknownNameError, with the nearest names, where there is none."""
         if name not in self:
             raise UnknownNameError(self.kind, name, self)
-        if name not in self._plugins:
-            self._plugins[name] = loaded(self._later[name])
-        return self._plugins[name]
+        return self._plugins[name]()
 
     def __iter__(self) -> Iterator[str]:
-        self._load_entry_points()
-        return iter({**self._plugins, **self._later})
+        return iter(self._all())
 
     def __len__(self) -> int:
-        self._load_entry_points()
-        return len({**self._plugins, **self._later})
+        return len(self._all())

@@ -116,14 +116,16 @@ def _column(cells: list[str]) -> Array:
     >>> [_column(cells).tolist() for cells in (["1", ""], ["True", "false"], ["", ""], ["1", "many"], ["1_0"])]
     [[1.0, nan], [1.0, 0.0], ['', ''], ['1', 'many'], ['1_0']]
     """
-    if any(cells) and {cell.lower() for cell in cells} <= _TRUTH.keys():
+    first = next((cell for cell in cells if cell), "")
+    if first.lower() in _TRUTH and first and {cell.lower() for cell in cells} <= _TRUTH.keys():
         return np.array([_TRUTH[cell.lower()] for cell in cells])
     try:
-        if any(cells) and not any("_" in cell for cell in cells):  # 1_0 is ten in Python alone
-            return np.array([float(cell) if cell else np.nan for cell in cells])
+        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
     except ValueError:
-        pass
-    return np.array(cells, dtype=object)
+        numbers = None
+    if numbers is None or not first or "_" in "".join(cells):  # 1_0 is ten in Python alone
+        return np.array(cells, dtype=object)
+    return numbers
 
 
 _TRUTH = {
