@@ -242,7 +242,11 @@ def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
         total = total + links_s * framework.links(axis)
     for name in dict.fromkeys(row for row, _, _ in work.beside_s):  # of several jobs a row may have several kinds
         covered_s = sum(each_s * framework.links(axis) for (row, axis), each_s in work.covered_s.items() if row == name)
-        own_s = sum(each_s * factor_of(*how, framework) for (row, *how), each_s in work.beside_s.items() if row == name)
+        own_s = sum(
+            each_s * factor_of(kind, narrow, framework)
+            for (row, kind, narrow), each_s in work.beside_s.items()
+            if row == name
+        )
         total = total + shown_beside_s(covered_s, own_s)
     return total
 
