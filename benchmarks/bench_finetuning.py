@@ -182,7 +182,7 @@ def main() -> None:
         "# Memory of fine-tuning: formulas against captures of real modules", "",
         "Whole steps of Llama as transformers has it, with PEFT's adapters of rank 16 on all products; live tensors at",
         "the peak. Nothing is fitted: what is kept follows from the code of the modules",
-        "(`src/steptime/plan/memory_profile.py`).",
+        "(`src/steptime/plan/frameworks`).",
         "", *lines, "",
         f"Mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.1%}.", "",
         "Command: `python benchmarks/bench_finetuning.py --write`", "",

@@ -18,12 +18,14 @@ import numpy as np
 
 from memory_fit import RELEASED, MemoryPoint, as_toml, errors_of, fitted_constants, reliability, unseen_deviation
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
+from steptime.lab.calibrate.toml_file import with_table, without_table
 from steptime.lab.data_root import require_data
 from steptime.lab.measured.canonical import catalogue_device
 from steptime.lab.measured.reading import read_runs
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Setting, definition_of, is_stated, settings_of
 from steptime.plan.framework import NORMAL_95
+from steptime.plan.framework_file import FILES
 from steptime.plan.memory_profile import PLAIN
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")
@@ -108,12 +110,16 @@ def main() -> None:
     if parser.parse_args().write:
         # The spread is that of runs whose settings the row states; what is guessed has another.
         known = [p for run in runs if settled(run) and (p := point_of(run)) is not None]
-        constants = replace(
-            fitted_constants(known, pairs_of(runs), CONTEXT_BYTES, SOURCE), released=RELEASED,
-            unseen=unseen_deviation(known, left_out(runs)), seen=frozenset(p.framework for p in known) - {PLAIN.name},
-        )  # fmt: skip
+        constants = fitted_constants(known, pairs_of(runs), CONTEXT_BYTES, SOURCE)
+        constants = replace(constants, released=RELEASED, unseen=unseen_deviation(known, left_out(runs)))
         text = as_toml(constants, datetime.date.today().isoformat(), len(known))
         (Path(__file__).parents[1] / "src" / "steptime" / "estimate" / FILE).write_text(text)
+        seen = {p.framework for p in known} - {PLAIN.name}
+        for path in FILES.glob("*.toml"):
+            lines = [f"{name} = {value:.5g}" for name, value in constants.own.get(path.stem, {}).items()]
+            before = path.read_text(encoding="utf-8")
+            after = with_table(before, "fitted_memory", lines, "written by `benchmarks/bench_memory.py --write`")
+            path.write_text(after if path.stem in seen else without_table(before, "fitted_memory"))
         memory_constants.cache_clear()
     constants = memory_constants()
     print_sources(points, constants, left_out(runs))

@@ -54,7 +54,7 @@ def page(score: OutcomeScore) -> str:
 
 Every layout that the study of arXiv 2311.05610 tried with LLaMA-13B on 32 to 128 A100 of 80 GB: {found["scored"]} of
 {found["rows"]} rows scored. What the software holds is read from its sources (`scaling` in
-`src/steptime/plan/memory_profile.py`, which also says what is assumed). No constant is fitted to the outcomes: the
+`src/steptime/plan/frameworks`, which also says what is assumed). No constant is fitted to the outcomes: the
 spread of memory is that of sources which a fit has not seen (`unseen` in
 `src/steptime/estimate/memory_constants.toml`, written by `python benchmarks/bench_memory.py --write`). Where the
 sources leave open when copies are freed, what agrees with the outcomes was taken.

@@ -127,10 +127,8 @@ def alone(shared: Groups) -> Groups:
 def forget() -> None:
     """Empty the caches that an earlier pass filled, so that every pass does all of the work."""
     from steptime.plan import space
-    from steptime.search import kept
 
     space._factorisations.cache_clear()
-    kept.forget()
 
 
 def passed(searched: Groups) -> Totals:

@@ -1,6 +1,6 @@
 """Plans ranked again in one process: another batch, another link; many jobs; growth with devices and layers; a profile.
 
-Every job is ranked after others, with the costs of layers that those left, and equal to the same job ranked alone.
+Every job is ranked after others, and equal to the same job ranked alone.
 
 python benchmarks/bench_warm.py                    prints the tables
 python benchmarks/bench_warm.py --write            also writes them to benchmarks/warm.md
@@ -29,7 +29,6 @@ from typing import Any  # noqa: E402
 from machine import every_candidate_costed, report  # noqa: E402
 from pairs import alternating, asked, before, change, checkouts, heads  # noqa: E402
 from steptime.api import plan  # noqa: E402
-from steptime.search import kept  # noqa: E402
 from steptime.study.evaluate import solve  # noqa: E402
 from steptime.study.points import Point  # noqa: E402
 
@@ -86,7 +85,6 @@ def slid(model: str) -> dict[str, tuple[str, int, list[float]]]:
             times: list[float] = []
             for change in changes:
                 if not times or name != "batch, back and forth":
-                    kept.forget()
                     for other in others:
                         plan(**{**job, **other})
                 cpu_s, result = cpu_of(**{**job, **change})
@@ -116,7 +114,6 @@ def exact() -> str:
     warm, equal = [found(job) for job in jobs], 0
     with every_candidate_costed():
         for job, one in zip(jobs, warm, strict=True):
-            kept.forget()
             equal += found(job) == one
     return f"{equal} of {EXACT} random jobs, ranked one after the other, equal the exhaustive search of each alone."
 
@@ -131,7 +128,6 @@ def many() -> Iterator[str]:
         for start in sorted(blocks)
         for m, c, g, b in every[start : start + len(BATCHES)]
     ]
-    kept.forget()
     started = time.process_time()
     rows = solve(points)
     cpu_s = time.process_time() - started
@@ -155,7 +151,6 @@ def growth() -> Iterator[str]:
         for model, gpus in [("llama3.1-70b", 4**k) for k in range(4, 11)] + [
             (layered(Path(folder), n), 4096) for n in (40, 80, 160, 320, 640)
         ]:
-            kept.forget()
             cpu_s, result = cpu_of(model=model, cluster="dgx-h100", gpus=gpus, global_batch=4 * gpus)
             name = Path(model).stem if model.endswith(".toml") else model
             yield (
@@ -182,7 +177,6 @@ def rooms() -> Iterator[str]:
     yield "|---|---:|---:|"
     shares: list[dict[str, float]] = []
     for model, gpus, batches in SLIDERS:
-        kept.forget()
         profile = cProfile.Profile()
         profile.runcall(plan, model=model, cluster="dgx-h100", gpus=gpus, global_batch=batches[0])
         by_room: dict[str, float] = {}

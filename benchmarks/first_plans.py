@@ -86,7 +86,7 @@ def first_plans_part() -> list[str]:
         return []
     return [
         "### Memory of fine-tuning",
-        "By what the code of the software allocates (`src/steptime/plan/memory_profile.py`), with the slack of the "
+        "By what the code of the software allocates (`src/steptime/plan/frameworks`), with the slack of the "
         "allocator and the rest fitted without the source.",
         tuned_table(),
         "### Chance of running out, and first plans",

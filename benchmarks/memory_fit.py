@@ -119,9 +119,11 @@ def fitted_constants(
     reserved = {name: reserved_slack(own) for name, own in _by_framework(points, "reserved", LEAST_RESERVED_ROWS)}
     lines = {name: device_line(own, context_bytes) for name, own in _by_framework(points, "device", LEAST_ROWS)}
     each = [per for _, per in lines.values()]
+    found = reserved | {name: slack for name, (slack, _) in lines.items()}
+    slacks = {name: {"slack": slack} for name, slack in found.items()}
     first = MemoryConstants(
         slack=slack_of(pairs),
-        slacks=reserved | {name: slack for name, (slack, _) in lines.items()},
+        own=slacks,
         context_bytes=context_bytes,
         communicator_bytes=sum(each) / len(each) if each else 0.0,
         deviation=dict.fromkeys(DEFINITIONS, 0.1),
@@ -132,7 +134,9 @@ def fitted_constants(
     for name in (*DEFINITIONS, UNSTATED):
         own = [p for p in told if (p.definition if p.stated else UNSTATED) == name]
         deviation[name] = deviation_of(own, first) if own else 0.1
-    return replace(first, deviation=deviation, deviations=_wider(points, first, deviation))
+    wider = {name: {"deviation": wide} for name, wide in _wider(points, first, deviation).items()}
+    own = {name: {**slacks.get(name, {}), **wider.get(name, {})} for name in (*slacks, *wider)}
+    return replace(first, deviation=deviation, own=own)
 
 
 def _wider(points: Sequence[MemoryPoint], constants: MemoryConstants, common: Mapping[str, float]) -> dict[str, float]:
@@ -173,7 +177,7 @@ def reliability(points: Sequence[MemoryPoint], constants: MemoryConstants) -> Ma
 
 
 def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
-    """The file that :mod:`steptime.estimate.memory_definitions` reads."""
+    """The file that :mod:`steptime.estimate.memory_definitions` reads; what is of one framework is in its own."""
     lines = [
         "# Written by `benchmarks/bench_memory.py --write`; edits are lost when it runs again.",
         "",
@@ -187,9 +191,6 @@ def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
         'kind = "fitted"',
         f"released = {constants.released:.5g}  # assumed",
         "",
-        "[slack.framework]",
-        *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.slacks.items()),
-        "",
         "[context_bytes]",
         f"value = {constants.context_bytes:.5g}",
         'kind = "assumed"',
@@ -201,11 +202,7 @@ def as_toml(constants: MemoryConstants, fitted: str, rows: int) -> str:
         "[deviation]",
         *(f"{name} = {value:.5g}" for name, value in constants.deviation.items()),
         "",
-        "[deviation.framework]",
-        *(f"{toml_text(name)} = {value:.5g}" for name, value in constants.deviations.items()),
-        "",
         "[deviation.unseen]",
         f"value = {constants.unseen:.5g}",
-        f"seen = [{', '.join(map(toml_text, sorted(constants.seen)))}]",
     ]
     return "\n".join(lines) + "\n"

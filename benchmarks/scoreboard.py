@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from steptime.lab.measured.reading import Reading
 from steptime.lab.measured.run import MeasuredRun
 from steptime.lab.measured.samples import Progress, modelled
 from steptime.lab.scoring.runs import RunScore, score_reading, unread
-from steptime.plan.framework_file import framework_path
+from steptime.plan.framework_file import framework_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,5 +312,5 @@ def _means_over_sources(reading: Reading, begun: Callable[[str], Progress | None
 
 
 def frameworks_digest() -> str:
-    """First digits of the SHA-256 of the file of frameworks in use, by which a page tells what it was made with."""
-    return hashlib.sha256(framework_path().read_bytes()).hexdigest()[:12]
+    """First digits of the SHA-256 of the fit of frameworks in use, by which a page tells what it was made with."""
+    return hashlib.sha256(json.dumps(framework_table(), sort_keys=True).encode()).hexdigest()[:12]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -44,13 +43,6 @@ _KEY: Final = "measurements"
 _PARAM: Final = type(pytest.param(None))
 _measurements = pytest.StashKey[Path | str | None]()
 _hidden = pytest.StashKey[Path]()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Costs that a test computed, perhaps of formulas that it replaced, are not those of the next."""
-    if (kept := sys.modules.get("steptime.search.kept")) is not None:
-        kept.forget()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,14 +19,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from typing import Final
 
-from typer.testing import CliRunner
-
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENTS: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -102,9 +100,7 @@ def _answer(arguments: str, folder: Path) -> tuple[int, str]:
         return _ANSWERS[key]
     with contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("error")
-        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, words)
-    if done.exc_info and not isinstance(done.exception, (SystemExit, type(None))):
-        traceback.print_exception(*done.exc_info)
+        done = CliRunner(env={"COLUMNS": "100"}).invoke(main, words)
     sys.stderr.write(done.stderr)
     if "--out" not in words:
         _ANSWERS[key] = done.exit_code, done.stdout

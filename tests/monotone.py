@@ -29,8 +29,9 @@ from steptime.hardware.records import Cluster
 from steptime.model.known import catalogue_names
 from steptime.model.known import load_catalogue_model as load_model
 from steptime.num import divisors
+from steptime.options import choices_of
 from steptime.plan.framework_file import framework_names
-from steptime.plan.job import CONTEXTS, GRAPHS
+from steptime.plan.job import GRAPHS
 from steptime.plan.plans import BIT, COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import Strategy
 from steptime.search.modes import MODES
@@ -157,7 +158,7 @@ def _random_setting(draw: Generator) -> tuple[Setting, str]:
     if overlap is not None:
         chosen["overlap"] = frozenset(overlap) - (frozenset() if spec.experts else {"ep"})
     if draw.random() < 0.3:
-        chosen["context"] = str(draw.choice(CONTEXTS))
+        chosen["context"] = str(draw.choice(choices_of("context")))
     batch = gpus * int(draw.choice([1, 2, 4, 8]))
     request = Request(model=model, cluster=cluster, seq=seq, dtype=dtype, optimizer="adam", mode=MODES["corrected"],
                       framework=framework, lora=lora)  # fmt: skip

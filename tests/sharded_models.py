@@ -29,6 +29,14 @@ def moe():
     return (*small_moe(vocabulary=64, tokens=16, batch=8), labels)
 
 
+def learned_loss():
+    """A module whose loss has a projection with a weight."""
+    weight = nn.Parameter(torch.randn(16, 32))
+    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    module.register_parameter("projection", weight)
+    return module, (torch.randn(8, 32),), lambda output: labels(output @ weight.t())
+
+
 class Convolutions(nn.Module):
     """Convolutions with batch norm and a residual, then a group norm, pooling and a classifier.
 

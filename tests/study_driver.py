@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from steptime.store import files
-from steptime.store.journal import Journal
 from steptime.study import read_study, run
-from steptime.study import store as study_store
+from steptime.study.file import Study
+from steptime.study.store import FILE, Store
 
 
-def killed_at_random(seed: int, kills: int, longest_s: float, compute: Callable[[], object], store: Path) -> None:
-    """Kills runs; prints how many blocks the store has after each."""
+def killed_at_random(seed: int, kills: int, longest_s: float, compute: Callable[[], object], count: Any) -> None:
+    """Kills runs; prints how many points the store has after each."""
     chosen = random.Random(seed)
     for _ in range(kills):
         child = os.fork()
@@ -34,51 +35,49 @@ def killed_at_random(seed: int, kills: int, longest_s: float, compute: Callable[
         time.sleep(chosen.uniform(0, longest_s))
         os.kill(child, signal.SIGKILL)  # the parent of the workers, not they
         os.waitpid(child, 0)
-        print(len(list(store.glob("blocks/*.parquet"))), end=" ", flush=True)
+        print(count(), end=" ", flush=True)
 
 
-STEPS = ("before the file", "before the rename", "before the journal", "within the line")
+STEPS = ("before the transaction", "before its end", "within the journal", "within the file")
 AT = 3
-"""The block in whose commit a run dies."""
+"""The commit in which a run dies."""
 
 
 def dies_at(name: str, at: int) -> None:
-    """Makes this process end without a word at a step of the commit of the AT-th block."""
-    seen = {"blocks": 0}
+    """Makes this process end without a word at a step of the AT-th commit."""
+    commits, commit, transaction = [0], Store.commit, Store._transaction
 
-    def count(original: Callable[..., Any], when: str) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            seen["blocks"] += 1
-            if seen["blocks"] == at and when == "before":
+    @contextmanager
+    def unfinished(self: Store, *arguments: str) -> Iterator[Any]:
+        with transaction(self, *arguments) as database:
+            yield database
+            os._exit(9)
+
+    def dying(self: Store, rows: Any) -> None:
+        commits[0] += 1
+        if commits[0] == at:
+            if name == "before the transaction":
                 os._exit(9)
-            out = original(*arguments)
-            if seen["blocks"] == at and when == "after":
-                os._exit(9)
-            return out
+            elif name == "before its end":
+                Store._transaction = unfinished  # type: ignore[assignment, method-assign]
+            elif name == "within the journal":
+                _dies_at_byte(600)
+            else:  # the journal is shorter than the file
+                _dies_at_byte(self.file.stat().st_size + 600)
+        commit(self, rows)
 
-        return counted
+    Store.commit = dying  # type: ignore[method-assign]
 
-    if name == "before the file":
-        study_store.replace_file = count(study_store.replace_file, "before")
-    elif name == "before the rename":
-        replace = count(Path.replace, "before")
-        Path.replace = lambda self, target: replace(self, target)  # type: ignore[method-assign]
-    elif name == "before the journal":
-        study_store.replace_file = count(study_store.replace_file, "after")
-    elif name == "within the line":
-        lines = [0]
 
-        def write(self: Journal, record: Any) -> None:
-            lines[0] += 1
-            if lines[0] == at + 1:  # the header is a line too
-                self._file.write(b'{"key":"torn')
-                os._exit(9)
-            original(self, record)
+def _dies_at_byte(place: int) -> None:
+    """Lets the system kill this process once it writes beyond a place of any file."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (place, resource.RLIM_INFINITY))
 
-        original, Journal._write = Journal._write, write  # type: ignore[method-assign]
-    else:
-        raise ValueError(name)
-    assert files.replace_file
+
+def _points(found: Study, store: str) -> int:
+    return sum(1 for _ in Store(store).read({point.key for point in found.points}))
 
 
 def main(arguments: list[str]) -> None:
@@ -86,13 +85,13 @@ def main(arguments: list[str]) -> None:
     found = read_study(file)
     found.points[0].key  # noqa: B018 - what children share is computed here
 
-    def compute() -> None:
-        run(found, store, workers=2 if how == "random" else 1)
+    def compute() -> int:
+        return run(found, store, workers=2 if how == "random" else 1).computed
 
     if how == "random":
-        killed_at_random(int(rest[0]), int(rest[1]), float(rest[2]), compute, Path(store))
+        killed_at_random(int(rest[0]), int(rest[1]), float(rest[2]), compute, lambda: _points(found, store))
     if how != "steps":
-        compute()
+        print(compute())
         return
     for number, name in enumerate(STEPS):
         child = os.fork()
@@ -100,7 +99,10 @@ def main(arguments: list[str]) -> None:
             dies_at(name, AT)
             run(found, f"{store}-{number}", workers=1)
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, name
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (-signal.SIGXFSZ if "within" in name else 9), name
+        torn = Path(f"{store}-{number}", f"{FILE}-journal")
+        assert torn.exists() == (name != STEPS[0]), "what SQLite undoes is there"
 
 
 if __name__ == "__main__":

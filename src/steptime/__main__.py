@@ -20,10 +20,10 @@ def run() -> None:
     """
     gc.set_threshold(ALLOCATIONS, 20, 20)
     try:
-        from steptime.cli.main import app, prepare_streams
+        from steptime.cli.main import main, prepare_streams
 
         prepare_streams()
-        app()
+        sys.exit(main())
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)

@@ -7,12 +7,35 @@ adds its own through the entry-point group that the registry names, without a fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from typing import Any, Final, TypeVar
 
-from steptime.errors import InternalError, UnknownNameError
+from steptime.errors import InternalError, UnknownNameError, UserError
 
 P = TypeVar("P")
+
+EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
+    "distributed": ("Dask", "dask"),
+    "duckdb": ("DuckDB", "files"),
+    "egglog": ("egglog", "rewrite"),
+    "highspy": ("HiGHS", "solver"),
+    "matplotlib": ("matplotlib", "plots"),
+    "mpi4py": ("mpi4py", "mpi"),
+    "numba": ("numba", "hierarchy"),
+    "onnx": ("the onnx library", "onnx"),
+    "optuna": ("optuna", "learn"),
+    "ray": ("Ray", "ray"),
+    "scipy": ("SciPy", "calibrate"),
+    "sklearn": ("scikit-learn", "learn"),
+    "starlette": ("Starlette", "page"),
+    "torch": ("PyTorch", "torch"),
+    "uvicorn": ("uvicorn", "page"),
+    "yaml": ("PyYAML", "launch"),
+    "z3": ("z3", "rewrite"),
+}
+"""Library -> its name, and the extra of ``pyproject.toml`` that installs it."""
 
 
 def loaded(place: str) -> Any:
@@ -27,14 +50,41 @@ def loaded(place: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-class Registry(Mapping[str, P]):
-    """Named plug-ins of one kind: a mapping that looks for installed extensions once a name is missing.
+def needed(module: str, what: str, extra: str | None = None) -> Any:
+    """A module of a library that only an extra of steptime installs; it is imported.
 
-    >>> shapes = Registry[type]("shape", "steptime.shapes")
+    Args:
+        module: its name.
+        what: needs it, for the message.
+        extra: which installs it; None: that of :data:`EXTRAS`.
+
+    Raises:
+        UserError: the library is not installed; the message says what installs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        name, usual = EXTRAS[library]
+        why = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
+        raise UserError(f"{what} needs {name}, which {why}", hint=f"pip install 'steptime[{extra or usual}]'") from None
+
+
+def require(module: str, what: str) -> None:
+    """Find out before the work that a library is not installed, without importing it: as :func:`needed`."""
+    if find_spec(module) is None:
+        needed(module, what)
+
+
+class Registry(Mapping[str, P]):
+    """Named plug-ins of one kind: a mapping that looks for those of installed packages once a name is missing.
+
+    >>> shapes = Registry[object]("shape", "steptime.shapes")
+    >>> shapes.later("pi", "math:pi")
     >>> @shapes.register("square")
     ... class Square: ...
-    >>> shapes["square"] is Square
-    True
+    >>> shapes["square"] is Square, shapes["pi"]
+    (True, 3.141592653589793)
     >>> shapes["sqare"]
     Traceback (most recent call last):
     steptime.errors.UnknownNameError: there is no shape 'sqare'
@@ -42,71 +92,44 @@ class Registry(Mapping[str, P]):
     """
 
     def __init__(self, kind: str, group: str) -> None:
-        self.kind = kind
-        self.group = group
-        self._plugins: dict[str, P] = {}
-        self._later: dict[str, str] = {}
-        self._loaded = False
+        self.kind, self.group, self._looked = kind, group, False
+        self._plugins: dict[str, Callable[[], P]] = {}
 
     def add(self, name: str, plugin: P) -> P:
-        """Enters a plug-in.
-
-        Raises:
-            InternalError: the name is taken.
-        """
-        return self.register(name)(plugin)
+        """Enters a plug-in; InternalError where the name is taken."""
+        if name in self._plugins:
+            raise InternalError(f"{self.kind} {name!r} is registered twice")
+        self._plugins[name] = lambda: plugin
+        return plugin
 
     def register(self, name: str) -> Callable[[P], P]:
         """Decorator that enters a plug-in under ``name``."""
-
-        def enter(plugin: P) -> P:
-            if name in self._plugins:
-                raise InternalError(f"{self.kind} {name!r} is registered twice")
-            self._plugins[name] = plugin
-            return plugin
-
-        return enter
+        return partial(self.add, name)
 
     def later(self, name: str, place: str) -> None:
-        """Enters a plug-in of ours by its place, ``module:attribute``; its module is imported once it is asked for.
+        """Enters a plug-in of ours by its place, ``module:attribute``; its module is imported once it is asked for."""
+        self._plugins[name] = partial(loaded, place)
 
-        >>> shapes = Registry[object]("shape", "steptime.shapes")
-        >>> shapes.later("pi", "math:pi")
-        >>> "pi" in shapes, shapes["pi"]
-        (True, 3.141592653589793)
-        """
-        self._later[name] = place
+    def _all(self) -> dict[str, Callable[[], P]]:
+        if not self._looked:
+            self._looked = True
+            from importlib import metadata
 
-    def _load_entry_points(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True
-        from importlib import metadata
-
-        for entry in metadata.entry_points(group=self.group):
-            self._plugins.setdefault(entry.name, entry.load())
+            for entry in metadata.entry_points(group=self.group):
+                self._plugins.setdefault(entry.name, entry.load)
+        return self._plugins
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._plugins and name not in self._later:
-            self._load_entry_points()
-        return name in self._plugins or name in self._later
+        return name in self._plugins or name in self._all()
 
     def __getitem__(self, name: str) -> P:
-        """The plug-in of a name.
-
-        Raises:
-            UnknownNameError: there is none; the message has the nearest names.
-        """
+        """The plug-in of a name; UnknownNameError, with the nearest names, where there is none."""
         if name not in self:
             raise UnknownNameError(self.kind, name, self)
-        if name not in self._plugins:
-            self._plugins[name] = loaded(self._later[name])
-        return self._plugins[name]
+        return self._plugins[name]()
 
     def __iter__(self) -> Iterator[str]:
-        self._load_entry_points()
-        return iter({**self._plugins, **self._later})
+        return iter(self._all())
 
     def __len__(self) -> int:
-        self._load_entry_points()
-        return len({**self._plugins, **self._later})
+        return len(self._all())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from fake_api import FakeApi, Run
-from typer.testing import CliRunner
 
 import steptime
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 
 @pytest.fixture
@@ -21,4 +21,4 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
 def run() -> Run:
     """Run ``steptime`` with these arguments; stdout and stderr are kept apart."""
     runner = CliRunner(env={"COLUMNS": "80", "STEPTIME_DEBUG": ""})
-    return lambda *args: runner.invoke(app, list(args))
+    return lambda *args: runner.invoke(main, list(args))

@@ -35,8 +35,9 @@ def test_every_command_has_help(run: Run, command: str) -> None:
 
 
 def test_help_lists_every_command(run: Run) -> None:
-    text = run("--help").stdout
-    assert all(name in text and summary.split()[0] in text for name, (_, summary) in COMMANDS.items())
+    text = run("--help").stdout + run("lab", "--help").stdout
+    assert all(name in text and summary.split()[0] in text for name, (_, summary, _) in COMMANDS.items())
+    assert len(run("--help").stdout.splitlines()) <= 48
 
 
 def test_version(run: Run) -> None:
@@ -76,8 +77,8 @@ run()
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom steptime.cli.main import app\n"
-        "try: app(['--help'], prog_name='steptime')\nexcept SystemExit: pass\n"
+        "import sys\nfrom steptime.cli.main import main\n"
+        "main(['--help'])\n"
         "print(sorted({'numpy', 'pydantic', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -98,6 +99,17 @@ def test_plan_passes_its_options_to_the_api(run: Run, api: FakeApi) -> None:
         "fix": {"tp": 8, "micro_batch": 1}, "limit": ["pp<=16"],
     }  # fmt: skip
     assert type(given["strategy"]) is str
+
+
+def test_plans_that_differ_in_nothing_shown_are_one_row(run: Run, api: FakeApi) -> None:
+    plans = (make_estimate(), make_estimate(step_time_s=10.0 + 1e-9), make_estimate(step_time_s=11.0))
+    api.plan_result = make_plan_result(plans=plans)
+    rows = [
+        line.split() for line in run("plan", "toy", *JOB).stdout.splitlines() if line.strip()[:2] in ("1 ", "2 ", "3 ")
+    ]
+    assert [row[0] for row in rows] == ["1", "3"]
+    assert "(+1 alike)" in " ".join(run("plan", "toy", *JOB).stdout.split())
+    assert len(parsed(run("plan", "toy", *JOB, "--json").stdout)["plans"]) == 3
 
 
 def test_plan_that_finds_nothing_exits_3_and_still_prints(run: Run, api: FakeApi) -> None:
@@ -243,12 +255,11 @@ def test_defect_is_one_line_and_exit_1(run: Run, api: FakeApi, monkeypatch: pyte
 
 
 def test_debug_shows_the_traceback(api: FakeApi) -> None:
-    from typer.testing import CliRunner
-
-    from steptime.cli.main import app
+    from cli_runner import CliRunner
+    from steptime.cli.main import main
 
     api.raises = KeyError("boom")
-    result = CliRunner(env={"STEPTIME_DEBUG": "1"}).invoke(app, ["estimate", "toy", *JOB])
+    result = CliRunner(env={"STEPTIME_DEBUG": "1"}).invoke(main, ["estimate", "toy", *JOB])
     assert "Traceback" in result.stderr
 
 
@@ -305,15 +316,14 @@ def test_progress_is_for_terminals_and_long_work(
 
 @pytest.mark.parametrize(
     ("columns", "missing"),
-    [("80", "band 90 %, main loss"), ("100", "main loss"), ("140", None)],
+    [("30", "band 90 %, main loss"), ("45", "main loss"), ("80", None)],
 )
 def test_columns_without_room_are_named(api: FakeApi, columns: str, missing: str | None) -> None:
-    from typer.testing import CliRunner
-
-    from steptime.cli.main import app
+    from cli_runner import CliRunner
+    from steptime.cli.main import main
 
     api.plan_result = make_plan_result(plans=(make_estimate(step_time_band_s=(9.0, 12.0)),))
-    lines = CliRunner(env={"COLUMNS": columns}).invoke(app, ["plan", "toy", *JOB]).stdout.splitlines()
+    lines = CliRunner(env={"COLUMNS": columns}).invoke(main, ["plan", "toy", *JOB, "--long"]).stdout.splitlines()
     told = [line.rstrip() for line in lines if line.startswith("not shown")]
     assert told == ([] if missing is None else [f"not shown at {columns} columns: {missing} (--json)"])
 
@@ -379,12 +389,11 @@ def test_plan_has_a_column_of_the_chance_and_warns_about_its_first(run: Run, api
 
 @pytest.mark.parametrize("columns", ["20", "40", "200"])
 def test_reports_survive_any_width(api: FakeApi, columns: str) -> None:
-    from typer.testing import CliRunner
-
-    from steptime.cli.main import app
+    from cli_runner import CliRunner
+    from steptime.cli.main import main
 
     for args in (("plan", "toy", *JOB), ("estimate", "toy", *JOB), ("estimate", "toy", *JOB, "--explain")):
-        result = CliRunner(env={"COLUMNS": columns}).invoke(app, list(args))
+        result = CliRunner(env={"COLUMNS": columns}).invoke(main, list(args))
         assert result.exit_code == 0
         assert max(map(len, result.stdout.splitlines())) <= int(columns)
 

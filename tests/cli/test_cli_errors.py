@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from steptime.cli.job import parse_fix, parse_limits, parse_placement
 from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
+from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, parse_run
-from steptime.formats.run_toml import parse_estimate
 from steptime.store.files import parse_toml
 
 JOB = ("--cluster", "box", "--gpus", "2048", "--global-batch", "4096")
@@ -115,7 +115,7 @@ RUN_FILES = [
     ('model = "toy"\n[plan.placement]\ntp = 0', "plan.placement.tp"),
     ('model = "toy"\ngpu = 8\nseq = 0', "2 fields are wrong"),
     ("\n".join(['model = "toy"', *(f"key{n} = {n}" for n in range(15))]), "\n  and 5 more"),
-    ('model = "toy"\n[plan]\nquux = 8', "schedule, overlap, offload, attention, attention_dtype, context"),
+    ('model = "toy"\n[plan]\nquux = 8', "schedule, attention, attention_dtype, document_length"),
     ('model = "toy"\nmodel = "toy"', "not valid TOML"),
     ("model = " + "9" * 5000, "not valid TOML"),
     ("model = " + "[" * 5000, "nested too deeply"),

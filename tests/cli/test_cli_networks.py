@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 GROUPS = (
     '[groups.a]\ncluster = "dgx-h100"\ngpus = 8\n[groups.b]\ncluster = "dgx-a100"\ngpus = 8\n'
@@ -18,7 +18,7 @@ JOB = ["llama3.2-1b", "--cluster", "meta-roce-24k", "--gpus", "64", "--global-ba
 
 
 def ran(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [*arguments])
+    result = CliRunner().invoke(main, [*arguments])
     return result.exit_code, result.stdout, result.stderr
 
 

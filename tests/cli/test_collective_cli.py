@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 GIVEN = ("collective", "all_reduce", "--cluster", "dgx-h100", "--ranks", "16")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_report_fits_every_width(columns: int) -> None:
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(GIVEN)).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, list(GIVEN)).stdout
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     words = " ".join(shown.split())
     assert "algorithm time algbw busbw" in words and "nccl chooses" in words and "1/gamma" in words

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 JOB = ("--cluster", "dgx-h100", "--gpus", "16", "--tp", "2", "--global-batch", "64", "--clocks", "40")
 GIVEN = ("consistency", "llama3-8b", *JOB)
@@ -18,7 +18,7 @@ FAILURES = ("--fail", "worker@20s", "--fail", "server@20s", "--down", "30s")
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_report_fits_every_width(columns: int) -> None:
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [*GIVEN, *FAILURES, "--slow", "1.2"]).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [*GIVEN, *FAILURES, "--slow", "1.2"]).stdout
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     words = " ".join(shown.split())
     for part in (

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from doctor_logs import arguments, iteration
 from steptime.cli import estimate, options
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.doctor import cli as doctor
-from steptime.plan.keys import KEYS
+from steptime.options import KEYS
 
 DATA = Path(__file__).resolve().parents[1] / "data/doctor"
 MEGATRON, DEEPSPEED, TITAN = (str(DATA / f"{name}.log") for name in ("megatron", "deepspeed", "torchtitan"))
@@ -118,8 +117,7 @@ def test_what_is_given_wins_and_is_held_against_the_log(run):
 
 def test_doctor_takes_every_option_of_a_job_that_estimate_takes():
     """One set for both; each of its members is read."""
-    both = [set(inspect.signature(module.command).parameters) for module in (doctor, estimate)]
-    assert all(set(options.JOB) <= parameters for parameters in both)
+    assert all(set(options.JOB) <= set(module.command.rows) for module in (doctor, estimate))
     read = {*options.SETTINGS, *KEYS, "cluster", "placement", "lora_rank", "lora_targets", "qlora", "dora", "plan"}
     assert read == set(options.JOB)
 
@@ -240,7 +238,7 @@ def test_a_trace_beside_the_prediction(run):
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("args", [(MEGATRON, "--cluster", "dgx-h100"), (TRACE,), (DEEPSPEED, "--global-batch", "64")])
 def test_the_report_fits_the_screen(columns, args):
-    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, ["doctor", *args])
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, ["doctor", *args])
     assert result.exit_code == 0, result.stderr
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert max(map(len, lines)) <= columns

@@ -41,3 +41,14 @@ def test_a_name_that_a_file_has_not_is_told_what_it_defines(run: Run, file: Path
     (tmp_path / "only.py").write_text("from torch.nn import Linear, Module\nLIMIT = 3\nhead = Linear(4, 4)\n")
     hint = run("profile", f"{tmp_path / 'only.py'}:nope", "--device", "h100-sxm").stderr.splitlines()[-1]
     assert hint.strip() == "valid: head"
+
+
+def test_a_failed_import_names_its_first_cause(run: Run, tmp_path: Path) -> None:
+    """Packages that import lazily raise an error of their own for the one that says what is missing."""
+    (tmp_path / "lazy.py").write_text(
+        "try:\n    import no_such_package_at_all\nexcept ImportError as error:\n"
+        "    raise RuntimeError('failed to import lazy, see above') from error\n"
+    )
+    said = run("profile", f"{tmp_path / 'lazy.py'}:net", "--device", "h100-sxm").stderr
+    assert "RuntimeError: failed to import lazy" in said
+    assert "caused by ModuleNotFoundError: No module named 'no_such_package_at_all'" in " ".join(said.split())

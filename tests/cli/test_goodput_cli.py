@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 JOB = ["llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64"]
 LENGTH = ["--tokens", "10B"]
 
 
 def run(*args: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, args)
+    done = CliRunner().invoke(main, args)
     return done.exit_code, " ".join(done.output.split())
 
 

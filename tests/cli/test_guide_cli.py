@@ -6,16 +6,16 @@ import json
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 GIVEN = ("guide", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_report_fits_every_width(columns: int) -> None:
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(GIVEN)).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, list(GIVEN)).stdout
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     words = " ".join(shown.split())
     for part in ("1 Does the model fit one device? no.", "beaten: ", "turned round by: ", "exhaustive search find?"):

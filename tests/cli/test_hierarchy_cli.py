@@ -6,10 +6,10 @@ import json
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime.captured.compress import compressed
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.hardware import load_device
 from steptime.hierarchy.answers import cache_report, reuse_report, tile_answer
 from steptime.hierarchy.geometry import hierarchy
@@ -31,7 +31,7 @@ REPORTS = (
 @pytest.mark.each("columns", [60, 80, 200])
 def test_reports_fit_every_width(columns: int) -> None:
     for arguments in REPORTS:
-        done = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(arguments))
+        done = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, list(arguments))
         assert done.exit_code == 0, done.output
         assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= columns, arguments
 

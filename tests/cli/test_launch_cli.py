@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from doctor_logs import arguments, iteration
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.launch import SOFTWARE
 
 RUN = """model = "llama2-7b"
@@ -27,7 +27,7 @@ overlap = ["dp"]
 
 
 def run(*args: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, args)
+    done = CliRunner().invoke(main, args)
     return done.exit_code, " ".join(done.output.split())
 
 
@@ -45,20 +45,20 @@ def test_there_and_back(file: str, tmp_path: Path) -> None:
     code, text = run("import", str(script), "-o", str(again))
     assert code == 0 and "a run of Megatron-LM" in text and "next: steptime estimate" in text
     first, second = (
-        json.loads(CliRunner().invoke(app, ["estimate", each, "--json"]).stdout) for each in (file, str(again))
+        json.loads(CliRunner().invoke(main, ["estimate", each, "--json"]).stdout) for each in (file, str(again))
     )
     assert second["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-12)
     assert second["plan"] == first["plan"]
 
 
 def test_printed_and_json(file: str, tmp_path: Path) -> None:
-    printed = CliRunner().invoke(app, ["export", file, "--for", "deepspeed"])
+    printed = CliRunner().invoke(main, ["export", file, "--for", "deepspeed"])
     assert printed.exit_code == 0 and json.loads(printed.stdout)["zero_optimization"]["stage"] == 1
-    document = json.loads(CliRunner().invoke(app, ["export", file, "--for", "nemo", "--json"]).stdout)
+    document = json.loads(CliRunner().invoke(main, ["export", file, "--for", "nemo", "--json"]).stdout)
     assert document["schema_version"] == 1 and document["options"]["trainer.num_nodes"] == 8
     assert document["software"] == "nemo" and document["text"].startswith("# Written by steptime")
     (tmp_path / "recipe.py").write_text(document["text"])
-    found = json.loads(CliRunner().invoke(app, ["import", str(tmp_path / "recipe.py"), "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, ["import", str(tmp_path / "recipe.py"), "--json"]).stdout)
     assert found["software"] == "nemo" and found["kept"] == {} and 'model = "llama2-7b"' in found["run"]
     code, text = run("import", str(tmp_path / "recipe.py"))
     assert code == 0 and "tp = 2" in text
@@ -66,7 +66,7 @@ def test_printed_and_json(file: str, tmp_path: Path) -> None:
 
 def test_a_folder_and_a_written_plan(file: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    plan.write_text(CliRunner().invoke(app, ["estimate", file, "--zero", "1", "--json"]).stdout)
+    plan.write_text(CliRunner().invoke(main, ["estimate", file, "--zero", "1", "--json"]).stdout)
     code, text = run("export", str(plan), "--for", "megatron-bridge", "-o", str(tmp_path / "out"))
     assert code == 0 and (tmp_path / "out" / "recipe.py").exists(), text
     text = (tmp_path / "out" / "recipe.py").read_text()
@@ -125,11 +125,11 @@ def test_doctor_takes_the_launch_file(file: str, tmp_path: Path) -> None:
     """Measured against predicted is one command from the file that launched the run."""
     script, log = tmp_path / "launch.sh", tmp_path / "train.log"
     run("export", file, "--for", "megatron-lm", "-o", str(script))
-    estimate = json.loads(CliRunner().invoke(app, ["estimate", file, "--json"]).stdout)
+    estimate = json.loads(CliRunner().invoke(main, ["estimate", file, "--json"]).stdout)
     sizes = {"world_size": 64, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "seq_length": 4096}
     lines = "".join(iteration(n, 1e3 * estimate["step_time_s"]) for n in range(1, 12))
     log.write_text(arguments(**sizes, micro_batch_size=1, global_batch_size=128) + lines)
-    found = json.loads(CliRunner().invoke(app, ["doctor", str(log), "--plan", str(script), "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, ["doctor", str(log), "--plan", str(script), "--json"]).stdout)
     assert found["predicted"]["model"] == "llama2-7b" and found["predicted"]["plan"]["pp"] == 2
     assert found["comparison"][0]["ratio"] == pytest.approx(1.0, abs=1e-3)
     assert any("reference" in text and "Megatron-LM" in text for text in found["warnings"])
@@ -137,9 +137,9 @@ def test_doctor_takes_the_launch_file(file: str, tmp_path: Path) -> None:
     assert code == 0 and "tp is given as 4, but the run says 2" in text
     other = tmp_path / "plan.json"
     other.write_text(json.dumps(estimate))
-    found = json.loads(CliRunner().invoke(app, ["doctor", str(log), "--plan", str(other), "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, ["doctor", str(log), "--plan", str(other), "--json"]).stdout)
     assert found["predicted"]["model"] == "llama2-7b"
     job = ["llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128", "--tp", "2", "--pp", "2"]
-    other.write_text(CliRunner().invoke(app, ["estimate", *job, "--json"]).stdout)
-    found = json.loads(CliRunner().invoke(app, ["doctor", str(log), "--plan", str(other), "--json"]).stdout)
+    other.write_text(CliRunner().invoke(main, ["estimate", *job, "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, ["doctor", str(log), "--plan", str(other), "--json"]).stdout)
     assert found["predicted"]["workload"]["framework"] == "megatron-core"  # the log's, where the plan names none

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 pytest.importorskip("torch")
 pytest.importorskip("highspy")
@@ -23,7 +23,7 @@ GIVEN = ("planners", MODEL, "--cluster", "dgx-h100", "--gpus", "2", "--cpu", "0.
 def test_the_report_fits_every_width(columns: int, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     more = ["--plot", str(tmp_path / "a.svg")] if columns == 80 else []
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [*GIVEN, *more]).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [*GIVEN, *more]).stdout
     report = shown.partition("\nDrawn in")[0]
     assert max(len(line.rstrip()) for line in report.splitlines()) <= columns
     assert "planner" in report and "data parallel" in report and "bound" in report

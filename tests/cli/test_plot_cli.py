@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 pytest.importorskip("matplotlib")
 JOB = ("llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
@@ -18,7 +18,7 @@ SPLIT = ("--tp", "2", "--pp", "4")
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(one) for one in arguments])
+    return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
 def saved(path: Path, *arguments: object) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -386,7 +387,7 @@ def test_sums_beyond_64_bits_are_named(run: Run, wordy: Path) -> None:
 def test_without_pytorch_it_is_said_how_to_install_it(
     run: Run, file: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steptime.captured.record.find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     result = run(*(word.format(file=file) for word in command))
     assert result.exit_code == 2, result.output
     assert "steptime[torch]" in result.stderr

@@ -6,16 +6,16 @@ import json
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 
 GIVEN = ("reshard", "--shape", "8192x8192", "--mesh", "data=2,model=4", "--cluster", "dgx-h100")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_report_fits_every_width(columns: int) -> None:
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [*GIVEN, "R S(0)", "S(0) S(0)"]).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [*GIVEN, "R S(0)", "S(0) S(0)"]).stdout
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     words = " ".join(shown.split())
     assert "slice data" in words and "permute" in words and "In PyTorch: all_to_all_single of 16 MiB" in words

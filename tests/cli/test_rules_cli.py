@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.rewrite.rules import pipeline, store
 from steptime.rewrite.rules.universes import PLANE, universe
 
@@ -32,7 +32,7 @@ SMALL = (universe("small", "x[n,n] y[n,n] z[n,n]", "matmul add transpose[-1,-2]"
 
 
 def run(*args: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["rules", *map(str, args)])
+    result = CliRunner().invoke(main, ["rules", *map(str, args)])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -64,7 +64,7 @@ def test_an_unsound_rule_is_rejected_with_its_counterexample(tmp_path: Path) -> 
     path.write_text(GOOD + BAD)
     text = run("--check", path, code=2)
     assert "grouped" in text and "unsound" in text and "shapes" in text and "values" in text
-    found = json.loads(CliRunner().invoke(app, ["rules", "--check", str(path), "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, ["rules", "--check", str(path), "--json"]).stdout)
     assert [each["verdict"] for each in found["rules"]] == ["proved", "unsound"]
     example = found["rules"][1]["counterexample"]
     assert example["sizes"]["g"] > 1 and example["values"]["x"] and example["source"] != example["target"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from fake_api import Run
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.units import parse
 
 pytest.importorskip("torch")
@@ -38,12 +38,12 @@ def test_the_parts_add_up_to_the_step(more: tuple[str, ...], run: Run) -> None:
 @pytest.mark.parametrize("columns", [60, 80])
 def test_what_was_not_searched_has_no_bound_and_says_what_was_replicated(columns: int) -> None:
     words = [*GIVEN, *MESH, "--layout", "batch:data, heads:model, ffn:model", "--complete", "propagate"]
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, words).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, words).stdout
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     text = " ".join(shown.split())
     assert "no bound: it follows from annotations or a layout" in text and "100.0 %;" not in text
     assert "replicated against the layout: " in text and "attention.qkv: mm along model: no dim of it is on" in text
-    json_text = CliRunner().invoke(app, [*words, "--json"]).stdout
+    json_text = CliRunner().invoke(main, [*words, "--json"]).stdout
     assert json.loads(json_text)["unmatched"][0]["share_of_compute"] > 0.05
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from consistency.jobs import Job
 from steptime import api, study
 from steptime.api.models import load_model
-from steptime.cli.main import app
+from steptime.cli.main import main as steptime
 from steptime.study.file import study_of
 from steptime.web.server import application
 
@@ -35,7 +35,7 @@ TRAINERS: Final = {
 
 def asked(*words: object) -> dict[str, Any] | str:
     """The JSON of a command; its error message where it refuses."""
-    done = CliRunner().invoke(app, [*map(str, words), "--json"])
+    done = CliRunner().invoke(steptime, [*map(str, words), "--json"])
     if done.exit_code not in (0, 3):
         return " ".join(done.output.split()) or repr(done.exception)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -68,7 +68,7 @@ def run_file(job: Job, folder: Path) -> Answer:
 def plan_file(job: Job, folder: Path) -> Answer:
     """What ``estimate --json`` wrote, given to ``estimate``."""
     path = folder / "plan.json"
-    path.write_text(CliRunner().invoke(app, ["estimate", *job.options, "--json"]).stdout)
+    path.write_text(CliRunner().invoke(steptime, ["estimate", *job.options, "--json"]).stdout)
     return both(asked("estimate", path))
 
 
@@ -147,7 +147,7 @@ def page(job: Job, folder: Path) -> Answer:
 def report_file(job: Job, folder: Path) -> Answer:
     """The report as one file: the estimate that its page shows."""
     path = folder / "report.html"
-    done = CliRunner().invoke(app, ["report", *job.options, "-o", str(path), "--top", "0"])
+    done = CliRunner().invoke(steptime, ["report", *job.options, "-o", str(path), "--top", "0"])
     if done.exit_code:
         return " ".join(done.output.split())
     shown = {name: re.search(rf'"{name}":\s*([0-9.eE+-]+)', path.read_text()) for name in (TIME, MEMORY)}
@@ -210,12 +210,12 @@ def launch(job: Job, folder: Path) -> Answer:
         return "no training software is named"
     run, target, back = folder / "job.toml", folder / "launch", folder / "back.toml"
     run.write_text(written(job.run))
-    done = CliRunner().invoke(app, ["export", str(run), "--for", software, "-o", str(target)])
+    done = CliRunner().invoke(steptime, ["export", str(run), "--for", software, "-o", str(target)])
     if done.exit_code:
         return " ".join(done.output.split())
     main = target if target.is_file() else min(target.iterdir(), key=lambda path: (path.suffix == ".json", path.name))
     words = ["import", str(main), "--from", software, "--cluster", job.cluster, "-o", str(back)]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(steptime, words)
     return both(asked("estimate", back)) if done.exit_code == 0 else " ".join(done.output.split())
 
 

@@ -11,8 +11,8 @@ import pytest
 from steptime.api.calls import estimate
 from steptime.lab.measured.aggregate import ScoredRun
 from steptime.lab.scoring.runs import score_runs
-from steptime.plan.framework import IDEAL, habits_of
-from steptime.plan.framework_file import framework_names
+from steptime.plan.framework import IDEAL
+from steptime.plan.framework_file import framework_names, habits_of
 
 FRAMEWORKS = sorted(set(framework_names()) - {IDEAL.name})
 JOBS: dict[str, dict[str, Any]] = {

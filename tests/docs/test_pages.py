@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from steptime.cli.main import COMMANDS
-from steptime.formats.run_toml import _Run as RunFile
 from steptime.hardware.load import DEVICE, LEVEL, RATES
 from steptime.model.spec import Experts, LatentAttention, ModelSpec, Vision
-from steptime.plan.framework import MODEL_AXES, habits_of
-from steptime.plan.framework_file import framework_names
-from steptime.plan.keys import KEYS
+from steptime.options import KEYS, SETTINGS
+from steptime.plan.framework import MODEL_AXES
+from steptime.plan.framework_file import framework_names, habits_of
 
 MODELS = (ModelSpec, Experts, LatentAttention, Vision)
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,7 +40,7 @@ def test_the_index_names_every_page() -> None:
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("estimate", {*KEYS, *RunFile.model_fields}),
+        ("estimate", {*KEYS, *SETTINGS, "model", "lora", "plan"}),
         ("hardware", {*DEVICE, *LEVEL, *RATES}),
         ("models", {field.name for record in MODELS for field in fields(record)}),
     ],

@@ -21,11 +21,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
 import doctor_logs
+from cli_runner import CliRunner
 from steptime import api
-from steptime.cli.main import app
+from steptime.cli.main import main
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
@@ -81,7 +80,7 @@ def printed(command: str, *, frozen: bool = True) -> dict[str, Any]:
     """
     env = {"COLUMNS": "80", "STEPTIME_DEBUG": "1", "STEPTIME_PATH": "frozen" if frozen else "",
            "STEPTIME_DATA": "empty", "XDG_CONFIG_HOME": "empty"}  # fmt: skip
-    result = CliRunner().invoke(app, shlex.split(command), env=env)
+    result = CliRunner().invoke(main, shlex.split(command), env=env)
     found = {"stdout": result.stdout, "stderr": result.stderr, "exit": result.exit_code}
     return {name: value for name, value in found.items() if value or name == "stdout"}
 

@@ -14,9 +14,9 @@ from steptime.estimate.machine import Machine
 from steptime.lab.published.rows import PUBLISHED
 from steptime.model.spec import ModelSpec
 from steptime.num import divisors
+from steptime.options import choices_of
 from steptime.plan.framework import COPIES, IDEAL, Framework
-from steptime.plan.job import OFFLOADS, OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.overlap import OVERLAPS
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 
@@ -98,8 +98,8 @@ def cases(
         model=model, gpus=1, global_batch=2 ** draw(st.integers(3, 9)), seq_len=model.seq_len,
         precision=PRECISIONS[draw(st.sampled_from(PLAIN if method is PUBLISHED else [*PLAIN, *QUANTISED]))],
         optimizer=OPTIMIZERS[draw(st.sampled_from(["adam", "sgd", "adam8bit"]))],
-        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(sorted(OVERLAPS))))),
-        offload=frozenset() if method is PUBLISHED else frozenset(draw(st.sets(st.sampled_from(OFFLOADS)))),
+        attention=attention, overlap=frozenset(draw(st.sets(st.sampled_from(sorted(choices_of("overlap")))))),
+        offload=frozenset(() if method is PUBLISHED else draw(st.sets(st.sampled_from(choices_of("offload"))))),
         exchange_once=draw(st.booleans()), separate_kernels=draw(st.booleans()),
         copied_parameters=draw(st.booleans()), complex_rope=draw(st.booleans()),
         triangular_softmax=draw(st.booleans()), one_pass_norms=draw(st.booleans()),

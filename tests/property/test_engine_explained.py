@@ -15,7 +15,7 @@ from steptime.api.models import load_model
 from steptime.estimate import ledger
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.formats.run_toml import parse_estimate
+from steptime.formats.estimate_file import parse_estimate
 from steptime.hardware import load_cluster
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job

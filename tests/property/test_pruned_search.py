@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.api import plan
 from steptime.errors import UserError
-from steptime.estimate.layer import part_times
-from steptime.search import bounds, kept, layers, ranking
+from steptime.search import bounds, ranking
 
 CLUSTERS = ("dgx-h100", "dgx-a100-80gb", "dgx-b200", "tpu-v5p-pod")
 MODELS = ("llama3.1-8b", "llama2-13b", "gpt3-175b", "mixtral-8x7b", "llama3.1-70b", "deepseek-v3")
@@ -62,13 +61,12 @@ def test_what_is_pruned_changes_nothing(job):
 
 
 @pytest.mark.parametrize("model", ["jamba-v0.1", "whisper-large-v3"])
-def test_layers_of_several_kinds_are_pruned_and_kept_alike(model):
+def test_layers_of_several_kinds_are_pruned_alike(model):
     job = {"model": model, "cluster": "dgx-h100", "gpus": 16, "global_batch": 48, "top": 3}
     pruned = _found(job)
     with mock.patch.object(ranking, "least_step_s", lambda inputs, framework, table, shape: np.zeros(shape.shape)):
         assert _found(job) == pruned
-    kept.forget()
-    assert _found(job) == pruned and pruned["plans"]
+    assert pruned["plans"]
 
 
 def test_a_bound_is_near_and_prunes_most():
@@ -129,41 +127,10 @@ def _on_a_machine(job, folder):
 
 
 @pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
-def test_what_is_kept_changes_nothing(tmp_path, model):
+def test_no_search_changes_what_a_later_one_finds(tmp_path, model):
     """Jobs of which each differs from the first in one thing, after all others against alone."""
     first = {"model": model, "cluster": "dgx-h100", "gpus": 32, "global_batch": 48, "top": 3}
     jobs = [_on_a_machine(first | change, tmp_path) for change in ({}, *TURNED)]
     warm = [_found(job) for job in jobs]
     assert len({str(found) for found in warm}) == len(jobs)
-    for job, found in zip(jobs, warm, strict=True):
-        kept.forget()
-        assert _found(job) == found
-
-
-def test_another_batch_costs_few_new_layers():
-    kept.forget()
-    plan("llama3.1-70b", "dgx-h100", gpus=64, global_batch=512)
-    computed = []
-    with mock.patch.object(layers, "part_times", lambda *given: computed.append(given) or part_times(*given)):
-        plan("llama3.1-70b", "dgx-h100", gpus=64, global_batch=512)
-        assert not computed
-        plan("llama3.1-70b", "dgx-h100", gpus=64, global_batch=256)
-        assert not computed
-        plan("llama3.1-70b", "dgx-b200", gpus=64, global_batch=512)
-    assert computed
-
-
-def test_a_kept_table_grows_by_what_is_new():
-    table: kept.Kept[dict[str, object]] = kept.Kept()
-    asked: list[list[int]] = []
-
-    def squares(numbers):
-        def made(places):
-            asked.append(numbers[places].tolist())
-            return {"square": numbers[places] ** 2.0, "one": 1.0}
-
-        return table.get(numbers, made)
-
-    assert squares(np.array([3, 1]))["square"].tolist() == [9.0, 1.0]
-    found = squares(np.array([1, 2, 3]))
-    assert (found["square"].tolist(), found["one"], asked) == ([1.0, 4.0, 9.0], 1.0, [[3, 1], [2]])
+    assert [_found(job) for job in reversed(jobs)] == warm[::-1]

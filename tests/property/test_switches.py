@@ -13,7 +13,7 @@ from steptime.api.searches import Search
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
 from steptime.plan.plans import as_float
-from steptime.plan.switches import SWITCHES, fastest, may_capture, settings_of, switched_names
+from steptime.plan.switches import fastest, may_capture, settings_of, switched_names
 from steptime.search.modes import MODES
 from steptime.search.ranking import placed
 
@@ -33,7 +33,7 @@ def setting_of(model: str, cluster: str, gpus: int, batch: int, framework: str, 
     return request.setting(gpus, batch, choices)
 
 
-@pytest.mark.parametrize("framework", sorted(SWITCHES))
+@pytest.mark.parametrize("framework", ["automodel", "megatron-core", "torchtitan"])
 @pytest.mark.parametrize("job", JOBS, ids=[f"{job[0]}-{job[1]}-{n}" for n, job in enumerate(JOBS)])
 def test_the_fastest_setting_is_never_slower_and_takes_no_more_memory(framework: str, job: tuple) -> None:
     model, cluster, gpus, batch, choices = job
@@ -54,7 +54,7 @@ def test_the_fastest_setting_is_never_slower_and_takes_no_more_memory(framework:
         assert np.all(np.asarray(first.peak_bytes) <= np.asarray(e.peak_bytes))
 
 
-@pytest.mark.parametrize("framework", sorted(SWITCHES))
+@pytest.mark.parametrize("framework", ["automodel", "megatron-core", "torchtitan"])
 def test_a_search_finds_what_a_search_of_every_setting_finds(framework: str) -> None:
     asked = {"gpus": 16, "global_batch": 64, "framework": framework, "top": 1}
     found = api.plan("mixtral-8x7b", "dgx-h100", **asked).plans[0]

@@ -6,14 +6,15 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
+
+from cli_runner import CliRunner
 
 torch = pytest.importorskip("torch")
 import models  # noqa: E402
 import steptime  # noqa: E402
 from captured_modules import GPT, captured  # noqa: E402
 from steptime import api, captured_model  # noqa: E402
-from steptime.cli.main import app  # noqa: E402
+from steptime.cli.main import main  # noqa: E402
 from steptime.errors import PlanError  # noqa: E402
 
 DEGREES = ("dp", "tp", "pp", "vpp", "micro_batch", "recompute", "zero")
@@ -141,7 +142,7 @@ def test_an_operator_has_the_curve_that_it_has_in_a_profile(operator):
 
 def test_a_factory_is_a_model_of_the_command():
     words = ["plan", "models:gpt", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--json"]
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["feasible"] and found["plans"][0]["provenance"]["model"] == "GPT"

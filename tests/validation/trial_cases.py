@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from typer.testing import CliRunner
-
+from cli_runner import CliRunner
 from consistency.answers import asked
-from steptime.cli.main import app
+from steptime.cli.main import main as steptime
 
 DATA: Final = Path(__file__).resolve().parents[1] / "data"
 GIB: Final = 2.0**30
@@ -68,7 +67,7 @@ def answer(words: Sequence[str]) -> Any:
     """The JSON of a command; of an import the tables that it wrote; an error message as text."""
     if words[0] != "import":
         return asked(*words)
-    done = CliRunner().invoke(app, [*words])
+    done = CliRunner().invoke(steptime, [*words])
     if done.exit_code:
         return " ".join(done.output.split())
     run = Path(words[words.index("-o") + 1])

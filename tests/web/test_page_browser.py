@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from page_in_browser import AXE, LOOPBACK, Watched, browser_or_reason, path_of_a_person, seconds, served
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import api
-from steptime.cli.main import app
+from steptime.cli.main import main
 
 LIGHT = {"viewport": {"width": 1280, "height": 900}}
 DARK = {**LIGHT, "color_scheme": "dark"}
@@ -55,7 +55,7 @@ def test_a_person_chooses_plans_changes_explains_compares_and_downloads(
     assert found["rows_compared"] > 6
     run = tomllib.loads((tmp_path / "RUN.toml").read_text())
     assert (run["model"], run["gpus"], run["plan"]["pp"]) == ("llama3-8b", 16, 2)
-    again = CliRunner().invoke(app, ["estimate", str(tmp_path / "RUN.toml"), "--json"])
+    again = CliRunner().invoke(main, ["estimate", str(tmp_path / "RUN.toml"), "--json"])
     assert json.loads(again.stdout)["step_time_s"] == pytest.approx(changed.step_time_s, rel=1e-12)
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     for picture in ("chart.png", "page.png"):
@@ -183,7 +183,7 @@ def test_no_serious_fault_of_accessibility(browser: Any, address: str, name: str
 def test_a_report_opens_from_disk(browser: Any, tmp_path: Path) -> None:
     written = tmp_path / "report.html"
     options = ["--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64", "--tp", "2", "--pp", "2"]
-    assert CliRunner().invoke(app, ["report", "llama3-8b", *options, "-o", str(written)]).exit_code == 0
+    assert CliRunner().invoke(main, ["report", "llama3-8b", *options, "-o", str(written)]).exit_code == 0
     moved = Path(shutil.move(written, tmp_path / "moved.html"))
     with Watched(browser, LIGHT, offline=True) as seen:
         page = seen.page

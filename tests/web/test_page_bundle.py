@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from steptime.web.formulas import records
-from steptime.web.server import bundle
+from steptime.web.report_file import bundle
 
 SOURCE = Path(__file__).parents[2] / "web-src"
 STATIC = Path(__file__).parents[2] / "src/steptime/web/static"

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from steptime.hardware import cluster_names
 from steptime.model.known import catalogue_names
-from steptime.plan.keys import KEYS
+from steptime.options import KEYS
 from steptime.web.answers import ANSWERS, CATALOGUES
 
 FEW = settings(max_examples=80, suppress_health_check=list(HealthCheck))

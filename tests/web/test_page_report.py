@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.web.report_file import filled
 
 JOB = ["--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64"]
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(main, list(arguments))
 
 
 def data_of(page: Path) -> dict[str, Any]:

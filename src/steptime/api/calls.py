@@ -36,9 +36,9 @@ from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan, rules_broken
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
-from steptime.plan.framework import habits_of
+from steptime.options import AXES, CHOICES, COLUMNS, MAX_DEVICES
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Job, replica_sequences
-from steptime.plan.keys import JOB_KEYS, MAX_DEVICES
 from steptime.plan.plans import Plans
 from steptime.plan.space import panels_worth_trying
 from steptime.plan.strategies import Strategy
@@ -46,7 +46,7 @@ from steptime.registry import loaded
 from steptime.schedule.schedules import SEVERAL_RANKS, Pipeline
 from steptime.search.modes import MODES, Mode
 
-_COLUMNS = ("vpp", "micro_batch", "recompute", "recompute_every", "zero", "shard", "sp", "ep", "etp")
+_COLUMNS = tuple(name for name in COLUMNS if name not in (*AXES, "panels"))
 """Columns of a plan other than its mesh, with the engine's own defaults."""
 ALONE: Final = "replicas alone do not fit"
 BEST_TAKEN: Final = "no degree was given, and the plan is the best that steptime plan finds"
@@ -162,7 +162,7 @@ def fitting_plan(
     """
     asked, given = asked_plan(model, cluster, **job), table("plan", job.get("plan"))
     setting, counts = asked.setting, (job.get("gpus"), job.get("global_batch"))
-    if set(given) - set(JOB_KEYS) or None in counts or not setting.method.calibrated:
+    if set(given) - set(CHOICES) or None in counts or not setting.method.calibrated:
         return asked
     e = None if always else evaluate(setting.method, asked.strategy, setting.job, setting.machine, asked.plans)
     if e is not None and not rules_broken(setting, e):
@@ -219,10 +219,10 @@ def asked_plan(
         framework=framework,
         lora=lora,
     )
-    setting = request.setting(devices, batch, {key: checked[key] for key in JOB_KEYS if key in checked})
+    setting = request.setting(devices, batch, {key: checked[key] for key in CHOICES if key in checked})
     chosen = mode_of(setting, chosen)
     check_strategy(setting, name)
-    check_model(setting.job.model, name, checked)
+    check_model(setting.job, name, checked)
     _check_share(setting.job, degrees["dp"], micro_batch, chosen)
     both = max(degrees["tp"], degrees["tp2"])
     panels = panels_worth_trying(setting.job.model.hidden, both)[0] if name == "2d" else 1

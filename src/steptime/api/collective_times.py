@@ -20,8 +20,8 @@ from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Cluster
 from steptime.num import divisors
+from steptime.options import MAX_DEVICES
 from steptime.plan.job import PRECISIONS
-from steptime.plan.keys import MAX_DEVICES
 
 OPERATIONS: Final = tuple(BUS_SHARE)
 """Collectives that the command knows."""

@@ -176,7 +176,7 @@ class _Walk:
         self.steps, self.within_s, self.progress, self.job = steps, within_s, progress, job
         self.decisions: list[Decision] = []
         self.notes: tuple[str, ...] = ()
-        self.whole = self.search(gpus)
+        self.whole = self.search(gpus, advise=True)
         first = self.whole.plans[0] if self.whole.plans else self.whole.nearest
         if first is None:
             raise UserError(f"no plan of {counted(gpus, 'device')} can run this job", hint="steptime plan says why")
@@ -187,7 +187,9 @@ class _Walk:
 
     # -- searches -------------------------------------------------------------------------------------------------
 
-    def search(self, gpus: int, fix: Mapping[str, Any] | None = None, limit: Sequence[str] = ()) -> PlanResult:
+    def search(
+        self, gpus: int, fix: Mapping[str, Any] | None = None, limit: Sequence[str] = (), *, advise: bool = False
+    ) -> PlanResult:
         """The best plan of a number of devices under some constraints."""
         return plan(
             self.model,
@@ -197,6 +199,7 @@ class _Walk:
             fix=dict(fix or {}),
             limit=tuple(limit),
             top=1,
+            advise=advise,
             progress=self.progress,
             **self.job,
         )

@@ -10,20 +10,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from steptime.errors import UserError, counted
-from steptime.plan.framework import IDEAL, MODEL_AXES, PARAMETERS, Habits, habits_of
+from steptime.plan.framework import IDEAL, MODEL_AXES, PARAMETERS, Habits
 from steptime.plan.framework_file import (
     GENERIC,
     bare_name,
-    framework_names,
+    fitted_values,
+    framework_called,
     framework_path,
     framework_table,
+    framework_tables,
+    habits_of,
+    is_framework,
+    left_open,
+    memory_profile_of,
+    source_of,
     unknown_framework,
+    why_called,
 )
+from steptime.plan.memory_profile import PLAIN
 from steptime.plan.overlap import RULES, OverlapRule
 from steptime.plan.plans import AXES
 from steptime.plan.recompute import SELECTIVE, recompute_code, says_selective, spelled_out
 from steptime.plan.space import Constraint, CorrectedSpace, Space
-from steptime.plan.stacks import STACKS
 
 Strategies = Mapping[str, tuple[Constraint, ...]]
 #: Axes that a strategy is asked for by its name.
@@ -45,17 +53,11 @@ class Scope:
 
 def framework_taken(given: str | None) -> str | None:
     """The framework that a name means: itself, or the one that tables of measured runs have for it."""
-    if given is None or given in framework_names():
-        return given
-    from steptime.plan.framework_file import framework_called
-
-    return framework_called(given) or given
+    return given if given is None or is_framework(given) else framework_called(given) or given
 
 
 def no_framework(given: str) -> UserError:
     """The error for a name that no framework has; a name that leaves it open is told what there is."""
-    from steptime.plan.framework_file import left_open
-
     return unknown_framework(given, left_open(given))
 
 
@@ -68,10 +70,8 @@ def renamed(given: str | None) -> tuple[str, ...]:
     taken = framework_taken(given)
     if given is None or taken is None or bare_name(given) == bare_name(taken):
         return ()
-    runs = framework_table()["framework"].get(taken, {}).get("runs")
+    runs = fitted_values(taken).get("runs")
     behind = "" if runs is None else f", fitted to {counted(runs, 'run')}"
-    from steptime.plan.framework_file import why_called
-
     why = why_called(given)
     return (f"framework {given} was taken as {taken}{behind}{f': {why}' if why else ''}; {OTHERS}",)
 
@@ -239,6 +239,12 @@ class FrameworkRecord:
     doubts: dict[str, float]
     """Standard deviation of the logarithm (of shares: of the logit); empty for the ideal one."""
     habits: Habits
+    memory: dict[str, Any]
+    """What its memory needs beyond live tensors, where that is not nothing."""
+    sources: dict[str, tuple[str, str]]
+    """Source and kind of each habit, and of each value of its memory, that its file gives."""
+    defaults: dict[str, Any]
+    """Defaults of a fine-tuning stack."""
     source: str
     notes: tuple[str, ...] = ()
     """What to know of the name by which it was asked for."""
@@ -272,26 +278,33 @@ def framework_record(name: str) -> FrameworkRecord:
     """
     notes = renamed(name)
     name = framework_taken(name) or name
-    if name not in framework_names():
+    if not is_framework(name):
         raise no_framework(name)
-    table = framework_table()
-    own, source = table["framework"].get(name, {}), str(table["provenance"]["source"])
+    table, tables = framework_table(), framework_tables(name)
+    own, source = fitted_values(name), str(table["provenance"]["source"])
     if name == IDEAL.name:
         values, doubts, runs, source = {p: float(getattr(IDEAL, p)) for p in PARAMETERS}, {}, None, "by definition"
     else:
-        values = {p: float((own or table["common"])[p]) for p in PARAMETERS}
-        doubts = {p: float((own.get("doubts") or table["doubts"])[p]) for p in PARAMETERS}
+        values = {p: float(own.get(p, table["common"][p])) for p in PARAMETERS}
+        doubts = {**table["doubts"], **own.get("doubts", {})}
         runs = table["provenance"].get("rows") if name == GENERIC else own.get("runs")
-    stack = STACKS.get(name)
-    if stack is not None and not own:
-        source = f"{stack.source}; times: the common values, of {source}"
+    defaults = dict(tables.get("defaults", {}))
+    if "source" in defaults and not own:
+        source = f"{defaults['source']}; times: the common values, of {source}"
+    memory = memory_profile_of(name)
+    given = ((part, key) for part in ("habits", "memory") for key in tables.get(part, ()))
     return FrameworkRecord(
         name=name,
-        title=TITLES.get(name, "" if stack is None else stack.title),
+        title=TITLES.get(name, tables.get("title", "")),
         runs=runs,
         parameters=values,
         doubts=doubts,
         habits=habits_of(name),
+        memory={
+            f.name: value for f in fields(memory)[1:] if (value := getattr(memory, f.name)) != getattr(PLAIN, f.name)
+        },
+        sources={key: source_of(tables, part, key) for part, key in given if key not in ("source", "kind", "sources")},
+        defaults={key: value for key, value in defaults.items() if key not in ("source", "kind")},
         source=source,
         notes=notes,
     )

@@ -23,9 +23,10 @@ from steptime.estimate.single import Setting
 from steptime.hardware.records import Cluster, Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ModelSpec
+from steptime.options import CHOICES, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, OPTIONS, usual_of
 from steptime.plan.captured import CAPTURED
 from steptime.plan.framework import IDEAL, Framework, without_hiding
-from steptime.plan.framework_file import GENERIC, framework_names, load_framework
+from steptime.plan.framework_file import GENERIC, is_framework, load_framework
 from steptime.plan.job import (
     PRECISIONS,
     PROJECTION_NAMES,
@@ -38,7 +39,6 @@ from steptime.plan.job import (
     dispatched_by,
     with_habits,
 )
-from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.plan.optimizers import OPTIMIZERS, Optimizer
 from steptime.search.modes import Mode
 
@@ -117,7 +117,9 @@ def estimated_optimizer(name: str) -> Optimizer:
 LORA_KEYS = ("rank", "targets", "qlora", "dora")
 OF_FRAMEWORK = ("overlap", "context", "gradient_dtype")
 """Choices that are a habit of the framework where the user makes none."""
-EXPERT_KEYS = ("ep", "etp", "expert_imbalance", "expert_load", "expert_capacity", "dispatcher")
+ELSEWHERE = ("dispatcher", "attention_dtype", "expert_load")
+"""Choices of which something other than the field of their name follows."""
+EXPERT_KEYS = tuple(name for name, row in OPTIONS.items() if row.of_experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +193,10 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
         UserError: the exchange of experts is to overlap, and the model has no experts.
     """
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
-        raise UserError(f"overlap ep: {job.model.name} has no experts", hint="leave ep out")
-    job = replace(
-        job,
-        attention=chosen.get("attention", "fused"),
-        schedule=chosen.get("schedule", "1f1b"),
-        graphs=chosen.get("graphs", "none"),
-        document_length=chosen.get("document_length"),
-        offload=chosen.get("offload", frozenset()),
-        expert_imbalance=chosen.get("expert_imbalance", 1.0),
-        expert_load=expert_load_of(chosen.get("expert_load"), job.model),
-        expert_capacity=chosen.get("expert_capacity"),
-    )
+        has = "has no experts" if job.captured is None else "is captured: its experts are not divided"
+        raise UserError(f"overlap ep: {job.model.name} {has}", hint="leave ep out")
+    own = {name: chosen.get(name, usual_of(name)) for name in CHOICES if name not in (*OF_FRAMEWORK, *ELSEWHERE)}
+    job = replace(job, **own, expert_load=expert_load_of(chosen.get("expert_load"), job.model))
     default = with_habits(job, job.framework.name)
     if default_overlap(job, job.framework.name) and "overlap" in chosen and not chosen["overlap"]:
         default = replace(default, framework=without_hiding(job.framework))
@@ -262,7 +256,7 @@ def framework_of(name: str | None, mode: Mode, device: Device, precision: Precis
             )
         return IDEAL
     given = framework_taken(text("framework", GENERIC if name is None else name)) or GENERIC
-    if given not in framework_names():
+    if not is_framework(given):
         raise no_framework(given)
     models = models_of(device, precision)
     factors = of_device(device, models)
@@ -365,12 +359,13 @@ def _check_offload(job: Job, device: Device) -> None:
         )
 
 
-def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> None:
+def check_model(job: Job, strategy: str, given: Mapping[str, Any]) -> None:
     """Refuses a plan that the model has no use for, or that is not modelled for it.
 
     Raises:
-        PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts.
+        PlanError: SUMMA of experts or latent attention, or expert ranks of a model without experts or of a module.
     """
+    spec = job.model
     what = "experts" if spec.experts else "latent attention" if spec.latent else None
     if strategy == "2d" and what:
         raise PlanError(
@@ -379,5 +374,8 @@ def check_model(spec: ModelSpec, strategy: str, given: Mapping[str, Any]) -> Non
         )
     if spec.experts is None:
         for key in EXPERT_KEYS:
+            if given.get(key, 1) not in (1, None) and job.captured is not None:
+                hint = f"drop {key}, or give the model by its name or config.json (steptime models)"
+                raise PlanError(f"{key} {given[key]}: experts of a captured module are not divided", hint=hint)
             if given.get(key, 1) not in (1, None):
                 raise PlanError(f"{key} {given[key]}: {spec.name} has no experts", hint=f"drop {key}")

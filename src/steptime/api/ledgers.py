@@ -15,8 +15,8 @@ from steptime.estimate.evaluate import forward_flops_per_sequence, model_flops_p
 from steptime.estimate.result import FLOPS_CONVENTION, SCHEMA_VERSION
 from steptime.estimate.sizes import sizes_of, state_bytes_of_model
 from steptime.model.parameters import active_parameter_terms, parameter_terms
+from steptime.options import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.plan.job import PRECISIONS, Job
-from steptime.plan.keys import MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code

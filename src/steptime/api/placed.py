@@ -12,7 +12,7 @@ from steptime.api.request import text
 from steptime.errors import PlanError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
-from steptime.plan.keys import SEARCHED
+from steptime.options import SEARCHED
 from steptime.plan.placements import numbered, order_of, ordered
 from steptime.plan.plans import AXES, Plans, as_float, rows_of
 from steptime.plan.space import CorrectedSpace, Space

@@ -18,18 +18,23 @@ from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, 
 from steptime.hardware.library import load_cluster, load_device
 from steptime.hardware.records import Cluster
 from steptime.num import round_up
-from steptime.plan.job import (
-    ATTENTION_DTYPES,
-    ATTENTIONS,
-    CONTEXTS,
-    DISPATCHERS,
-    GRADIENT_BYTES,
-    GRAPH_PARTS,
-    GRAPHS,
-    OFFLOADS,
+from steptime.options import (
+    AXES,
+    CHANCE,
+    CHOICES,
+    COLUMNS,
+    COUNTS,
+    KEYS,
+    OPTIONS,
+    SEARCHED,
+    SHOWN,
+    Count,
+    OneOf,
+    Ratio,
+    SomeOf,
+    Switch,
 )
-from steptime.plan.keys import AXES, CHANCE, CONSTRAINED, COUNTS, JOB_KEYS, KEYS, RATIOS, SEARCHED, SHOWN
-from steptime.plan.overlap import OVERLAPS
+from steptime.plan.job import GRAPH_PARTS, GRAPHS
 from steptime.plan.placements import order_of
 from steptime.plan.plans import ATTENTION_RECOMPUTE, FULL_RECOMPUTE
 from steptime.plan.recompute import recompute_code, recompute_text
@@ -207,15 +212,6 @@ def _noun(is_gpu: bool) -> str:
     return "GPU" if is_gpu else "device"
 
 
-CHOICES = {
-    "attention": ATTENTIONS,
-    "attention_dtype": ATTENTION_DTYPES,
-    "context": CONTEXTS,
-    "gradient_dtype": tuple(GRADIENT_BYTES),
-    "dispatcher": DISPATCHERS,
-}
-SETS = {"overlap": OVERLAPS, "offload": OFFLOADS}
-"""Choices of which several may hold."""
 MAX_DIGITS = 30
 _CHANCE = re.compile(rf"\s*{CHANCE}\b")
 DERIVED = ("strategy", "micro_batches", "stage_layers", "fullest_stage", "fullest_phase", "domains", "idle_devices")
@@ -243,30 +239,31 @@ def checked_plan(plan: Mapping[str, Any], mode: Mode, framework: str = "") -> di
 
 
 def _checked(key: str, value: Any, framework: str = "") -> Any:
-    if key in COUNTS:
-        return whole(key, value, *COUNTS[key])
-    if key == "schedule":
-        return value if isinstance(value, str) and value in SCHEDULES else choice(key, value, tuple(SCHEDULES))
-    if key in CHOICES:
-        return choice(key, value, CHOICES[key])
-    if key in RATIOS:
-        return number(key, value, *RATIOS[key])
-    if key == "graphs":
-        return graphs_of(value)
-    if key == "sp":
-        return int(switch(key, value))
-    if key == "recompute":
-        return recompute_of(value, framework)
-    if key in SETS:
-        return some_of(key, value, SETS[key])
-    if key == "expert_load":
-        return text(key, value)
     if key == "placement":
         return _placement(value)
     if key == "order":
         given = text(key, value)
         return given if given == SEARCHED else "-".join(order_of(given))
-    raise _unknown("key of a plan", key, (*KEYS, "placement", "order"))
+    if key not in KEYS:
+        raise _unknown("key of a plan", key, (*KEYS, "placement", "order"))
+    if key == "schedule":
+        return value if isinstance(value, str) and value in SCHEDULES else choice(key, value, tuple(SCHEDULES))
+    if key == "graphs":
+        return graphs_of(value)
+    if key == "recompute":
+        return recompute_of(value, framework)
+    match OPTIONS[key].takes:
+        case Count(low, high):
+            return whole(key, value, low, high)
+        case Ratio(low, high, meaning):
+            return number(key, value, low, high, meaning)
+        case OneOf(names):
+            return choice(key, value, names)
+        case SomeOf(names):
+            return some_of(key, value, names)
+        case Switch():
+            return int(switch(key, value))
+    return text(key, value)
 
 
 def _unknown(kind: str, key: str, allowed: Iterable[str]) -> UnknownNameError:
@@ -339,30 +336,9 @@ def _check_schedule(out: dict[str, Any]) -> None:
         out["vpp"] = chunks
 
 
-_NEUTRAL = {
-    "vpp": 1,
-    "zero": 1,
-    "ep": 1,
-    "etp": 1,
-    "sp": 1,
-    "shard": 0,
-    "recompute_every": 1,
-    "context": "all_gather",
-    "gradient_dtype": None,
-    "attention_dtype": None,
-    "graphs": "none",
-    "document_length": None,
-    "dispatcher": "all_to_all",
-    "schedule": "1f1b",
-    "expert_imbalance": 1.0,
-    "expert_load": None,
-    "expert_capacity": None,
-    "offload": frozenset(),
-}
-
-
 def _check_published(out: Mapping[str, Any]) -> None:
-    beyond = [f"{key} {_words(out[key])}" for key, usual in _NEUTRAL.items() if out.get(key, usual) != usual]
+    usual = {row.name: row.usual for row in OPTIONS.values() if row.name in out and not row.published}
+    beyond = [f"{key} {_words(out[key])}" for key, value in usual.items() if out[key] not in (value, frozenset())]
     code = out.get("recompute", 0)
     if code and not (code == ATTENTION_RECOMPUTE and out.get("attention") == "unfused"):
         beyond.append(f"recompute {recompute_text(code)}")
@@ -469,8 +445,8 @@ def constraints_of(fix: Mapping[str, Any], limit: Sequence[str], framework: str 
         raise UserError("fix is a table such as {'tp': 8}, limit a list such as ['pp<=16']")
     out = []
     for key, value in fix.items():
-        if key not in CONSTRAINED:
-            raise _unknown("degree", key, (*CONSTRAINED, *JOB_KEYS))
+        if key not in COLUMNS:
+            raise _unknown("degree", key, (*COLUMNS, *CHOICES))
         out.append(Constraint(column=key, relation="=", value=_checked(key, value, framework)))
     for bound in limit:
         if _CHANCE.match(text("limit", bound)):
@@ -528,9 +504,9 @@ def job_choices(fix: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     Raises:
         UserError: a choice is wrong.
     """
-    chosen = {key: _checked(key, value) for key, value in fix.items() if key in JOB_KEYS}
+    chosen = {key: _checked(key, value) for key, value in fix.items() if key in CHOICES}
     row = SCHEDULES[chosen.get("schedule", "1f1b")]
     row.closed_forms()
     if row.follows:
         raise PlanError(f"schedule {row.name} follows from vpp", hint="give --limit 'vpp>=2'")
-    return chosen, {key: value for key, value in fix.items() if key not in JOB_KEYS}
+    return chosen, {key: value for key, value in fix.items() if key not in CHOICES}

@@ -30,7 +30,7 @@ from steptime.api.request import (
     whole,
 )
 from steptime.api.training import all_trained, check_length, check_training
-from steptime.api.unsearched import unsearched
+from steptime.api.unsearched import unsearched, why_not
 from steptime.errors import UserError
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.memory_definitions import LIKELY_FITS
@@ -42,7 +42,7 @@ from steptime.plan.space import Constraint
 from steptime.plan.switches import fastest, switched_names
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.modes import MODES, Mode
-from steptime.search.planner import PlanResult, Ranked, Unsearched, rank_plans
+from steptime.search.planner import PlanResult, Ranked, rank_plans
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
 """What may be kept in the memory of the host, the cheaper first."""
@@ -81,7 +81,7 @@ class Search:
         constraints = constraints_of(self.columns, self.limit, setting.job.framework.name)
         given = {**self.choices, **fixed_values(constraints)}
         check_mode(given, chosen)
-        check_model(setting.job.model, text("strategy", self.strategy), given)
+        check_model(setting.job, text("strategy", self.strategy), given)
         most = oom_limit_of(self.limit, chosen)
         first = max(LIKELY_FITS, most or 0.0) if self.oom_limit is None else share("oom_limit", self.oom_limit)
         limited = chosen.method.calibrated and first < 1
@@ -220,6 +220,7 @@ def plan(
     budget: str | None = None,
     failures: str | None = None,
     prices: str | None = None,
+    advise: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Ranks every parallel plan of a model on a number of devices.
@@ -260,6 +261,7 @@ def plan(
         budget: most that it may cost, as ``"2M USD"``.
         failures: as in :func:`estimate`.
         prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
+        advise: search for what would make a plan fit, or fewer devices that are faster; False: no advice of this kind.
         progress: called with candidates done and candidates known so far.
 
     Raises:
@@ -298,18 +300,23 @@ def plan(
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
-    result = replace(result, unsearched=_unsearched(setting, result, {**choices, **columns}))
+    result = _completed(setting, result, {**choices, **columns})
     result = asked.billed(all_trained(result, length, setting.job), setting)
-    advice = asked.advice(goal, result) or _advice(search, setting, scope, result)
+    advice = asked.advice(goal, result) or (_advice(search, setting, scope, result) if advise else ())
     return replace(result, advice=advice, notes=notes)
 
 
-def _unsearched(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> Unsearched:
-    """What the search left out; nothing of a paper's space, nor of a captured module: neither has these choices."""
+def _completed(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -> PlanResult:
+    """With what the search left out, and why the first plan uses no other axis.
+
+    Not of a paper's space, nor of a captured module: neither has these choices.
+    """
     modelled = setting.method.calibrated and setting.job.captured is None
     if not modelled or not isinstance(result.plans, Ranked) or not len(result.plans):
-        return Unsearched()
-    return unsearched(setting, (*result.plans.row(0), result.plans[0].step_time_s), given)
+        return result
+    first, best = result.plans.row(0), result.plans[0]
+    left = unsearched(setting, (*first, best.step_time_s), given)
+    return replace(result, unsearched=left, why_not=why_not(setting, (*first, best), given))
 
 
 def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...]:

@@ -7,15 +7,20 @@ from dataclasses import replace
 from typing import Any, Final
 
 from steptime.api.jobs import with_choices
+from steptime.api.placed import placed_plan
 from steptime.errors import UserError
 from steptime.estimate.evaluate import evaluate
-from steptime.estimate.single import Setting, chance_of, rules_broken
-from steptime.plan.job import CONTEXTS, DISPATCHERS, Job
+from steptime.estimate.result import Estimate
+from steptime.estimate.single import Setting, chance_of, estimate_plan, rules_broken
+from steptime.options import SEARCHED, choices_of
+from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import Strategy
 from steptime.plan.switches import STEP
 from steptime.schedule import SCHEDULES
-from steptime.search.planner import Change, Unsearched
+from steptime.search.modes import MODES
+from steptime.search.planner import Change, Unsearched, WhyNot
+from steptime.units import format_seconds
 
 CHOICES: Final = ("graphs", "dispatcher", "overlap", "schedule", "context", "offload")
 """Choices of a job that a search keeps at one value unless the framework can switch them."""
@@ -65,14 +70,67 @@ def _others(name: str, job: Job, plans: Plans) -> Iterator[tuple[Any, dict[str, 
     if name == "graphs" and job.graphs != STEP:
         yield STEP, {}
     if name == "dispatcher" and plans.ep > 1:
-        yield from ((value, {}) for value in DISPATCHERS if value != job.dispatcher)
+        yield from ((value, {}) for value in choices_of(name) if value != job.dispatcher)
     if name == "overlap":
         more = {axis for axis in ("tp", "pp", "ep") if getattr(plans, axis) > 1} - job.overlap
         yield from ((job.overlap | more, {}) for _ in range(bool(more)))
     if name == "context" and plans.cp > 1:
-        yield from ((value, {}) for value in CONTEXTS if value != job.context)
+        yield from ((value, {}) for value in choices_of(name) if value != job.context)
     if name == "schedule" and plans.pp > 1:
         for row in SCHEDULES.values():
             known = row.bubble is not None and row.held is not None
             if known and row.synchronous and row.any_graph and not row.follows and row.name != job.schedule:
                 yield row.name, {} if row.only_chunks is None else {"vpp": row.only_chunks}
+
+
+def why_not(setting: Setting, first: tuple[Strategy, Plans, Estimate], given: Mapping[str, Any]) -> tuple[WhyNot, ...]:
+    """Each axis that a first plan does not use, at degree 2: the fastest plan that takes the ranks from another axis.
+
+    Args:
+        setting: the job of the search.
+        first: strategy, columns and estimate of the first plan.
+        given: columns that the user fixed, which stay.
+    """
+    strategy, plans, best = first
+    if setting.job.captured is not None or not setting.method.calibrated:
+        return ()
+    axes = (*strategy.tensor_axes, "dp", "pp")
+    out = []
+    for axis in ("tp", "cp", "pp", "dp"):
+        if int(getattr(plans, axis)) > 1 or axis in given:
+            continue
+        how = strategy if axis in axes else setting.method.strategy("context")
+        found = []
+        for other in axes:
+            degree = int(getattr(plans, other))
+            if other != axis and other not in given and degree % 2 == 0:
+                columns = {axis: 2, other: degree // 2} | ({"vpp": 1} if (other, degree) == ("pp", 2) else {})
+                changed = placed_plan(
+                    setting, MODES["corrected"], how.name, plans.with_columns(columns), None, SEARCHED
+                )
+                found.append((f"{axis} 2 ({other} {degree // 2})", changed))
+        tried = [(change, estimate_plan(setting, how, changed)) for change, changed in found]
+        if tried:
+            limit = setting.first_limit or 1.0
+            out.append(_why(best, min(tried, key=lambda one: (*_refused(one[1], limit), one[1].step_time_s)), limit))
+    return tuple(out)
+
+
+def _refused(e: Estimate, limit: float) -> tuple[bool, bool]:
+    """Whether a plan cannot run, and whether it is too likely to run out of memory to be a first plan."""
+    return not e.feasible, e.oom_probability > limit
+
+
+def _why(best: Estimate, tried: tuple[str, Estimate], limit: float) -> WhyNot:
+    """What a plan loses against the best, by the group of terms that grows most, or the rule that it breaks."""
+    change, e = tried
+    if not e.feasible:
+        return WhyNot(change=change, step_time_s=None, because=f"not feasible ({', '.join(e.reasons)})")
+    if e.oom_probability > limit:
+        risk = f"{100 * e.oom_probability:.1f} % to run out of memory"
+        return WhyNot(change=change, step_time_s=e.step_time_s, because=risk)
+    before, after = best.time.rollup(1), e.time.rollup(1)
+    more = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after}
+    name = max(more, key=lambda each: more[each])
+    because = f"{name} +{format_seconds(more[name])}" if more[name] > 0 else ""
+    return WhyNot(change=change, step_time_s=e.step_time_s, because=because)

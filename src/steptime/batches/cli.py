@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, takes
 
 
-@o.describes_job(after="model")
+@takes(o.JOB)
 def command(
     model: o.ModelOrRun,
     lengths: Annotated[
         str,
-        typer.Option("--lengths", metavar="SPREAD", help="lognormal:MEAN,SIGMA, 512=0.7,4096=0.3, or .csv, .json."),
+        flag("--lengths", metavar="SPREAD", help="lognormal:MEAN,SIGMA, 512=0.7,4096=0.3, or .csv, .json."),
     ] = "",
-    buckets: Annotated[int, o.number("--buckets", "N", "Lengths of buckets.", 1, 64)] = 4,
+    buckets: Annotated[int, number("--buckets", "N", "Lengths of buckets.", 1, 64)] = 4,
     json: o.Json = False,
     **job: Any,
 ) -> None:

@@ -22,7 +22,7 @@ from steptime.cost.lengths import (
 )
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
-from steptime.plan.keys import JOB_KEYS
+from steptime.options import CHOICES
 from steptime.plan.plans import NAMES
 from steptime.registry import loaded
 
@@ -135,7 +135,7 @@ def batches(
         return estimate(model, cluster, plan={**taken, **more}, seq=tokens, **settings)
 
     whole = estimate(model, cluster, plan=plan, seq=seq, **settings)
-    taken = plan if plan and set(plan) - set(JOB_KEYS) else whole.plan
+    taken = plan if plan and set(plan) - set(CHOICES) else whole.plan
     longest = int(whole.workload["seq_len"])
     given = lengths_of(lengths, longest)
     job = _Job(

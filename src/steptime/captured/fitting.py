@@ -29,8 +29,8 @@ from steptime.estimate.single import Setting
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
 from steptime.model.captured import is_target
+from steptime.options import MAX_FIT_BATCH, MAX_FIT_SEQ
 from steptime.plan.job import PRECISIONS, Job
-from steptime.plan.keys import MAX_FIT_BATCH, MAX_FIT_SEQ
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.search.modes import MODES
 from steptime.version import __version__

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from steptime.cli import options as o
-
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name in the catalogue, or a TOML file.")]
+from steptime.cli.parser import flag, positional
 
 
 def devices(
-    name: Name = None,
+    name: Annotated[str | None, positional("[NAME]", "Name in the catalogue, or a TOML file.", "device")] = None,
     json: o.Json = False,
 ) -> None:
     """List devices, or show one with every number, its kind and its source."""
@@ -35,7 +32,7 @@ def devices(
 
 
 def clusters(
-    name: Name = None,
+    name: Annotated[str | None, positional("[NAME]", "Name in the catalogue, or a TOML file.", "cluster")] = None,
     json: o.Json = False,
 ) -> None:
     """List clusters, or show one with every number, its kind and its source."""
@@ -59,7 +56,7 @@ def clusters(
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Name in the catalogue, a config.json or a TOML file.")
+        str | None, positional("[NAME]", "Name in the catalogue, a config.json or a TOML file.", "model")
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -87,10 +84,8 @@ def models(
 
 
 def frameworks(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a framework.")] = None,
-    overlap: Annotated[
-        bool, typer.Option("--overlap", help="List what overlaps with what, what it needs and shares.")
-    ] = False,
+    name: Annotated[str | None, positional("[NAME]", "Name of a framework, or a file of one.", "framework")] = None,
+    overlap: Annotated[bool, flag("--overlap", help="List what overlaps with what, what it needs and shares.")] = False,
     json: o.Json = False,
 ) -> None:
     """List the frameworks that --framework takes, or show one with every parameter and its doubt.

@@ -5,37 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from steptime.cli import options as o
-from steptime.plan.keys import MAX_DEVICES
+from steptime.cli.parser import flag, number, positional, row
+from steptime.options import MAX_DEVICES
 
 
 def command(
     operation: Annotated[
         str,
-        typer.Argument(
+        positional(
             metavar="OPERATION",
             help="broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_reduce or all_to_all.",
         ),
     ],
-    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
-    ranks: Annotated[int, o.number("--ranks", "N", "Devices of the group.", 2, MAX_DEVICES)],
-    size: Annotated[
-        str, typer.Option("--size", metavar="SIZE", help="The whole tensor, as nccl-tests counts it.")
-    ] = "1GiB",
+    cluster: Annotated[str, row("cluster")],
+    ranks: Annotated[int, number("--ranks", "N", "Devices of the group.", 2, MAX_DEVICES)],
+    size: Annotated[str, flag("--size", metavar="SIZE", help="The whole tensor, as nccl-tests counts it.")] = "1GiB",
     least: Annotated[
-        str, typer.Option("--from", metavar="SIZE", help="Smallest size of the table; it ends with --size.")
+        str, flag("--from", metavar="SIZE", help="Smallest size of the table; it ends with --size.")
     ] = "1KiB",
     inside: Annotated[
-        int | None, o.number("--inside", "N", "Ranks in each fast domain; default: as many as divide the group.")
+        int | None, number("--inside", "N", "Ranks in each fast domain; default: as many as divide the group.")
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option("--algorithm", metavar="NAME", help="nccl, mst, ring and others; may be given several times."),
+        flag("--algorithm", metavar="NAME", help="nccl, mst, ring and others; may be given several times."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw time over size too (needs matplotlib).")
+        Path | None, flag("--plot", metavar="FILE", help="Draw time over size too (needs matplotlib).")
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -4,49 +4,46 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, real, takes
 
 #: Options of the command that the API takes as they are.
 _PLAIN: Final = ("servers", "staleness", "jitter", "slow", "slow_workers", "sharding", "clocks", "seed")
 
 
-@o.describes_job(after="model")
+@takes(o.JOB)
 def command(
     model: o.ModelOrRun,
     servers: Annotated[
-        int | None, o.number("--servers", "K", "Parameter servers; default: as many as workers.", 1, 100_000)
+        int | None, number("--servers", "K", "Parameter servers; default: as many as workers.", 1, 100_000)
     ] = None,
     staleness: Annotated[
-        int | None, o.number("--staleness", "S", "Clocks ahead of the slowest worker; default 3.", 0, 100_000)
+        int | None, number("--staleness", "S", "Clocks ahead of the slowest worker; default 3.", 0, 100_000)
     ] = None,
     jitter: Annotated[
-        float | None, o.real("--jitter", "CV", "Coefficient of variation of the computing time; default 0.1.")
+        float | None, real("--jitter", "CV", "Coefficient of variation of the computing time; default 0.1.")
     ] = None,
-    slow: Annotated[float | None, o.real("--slow", "FACTOR", "Factor by which some workers compute slower.")] = None,
-    slow_workers: Annotated[int | None, o.number("--slow-workers", "N", "How many; default 1.", 0)] = None,
+    slow: Annotated[float | None, real("--slow", "FACTOR", "Factor by which some workers compute slower.")] = None,
+    slow_workers: Annotated[int | None, number("--slow-workers", "N", "How many; default 1.", 0)] = None,
     sharding: Annotated[
-        str | None, typer.Option("--sharding", help="even: equal bytes on each server (default); tensors: whole ones.")
+        str | None, flag("--sharding", help="even: equal bytes on each server (default); tensors: whole ones.")
     ] = None,
     server_bandwidth: Annotated[
         str | None,
-        typer.Option("--server-bandwidth", metavar="'N GB/s'", help="Link of a server; default: as a device's."),
+        flag("--server-bandwidth", metavar="'N GB/s'", help="Link of a server; default: as a device's."),
     ] = None,
     fail: Annotated[
         list[str] | None,
-        typer.Option("--fail", metavar="WHAT@TIME", help="worker@60s or server@60s; may be given several times."),
+        flag("--fail", metavar="WHAT@TIME", help="worker@60s or server@60s; may be given several times."),
     ] = None,
-    down: Annotated[
-        str | None, typer.Option("--down", metavar="TIME", help="How long it is away; default 5 min.")
-    ] = None,
+    down: Annotated[str | None, flag("--down", metavar="TIME", help="How long it is away; default 5 min.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="TIME", help="Interval of the servers' checkpoints.")
+        str | None, flag("--checkpoint", metavar="TIME", help="Interval of the servers' checkpoints.")
     ] = None,
     clocks: Annotated[
-        int | None, o.number("--clocks", "N", "Steps of each worker that are played; default 200.", 20, 100_000)
+        int | None, number("--clocks", "N", "Steps of each worker that are played; default 200.", 20, 100_000)
     ] = None,
-    seed: Annotated[int | None, o.number("--seed", "N", "Of the jitter; default 0.", 0, 2**32 - 1)] = None,
+    seed: Annotated[int | None, number("--seed", "N", "Of the jitter; default 0.", 0, 2**32 - 1)] = None,
     json: o.Json = False,
     **job: Any,
 ) -> None:

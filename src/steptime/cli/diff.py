@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import positional
 from steptime.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
 
 def command(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="RUN.toml, or what estimate or plan (its first) wrote with --json.")
+        str, positional(metavar="A", help="RUN.toml, or what estimate or plan (its first) wrote with --json.")
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    b: Annotated[str, positional(metavar="B", help="The same.")],
     show_all: o.All = False,
     json: o.Json = False,
 ) -> None:
@@ -47,7 +46,7 @@ def estimate_or_file(path: str) -> Estimate:
 
     text = read_description(path)
     if text.lstrip()[:1] in ("{", "[") and not path.lower().endswith(".toml"):
-        from steptime.formats.run_toml import parse_estimate
+        from steptime.formats.estimate_file import parse_estimate
 
         return parse_estimate(text, path)
     document = parse_toml(text, path)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-from typer.core import TyperOption
-
 from steptime.cli import options as o
-from steptime.cli.values import PlainCommand
-from steptime.errors import UserError, did_you_mean, shorten
+from steptime.cli.parser import flag, takes
+from steptime.errors import FieldError, UserError, did_you_mean, shorten
 from steptime.estimate.result import Estimate
-from steptime.plan.keys import KEYS
+from steptime.options import KEYS
 
 if TYPE_CHECKING:
-    from steptime.formats.run_toml import Written
+    from steptime.formats.estimate_file import Written
 
 _EXPLAIN: Final = "--explain"
 
@@ -32,79 +29,18 @@ _JOB_OPTIONS: Final = {
 }
 
 
-class ExplainCommand(PlainCommand):
-    """A command whose ``--explain`` may stand alone or be followed by a term."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments as the base class does, after giving a lone ``--explain`` the empty prefix."""
-        flags = {
-            name
-            for param in self.get_params(ctx)
-            if isinstance(param, TyperOption) and param.is_flag
-            for name in (*param.opts, *param.secondary_opts)
-        }
-        return super().parse_args(ctx, fill_explain(args, flags))
-
-
-COMMAND_CLASS = ExplainCommand
-
-
-def fill_explain(args: Sequence[str], flags: set[str]) -> list[str]:
-    """Arguments in which ``--explain`` always has a value.
-
-    The word after ``--explain`` is its term, unless it is an option or the only word that can be the model.
-
-    >>> fill_explain(["gpt3-1t", "--explain"], set())
-    ['gpt3-1t', '--explain=']
-    >>> fill_explain(["--explain", "run.toml"], set())
-    ['--explain=', 'run.toml']
-    >>> fill_explain(["run.toml", "--explain", "tp_comm"], set())
-    ['run.toml', '--explain=tp_comm']
-    """
-    out: list[str] = []
-    words = 0
-    held: int | None = None
-    rest = iter(range(len(args)))
-    for i in rest:
-        arg = args[i]
-        following = args[i + 1] if i + 1 < len(args) else None
-        if arg == "--":
-            out.extend(args[i:])
-            words += len(args) - i - 1
-            break
-        if arg == _EXPLAIN:
-            out.append(f"{_EXPLAIN}=")
-            if following is not None and not following.startswith("-"):
-                held = len(out) - 1
-                out[held] += following
-                next(rest)
-        elif arg.startswith("-") and len(arg) > 1:
-            out.append(arg)
-            if "=" not in arg and arg not in flags and following is not None:
-                out.append(following)
-                next(rest)
-        else:
-            out.append(arg)
-            words += 1
-    if not words and held is not None:
-        out[held : held + 1] = [f"{_EXPLAIN}=", out[held].removeprefix(f"{_EXPLAIN}=")]
-    return out
-
-
-@o.describes_job(after="model")
+@takes({**o.JOB, **o.TRAINING})
 def command(
-    model: o.ModelOrRun,
+    model: o.ModelOrRun = "",
     explain: Annotated[
         str | None,
-        typer.Option(
-            _EXPLAIN, metavar="[TERM]", help="Show formula, numbers and source of these terms: a path, row or function."
+        flag(
+            _EXPLAIN,
+            metavar="TERM",
+            optional=True,
+            help="Show formula, numbers and source of these terms: a path, row or function.",
         ),
     ] = None,
-    tokens: o.Tokens = None,
-    samples: o.Samples = None,
-    epochs: o.Epochs = None,
-    dataset_tokens: o.DatasetTokens = None,
-    dataset_samples: o.DatasetSamples = None,
     failures: o.Failures = None,
     prices: o.Prices = None,
     predictor: o.Predictor = None,
@@ -120,7 +56,11 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed
 
-    length = {**o.training_given(locals()), **o.given(failures=failures, prices=prices)}
+    if not model:  # the only word after --explain is the model
+        model, explain = explain or "", explain and ""
+    if not model:
+        raise FieldError("", "MODEL|RUN.toml", "missing", hint="as steptime estimate llama3-8b")
+    length = {**o.training_given(job), **o.given(failures=failures, prices=prices)}
     draw = o.drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
@@ -156,7 +96,7 @@ def written_given(given: Mapping[str, Any]) -> Written | None:
     """The plan of the file that the user gave, if any."""
     if given["plan"] is None:
         return None
-    from steptime.formats.run_toml import read_plan
+    from steptime.formats.estimate_file import read_plan
 
     return read_plan(given["plan"])
 

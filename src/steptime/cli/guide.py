@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number
 
 
 def command(
@@ -18,10 +17,10 @@ def command(
     dtype: o.Dtype = None,
     optimizer: o.Optimizer = None,
     framework: o.Framework = None,
-    steps: Annotated[int | None, o.number("--steps", "N", "Steps of the whole training.", 1, 10**9)] = None,
+    steps: Annotated[int | None, number("--steps", "N", "Steps of the whole training.", 1, 10**9)] = None,
     within: Annotated[
         str | None,
-        typer.Option("--within", metavar="TIME", help="Time that the whole training may take, as '30 days'."),
+        flag("--within", metavar="TIME", help="Time that the whole training may take, as '30 days'."),
     ] = None,
     json: o.Json = False,
 ) -> None:

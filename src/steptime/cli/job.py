@@ -10,7 +10,7 @@ from steptime.api.request import digits
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
 from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
-from steptime.plan.keys import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN
+from steptime.options import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN
 from steptime.store.files import is_file, parse_toml
 
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}

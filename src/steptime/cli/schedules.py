@@ -6,31 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, real, takes
 
 
 def schedules(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one, with its order.")] = None,
-    ranks: Annotated[int, o.number("--ranks", "P", "Ranks of the pipeline.", 1, 4096)] = 8,
-    micro_batches: Annotated[int, o.number("--micro-batches", "M", "Micro-batches of a step.", 1, 65_536)] = 32,
+    name: Annotated[str | None, positional(metavar="[NAME]", help="Show one, with its order.")] = None,
+    ranks: Annotated[int, number("--ranks", "P", "Ranks of the pipeline.", 1, 4096)] = 8,
+    micro_batches: Annotated[int, number("--micro-batches", "M", "Micro-batches of a step.", 1, 65_536)] = 32,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the order of NAME for PyTorch's pipelining.")
+        Path | None, flag("--csv", metavar="FILE", help="Write the order of NAME for PyTorch's pipelining.")
     ] = None,
-    search: Annotated[bool, typer.Option("--search", help="Search for a faster one; for the options below.")] = False,
+    search: Annotated[bool, flag("--search", help="Search for a faster one; for the options below.")] = False,
     times: Annotated[
         str | None,
-        typer.Option("--times", metavar="F,I,W", help="Seconds of the passes; of each stage with colons: 1:1:2,..."),
+        flag("--times", metavar="F,I,W", help="Seconds of the passes; of each stage with colons: 1:1:2,..."),
     ] = None,
-    message: Annotated[float | None, o.real("--message", "SECONDS", "From rank to rank.")] = None,
+    message: Annotated[float | None, real("--message", "SECONDS", "From rank to rank.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option("--memory", metavar="N", help="Micro-batches that fit into a rank; of each rank with colons."),
+        flag("--memory", metavar="N", help="Micro-batches that fit into a rank; of each rank with colons."),
     ] = None,
-    chunks: Annotated[int | None, o.number("--chunks", "1|2", "Stages of a rank; default: both.", 1, 2)] = None,
-    seconds: Annotated[float | None, o.real("--seconds", "S", "Search so long, not by work.")] = None,
-    seed: Annotated[int, o.number("--seed", "N", "Of the search.", 0, 2**31)] = 0,
+    chunks: Annotated[int | None, number("--chunks", "1|2", "Stages of a rank; default: both.", 1, 2)] = None,
+    seconds: Annotated[float | None, real("--seconds", "S", "Search so long, not by work.")] = None,
+    seed: Annotated[int, number("--seed", "N", "Of the search.", 0, 2**31)] = 0,
     json: o.Json = False,
 ) -> None:
     """List pipeline schedules: bubble, activations, versions of weights; show one; or search for a better one.
@@ -132,46 +131,44 @@ def _numbers(option: str, text: str) -> float | list[float]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-@o.describes_job(after="model")
+@takes(o.JOB)
 def simulate(
     model: o.ModelOrRun,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write a trace: for Perfetto, or as .json for Chrome."),
+        flag("--trace", metavar="FILE", help="Write a trace: for Perfetto, or as .json for Chrome."),
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the order for PyTorch's pipelining.")
-    ] = None,
+    csv: Annotated[Path | None, flag("--csv", metavar="FILE", help="Write the order for PyTorch's pipelining.")] = None,
     stage_times: Annotated[
-        Path | None, typer.Option("--stage-times", metavar="FILE", help="CSV of measured times of the stages' passes.")
+        Path | None, flag("--stage-times", metavar="FILE", help="CSV of measured times of the stages' passes.")
     ] = None,
     overhead: Annotated[
-        float, o.real("--overhead", "SECONDS", "More time of each micro-batch on each rank, for --stage-times.")
+        float, real("--overhead", "SECONDS", "More time of each micro-batch on each rank, for --stage-times.")
     ] = 0.0,
     slow_rank: Annotated[
         list[str] | None,
-        typer.Option("--slow-rank", metavar="RANK:FACTOR", help="A slow rank; 3:1.2: passes of rank 3 take 1.2 times."),
+        flag("--slow-rank", metavar="RANK:FACTOR", help="A slow rank; 3:1.2: passes of rank 3 take 1.2 times."),
     ] = None,
     jitter: Annotated[
-        float, o.real("--jitter", "SHARE", "Standard deviation of the factor on each pass, for --samples.")
+        float, real("--jitter", "SHARE", "Standard deviation of the factor on each pass, for --samples.")
     ] = 0.05,
-    samples: Annotated[int, o.number("--samples", "N", "Steps with jitter.", 0, 10_000)] = 0,
-    seed: Annotated[int, o.number("--seed", "N", "Of the samples.", 0, 2**31)] = 0,
+    samples: Annotated[int, number("--samples", "N", "Steps with jitter.", 0, 10_000)] = 0,
+    seed: Annotated[int, number("--seed", "N", "Of the samples.", 0, 2**31)] = 0,
     balance: Annotated[
-        bool, typer.Option("--balance", help="Split the layers so that the step is fastest, and compare.")
+        bool, flag("--balance", help="Split the layers so that the step is fastest, and compare.")
     ] = False,
     layout: Annotated[
-        str | None, typer.Option("--layout", metavar="TEXT", help="Megatron-Core's layout: 'Et*3|(tt|)*29m|L'.")
+        str | None, flag("--layout", metavar="TEXT", help="Megatron-Core's layout: 'Et*3|(tt|)*29m|L'.")
     ] = None,
     rank_speeds: Annotated[
         str | None,
-        typer.Option("--rank-speeds", metavar="LIST", help="Relative speed of each rank: 1,1,0.5,0.5 or 1*2,0.5*2."),
+        flag("--rank-speeds", metavar="LIST", help="Relative speed of each rank: 1,1,0.5,0.5 or 1*2,0.5*2."),
     ] = None,
     rank_memory: Annotated[
-        str | None, typer.Option("--rank-memory", metavar="LIST", help="Memory of each rank: 80GiB*8,40GiB*8.")
+        str | None, flag("--rank-memory", metavar="LIST", help="Memory of each rank: 80GiB*8,40GiB*8.")
     ] = None,
     plot: o.Plot = None,
-    timeline: Annotated[bool, typer.Option("--timeline", help="With --json: every pass too.")] = False,
+    timeline: Annotated[bool, flag("--timeline", help="With --json: every pass too.")] = False,
     json: o.Json = False,
     **job: Any,
 ) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import typer
-
 from steptime.cli import options as o
 from steptime.cli.estimate import over_plan, plan_given, written_given
+from steptime.cli.parser import flag, number, positional, takes
 
 if TYPE_CHECKING:
     from steptime.doctor import Diagnosis, Log, Stated, StatedJob, Variant
@@ -37,20 +36,20 @@ MEMORY_VARIANTS: Final = (
 CLOSE: Final = 0.04
 
 
-@o.describes_job(after="model")
+@takes(o.JOB)
 def command(
     file: Annotated[
         str,
-        typer.Argument(
+        positional(
             metavar="LOG|TRACE", help="Log of Megatron-LM, NeMo, DeepSpeed, torchtitan, MaxText, a Trainer; or a trace."
         ),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="MODEL|RUN.toml", help="Model or run; default: what the log's sizes fit."),
+        flag("--model", metavar="MODEL|RUN.toml", help="Model or run; default: what the log's sizes fit."),
     ] = None,
     steps: Annotated[
-        int | None, o.number("--steps", "N", "Steps in a trace without ProfilerStep annotations; default 1.", 1, 10**6)
+        int | None, number("--steps", "N", "Steps in a trace without ProfilerStep annotations; default 1.", 1, 10**6)
     ] = None,
     json: o.Json = False,
     **job: Any,

@@ -13,8 +13,8 @@ from steptime.doctor.trace import Recording
 from steptime.lab.measured.meaning import USUAL, sole_choice
 from steptime.model.known import catalogue_names, load_catalogue_model
 from steptime.model.spec import ModelSpec
-from steptime.plan.framework import habits_of, piped_stage
-from steptime.plan.framework_file import framework_called, framework_names
+from steptime.plan.framework import piped_stage
+from steptime.plan.framework_file import framework_called, framework_names, habits_of
 from steptime.plan.recompute import spelled_out
 from steptime.plan.space import MESH_COLUMNS
 

@@ -18,7 +18,8 @@ from steptime.hardware.library import architecture_of
 from steptime.hardware.records import HOST_LINK, Cluster, Curve, Device, Kind, Level, Source
 from steptime.num import Num, where
 from steptime.plan.copies import NARROW_DTYPES
-from steptime.plan.framework import habits_of, kernel_factor
+from steptime.plan.framework import kernel_factor
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Precision
 
 if TYPE_CHECKING:

@@ -2,13 +2,14 @@
 
 ``allocated`` is the largest sum of live tensors (the peak that plans are compared by), ``reserved`` what the caching
 allocator holds for them, ``device`` what the driver reports as used. Constants and spreads are fitted to measured
-peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their provenance.
+peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their provenance, those of a framework in its
+file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from steptime.cost.memory import device_bytes, reserved_bytes
 from steptime.estimate.evaluate import Evaluation
 from steptime.num import Num, where
+from steptime.plan.framework_file import framework_names, framework_tables
 from steptime.plan.plans import Plans
 from steptime.store.files import parse_toml
 
@@ -31,32 +33,43 @@ LIKELY_FITS = 0.05
 """A plan up to this chance of running out of memory likely fits; none above it is put first unless asked for."""
 
 
+class _Files(Mapping[str, Mapping[str, float]]):
+    """What the files of frameworks have of their memory."""
+
+    def __getitem__(self, name: str) -> Mapping[str, float]:
+        found: Mapping[str, float] = framework_tables(name)["fitted_memory"]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in framework_names() if "fitted_memory" in framework_tables(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
     """What lies between the definitions, and the spread of measured over predicted peaks."""
 
     slack: float
     """Share of the allocated memory that the allocator holds beyond it."""
-    slacks: Mapping[str, float] = field(default_factory=dict)
-    """The same of frameworks that differ."""
+    own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of a framework with runs in the fit its `slack`, and a `deviation` wider than that of others, where it has them:
+    ``[fitted_memory]`` of its file."""
     context_bytes: float
     communicator_bytes: float
     deviation: Mapping[str, float]
     """Standard deviation of the logarithm of measured over predicted, by definition."""
     source: str
-    deviations: Mapping[str, float] = field(default_factory=dict)
-    """The same of frameworks that spread wider, whatever the definition."""
     unseen: float = 0.0
     """The same of software whose memory no run of the fit shows: errors of sources that the fit has not seen."""
-    seen: frozenset[str] = frozenset()
-    """Frameworks with runs in the fit."""
     released: float = 0.0
     """Share of the slack that the allocator gives back before a job runs out."""
 
     def spread(self, definition: str, framework: str) -> float:
         """Standard deviation of the logarithm of measured over predicted memory of a framework's runs."""
-        unknown = 0.0 if framework in self.seen else self.unseen
-        return max(self.deviation[definition], self.deviations.get(framework, unknown))
+        own = self.own.get(framework)
+        return max(self.deviation[definition], self.unseen if own is None else own.get("deviation", 0.0))
 
     def needed(self, allocated: Num, communicators: Num, framework: str) -> Num:
         r"""Least capacity of a device on which a job does not run out, in bytes: $M_d - \rho\,\epsilon\,M_a$.
@@ -66,12 +79,12 @@ class MemoryConstants:
         (`release_cached_blocks` of c10/cuda/CUDACachingAllocator.cpp), so that only what is in use within a block
         stays.
         """
-        slack = self.slacks.get(framework, self.slack)
+        slack = self.own.get(framework, {}).get("slack", self.slack)
         return self.defined(allocated, communicators, framework)["device"] - self.released * slack * allocated
 
     def defined(self, allocated: Num, communicators: Num, framework: str) -> dict[str, Num]:
         """Peak memory in bytes by definition, from the allocated one."""
-        reserved = reserved_bytes(allocated, self.slacks.get(framework, self.slack))
+        reserved = reserved_bytes(allocated, self.own.get(framework, {}).get("slack", self.slack))
         device = device_bytes(reserved, self.context_bytes, communicators, self.communicator_bytes)
         return {"allocated": allocated, "reserved": reserved, "device": device}
 
@@ -86,24 +99,19 @@ def memory_constants(*, is_host: bool = False) -> MemoryConstants:
     if is_host:
         return replace(memory_constants(), context_bytes=0.0, communicator_bytes=0.0)
     file = Path(__file__).with_name(FILE)
-    return constants_of(parse_toml(file.read_text(encoding="utf-8"), str(file)))
+    return constants_of(parse_toml(file.read_text(encoding="utf-8"), str(file)), _Files())
 
 
-def constants_of(table: Mapping[str, Any]) -> MemoryConstants:
-    """Constants from a table as the file has it."""
+def constants_of(table: Mapping[str, Any], own: Mapping[str, Mapping[str, float]]) -> MemoryConstants:
+    """Constants from a table as the file has it, and from those of frameworks."""
     values = {name: float(table[name]["value"]) for name in ("slack", "context_bytes", "communicator_bytes")}
     deviation = {name: float(table["deviation"][name]) for name in (*DEFINITIONS, UNSTATED)}
-    slacks = {name: float(value) for name, value in table["slack"].get("framework", {}).items()}
-    wider = {name: float(value) for name, value in table["deviation"].get("framework", {}).items()}
-    unseen = table["deviation"].get("unseen", {})
     return MemoryConstants(
         **values,
-        slacks=slacks,
+        own=own,
         deviation=deviation,
-        deviations=wider,
         source=str(table["provenance"]["source"]),
-        unseen=float(unseen.get("value", 0.0)),
-        seen=frozenset(map(str, unseen.get("seen", ()))),
+        unseen=float(table["deviation"].get("unseen", {}).get("value", 0.0)),
         released=float(table["slack"].get("released", 0.0)),
     )
 

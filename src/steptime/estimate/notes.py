@@ -10,7 +10,8 @@ from steptime.errors import counted
 from steptime.estimate.evaluate import kept_choices
 from steptime.hardware.load import RATES
 from steptime.hardware.records import Device
-from steptime.plan.framework import MODEL_AXES, habits_of
+from steptime.plan.framework import MODEL_AXES
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Job, Precision, replica_micro_batches
 from steptime.plan.overlap import RULES
 from steptime.plan.plans import Plans

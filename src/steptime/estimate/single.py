@@ -62,7 +62,8 @@ from steptime.estimate.sizes import sizes_of
 from steptime.hardware.records import Cluster
 from steptime.hardware.topology import RANDOM, WORST
 from steptime.model.parameters import parameter_terms
-from steptime.plan.job import ATTENTION_DTYPES, Job
+from steptime.options import CHOICES, OPTIONS, choices_of, usual_of
+from steptime.plan.job import Job
 from steptime.plan.placements import order_text
 from steptime.plan.plans import BIT, FULL_RECOMPUTE, MEMORY, Plans, Rule, broken_rules, is_set, names_of
 from steptime.plan.recompute import recompute_text
@@ -322,17 +323,7 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
         "recompute": recompute_text(int(p.recompute)),
         "recompute_every": int(p.recompute_every),
         "zero": int(p.zero),
-        "schedule": job.schedule_with(int(p.vpp)),
-        "attention": job.attention,
-        **({"attention_dtype": dtype} if (dtype := job.precision.attention_dtype) in ATTENTION_DTYPES else {}),
-        **({"document_length": job.document_length} if job.attended < job.seq_len else {}),
-        **({} if job.graphs == "none" else {"graphs": job.graphs}),
-        "overlap": sorted(job.overlap),
-        **({"offload": sorted(job.offload)} if job.offload else {}),
-        "context": job.context,
-        **({} if job.gradient_dtype is None else {"gradient_dtype": job.gradient_dtype}),
-        **({} if job.model.experts is None else {"dispatcher": job.dispatcher}),
-        **_expert_record(job),
+        **_choices_record(job, int(p.vpp)),
         "placement": {axis: int(p.inside(axis)) for axis in axes},
         **({"order": order_text(p, axes)} if setting.machine.levels_apart else {}),
         "stage_layers": {name: int(getattr(split, name)) for name in STAGES},
@@ -341,15 +332,24 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
     }
 
 
-def _expert_record(job: Job) -> dict[str, float | str]:
-    """How full the experts are; empty where there are none."""
-    if job.model.experts is None:
-        return {}
-    capacity = {} if job.expert_capacity is None else {"expert_capacity": job.expert_capacity}
-    load = (
-        {"expert_imbalance": job.expert_imbalance} if job.expert_load is None else {"expert_load": job.expert_load.name}
-    )
-    return {**load, **capacity}
+def _choices_record(job: Job, virtual_stages: int) -> dict[str, Any]:
+    """The choices of a job that hold for all candidates; usual ones only where they are always recorded."""
+    narrow, load = job.precision.attention_dtype, job.expert_load
+    of_load = {} if load is None else {"expert_load": load.name, "expert_imbalance": None}
+    values = {
+        **{name: getattr(job, name) for name in CHOICES if hasattr(job, name)},
+        "schedule": job.schedule_with(virtual_stages),
+        "attention_dtype": narrow if narrow in choices_of("attention_dtype") else None,
+        "document_length": job.document_length if job.attended < job.seq_len else None,
+        **of_load,
+    }
+    out = {}
+    for name, value in values.items():
+        row = OPTIONS[name]
+        without = value is None or (not row.recorded and value == usual_of(name))
+        if not without and (job.model.experts is not None or not row.of_experts):
+            out[name] = sorted(value) if isinstance(value, frozenset) else value
+    return out
 
 
 def workload_record(job: Job) -> dict[str, Any]:

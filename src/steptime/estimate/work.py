@@ -240,11 +240,13 @@ def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
     """A time with that of the exposed transfers of some work behind it."""
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
-    work_s: dict[str, Num] = {}  # of many jobs as one a row may have several kinds
-    for (name, kind, narrow), each_s in work.beside_s.items():
-        work_s[name] = work_s.get(name, 0.0) + each_s * factor_of(kind, narrow, framework)
-    for name, own_s in work_s.items():
+    for name in dict.fromkeys(row for row, _, _ in work.beside_s):  # of several jobs a row may have several kinds
         covered_s = sum(each_s * framework.links(axis) for (row, axis), each_s in work.covered_s.items() if row == name)
+        own_s = sum(
+            each_s * factor_of(kind, narrow, framework)
+            for (row, kind, narrow), each_s in work.beside_s.items()
+            if row == name
+        )
         total = total + shown_beside_s(covered_s, own_s)
     return total
 

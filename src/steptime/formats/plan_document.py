@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 
 from steptime.errors import InputFileError
+from steptime.formats.estimate_file import read_plan
 from steptime.formats.run_spec import RunSpec, read_description
-from steptime.formats.run_toml import read_plan
 from steptime.plan.framework_file import GENERIC
 
 #: What a written estimate records of its job -> setting of a run.

@@ -1,34 +1,54 @@
-"""A run as RUN.toml or options describe it, and the short way to it.
+"""Check RUN.toml: one training job and one plan for it.
 
-A document of which every key and every value is plainly right is taken as it is; any other goes through the gate of
-:mod:`steptime.formats.run_toml`, which words what is wrong and takes longer to load than an estimate to compute.
+::
+
+    model = "gpt3-1t"                  # catalogue name, config.json, TOML, or pkg.module:factory
+    cluster = "published-b200-nvs8"
+    gpus = 16384
+    global_batch = 4096                # sequences
+
+    [plan]
+    tp = 8
+    pp = 64
+
+    [plan.placement]                   # devices of an axis inside the fast domain
+    tp = 8
+
+A model or cluster that is a path is relative to the file. Keys and ranges: :data:`steptime.options.OPTIONS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.plan.keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, Count, Ratio
+from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
+from steptime.options import (
+    ADAPTERS,
+    AXES,
+    KEYS,
+    OPTIONS,
+    SETTINGS,
+    Count,
+    Flag,
+    Named,
+    OneOf,
+    Ratio,
+    SomeOf,
+    Switch,
+    Takes,
+    Text,
+)
 from steptime.store.files import read_text
 
 #: Largest file that is read as a description; a real one is a few kB, an estimate with details some MB.
 MAX_FILE_BYTES: Final = 64 * 2**20
 LONGEST_NAME: Final = 4096
 LONGEST_WORD: Final = 64
-JOB_COUNTS: Final[Mapping[str, Count]] = {
-    "gpus": Count(1, MAX_DEVICES),
-    "global_batch": Count(1, MAX_GLOBAL_BATCH),
-    "seq": Count(1, MAX_SEQ),
-}
-"""Whole numbers of a job, with their ranges."""
-JOB_WORDS: Final = ("dtype", "optimizer", "framework")
-FIELDS: Final = ("model", "cluster", *JOB_COUNTS, "dtype", "optimizer", "strategy", "mode", "framework")
-"""What a run may have without its plan and its adapters, in order."""
-STRATEGIES: Final = ("1d", "2d", "context", "auto")
-MODES: Final = ("corrected", "published")
+MAX_PROBLEMS: Final = 10
+"""Problems of one file that a message lists at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +81,15 @@ def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:
     """Check a parsed document; ``where`` is the file that errors name and that paths are relative to.
 
     Raises:
-        UserError: fields that are unknown, missing, of the wrong type or out of range.
+        UserError: fields that are unknown, missing, of the wrong type or out of range; the message has all of them.
     """
-    if is_plain(document):
-        given = {**_in_order(document, FIELDS), "plan": _in_order(document.get("plan", {}), (*KEYS, "placement"))}
-    else:
-        from steptime.formats.run_toml import checked_run
-
-        given = checked_run(document, where)
-    plan = given.pop("plan")
-    if not plan.get("placement", True):
-        del plan["placement"]
+    problems: list[tuple[str, str, str | None]] = []
+    given = _checked(document, "", problems)
+    if document.get("model") is None:
+        problems.append(("model", "missing", None))
+    if problems:
+        raise _together(problems, where)
+    plan = given.pop("plan", {})
     model, cluster = given.pop("model"), given.pop("cluster", None)
     base = Path(where).parent
     return RunSpec(
@@ -82,54 +100,71 @@ def parse_run(document: Mapping[str, Any], where: str) -> RunSpec:
     )
 
 
-def _in_order(table: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """A table whose keys stand in the order of names, as the gate returns it."""
-    return {
-        name: _in_order(table[name], AXES) if name == "placement" else table[name] for name in names if name in table
-    }
+#: Tables in a document -> what each key of theirs takes.
+_TABLES: Final[Mapping[str, Mapping[str, Takes]]] = {
+    "": {"model": Named("model"), **{name: OPTIONS[name].takes for name in SETTINGS}},
+    "lora": {name.removeprefix("lora_"): OPTIONS[name].takes for name in ADAPTERS},
+    "plan": {**{name: OPTIONS[name].takes for name in KEYS}, "order": Text()},
+    "plan.placement": {axis: OPTIONS[axis].takes for axis in AXES},
+}
 
 
-def is_plain(document: Mapping[str, Any]) -> bool:
-    """Whether the gate would take every value of a document as it is, known without it.
-
-    >>> is_plain({"model": "m", "gpus": 8, "plan": {"tp": 8}}), is_plain({"model": "m", "plan": {"overlap": ["dp"]}})
-    (True, False)
-    """
-    plan = document.get("plan", {})
-    if "model" not in document or not isinstance(plan, dict):
-        return False
-    return all(_plain_of_job(name, value) for name, value in document.items() if name != "plan") and all(
-        _plain_of_plan(name, value) for name, value in plan.items()
-    )
-
-
-def _plain_of_job(name: str, value: object) -> bool:
-    if name in JOB_COUNTS:
-        return _counted(value, JOB_COUNTS[name])
-    if name in ("model", "cluster"):
-        return _text(value, LONGEST_NAME)
-    if name in JOB_WORDS:
-        return _text(value, LONGEST_WORD)
-    return type(value) is str and value in {"strategy": STRATEGIES, "mode": MODES}.get(name, ())
-
-
-def _plain_of_plan(name: str, value: object) -> bool:
-    if name == "placement":
-        return isinstance(value, dict) and all(axis in AXES and _counted(n, Count()) for axis, n in value.items())
-    if name not in KEYS:
-        return False
-    key = KEYS[name]
-    if isinstance(key, Count):
-        return _counted(value, key)
-    return type(value) is float and 0 < value <= key.high if isinstance(key, Ratio) else _text(value, LONGEST_WORD)
+def _checked(given: Mapping[str, Any], path: str, problems: list[tuple[str, str, str | None]]) -> dict[str, Any]:
+    """The values of a table in the order of its keys; what is wrong with it joins the problems: field, words, hint."""
+    takes = _TABLES[path]
+    out: dict[str, Any] = {}
+    inside = {name.rpartition(".")[2]: name for name in _TABLES if name and name.rpartition(".")[0] == path}
+    for key in given:
+        if key not in takes and key not in inside:
+            problems.append((f"{path}.{key}".lstrip("."), "unknown key", did_you_mean(str(key), [*takes, *inside])))
+    for key in (*takes, *inside):
+        value, field = given.get(key), f"{path}.{key}".lstrip(".")
+        if value is None:
+            continue
+        if key in inside:
+            if isinstance(value, Mapping):
+                out[key] = _checked(value, inside[key], problems)
+            else:
+                problems.append((field, f"{shown(value, 60)} is not a table", None))
+        elif words := _wrong(takes[key], value):
+            problems.append((field, f"{shown(value, 60)} {words}", None))
+        else:
+            several = isinstance(value, list) and isinstance(takes[key], SomeOf)
+            out[key] = (",".join(value) or "none") if several else value
+    return {key: value for key, value in out.items() if value != {} or key == "plan"}
 
 
-def _counted(value: object, of: Count) -> bool:
-    return type(value) is int and of.low <= value <= of.high
+def _wrong(takes: Takes, value: Any) -> str:
+    """What is wrong with a value, in words; empty: nothing that this file can know."""
+    match takes:
+        case Count(low, high):
+            right = type(value) is int and low <= value <= high
+            return "" if right else f"is not a whole number from {low} to {high}"
+        case Ratio(_, high, meaning):
+            right = type(value) in (int, float) and 0 < value <= high
+            return "" if right else f"is not a number above 0 and at most {high:g} ({meaning})"
+        case Flag():
+            return "" if type(value) is bool else "is neither true nor false"
+        case Switch():
+            return ""
+        case SomeOf() if type(value) is list and all(type(word) is str for word in value):
+            return ""
+        case OneOf(names) if type(value) is str and len(names) in (2, 4) and value not in names:
+            return f"is not one of {', '.join(names)}"
+    longest = LONGEST_NAME if isinstance(takes, Named) and takes.kind in ("model", "cluster") else LONGEST_WORD
+    return "" if type(value) is str and 0 < len(value) <= longest else f"is not a text of 1 to {longest} letters"
 
 
-def _text(value: object, longest: int) -> bool:
-    return type(value) is str and 0 < len(value) <= longest
+def _together(problems: Sequence[tuple[str, str, str | None]], where: str) -> UserError:
+    """All problems of one file as one error; each names its field."""
+    if len(problems) == 1:
+        field, words, hint = problems[0]
+        return FieldError(where, shorten(field), words, hint=hint)
+    lines = [f"{where}: {len(problems)} fields are wrong"]
+    lines += [f"  {shorten(field)}: {words}" + (f" ({hint})" if hint else "") for field, words, hint in problems]
+    if len(problems) > MAX_PROBLEMS:
+        lines[MAX_PROBLEMS + 1 :] = [f"  and {len(problems) - MAX_PROBLEMS} more"]
+    return UserError("\n".join(lines))
 
 
 def _relative(value: str, base: Path) -> str:

@@ -20,8 +20,8 @@ from steptime.goodput.operations import Operations, operations_of
 from steptime.goodput.prices import Price, Prices, prices_of
 from steptime.goodput.run import Goodput, Load, goodput_of
 from steptime.num import Num
+from steptime.options import LAUNCHED
 from steptime.plan.job import Job
-from steptime.plan.keys import LAUNCHED
 from steptime.plan.placements import numbered, order_of
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code

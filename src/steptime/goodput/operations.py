@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.cost.failures import joined_mtbf_s
 from steptime.errors import FieldError, UnknownNameError, shown
 from steptime.goodput.tables import catalogue, numbers, origin, subtable, user_table
-from steptime.hardware.load import Field
+from steptime.schema import Field
 from steptime.units import parse
 
 DEFAULT: Final = "llama3-h100"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shown
 from steptime.goodput.tables import catalogue, numbers, origin, rate, subtable, user_table
-from steptime.hardware.load import Field
 from steptime.hardware.records import Device
+from steptime.schema import Field
 
 _SITE: Final = {
     "pue": Field(record="pue", low=1.0, high=10.0, required=False, example="1.2"),

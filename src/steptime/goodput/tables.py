@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shown
-from steptime.hardware.load import Field, value_of
+from steptime.schema import Field, value_of
 from steptime.store.files import parse_toml, read_text
 
 MOST_BYTES: Final = 1 << 20

@@ -1,7 +1,7 @@
 """Devices and clusters by name or by file.
 
 A name is looked up in the folders ``devices``, ``clusters`` and ``links`` of the directories of
-:mod:`steptime.hardware.schema`. What contains a path separator or ends in ``.toml`` is a path.
+:mod:`steptime.hardware.search_path`. What contains a path separator or ends in ``.toml`` is a path.
 
 Names of devices as tables of measurements and drivers write them: words in any order, memory, form of the module.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from steptime.hardware.load import (
     UNLIKE,
     Document,
     Layer,
+    check,
     cluster_record,
     companion,
     device_record,
@@ -172,13 +173,10 @@ def changed_cluster(base: str | Path, changes: Mapping[str, Any], where: str) ->
     >>> changed_cluster("h100", {"levels": {"nvlink": {"devices": 4}}}, "an example").name
     'dgx-h100'
     """
-    from steptime.hardware.schema import check
-
     named = load_cluster(base)
     node = not is_path(str(base)) and _resolve(str(base), "cluster") is None  # a device stands for its common node
     table = {"base": named.name if node else str(base), **changes}
-    check(table, "cluster", where)
-    changed = _cluster(Document(path=Path(where), table=table, trusted=False))
+    changed = _cluster(Document(path=Path(where), table=check(table, "cluster", where), trusted=False))
     return replace(changed, name=named.name, title=named.title)
 
 
@@ -259,7 +257,10 @@ def _aliases(kind: str) -> dict[str, str]:
 def architecture_of(device: str) -> str | None:
     """Design of the chip of a device of the catalogue; None where the name is unknown, or the device does not say."""
     path = _resolve(device, "device")
-    return None if path is None else _device(read(path, "device", trusted=CATALOGUE in path.parents)).architecture
+    if path is None:
+        return None
+    chain = _chain(read(path, "device", trusted=CATALOGUE in path.parents), "device")
+    return next((document.table["architecture"] for document in chain if "architecture" in document.table), None)
 
 
 def _find(name: str, kind: str, *, near: Document | None = None, field: str = "") -> Document:
@@ -298,10 +299,11 @@ def _chain(document: Document, kind: str) -> list[Document]:
     return chain
 
 
+@cache
 def _defaults(kind: str) -> Layer:
     """Defaults where no file gives a number: efficiencies and latencies, all assumed."""
-    document = read(CATALOGUE / "defaults.toml", kind, trusted=True)
-    return of_catalogue(layer(document.table[kind], kind, _own_source(document), where=document.where))
+    document = read(CATALOGUE / "defaults.toml", "defaults", trusted=True)
+    return of_catalogue(layer(document.table[kind], kind, _own_source(document)))
 
 
 @lru_cache(maxsize=1)
@@ -317,7 +319,7 @@ def usual_latency_s() -> float:
 def _layers(chain: list[Document], kind: str, bottom: Layer) -> Layer:
     stack = bottom
     for document in reversed(chain):
-        own = layer(document.table, kind, _own_source(document), where=document.where)
+        own = layer(document.table, kind, _own_source(document))
         if document.trusted:
             own = of_catalogue(own)
             own = replace(own, texts={**own.texts, LIKE: _name(document)}) if kind == "device" else own
@@ -390,7 +392,7 @@ def _cluster_device(chain: list[Document]) -> Device:
             continue
         table = {"base": given} if isinstance(given, str) else given
         default = origin(document.table, _own_source(document))
-        own = _with_companion(layer(table, "device", default, where=document.where), document, "device.")
+        own = _with_companion(layer(table, "device", default), document, "device.")
         own = of_catalogue(own) if document.trusted else own
         of_cluster = "base" not in table and stack is None
         if "base" in table:
@@ -419,7 +421,7 @@ def _levels(chain: list[Document]) -> list[Level]:
             below = stacks.get(name, bottom)
             if "link" in table:
                 below = _link(table["link"], document, name, bottom).over(below)
-            own = layer(table, "level", default, where=document.where)
+            own = layer(table, "level", default)
             stacks[name] = _of_cluster(own).over(below) if document.trusted else own.over(below)
         if "curves" in _table(document, "device"):
             stacks = {name: replace(stack, measured=stack.numbers) for name, stack in stacks.items()}

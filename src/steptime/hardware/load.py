@@ -1,41 +1,29 @@
 """From a TOML file to the records of :mod:`steptime.hardware.records`.
 
 A file becomes a :class:`Layer` (numbers in SI, each with its source); layers are stacked, the base of a file
-below the file itself and the defaults at the bottom, and the stack becomes a record. A user's file passes the
-gate of :mod:`steptime.hardware.schema` first.
+below the file itself and the defaults at the bottom, and the stack becomes a record.
 
-The numbers of a hardware file: TOML key, record field, unit and the range that is not absurd.
+The fields of a hardware file: TOML key, record field, unit and the range that is not absurd, as rows of
+:mod:`steptime.schema`. The catalogue is checked when the package is built.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, InputFileError, UserError, shown
+from steptime.errors import FieldError, InputFileError, shown
 from steptime.hardware.records import MAKERS, Cluster, Device, Kind, Level, Profile, Source
+from steptime.hardware.search_path import CATALOGUE
+from steptime.hardware.topology import KINDS, LARGEST, MOST_DIMS, PLACEMENTS
+from steptime.schema import Each, Field, Row, Table, checked, flag, text
+from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text
-from steptime.units import parse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """One number that a file may give."""
-
-    record: str
-    """Name in the record; carries the unit."""
-    dimension: str | None = None
-    """Key of :data:`steptime.units.UNITS`; None: a bare number."""
-    low: float
-    high: float
-    whole: bool = False
-    required: bool = True
-    example: str
-    """How a user writes it; shown when the unit is missing."""
 
 
 def _share(record: str) -> Field:
@@ -86,62 +74,74 @@ LEVEL: Final[Mapping[str, Field]] = {
 }
 
 
-def value_of(given: object, field: Field) -> float:
-    """Number in SI of what a file gives for ``field``.
+_ORIGIN: Final[Mapping[str, Row]] = {"source": text(), "kind": text(*(str(kind) for kind in Kind))}
+
+
+def _file(numbers: Mapping[str, Row], *texts: str, fields: Iterable[str] = (), **more: Row) -> Table:
+    """Rows of a table with numbers, texts, and where they are from, for all of it and for single fields."""
+    entry = Table(rows={"fields": Each(row=text(*numbers, *fields)), **_ORIGIN}, required=("fields",))
+    return Table(rows={**dict.fromkeys(texts, text()), **numbers, **more, **_ORIGIN, "sources": Each(row=entry)})
+
+
+_RATES: Final = {table: Table(rows=dict.fromkeys(dtypes, RATE)) for table, (_, dtypes) in RATES.items()}
+_DEVICE: Final = replace(
+    _file(
+        DEVICE,
+        *("base", "name", "title", "vendor", "architecture", "notes", "cluster", "curves"),
+        fields=(*RATES, *(f"{table}.{dtype}" for table, (_, dtypes) in RATES.items() for dtype in dtypes)),
+        **_RATES,
+    ),
+    short="base",
+)
+_LINK: Final = _file(LINK, "base", "title", "notes")
+_SIZE: Final = Field(low=1, high=LARGEST, whole=True, example="8")
+_TOPOLOGY: Final = Table(
+    rows={
+        **dict.fromkeys(("notes", "source"), text()),
+        "kind": text(*KINDS),
+        "shape": Each(row=_SIZE, least=1, most=MOST_DIMS, called=f"a list of 1 to {MOST_DIMS} sizes, as [4, 4, 4]"),
+        **dict.fromkeys(("rails", "groups", "pool", "wraps"), _SIZE),
+        "forwarding": flag,
+        "placement": text(*PLACEMENTS),
+    },
+    required=("kind",),
+)
+_CLUSTER: Final = Table(
+    rows={
+        **dict.fromkeys(("base", "name", "title", "notes"), text()),
+        "device": _DEVICE,
+        "levels": Table(named=_file(LEVEL, "link", "notes")),
+        "topology": _TOPOLOGY,
+        **_ORIGIN,
+    },
+)
+FILES: Final[Mapping[str, Table]] = {
+    "device": replace(_DEVICE, short=""),
+    "link": _LINK,
+    "cluster": _CLUSTER,
+    "defaults": Table(rows={"device": replace(_DEVICE, short=""), "link": _LINK}),
+}
+"""Kind of file -> its rows."""
+MODEL_KEYS: Final = {"layers", "hidden", "heads"}
+"""Keys that every model file has."""
+MAX_BYTES: Final = 2**20
+"""Larger files are refused unread."""
+CODE: Final = (Path(__file__), Path(__file__).with_name("topology.py"), Path(__file__).parents[1] / "schema.py")
+"""What checked files of the catalogue follow from in addition to their text: rows, checks."""
+Tables = Mapping[str, Any]
+
+
+def check(raw: object, kind: str, where: str) -> dict[str, Any]:
+    """The values of a parsed file, numbers in SI.
 
     Raises:
-        UserError: a bare number where a unit is needed, a unit where none belongs, not finite, or out of range.
-
-    >>> value_of("80 GB", DEVICE["memory"])
-    80000000000.0
-    >>> value_of(80, DEVICE["memory"])
-    Traceback (most recent call last):
-    steptime.errors.UserError: 80 has no unit
-      write it as text with a unit, for example "80 GB"
+        FieldError: it is not a well-formed ``kind`` ("device", "link", "cluster"): names the first wrong field; up to
+            ten problems stand in the message.
     """
-    value = _plain(given, field) if field.dimension is None else _quantity(given, field, field.dimension)
-    if not field.low <= value <= field.high:  # true of nan as well
-        raise UserError(
-            f"{shown(given)} is not between {_bound(field.low, field)} and {_bound(field.high, field)}",
-            hint=f"for example {_example(field)}",
-        )
-    return int(value) if field.whole else value
-
-
-def _quantity(given: object, field: Field, dimension: str) -> float:
-    if isinstance(given, str):
-        return parse(given, dimension)
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        raise UserError(
-            f"{shown(given)} has no unit", hint=f"write it as text with a unit, for example {_example(field)}"
-        )
-    raise UserError(f"{shown(given)} is not a text with a number and a unit", hint=f"for example {_example(field)}")
-
-
-def _plain(given: object, field: Field) -> float:
-    allowed: tuple[type, ...] = (int,) if field.whole else (int, float)
-    if isinstance(given, bool) or not isinstance(given, allowed):
-        kind = "whole number" if field.whole else "number"
-        raise UserError(f"{shown(given)} is not a {kind}", hint=f"write it bare, for example {field.example}")
-    try:
-        return given if isinstance(given, int) and field.whole else float(given)  # type: ignore[arg-type]
-    except OverflowError:
-        return math.inf
-
-
-def _example(field: Field) -> str:
-    return field.example if field.dimension is None else f'"{field.example}"'
-
-
-def _bound(value: float, field: Field) -> str:
-    unit = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s", None: ""}.get(field.dimension, field.dimension or "")
-    return f"{value:g} {unit}".rstrip()
-
-
-#: Larger files are refused unread.
-MAX_BYTES: Final = 2**20
-
-Table = Mapping[str, Any]
+    if isinstance(raw, Mapping) and set(raw) >= MODEL_KEYS:
+        raise FieldError(where, "layers", f"this file describes a model, not a {kind}", hint="give it as MODEL")
+    found: dict[str, Any] = checked(raw, FILES[kind], where)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +149,10 @@ class Document:
     """One parsed file."""
 
     path: Path
-    table: Table
+    table: Tables
+    """Its values, numbers in SI."""
     trusted: bool
-    """Whether it belongs to the catalogue, whose files the test suite has checked."""
+    """Whether it belongs to the catalogue, whose files were checked when the package was built."""
 
     @property
     def where(self) -> str:
@@ -218,27 +219,41 @@ def of_catalogue(own: Layer) -> Layer:
 
 
 def read(path: Path, kind: str, *, trusted: bool = False) -> Document:
-    """Parse a file, and check it unless it is ``trusted``.
+    """Parse and check a file; one of the catalogue was checked when the package was built.
 
     Args:
         path: the file.
-        kind: ``"device"``, ``"link"`` or ``"cluster"``.
+        kind: ``"device"``, ``"link"``, ``"cluster"`` or ``"defaults"``.
         trusted: the file belongs to the catalogue.
 
     Raises:
         InputFileError: it is missing, no regular file, unreadable, too large, not UTF-8 or not TOML.
         FieldError: it has an unknown key or a value that is not allowed.
     """
-    table = read_toml(path)
-    if not trusted:
-        from steptime.hardware.schema import check
-
+    given = read_text(path, MAX_BYTES, "a hardware file")
+    found = compiled(given, kind, *_code()) if trusted else None
+    if found is None:
+        table = parse_toml(given, str(path))
         _refuse_other_kind(table, kind, str(path))
-        check(table, kind, str(path))
-    return Document(path=path, table=table, trusted=trusted)
+        found = check(table, kind, str(path))
+    return Document(path=path, table=found, trusted=trusted)
 
 
-def read_toml(path: Path) -> Table:
+@cache
+def _code() -> tuple[str, ...]:
+    return tuple(path.read_text(encoding="utf-8") for path in CODE)
+
+
+def hardware_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every device, link and cluster of the catalogue, checked, with the texts that it follows from, for the build."""
+    folders = {"device": "devices/*", "link": "links/*", "cluster": "clusters/*", "defaults": "defaults"}
+    for kind, pattern in folders.items():
+        for path in sorted(CATALOGUE.glob(f"{pattern}.toml")):
+            given = path.read_text(encoding="utf-8")
+            yield (given, kind, *_code()), check(parse_toml(given, str(path)), kind, str(path))
+
+
+def read_toml(path: Path) -> Tables:
     """The tables of a TOML file about hardware.
 
     Raises:
@@ -247,7 +262,7 @@ def read_toml(path: Path) -> Table:
     return parse_toml(read_text(path, MAX_BYTES, "a hardware file"), str(path))
 
 
-def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
+def _refuse_other_kind(table: Tables, kind: str, where: str) -> None:
     if kind == "cluster" and "levels" not in table and {"memory", "memory_bandwidth", "matrix"} & table.keys():
         raise InputFileError(
             where,
@@ -267,28 +282,23 @@ def _refuse_other_kind(table: Table, kind: str, where: str) -> None:
         )
 
 
-def layer(table: Table, kind: str, default: Source, *, where: str) -> Layer:
+def layer(table: Tables, kind: str, default: Source) -> Layer:
     """The layer of one checked table.
 
     Args:
         table: a device, link or level table.
         kind: ``"device"``, ``"link"`` or ``"level"``.
         default: source of the numbers for which the table itself names none.
-        where: file for messages.
-
-    Raises:
-        FieldError: a value is not allowed (only a file that was not checked gets here with one).
     """
     fields = {"device": DEVICE, "link": LINK, "level": LEVEL}[kind]
-    found = {key: (table[key], spec) for key, spec in fields.items() if key in table}
+    found = {key: table[key] for key in fields if key in table}
     if kind == "device":
-        rates = {f"{name}.{dtype}": given for name in RATES for dtype, given in table.get(name, {}).items()}
-        found |= {key: (given, RATE) for key, given in rates.items()}
+        found |= {f"{name}.{dtype}": given for name in RATES for dtype, given in table.get(name, {}).items()}
     own = origin(table, default)
     entries = [(set(entry["fields"]), origin(entry, own)) for entry in table.get("sources", ())]
     return Layer(
         stated=frozenset(found),
-        numbers={key: _convert(given, spec, where, key) for key, (given, spec) in found.items()},
+        numbers=found,
         sources={key: _source_of(key, entries, own) for key in found},
         texts={key: given for key, given in table.items() if isinstance(given, str) and key not in fields},
     )
@@ -327,14 +337,7 @@ def companion(given: str, file: Path, where: str, field: str) -> Path:
     return path
 
 
-def _convert(given: object, spec: Field, where: str, key: str) -> float:
-    try:
-        return value_of(given, spec)
-    except UserError as error:
-        raise FieldError(where, key, str(error)) from None
-
-
-def origin(table: Table, default: Source) -> Source:
+def origin(table: Tables, default: Source) -> Source:
     """The ``source`` and ``kind`` of a table, each from ``default`` where it is left out.
 
     A table that names a source of its own but no kind does not inherit a strong kind: it is assumed.

@@ -8,31 +8,18 @@ How collectives really run on a fabric: fitted coefficients of one machine and o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError
+from steptime.errors import FieldError, UserError
 from steptime.hardware.load import MAX_BYTES, read_toml
 from steptime.hardware.records import Curve, Device, Fitted, Profile
-from steptime.hardware.search_path import (
-    CATALOGUE,
-    band_in,
-    count_in,
-    is_path,
-    named_files,
-    number,
-    one_of,
-    pair,
-    refuse_unknown,
-    search_roots,
-    table_in,
-    text_in,
-)
+from steptime.hardware.search_path import CATALOGUE, is_path, named_files, search_roots
+from steptime.schema import Check, Each, Field, Row, Table, checked, filled, flag, number, positive, text
 from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text, write_whole
 
@@ -41,7 +28,51 @@ TIMERS: Final = ("kernel", "eager")
 KINDS: Final = ("fitted", "assumed", "measured")
 _TEXTS: Final = ("family", "dtype", "timer", "source", "kind")
 _NUMBERS: Final = ("median_ape", "mean_ape", "bias")
-_KEYS: Final = frozenset((*_TEXTS, *_NUMBERS, "points", "band", "scatter", "coefficients", "ranges"))
+
+
+def _in_order(band: Any) -> None:
+    low, high = band
+    if not 0 < low <= high:
+        raise UserError("must be two positive numbers, the smaller first")
+
+
+_FITTED: Final[Mapping[str, Row]] = {
+    "points": Field(low=0, high=1e12, whole=True, example="120"),
+    "ranges": Table(named=Each(row=number, least=2, most=2, called="two numbers"), also=filled),
+    **dict.fromkeys(_NUMBERS, number),
+    "band": Each(row=number, least=2, most=2, called="two numbers", also=_in_order),
+    "source": text(empty=False),
+    "kind": text(*KINDS),
+}
+"""Rows of :class:`~steptime.hardware.records.Fitted`."""
+_CURVE: Final = Table(
+    rows={
+        **_FITTED,
+        "family": text(empty=False),
+        "dtype": text(empty=False),
+        "timer": text(*TIMERS),
+        "coefficients": Table(named=number, also=filled),
+        "scatter": number,
+    },
+    required=("family", "dtype", "timer", "coefficients", *_FITTED.keys() - {"ranges"}),
+)
+
+
+def _once(profile: Any) -> None:
+    seen: set[tuple[str, ...]] = set()
+    for i, curve in enumerate(profile.get("curves", ())):
+        key = tuple(curve[name] for name in _KEY)
+        if key in seen:
+            raise FieldError("", f"curves[{i}]", f"there are two curves of {' '.join(key)}")
+        seen.add(key)
+
+
+_KEY: Final = ("family", "dtype", "timer")
+_PROFILE: Final = Table(
+    rows={"device": text(empty=False), "curves": Each(row=_CURVE, called="tables, written [[curves]]")},
+    required=("device",),
+    also=_once,
+)
 
 
 def load_profile(device: str) -> Profile | None:
@@ -75,8 +106,9 @@ def read_profile(path: Path) -> Profile:
         InputFileError: the file cannot be read, is not TOML, or is too large.
         FieldError: a field is unknown, missing or not allowed.
     """
-    where = str(path)
-    return profile_from(read_toml(path), where)
+    given = read_text(path, MAX_BYTES, "a hardware file")
+    found = compiled(given, *_code())
+    return profile_from(parse_toml(given, str(path)), str(path)) if found is None else _profile_of(found)
 
 
 def profile_from(table: Mapping[str, Any], where: str) -> Profile:
@@ -85,18 +117,26 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
     Raises:
         FieldError: a field is unknown, missing or not allowed.
     """
-    refuse_unknown(table, ("device", "curves"), where, "")
-    device = text_in(table, "device", where, "")
-    curves = table.get("curves", [])
-    if not isinstance(curves, list) or not all(isinstance(c, dict) for c in curves):
-        raise FieldError(where, "curves", "must be tables, written [[curves]]")
-    read = tuple(_curve(curve, where, f"curves[{i}].") for i, curve in enumerate(curves))
-    seen: set[tuple[str, str, str]] = set()
-    for i, curve in enumerate(read):
-        if _key(curve) in seen:
-            raise FieldError(where, f"curves[{i}]", f"there are two curves of {' '.join(_key(curve))}")
-        seen.add(_key(curve))
-    return Profile(device=device, curves=read)
+    return _profile_of(checked(table, _PROFILE, where))
+
+
+def _profile_of(values: Mapping[str, Any]) -> Profile:
+    """The profile of a checked file."""
+    curves = tuple(Curve(**_paired(curve)) for curve in values.get("curves", ()))
+    return Profile(device=values["device"], curves=curves)
+
+
+def _paired(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a fit with its pairs as such."""
+    ranges = {name: tuple(pair) for name, pair in values.get("ranges", {}).items()}
+    return {**values, "band": tuple(values["band"]), "ranges": ranges}
+
+
+def profile_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every profile of the catalogue, checked, with the texts that it follows from, for the build."""
+    for path in sorted((CATALOGUE / FOLDER).glob("*.toml")):
+        given = path.read_text(encoding="utf-8")
+        yield (given, *_code()), checked(parse_toml(given, str(path)), _PROFILE, str(path))
 
 
 def save_curves(device: str, curves: Iterable[Curve], folder: str | Path) -> Path:
@@ -189,36 +229,6 @@ def _key(curve: Curve) -> tuple[str, str, str]:
     return curve.family, curve.dtype, curve.timer
 
 
-def _curve(table: Mapping[str, Any], where: str, at: str) -> Curve:
-    refuse_unknown(table, _KEYS, where, at)
-    coefficients = table_in(table, "coefficients", where, at)
-    return Curve(
-        family=text_in(table, "family", where, at),
-        dtype=text_in(table, "dtype", where, at),
-        timer=one_of(table, "timer", TIMERS, where, at),
-        coefficients={k: number(v, where, f"{at}coefficients.{k}") for k, v in coefficients.items()},
-        scatter=number(table["scatter"], where, f"{at}scatter") if "scatter" in table else None,
-        **fitted_in(table, where, at),
-    )
-
-
-def fitted_in(table: Mapping[str, Any], where: str, at: str) -> dict[str, Any]:
-    """The fields of :class:`~steptime.hardware.records.Fitted` in a table.
-
-    Raises:
-        FieldError: one is missing or not allowed.
-    """
-    ranges = table_in(table, "ranges", where, at) if "ranges" in table else {}
-    return {
-        "points": count_in(table, "points", where, at),
-        "ranges": {k: pair(v, where, f"{at}ranges.{k}") for k, v in ranges.items()},
-        **{name: number(table.get(name), where, at + name) for name in _NUMBERS},
-        "band": band_in(table, where, at),
-        "source": text_in(table, "source", where, at),
-        "kind": one_of(table, "kind", KINDS, where, at),
-    }
-
-
 def toml_key(key: str) -> str:
     """A key of TOML: bare where it may be, else quoted.
 
@@ -243,13 +253,11 @@ def _escaped(character: str) -> str:
 
 
 FABRIC_FOLDER: Final = "fabrics"
-CODE: Final = (Path(__file__), Path(__file__).with_name("search_path.py"))
-"""What fabrics follow from in addition to their files: checks."""
+CODE: Final = (Path(__file__), Path(__file__).parents[1] / "schema.py")
+"""What profiles and fabrics follow from in addition to their files: checks."""
 Value = float | tuple[float, ...]
-#: Coefficients that are lists (:class:`steptime.cost.collective_algorithms.Fabric`); the rest are single numbers.
-_LISTS: Final = ("links_by_group",)
+#: Coefficients that are numbers for each protocol.
 _TRIPLES: Final = (
-    "Bps",
     "start_s",
     "hop_s",
     "direct_start_s",
@@ -265,6 +273,50 @@ _POSITIVE: Final = ("nics", "dispatch_Bps", "combine_Bps", "dispatch_message_Bps
 #: Coefficients that no formula can do without: of collectives, and of each direction of the exchange of experts.
 _OF_FABRIC: Final = ("start_s", "hop_s", "Bps")
 _OF_EXCHANGE: Final = ("start_s", "expert_s", "Bps", "message_s", "message_Bps")
+
+
+def _whole(coefficients: Any) -> None:
+    """Refuses a table without what a formula must have: that of collectives, or that of the exchange of experts."""
+    ways = {name.partition("_")[0] for name in coefficients} & {"dispatch", "combine"}
+    needed = [f"{way}_{name}" for way in sorted(ways) for name in _OF_EXCHANGE] or _OF_FABRIC
+    for name in ("domain", *needed):
+        if name not in coefficients:
+            raise FieldError("", name, "is missing")
+
+
+def _as_given(row: Check) -> Check:
+    """Row of a number that stays as it is given: a whole one stays one."""
+
+    def check(given: object) -> object:
+        row(given)
+        return given
+
+    return check
+
+
+_COEFFICIENTS: Final = Table(
+    rows={
+        "trees": flag,
+        "domain": Field(low=1, high=1e9, whole=True, example="8"),
+        "links_by_group": Each(row=number),
+        "Bps": Each(row=positive, least=3, most=3, called="three numbers"),
+        **dict.fromkeys(_TRIPLES, Each(row=number, least=3, most=3, called="three numbers")),
+        **dict.fromkeys(_POSITIVE, _as_given(positive)),
+    },
+    named=_as_given(number),
+    also=_whole,
+)
+_FABRIC: Final = Table(
+    rows={
+        **_FITTED,
+        **dict.fromkeys(("name", "device", "library"), text(empty=False)),
+        "sources": Each(row=text()),
+        "link_Bps": positive,
+        "nic_Bps": number,
+        "coefficients": _COEFFICIENTS,
+    },
+    required=("name", "device", "library", "link_Bps", "coefficients", *_FITTED.keys() - {"ranges", "kind"}),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,17 +346,18 @@ def load_fabric_profiles() -> tuple[FabricProfile, ...]:
     """
     files = named_files(FABRIC_FOLDER)
     texts = {str(files[name]): read_text(files[name], MAX_BYTES, "a hardware file") for name in sorted(files)}
-    checked = compiled(*texts.values(), *_code()) if texts else None
-    if checked is not None:
-        return tuple(map(_rebuilt, checked))
-    return tuple(_profile_in(parse_toml(text, where), where) for where, text in texts.items())
+    found = compiled(*texts.values(), *_code()) if texts else None
+    if found is None:
+        found = [checked(parse_toml(text, where), _FABRIC, where) for where, text in texts.items()]
+    return tuple(map(_fabric_of, found))
 
 
 def fabric_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
     """All fabrics of the catalogue as one document, checked, with the texts that it follows from, for the build."""
     paths = sorted((CATALOGUE / FABRIC_FOLDER).glob("*.toml"), key=lambda path: path.stem)
     texts = tuple(path.read_text(encoding="utf-8") for path in paths)
-    yield (*texts, *_code()), json.loads(json.dumps([asdict(read_fabric_profile(path)) for path in paths]))
+    pairs = zip(paths, texts, strict=True)
+    yield (*texts, *_code()), [checked(parse_toml(text, str(path)), _FABRIC, str(path)) for path, text in pairs]
 
 
 @cache
@@ -312,11 +365,10 @@ def _code() -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8") for path in CODE)
 
 
-def _rebuilt(values: Mapping[str, Any]) -> FabricProfile:
-    pairs = {name: tuple(pair) for name, pair in values["ranges"].items()}
+def _fabric_of(values: Mapping[str, Any]) -> FabricProfile:
+    """The fabric of a checked file."""
     numbers = {name: tuple(one) if isinstance(one, list) else one for name, one in values["coefficients"].items()}
-    lists = {"sources": tuple(values["sources"]), "band": tuple(values["band"])}
-    return FabricProfile(**{**values, **lists, "ranges": pairs, "coefficients": numbers})
+    return FabricProfile(**{**_paired(values), "sources": tuple(values.get("sources", ())), "coefficients": numbers})
 
 
 def read_fabric_profile(path: Path) -> FabricProfile:
@@ -326,63 +378,7 @@ def read_fabric_profile(path: Path) -> FabricProfile:
         InputFileError: the file cannot be read or is not TOML.
         FieldError: a field is missing, unknown or not allowed.
     """
-    return _profile_in(read_toml(path), str(path))
-
-
-def _profile_in(table: Mapping[str, Any], where: str) -> FabricProfile:
-    refuse_unknown(table, [f.name for f in fields(FabricProfile)], where, "")
-    coefficients = table_in(table, "coefficients", where, "")
-    _refuse_incomplete(coefficients, where)
-    return FabricProfile(
-        name=text_in(table, "name", where, ""),
-        device=text_in(table, "device", where, ""),
-        library=text_in(table, "library", where, ""),
-        sources=_texts(table.get("sources", []), where, "sources"),
-        link_Bps=_rate(table.get("link_Bps"), where, "link_Bps"),
-        nic_Bps=number(table.get("nic_Bps", 0.0), where, "nic_Bps"),
-        coefficients={name: _coefficient(name, value, where) for name, value in coefficients.items()},
-        **fitted_in({"kind": "fitted"} | dict(table), where, ""),
-    )
-
-
-def _refuse_incomplete(coefficients: Mapping[str, Any], where: str) -> None:
-    """Refuses a table without what a formula must have: that of collectives, or that of the exchange of experts."""
-    ways = {name.partition("_")[0] for name in coefficients} & {"dispatch", "combine"}
-    needed = [f"{way}_{name}" for way in sorted(ways) for name in _OF_EXCHANGE] or _OF_FABRIC
-    for name in ("domain", *needed):
-        if name not in coefficients:
-            raise FieldError(where, f"coefficients.{name}", "is missing")
-
-
-def _coefficient(name: str, value: Any, where: str) -> Value:
-    """A switch, a number for each protocol, a list of numbers, or a number, by the name of the coefficient."""
-    at = f"coefficients.{name}"
-    if name == "trees":
-        if not isinstance(value, bool):
-            raise FieldError(where, at, "must be true or false")
-        return value
-    if name in _TRIPLES or name in _LISTS:
-        if not isinstance(value, list) or (name in _TRIPLES and len(value) != 3):
-            raise FieldError(where, at, "must be three numbers" if name in _TRIPLES else "must be a list of numbers")
-        return tuple(_rate(one, where, at) if name == "Bps" else number(one, where, at) for one in value)
-    if name == "domain" and count_in({at: value}, at, where, "") < 1:
-        raise FieldError(where, at, "must be 1 or more")
-    _rate(value, where, at) if name in _POSITIVE else number(value, where, at)
-    kept: float = value  # a whole number stays one
-    return kept
-
-
-def _rate(value: object, where: str, at: str) -> float:
-    found = number(value, where, at)
-    if found <= 0:
-        raise FieldError(where, at, f"{found:g} is not positive")
-    return found
-
-
-def _texts(value: object, where: str, at: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise FieldError(where, at, "must be a list of texts")
-    return tuple(value)
+    return _fabric_of(checked(read_toml(path), _FABRIC, str(path)))
 
 
 def save_fabric_profile(profile: FabricProfile, folder: str | Path) -> Path:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional
 
 PROFILE: Final = Path(__file__).with_name("zen4.json")
 """Measured where steptime is developed."""
@@ -15,22 +15,20 @@ PROFILE: Final = Path(__file__).with_name("zen4.json")
 
 def command(
     algorithm: Annotated[
-        str | None, typer.Argument(metavar="ALGORITHM", help="lanczos, lanczos-full, cg, power or a TOML file.")
+        str | None, positional(metavar="ALGORITHM", help="lanczos, lanczos-full, cg, power or a TOML file.")
     ] = None,
     matrix: Annotated[
-        str | None, typer.Option("--matrix", metavar="FAMILY:ROWS|FILE.mtx", help="As stencil-3d:100000.")
+        str | None, flag("--matrix", metavar="FAMILY:ROWS|FILE.mtx", help="As stencil-3d:100000.")
     ] = None,
-    vectors: Annotated[int, o.number("--vectors", "N", "Vectors of the basis at its mean length.", 1, 10_000)] = 20,
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="FILE", help="Of a processor; default: a Zen 4.")
-    ] = None,
-    nodes: Annotated[int, o.number("--nodes", "N", "Nodes over which rows are divided.", 1, 10**6)] = 1,
-    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME", help="Links between the nodes.")] = None,
+    vectors: Annotated[int, number("--vectors", "N", "Vectors of the basis at its mean length.", 1, 10_000)] = 20,
+    profile: Annotated[str | None, flag("--profile", metavar="FILE", help="Of a processor; default: a Zen 4.")] = None,
+    nodes: Annotated[int, number("--nodes", "N", "Nodes over which rows are divided.", 1, 10**6)] = 1,
+    cluster: Annotated[str | None, flag("--cluster", metavar="NAME", help="Links between the nodes.")] = None,
     calibrate: Annotated[
-        str | None, typer.Option("--calibrate", metavar="FILE", help="Time kernels on this machine, write a profile.")
+        str | None, flag("--calibrate", metavar="FILE", help="Time kernels on this machine, write a profile.")
     ] = None,
     processor: Annotated[
-        str, typer.Option("--processor", metavar="NAME", help="Caches for --calibrate; default: this machine's.")
+        str, flag("--processor", metavar="NAME", help="Caches for --calibrate; default: this machine's.")
     ] = "machine",
     json: o.Json = False,
 ) -> None:
@@ -67,7 +65,7 @@ def _calibrate(path: str, processor: str) -> None:
     from steptime.iterate.measure import measured, profile_of
 
     def told(text: str) -> None:
-        typer.echo(text, err=True)
+        print(text, file=sys.stderr)
 
     found, _ = profile_of(measured(processor, told), processor)
     found.write(path)

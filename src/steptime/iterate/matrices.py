@@ -17,6 +17,7 @@ from steptime.hierarchy.simulate import simulate
 from steptime.hierarchy.traces import Trace
 from steptime.iterate.loop import INDEX, WORD
 from steptime.num import Array
+from steptime.registry import needed
 from steptime.store.files import is_file
 
 MOST_ROWS: Final = 2_000_000
@@ -139,19 +140,16 @@ def matrix_of(text: str, *, seed: int = 0) -> Sparse:
 
 
 def _of_file(path: str) -> Sparse:
-    try:
-        from scipy.io import mminfo, mmread  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError("reading a matrix needs scipy", hint="pip install 'steptime[calibrate]'") from None
+    scipy_io = needed("scipy.io", "reading a matrix")
     if not is_file(path):
         raise InputFileError(path, "is not there")
     try:
         text = _text(path)
-        rows, columns, elements, *_ = mminfo(BytesIO(text))
+        rows, columns, elements, *_ = scipy_io.mminfo(BytesIO(text))
         if not 0 < elements <= MOST_NONZEROS or max(rows, columns) > MOST_NONZEROS:
             problem = f"has {rows:,} rows and {elements:,} elements"
             raise InputFileError(path, problem, hint=f"1 to {MOST_NONZEROS:,} elements")
-        found: Any = mmread(BytesIO(text))
+        found: Any = scipy_io.mmread(BytesIO(text))
     except (ValueError, OSError, OverflowError, TypeError) as error:
         raise InputFileError(path, f"is no MatrixMarket file: {' '.join(str(error).split())[:200]}") from None
     if not hasattr(found, "tocsr"):

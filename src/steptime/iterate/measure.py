@@ -17,6 +17,7 @@ from steptime.iterate.loop import BASIS, Loop, loop_of
 from steptime.iterate.machine import Profile, Work, fitted
 from steptime.iterate.matrices import FAMILIES, Sparse, matrix_of
 from steptime.iterate.run import Structure, structure_of, works_of
+from steptime.registry import needed
 
 SIZES: Final = (20_000, 100_000, 400_000, 1_000_000)
 ALGORITHMS: Final = ("lanczos", "lanczos-full")
@@ -114,17 +115,13 @@ def _timed(loop: Loop, matrix: Sparse, vectors: int) -> Any:
 
 def _steps(loop: Loop, matrix: Sparse, vectors: int) -> list[Callable[[], object]]:
     """The kernels as calls of BLAS and of scipy's product."""
-    try:
-        from scipy.linalg import blas  # type: ignore[import-untyped]
-        from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
-        from scipy.sparse._sparsetools import csr_matvec  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError("measuring needs scipy", hint="pip install 'steptime[calibrate]'") from None
+    blas, sparse = (needed(f"scipy.{name}", "measuring") for name in ("linalg.blas", "sparse"))
+    multiply = sparse._sparsetools.csr_matvec
     random = np.random.default_rng(0)
     arrays = {name: random.random(matrix.rows) for name in loop.arrays}
     if loop.basis:
         arrays[BASIS] = np.asfortranarray(random.random((matrix.rows, vectors)))
-    a = csr_matrix((np.full(matrix.nonzeros, 0.5), matrix.columns, matrix.starts.astype(np.int32)))
+    a = sparse.csr_matrix((np.full(matrix.nonzeros, 0.5), matrix.columns, matrix.starts.astype(np.int32)))
     small = np.full(vectors, 1e-9)
 
     def made(kernel: Any) -> Callable[[], object]:
@@ -134,7 +131,7 @@ def _steps(loop: Loop, matrix: Sparse, vectors: int) -> list[Callable[[], object
 
             def product() -> None:
                 y.fill(0.0)
-                csr_matvec(matrix.rows, matrix.rows, a.indptr, a.indices, a.data, x, y)
+                multiply(matrix.rows, matrix.rows, a.indptr, a.indices, a.data, x, y)
 
             return product
         calls: dict[str, Callable[[], object]] = {

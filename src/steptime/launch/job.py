@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from steptime import options
 from steptime.api.calls import AskedPlan, asked_plan
 from steptime.api.models import load_model
 from steptime.errors import PlanError, UserError
@@ -16,7 +17,8 @@ from steptime.formats.run_spec import RunSpec
 from steptime.hardware import load_cluster
 from steptime.launch.values import NEUTRAL, OFFLOADS, OVERLAPS, Values, relevant
 from steptime.model.spec import LatentAttention, ModelSpec
-from steptime.plan.framework import habits_of
+from steptime.options import KEYS
+from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import MEANING, broken_rules, names_of
 from steptime.plan.recompute import recompute_text
 
@@ -24,21 +26,9 @@ from steptime.plan.recompute import recompute_text
 PLACE: Final = "dgx-h100"
 NODE: Final = 8
 SETTINGS: Final = ("gpus", "global_batch", "seq", "dtype", "optimizer")
-COUNTS: Final = ("dp", "tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch", "recompute_every", "zero", "shard")
-CHOICES: Final = (
-    "sp",
-    "recompute",
-    "schedule",
-    "attention",
-    "attention_dtype",
-    "context",
-    "gradient_dtype",
-    "graphs",
-    "dispatcher",
-    "document_length",
-    "expert_imbalance",
-    "expert_capacity",
-)
+#: Keys of a plan that training software has; panels and a second tensor axis none has.
+COUNTS: Final = tuple(name for name in options.COUNTS if name not in ("tp2", "panels"))
+CHOICES: Final = tuple(name for name in KEYS if name not in (*options.COUNTS, "overlap", "offload", "expert_load"))
 LORA: Final = ("lora.rank", "lora.targets", "lora.qlora")
 
 

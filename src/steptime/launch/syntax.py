@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from steptime.errors import InputFileError, UserError
+from steptime.errors import InputFileError
 from steptime.launch.arithmetic import Unknown, calculated
 from steptime.launch.shell import read_shell, write_shell
 from steptime.launch.table import Python
+from steptime.registry import needed
 from steptime.store.files import parse_toml
 
 MARK: Final = "# steptime: "
@@ -161,10 +162,7 @@ def _yaml(table: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def _read_yaml(text: str, where: str) -> Text:
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise UserError(f"{where}: reading YAML needs PyYAML", hint="pip install 'steptime[launch]'") from None
+    yaml = needed("yaml", f"{where}: a file of YAML")
     if _brackets(text) > MAX_BRACKETS:
         raise InputFileError(where, "not valid YAML: it is nested too deeply")
     try:

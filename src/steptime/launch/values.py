@@ -13,30 +13,25 @@ from math import prod
 from typing import Any, Final
 
 from steptime.errors import PlanError
+from steptime.options import KEYS, OPTIONS, choices_of
 from steptime.plan.recompute import recompute_code, recompute_text
 
 Values = dict[str, Any]
 
-OVERLAPS: Final = ("dp", "tp", "pp", "ep", "offload")
-OFFLOADS: Final = ("optimizer", "activations", "parameters")
+OVERLAPS: Final = choices_of("overlap")
+OFFLOADS: Final = choices_of("offload")
+#: Keys of a plan that a run leaves out where they have the usual value; of others the frameworks have habits.
+USUAL: Final = (
+    *("tp", "cp", "pp", "vpp", "ep", "etp", "shard", "recompute", "recompute_every", "schedule", "attention"),
+    *("attention_dtype", "graphs", "document_length", "expert_imbalance", "expert_capacity"),
+)
 #: Concept -> its value where nobody says anything, and what is left out of a written run.
 NEUTRAL: Final[Mapping[str, Any]] = {
     "dtype": "bf16",
     "optimizer": "adam",
-    **dict.fromkeys(("tp", "cp", "pp", "vpp", "ep", "etp", "recompute_every"), 1),
+    **{name: OPTIONS[name].usual for name in KEYS if name in USUAL},
     "sp": "on",
-    "shard": 0,
-    "recompute": "none",
-    "schedule": "1f1b",
-    "offload.optimizer": False,
-    "offload.activations": False,
-    "offload.parameters": False,
-    "attention": "fused",
-    "attention_dtype": None,
-    "graphs": "none",
-    "document_length": None,
-    "expert_imbalance": 1.0,
-    "expert_capacity": None,
+    **{f"offload.{name}": False for name in OFFLOADS},
     "lora.rank": None,
     "lora.targets": "linear",
     "lora.qlora": False,

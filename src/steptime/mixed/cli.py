@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json, or TOML file.")],
+    model: Annotated[str, positional(metavar="MODEL", help="Catalogue name, config.json, or TOML file.")],
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="GROUPS.toml", help="File with [groups.NAME] and [link].")
+        str | None, flag("--cluster", metavar="GROUPS.toml", help="File with [groups.NAME] and [link].")
     ] = None,
     global_batch: o.GlobalBatch = None,
-    way: Annotated[str, typer.Option("--way", help="stages, data, or both.")] = "both",
+    way: Annotated[str, flag("--way", help="stages, data, or both.")] = "both",
     fix: Annotated[
-        list[str] | None, typer.Option("--fix", metavar="KEY=VALUE", help="Degree of all groups, as tp=8. Repeatable.")
+        list[str] | None, flag("--fix", metavar="KEY=VALUE", help="Degree of all groups, as tp=8. Repeatable.")
     ] = None,
     seq: o.Seq = None,
     dtype: o.Dtype = None,
     optimizer: o.Optimizer = None,
     framework: o.Framework = None,
-    top: Annotated[int, o.number("--top", "K", "Pipelines to show, next to the best shares.", 1, 100)] = 3,
+    top: Annotated[int, number("--top", "K", "Pipelines to show, next to the best shares.", 1, 100)] = 3,
     json: o.Json = False,
 ) -> None:
     """Plan a job over several groups of devices: unequal stages, or unequal shares of the batch.

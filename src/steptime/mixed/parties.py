@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from steptime.errors import FieldError
-from steptime.formats.run_toml import as_user_error
+from steptime.errors import FieldError, UserError
 from steptime.hardware import Cluster, load_cluster
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
+from steptime.schema import Field, Table, checked, text
 from steptime.store.files import parse_toml, read_text
-from steptime.units import parse
 
 MAX_BYTES: Final = 1 << 20
 MOST: Final = 4
@@ -42,27 +39,32 @@ class Parties:
     latency_s: float
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+def _counted(groups: Mapping[str, Any]) -> None:
+    if not 2 <= len(groups) <= MOST:
+        raise UserError(f"has {len(groups)}; a mixed job has 2 to {MOST}", hint=EXAMPLE)
 
 
-class _Group(_Strict):
-    cluster: str
-    gpus: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-    notes: str | None = None
-
-
-class _Link(_Strict):
-    bandwidth: str
-    latency: str = "0 s"
-    source: str | None = None
-
-
-class _File(_Strict):
-    title: str | None = None
-    source: str | None = None
-    groups: dict[str, _Group]
-    link: _Link
+_GROUP: Final = Table(
+    rows={
+        "cluster": text(empty=False),
+        "gpus": Field(low=1, high=MAX_DEVICES, whole=True, example="64"),
+        "notes": text(),
+    },
+    required=("cluster", "gpus"),
+    hint=f"for example {EXAMPLE}",
+)
+_LINK: Final = Table(
+    rows={
+        "bandwidth": Field(dimension="Bps", low=1e3, high=1e16, example="12.5 GB/s"),
+        "latency": Field(dimension="s", low=0.0, high=10.0, example="50 us"),
+        "source": text(),
+    },
+    required=("bandwidth",),
+    hint=f"for example {EXAMPLE}",
+)
+_FILE: Final = Table(
+    rows={"title": text(), "source": text(), "groups": Table(named=_GROUP, also=_counted), "link": _LINK},
+)
 
 
 def read_parties(path: str | Path) -> Parties:
@@ -78,21 +80,16 @@ def read_parties(path: str | Path) -> Parties:
         raise FieldError(where, "groups", "is missing; a mixed job has groups", hint=f"for example {EXAMPLE}")
     if "link" not in table:
         raise FieldError(where, "link", "is missing: nothing joins the groups", hint=f"for example {EXAMPLE}")
-    try:
-        read = _File.model_validate(table)
-    except ValidationError as error:
-        raise as_user_error(error, where, _File) from None
-    if not 2 <= len(read.groups) <= MOST:
-        raise FieldError(where, "groups", f"has {len(read.groups)}; a mixed job has 2 to {MOST}", hint=EXAMPLE)
+    read = checked(table, _FILE, where)
     groups = tuple(
-        Party(name=name, cluster=load_cluster(_near(group.cluster, Path(path))), gpus=group.gpus)
-        for name, group in read.groups.items()
+        Party(name=name, cluster=load_cluster(_near(group["cluster"], Path(path))), gpus=group["gpus"])
+        for name, group in read["groups"].items()
     )
     return Parties(
-        title=read.title or " and ".join(f"{g.gpus} of {g.cluster.name}" for g in groups),
+        title=read.get("title") or " and ".join(f"{g.gpus} of {g.cluster.name}" for g in groups),
         groups=groups,
-        link_Bps=_number(read.link.bandwidth, "Bps", where, "link.bandwidth", 1e3, 1e16),
-        latency_s=_number(read.link.latency, "s", where, "link.latency", 0.0, 10.0),
+        link_Bps=read["link"]["bandwidth"],
+        latency_s=read["link"].get("latency", 0.0),
     )
 
 
@@ -100,15 +97,6 @@ def _near(cluster: str, path: Path) -> str:
     """A path inside the file is relative to it."""
     own = path.parent / cluster
     return str(own) if cluster.endswith(".toml") and not Path(cluster).is_absolute() else cluster
-
-
-def _number(text: str, dimension: str, where: str, field: str, low: float, high: float) -> float:
-    value = parse(text, dimension)
-    if not low <= value <= high:
-        raise FieldError(
-            where, field, f"{text!r} is not between {low:g} and {high:g} (SI)", hint=f"for example {EXAMPLE}"
-        )
-    return value
 
 
 def record_of(parties: Parties) -> Mapping[str, Any]:

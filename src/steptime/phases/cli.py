@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, takes
 
 
-@o.describes_job(after="model")
+@takes(o.JOB)
 def command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="dpo, orpo, simpo, kto, ppo or grpo.")],
+    recipe: Annotated[str, positional(metavar="RECIPE", help="dpo, orpo, simpo, kto, ppo or grpo.")],
     model: o.ModelOrRun,
-    prompts: Annotated[int, o.number("--prompts", "N", "Prompts of a step (pairs of dpo).", 1, 10**7)] = 64,
-    samples: Annotated[int | None, o.number("--samples", "N", "Responses of a prompt.", 1, 10**6)] = None,
-    prompt_len: Annotated[int, o.number("--prompt-len", "TOKENS", "Tokens of a prompt.", 1, 10**7)] = 512,
-    response_len: Annotated[int, o.number("--response-len", "TOKENS", "Tokens of a response.", 1, 10**7)] = 512,
-    reference: Annotated[str | None, typer.Option("--reference", metavar="MODEL|same|none")] = None,
-    reward: Annotated[str | None, typer.Option("--reward", metavar="MODEL|same|rule")] = None,
-    critic: Annotated[str | None, typer.Option("--critic", metavar="MODEL|same")] = None,
-    epochs: Annotated[int, o.number("--rl-epochs", "N", "Passes over the sequences of a step.", 1, 1000)] = 1,
-    updates: Annotated[int, o.number("--updates", "N", "Optimiser steps of an epoch.", 1, 10**6)] = 1,
+    prompts: Annotated[int, number("--prompts", "N", "Prompts of a step (pairs of dpo).", 1, 10**7)] = 64,
+    samples: Annotated[int | None, number("--samples", "N", "Responses of a prompt.", 1, 10**6)] = None,
+    prompt_len: Annotated[int, number("--prompt-len", "TOKENS", "Tokens of a prompt.", 1, 10**7)] = 512,
+    response_len: Annotated[int, number("--response-len", "TOKENS", "Tokens of a response.", 1, 10**7)] = 512,
+    reference: Annotated[str | None, flag("--reference", metavar="MODEL|same|none")] = None,
+    reward: Annotated[str | None, flag("--reward", metavar="MODEL|same|rule")] = None,
+    critic: Annotated[str | None, flag("--critic", metavar="MODEL|same")] = None,
+    epochs: Annotated[int, number("--rl-epochs", "N", "Passes over the sequences of a step.", 1, 1000)] = 1,
+    updates: Annotated[int, number("--updates", "N", "Optimiser steps of an epoch.", 1, 10**6)] = 1,
     offload_frozen: Annotated[
-        bool, typer.Option("--offload-frozen", help="Frozen models are on the host when they do not run.")
+        bool, flag("--offload-frozen", help="Frozen models are on the host when they do not run.")
     ] = False,
     fused_loss: Annotated[
-        bool, typer.Option("--fused-loss", help="Log-probabilities are made in pieces with the head (Liger).")
+        bool, flag("--fused-loss", help="Log-probabilities are made in pieces with the head (Liger).")
     ] = False,
     generation_s: Annotated[
-        float | None, typer.Option("--generation-s", metavar="S", help="Time of generation, if you know it.")
+        float | None, flag("--generation-s", metavar="S", help="Time of generation, if you know it.")
     ] = None,
     generation_tp: Annotated[
-        int | None, o.number("--generation-tp", "N", "Devices that generate the same sequences.", 1, 10**4)
+        int | None, number("--generation-tp", "N", "Devices that generate the same sequences.", 1, 10**4)
     ] = None,
     at_once: Annotated[
-        int | None, o.number("--at-once", "N", "Sequences at once of these devices; default: what fits.", 1, 10**6)
+        int | None, number("--at-once", "N", "Sequences at once of these devices; default: what fits.", 1, 10**6)
     ] = None,
     json: o.Json = False,
     **job: Any,

@@ -13,6 +13,7 @@ from steptime.cost.generation import forward_share_s
 from steptime.errors import FieldError, UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.estimate.single import estimate_plan
+from steptime.options import CHOICES
 from steptime.phases.generation import Generation, Responses, generation_of, room_of
 from steptime.phases.recipes import (
     CRITIC,
@@ -27,7 +28,6 @@ from steptime.phases.recipes import (
     Recipe,
 )
 from steptime.plan.job import Job
-from steptime.plan.keys import JOB_KEYS
 from steptime.plan.memory_profile import log_probabilities_of
 from steptime.plan.plans import MEMORY, NAMES
 from steptime.terms import Terms
@@ -174,7 +174,7 @@ def rl_step(
         cluster=cluster,
         gpus=gpus,
         options=options,
-        plan=plan if plan and set(plan) - set(JOB_KEYS) else {"dp": gpus, **(plan or {})},
+        plan=plan if plan and set(plan) - set(CHOICES) else {"dp": gpus, **(plan or {})},
         settings=settings,
     )
     return run.step()

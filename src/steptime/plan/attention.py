@@ -33,9 +33,10 @@ from steptime.cost.collective import ring_behind_share
 from steptime.cost.experts import once_share
 from steptime.model.spec import ELEMENT_BYTES, Experts, LatentAttention, ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
+from steptime.options import choices_of
 from steptime.plan.copies import NARROW
 from steptime.plan.framework import COPIES
-from steptime.plan.job import ATTENTION_DTYPES, TARGETS, Adapter, Job
+from steptime.plan.job import TARGETS, Adapter, Job
 from steptime.plan.plans import ATTENTION_RECOMPUTE, is_set
 from steptime.plan.rows import (
     SILENT,
@@ -151,7 +152,7 @@ def _quantised(s: Shape, heads: Heads) -> tuple[Row, ...]:
 
     Source: Transformer Engine, `fp8_dpa`, whose outputs stay in 16 bits.
     """
-    if s.job.precision.attention_dtype not in ATTENTION_DTYPES:
+    if s.job.precision.attention_dtype not in choices_of("attention_dtype"):
         return ()
     read, written = s.element_bytes, ELEMENT_BYTES[s.job.precision.attention_dtype]
     inputs, gradient = heads.kept_elements, heads.rows * heads.value_dim

@@ -264,7 +264,7 @@ class Habits:
     def zero_with(self, stages: int) -> int:
         """ZeRO stage by default, with a number of pipeline stages (:func:`piped_stage`).
 
-        >>> habits_of("torchtitan").zero_with(1), habits_of("torchtitan").zero_with(4), habits_of("ddp").zero_with(4)
+        >>> Habits(zero=3).zero_with(1), Habits(zero=3).zero_with(4), Habits(zero=0).zero_with(4)
         (3, 1, 0)
         """
         return piped_stage(self.zero, stages)
@@ -272,7 +272,8 @@ class Habits:
     def stages_with(self, stages: int) -> frozenset[int]:
         """ZeRO stages that it has with a number of pipeline stages.
 
-        >>> sorted(habits_of("torchtitan").stages_with(1)), sorted(habits_of("torchtitan").stages_with(2))
+        >>> torchtitan = Habits(zero_stages=frozenset({0, 2, 3}))
+        >>> sorted(torchtitan.stages_with(1)), sorted(torchtitan.stages_with(2))
         ([0, 2, 3], [0, 1])
         """
         return frozenset(piped_stage(stage, stages) for stage in self.zero_stages)
@@ -307,155 +308,3 @@ def kernel_factor(kernel: str, architecture: str | None) -> float:
     (1.7, 1.0, 1.0)
     """
     return KERNELS[kernel].get(architecture or "", 1.0)
-
-
-_CONTEXT, _ALL = frozenset({"context"}), frozenset(COPIES)
-_CORE = Habits(gradient_dtype="fp32", context="ring", scattered_messages=True, one_pass_norms=True)
-_LOCAL: Mapping[str, Any] = {"fused_copies": _ALL, "unfused_copies": _CONTEXT, "triangular_softmax": True}
-_MEGATRON = replace(_CORE, asynchronous_tp=True, **_LOCAL)
-_DEEPSPEED_2021 = Habits(
-    kernel="flash2",
-    overlap=frozenset(),
-    single_ring=True,
-    zero=3,
-    axes=frozenset({"tp", "pp", "ep"}),
-    **_LOCAL,
-)
-_FULLY_SHARDED = Habits(
-    kernel="flash2",
-    zero=3,
-    zero_stages=frozenset({0, 2, 3}),
-    stops_early=True,
-    unfused_copies=_ALL,
-)
-_PER_PARAMETER = replace(_FULLY_SHARDED, copied_parameters=True)
-_BY_OPERATOR = "norm+activation+outputs"
-_OPERATORS: Mapping[str, Any] = dict.fromkeys(("selective", "parts", "expert_parts"), _BY_OPERATOR)
-_TORCHAO = replace(_PER_PARAMETER, kernel="sdpa", fp8="fp8-tensorwise", **_OPERATORS)
-_DATA_ONLY: frozenset[str] = frozenset()
-_TRAINER = Habits(
-    kernel="flash2",
-    zero=0,
-    axes=_DATA_ONLY,
-    unfused_copies=_ALL,
-    separate_kernels=True,
-    plain_norms=True,
-    stops_early=True,
-)
-"""Modules of Hugging Face's transformers under its Trainer: DDP, or FSDP and DeepSpeed where asked for."""
-_CHECKPOINTED = replace(_TRAINER, recompute="full")
-HABITS: Mapping[str, Habits] = {
-    **dict.fromkeys(("transformers", "peft", "axolotl"), _TRAINER),
-    **dict.fromkeys(("trl", "ms-swift"), _CHECKPOINTED),
-    "llama-factory": replace(_CHECKPOINTED, stops_early=False),
-    "unsloth": replace(_CHECKPOINTED, stops_early=False, separate_kernels=False, plain_norms=False),
-    "litgpt": replace(_TRAINER, zero_stages=frozenset({0, 3})),
-    "paddlenlp": Habits(kernel="flash2", zero=2, plain_norms=True, separate_kernels=True),
-    "megatron": replace(_MEGATRON, zero_stages=frozenset({0, 1})),
-    "megatron-2021": replace(
-        _MEGATRON,
-        overlap=frozenset(),
-        zero=0,
-        zero_stages=frozenset({0}),
-        axes=frozenset({"tp", "pp"}),
-        one_pass_norms=False,
-        asynchronous_tp=False,
-    ),
-    "megatron-core": replace(
-        _CORE,
-        exchange_once=True,
-        overlap=frozenset({"dp", "tp", "ep"}),
-        parts="mlp",
-        expert_parts="norm+activation+up_projection",
-    ),
-    "megatron-deepspeed": Habits(kernel="flash2", scattered_messages=True, **_LOCAL),
-    "megatron-deepspeed-2021": replace(_DEEPSPEED_2021, scattered_messages=True, zero=1),
-    "megascale": Habits(
-        scattered_messages=True,
-        overlap=frozenset({"dp", "tp"}),
-        zero_stages=frozenset({0, 1, 2}),
-        one_pass_norms=True,
-    ),
-    "torchtitan": replace(_TORCHAO, gradient_dtype="fp32", complex_rope=True),
-    "torchtune": replace(
-        _PER_PARAMETER,
-        zero_stages=frozenset({2, 3}),
-        axes=frozenset({"tp", "cp"}),
-        **_OPERATORS,
-    ),
-    "fms-fsdp": replace(
-        _FULLY_SHARDED,
-        within_node=True,
-        zero_stages=frozenset({0, 3}),
-        axes=_DATA_ONLY,
-        selective="full",
-        root_unit=True,
-    ),
-    "automodel": replace(_TORCHAO, exchange_once=True),
-    "composer-fsdp": replace(_FULLY_SHARDED, kernel="flash1", axes=_DATA_ONLY, root_unit=True),
-    **dict.fromkeys(("deepspeed", "colossalai"), Habits(kernel="flash2")),
-    "deepspeed-2021": _DEEPSPEED_2021,
-    "ddp": Habits(
-        separate_kernels=True,
-        zero=0,
-        zero_stages=frozenset({0}),
-        axes=_DATA_ONLY,
-        unfused_copies=_CONTEXT,
-    ),
-    "llm.c": Habits(zero_stages=frozenset({0, 1}), axes=_DATA_ONLY),
-    "maxtext": Habits(zero=3, zero_stages=frozenset({0, 1, 3}), stops_early=True, parts="norm+attention_out+mlp"),
-    "paxml": Habits(zero=3, zero_stages=frozenset({0, 3}), stops_early=True),
-}
-"""Megatron-LM accumulates and reduces in fp32 (`--accumulate-allreduce-grads-in-fp32` with bf16); torchtitan reduces in
-fp32, and rotates by complex numbers (its `apply_rotary_emb`; pytorch/torchtitan issue 15 for what the compiler makes of
-that). Megatron-LM passes keys and values round a ring, torchtitan gathers them (`context_parallel_rotate_method`
-allgather, its default). NeMo's recipes run transfers over tp behind products (`tp_comm_overlap`), and so does MegaScale
-(arXiv 2402.15627, section 3.2). PyTorch's own fused attention is FlashAttention-2; MPT under Composer used the Triton
-kernel of the first. Megatron-LM scatters messages between stages over the tensor-parallel ranks and gathers them on the
-fast links (arXiv 2104.04473, section 4.1), as does DeepSpeed's pipeline (`pipe_partitioned`). The recipes of
-Megatron-Core and NeMo Automodel for models with experts dispatch by DeepEP or HybridEP; that a pipeline with virtual
-stages also overlaps the exchange with another micro-batch (`overlap_moe_expert_parallel_comm`, in some of the recipes)
-is assumed. Megatron-LM of 2021 reduced gradients after the last backward pass, and so does DeepSpeed unless
-`overlap_comm` is set (off by default then). That its ZeRO-3 of 2021 used one NIC of each node is assumed: the runs
-that arXiv 2104.04473, table 2, compares with move their weights no faster. Selective recomputation is that of
-attention in Megatron-LM (arXiv 2205.05198); torchtitan, and what follows it, decides operator by operator (its
-`activation_checkpoint.selective_ac_option = "op"`); fms-fsdp takes whole blocks, by default all
-(`selective_checkpointing` 1). Megatron-Core recomputes modules (`--recompute-modules`): mlp of dense layers; of experts
-the activation, with the norms and the projections of latent attention (moe_act, layernorm, mla_up_proj), which drop
-their outputs. Models in plain PyTorch write scores / sqrt(d) + mask before `softmax` (BERT and GPT-2 of Hugging Face's
-transformers, eager), each a kernel without a compiler; Megatron has one (`masked_softmax_fusion`, on by default). FP8
-of torchtitan and NeMo Automodel is that of torchao, by default with the scale of each tensor as it is
-(`Float8LinearConfig`, recipe tensorwise); Transformer Engine's takes that of former steps (DelayedScaling).
-Recomputation that stops early is PyTorch's without `use_reentrant` (`checkpoint_wrapper`, which users of FSDP take),
-and what XLA leaves of recomputed code that nothing reads; Megatron and DeepSpeed have checkpoint functions of their own
-that run all of a layer, as PyTorch's with `use_reentrant` does. MaxText keeps by name (`remat_policy` custom): in its
-recipes for TPU v7 queries, keys and values and what attention makes of them. Others as :class:`Habits` says. The
-attention of Megatron-LM without Transformer Engine, and of its forks, makes what it returns contiguous, and for
-FlashAttention its queries, keys and values too (`FlashSelfAttention`), whose result is so already where a micro-batch
-is one sequence. BERT of DeepLearningExamples multiplies views and copies what it returns; without fusion the 4-D
-products of PyTorch copy what they read. What `scaled_dot_product_attention` returns has the layout of its queries.
-Megatron-LM's fused softmax of causal attention reads the unmasked scores once (`scaled_upper_triang_masked_softmax`).
-Its norms are Apex's FastLayerNorm since the end of 2021 (`--no-persist-layer-norm` undoes it), of MegaScale assumed.
-Since then sums of gradients overlap with products, in the order of launches that `CUDA_DEVICE_MAX_CONNECTIONS` 1 keeps;
-Megatron-Core, which does not ask for it on Blackwell, is taken to overlap what `tp_comm_overlap` does and no more.
-
-ZeRO stages and axes. FSDP shards weights, gradients and states, ZeRO-3; without resharding after the forward pass
-(`fsdp_reshard_after_forward` of torchtitan and torchtune, SHARD_GRAD_OP of Composer) it is ZeRO-2, with replicas only
-or NO_SHARD it is DDP. fms-fsdp has `sharding_strategy` fsdp, hsdp and ddp, and takes hsdp, shards within a node
-(`train_config` in its fms_fsdp/config/training.py); torchtitan shards over all ranks (`data_parallel_replicate_degree`
-1, `data_parallel_shard_degree` -1 in its config), as do PyTorch's FSDP (FULL_SHARD) and DeepSpeed. PyTorch's DDP keeps
-a whole copy on every rank. What is in no wrapped block stays with FSDP1's root unit (`FullyShardedDataParallel`, as
-fms-fsdp and Composer use it), gathered first and reduced last; FSDP2's users (torchtitan, torchtune, NeMo Automodel)
-wrap embedding and head too, and each parameter is copied (:mod:`steptime.plan.copies`). torchtune has
-`tensor_parallel_dim` and `context_parallel_dim`. MaxText shards over `ici_fsdp_parallelism` (-1, the rest of the
-devices, by default), or the states alone (`shard_optimizer_over_data`); paxml in the same way over its data axis.
-Megatron-LM of 2021 had neither its distributed optimiser nor context and expert ranks; later
-`--use-distributed-optimizer` is ZeRO-1, and Megatron-Core adds `--data-parallel-sharding-strategy` optim, optim_grads
-and optim_grads_params of its FSDP (`--use-megatron-fsdp`), with tp, cp and ep but without pipeline. llm.c has `-z` 0
-and 1 and data parallelism alone. DeepSpeed has all stages, and Ulysses since 2023 (arXiv 2309.14509); what its users
-take is assumed, as of others without one default of their own."""
-
-
-def habits_of(name: str) -> Habits:
-    """Habits of a framework; of one without an entry the defaults."""
-    return HABITS.get(name, Habits())

@@ -1,97 +1,238 @@
-"""The file of fitted frameworks: where it is looked for, and what it has to hold.
+"""Frameworks as files: one file each, what all of them share, and the files of a user.
 
-``frameworks.toml`` is looked for in the user's directories (:mod:`steptime.hardware.schema`); without one there,
-it is that of the package. One file holds all frameworks, since
-their doubts and bands come from one fit.
+``frameworks/NAME.toml`` says what one framework does (``[habits]``), what its memory needs beyond live tensors
+(``[memory]``), by which names published runs and users call it (``[names]``), what it can switch (``[switches]``), the
+defaults of a fine-tuning stack (``[defaults]``), and what was fitted to its runs (``[fitted]``, ``[fitted_memory]``).
+Next to each table stands where its values are from. ``base`` names a framework whose values hold where a file has none.
 
-Fitted frameworks: those of the package, or those of the user's own fit by `steptime calibrate frameworks`.
-
-Names of training frameworks: their own, those of other software that trains with them, and older ones.
+``frameworks.toml`` has what one fit finds together: common values, doubts, bands, factors of devices. A user's own fit
+is such a file with a table for each framework, looked for in the user's directories
+(:mod:`steptime.hardware.search_path`); a user's framework is a file in their folder ``frameworks``, or any file by its
+path. What comes with the package was checked when it was built; files of users are checked where they are read.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import FieldError, UnknownNameError
+from steptime.errors import FieldError, UnknownNameError, UserError
 from steptime.hardware.library import architecture_of
 from steptime.hardware.load import MAX_BYTES
-from steptime.hardware.search_path import refuse_unknown, user_roots
+from steptime.hardware.search_path import is_path, named_files, user_roots
+from steptime.options import choices_of
 from steptime.plan.framework import (
     BUSY,
+    COPIES,
     IDEAL,
+    KERNELS,
+    MODEL_AXES,
     PARAMETERS,
     SHARES,
     Framework,
+    Habits,
     Spread,
-    habits_of,
     kernel_factor,
     widening,
 )
-from steptime.plan.stacks import STACKS
+from steptime.plan.memory_profile import PLAIN, MemoryProfile
+from steptime.schema import Each, Field, Row, Table, anything, checked, flag, text, value_of
 from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text
 
+FOLDER: Final = "frameworks"
 NAME: Final = "frameworks.toml"
 PACKAGED: Final = Path(__file__).with_name(NAME)
-CODE: Final = (Path(__file__), Path(__file__).with_name("framework.py"))
-"""What the tables follow from in addition to the file: parameters, what older files lack, checks."""
+FILES: Final = Path(__file__).with_name(FOLDER)
+CODE: Final = (
+    Path(__file__),
+    *(Path(__file__).with_name(f"{name}.py") for name in ("framework", "memory_profile")),
+    Path(__file__).parents[1] / "schema.py",
+)
+"""What the checked tables follow from in addition to the files: fields, what older files lack, checks."""
 NOTHING: Final = 1e-12
 """Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
 MANY: Final = 1e9
 """Stands for sources enough that their number says nothing."""
-LARGEST: Final = 1e9
-"""Largest parameter, count of sources and end of a band: above what any fit gives, below what formulas overflow at."""
-LARGEST_DOUBT: Final = 10.0
-"""Largest standard deviation of a logarithm: a factor of twenty thousand."""
-
-KEYS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
-    (): ("provenance", "common", "doubts", "generic", "band", "framework", "device"),
-    ("generic",): ("slower",),
-    ("common",): PARAMETERS,
-    ("doubts",): PARAMETERS,
-    ("band",): ("named", "generic", "model"),
-    ("band", "named"): ("low", "high"),
-    ("band", "generic"): ("low", "high"),
-    ("band", "model"): ("noise", "experts", "unknown_device", "unmeasured_device", "unknown_sources"),
+KINDS: Final = ("documented", "measured", "fitted", "assumed")
+"""What a value rests on: documentation or code of the software, a measurement, a fit, or nothing."""
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gradient_dtype": ("run", *choices_of("gradient_dtype")),
+    "context": choices_of("context"),
+    "overlap": choices_of("overlap"),
+    "kernel": tuple(KERNELS),
+    "fused_copies": COPIES,
+    "unfused_copies": COPIES,
+    "axes": MODEL_AXES,
 }
-"""Path of a table -> its keys; those of the provenance are free."""
-FRAMEWORK_KEYS: Final = (*PARAMETERS, "runs", "doubts")
-DEVICE_KEYS: Final = (*BUSY, "doubt", "sources")
+"""Words that a habit may have; of ``gradient_dtype`` `run` is that of the run."""
+
+# Parameters and counts: above what any fit gives, below what formulas overflow at. Doubts: a factor of twenty thousand.
+_PARAMETER: Final = Field(low=NOTHING, high=1e9, example="1.0")
+_SHARE: Final = Field(low=NOTHING, high=1 - 1e-6, example="0.3")
+_DOUBT: Final = Field(low=NOTHING, high=10.0, example="0.2")
+_END: Final = Field(low=-1e9, high=1e9, example="-1.0")
+_BYTES: Final = Field(low=0, high=1e12, example="2.0")
+_STAGE: Final = Field(low=0, high=3, whole=True, example="3")
+_VALUES: Final = {name: _SHARE if name in SHARES else _PARAMETER for name in PARAMETERS}
+_DOUBTS: Final = dict.fromkeys(PARAMETERS, _DOUBT)
+_WRITTEN: Final = "steptime calibrate frameworks writes the file"
+
+
+def _count(given: object) -> Any:
+    """A number of runs or sources, as it is given."""
+    value_of(given, Field(low=0, high=MANY, example="3"))
+    return given
+
+
+def _whole(rows: Mapping[str, Row], **more: Any) -> Table:
+    """A table of a fit, which has all of some rows."""
+    return Table(**{"rows": rows, "required": rows, "hint": _WRITTEN, **more})
+
+
+def _in_order(band: Any) -> None:
+    if band["low"] > band["high"]:
+        raise UserError(f"low is {band['low']:g}, above high, {band['high']:g}")
+
+
+_BAND: Final = _whole({"low": _END, "high": _END}, also=_in_order)
+_MODEL: Final = dict.fromkeys(("noise", "experts", "unknown_device", "unmeasured_device"), _DOUBT)
+_OPEN: Final = Each(row=Table(rows={"names": Each(row=text()), "instead": text()}, required=("names", "instead")))
+_FIT_ROWS: Final[Mapping[str, Row]] = {
+    "provenance": Table(rows={"source": text()}, named=anything, required=("source",)),
+    "common": _whole(_VALUES),
+    "doubts": _whole(_DOUBTS),
+    "generic": _whole({"slower": _PARAMETER}),
+    "band": _whole({"named": _BAND, "generic": _BAND, "model": _whole({**_MODEL, "unknown_sources": _count})}),
+    "framework": Table(
+        named=_whole({"runs": _count, **_VALUES, "doubts": _whole(_DOUBTS)}, required=(*PARAMETERS, "doubts"))
+    ),
+    "device": Table(
+        named=_whole({**dict.fromkeys(BUSY, _PARAMETER), "doubt": _DOUBT, "sources": _count}),
+    ),
+}
+FIT: Final = _whole({**_FIT_ROWS, "open": _OPEN}, required=_FIT_ROWS)
+"""A fit of all frameworks together; of the package also names that leave open which framework is meant."""
+
+
+def _row_of(name: str, default: Any) -> Row:
+    """Row of a field of :class:`Habits` or :class:`MemoryProfile`."""
+    if isinstance(default, bool):
+        return flag
+    if isinstance(default, frozenset):
+        return Each(row=text(*WORDS[name]) if name in WORDS else _STAGE)
+    if isinstance(default, int):
+        return _STAGE
+    return text(*WORDS.get(name, ())) if isinstance(default, str) or name in WORDS else _BYTES
+
+
+_ORIGIN: Final[Mapping[str, Row]] = {"source": text(), "kind": text(*KINDS)}
+
+
+def _described(rows: Mapping[str, Row]) -> Table:
+    """A table of values, each of which may have a source of its own."""
+    source = Table(rows={"fields": Each(row=text(*rows)), **_ORIGIN}, required=("fields", "source"))
+    return Table(rows={**rows, **_ORIGIN, "sources": Each(row=source)})
+
+
+_CALLED: Final = Each(row=Table(rows={"names": Each(row=text()), "why": text()}, required=("names",)))
+
+
+def _pattern(given: object) -> str:
+    try:
+        return str(re.compile(text()(given)).pattern)
+    except re.error as error:
+        raise UserError(f"is no regular expression: {error}") from None
+
+
+_PATTERN: Final = Table(
+    rows={
+        "order": Field(low=-1e6, high=1e6, example="10"),
+        "columns": Each(row=text("framework", "model", "source", "notes")),
+        "match": _pattern,
+        "why": text(),
+        "source_key": text(),
+    },
+    required=("columns", "match"),
+)
+FRAMEWORK: Final = Table(
+    rows={
+        **dict.fromkeys(("base", "title", "notes"), text()),
+        **_ORIGIN,
+        "published": flag,
+        "names": Table(
+            rows={
+                "source_keys": Each(row=text()),
+                "today": _CALLED,
+                "nearest": _CALLED,
+                "patterns": Each(row=_PATTERN),
+            }
+        ),
+        "habits": _described({f.name: _row_of(f.name, f.default) for f in fields(Habits)}),
+        "memory": _described({f.name: _row_of(f.name, f.default) for f in fields(MemoryProfile) if f.name != "name"}),
+        "switches": Table(
+            rows={
+                **dict.fromkeys(("graphs", "dispatchers"), Each(row=text())),
+                "overlap": Each(row=text(*WORDS["overlap"])),
+                **_ORIGIN,
+            }
+        ),
+        "defaults": Table(
+            rows={
+                **dict.fromkeys(("optimizer", "weights", "lora_targets", "checkpointing", "padding"), text()),
+                **dict.fromkeys(("paged", "packing"), flag),
+                **dict.fromkeys(("micro_batch", "seq_len", "lora_rank"), _count),
+                "lora_dropout": Field(low=0, high=1, example="0.05"),
+                **_ORIGIN,
+            }
+        ),
+        "fitted": Table(rows={"runs": _count, **_VALUES, "doubts": Table(rows=_DOUBTS), **_ORIGIN}),
+        "fitted_memory": Table(rows={"slack": Field(low=0, high=1, example="0.05"), "deviation": _DOUBT}),
+    }
+)
+"""A file of one framework. `published`: a name of published runs alone, which ``--framework`` does not take."""
+INHERITED: Final = ("source", "kind", "habits", "memory", "switches", "defaults", "fitted_memory")
 
 
 def framework_path() -> Path:
-    """The file in use."""
+    """The file of the fit in use."""
     return next((path for root in user_roots() if (path := root / NAME).is_file()), PACKAGED)
 
 
 def framework_table() -> Mapping[str, Any]:
-    """The file in use, as it is.
+    """The fit in use: what all frameworks share, and by name what each has of it.
 
     Raises:
         InputFileError: it cannot be read or is not TOML.
         FieldError: a value is missing or not allowed.
     """
     path = framework_path()
-    return _tables(str(path), read_text(path, MAX_BYTES, "a hardware file"))
+    return _packaged()[NAME] if path == PACKAGED else _fit(str(path), read_text(path, MAX_BYTES, "a file of a fit"))
 
 
 @lru_cache(maxsize=8)
-def _tables(where: str, text: str) -> Mapping[str, Any]:
+def _fit(where: str, given: str) -> Mapping[str, Any]:
     """The tables of a text: by its content, as a file may be edited within one tick of its clock."""
-    checked: Mapping[str, Any] | None = compiled(text, *_code())
-    return _checked(text, where) if checked is None else checked
+    tables = completed({"framework": {}, "device": {}, "generic": {"slower": 1.0}, **parse_toml(given, where)})
+    found: Mapping[str, Any] = checked(tables, FIT, where)
+    return found
 
 
-def _checked(text: str, where: str) -> Mapping[str, Any]:
-    tables = completed({"framework": {}, "device": {}, "generic": {"slower": 1.0}, **parse_toml(text, where)})
-    check_tables(tables, where)
-    return tables
+@cache
+def _packaged() -> Mapping[str, Any]:
+    """The fit of the package by :data:`NAME`, and its frameworks by theirs."""
+    found: Mapping[str, Any] = compiled(*_texts().values(), *_code()) or _checked()
+    return found
+
+
+def _texts() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in (PACKAGED, *sorted(FILES.glob("*.toml")))}
 
 
 @cache
@@ -99,10 +240,116 @@ def _code() -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8") for path in CODE)
 
 
+def _checked() -> dict[str, Any]:
+    texts = _texts()
+    fit = dict(_fit(str(PACKAGED), texts.pop(PACKAGED)))
+    own = {path.stem: checked(parse_toml(given, str(path)), FRAMEWORK, str(path)) for path, given in texts.items()}
+    fit["framework"] = {name: each["fitted"] for name, each in own.items() if "fitted" in each}
+    checked(fit, FIT, str(FILES))  # a fit gives each framework all values
+
+    def whole(name: str) -> dict[str, Any]:
+        each: dict[str, Any] = own[name]
+        return _over(each, whole(each["base"])) if "base" in each else each
+
+    return {NAME: fit, **{name: whole(name) for name in own}}
+
+
 def framework_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The file of the package, checked, with the texts that it follows from, for the build."""
-    text = PACKAGED.read_text(encoding="utf-8")
-    yield (text, *_code()), _checked(text, str(PACKAGED))
+    """The files of the package as one document, checked, with the texts that it follows from, for the build."""
+    yield (*_texts().values(), *_code()), json.loads(json.dumps(_checked()))
+
+
+def _over(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """A framework with what its base has where it has none; names, title and what was fitted are its own alone."""
+    out = dict(own)
+    for part in (part for part in INHERITED if part in base):
+        above, below = own.get(part), base[part]
+        if isinstance(above, Mapping):
+            sources = [*above.get("sources", ()), *below.get("sources", ())]
+            out[part] = {**below, **above, **({"sources": sources} if sources else {})}
+        elif above is None:
+            out[part] = below
+    return out
+
+
+def _own_file(name: str) -> Path | None:
+    """A user's file of a framework: any by its path, by its name in a folder ``frameworks`` of their directories."""
+    if is_path(name):
+        return Path(name).expanduser()
+    files = (os.path.join(root, FOLDER, f"{name}.toml") for root in user_roots())  # noqa: PTH118 - asked for each job
+    return next((Path(file) for file in files if os.path.isfile(file)), None)  # noqa: PTH113
+
+
+def framework_tables(name: str, seen: tuple[Path, ...] = ()) -> Mapping[str, Any]:
+    """What the file of a framework has, with what it has of its base; empty where nothing is known of it.
+
+    Raises:
+        InputFileError: a file of a user's cannot be read or is not TOML.
+        FieldError: it has an unknown key or a value that is not allowed, or its bases form a circle.
+        UnknownNameError: its base is no framework.
+    """
+    path = _own_file(name)
+    if path is None:
+        found: Mapping[str, Any] = _packaged().get(name, {})
+        return found
+    own = _own(str(path), read_text(path, MAX_BYTES, "a file of a framework"))
+    base = own.get("base")
+    if base is None:
+        return own
+    if path in seen:
+        raise FieldError(str(path), "base", f"{base!r} leads back to this file")
+    base = str(path.parent / base) if is_path(base) else base
+    below = framework_tables(base, (*seen, path))
+    if not below:
+        raise UnknownNameError("framework", base, framework_names(), where=f"{path}: base")
+    return {**_over(own, below), "base": base}
+
+
+@lru_cache(maxsize=64)
+def _own(where: str, given: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = {
+        "source": where,
+        "kind": "assumed",
+        **checked(parse_toml(given, where), FRAMEWORK, where),
+    }
+    return found
+
+
+def source_of(tables: Mapping[str, Any], table: str, name: str) -> tuple[str, str]:
+    """Source and kind of one value of a framework: of the value, else of its table, else of the file."""
+    part = tables.get(table, {})
+    own = next(
+        (entry for entry in part.get("sources", ()) if name in entry["fields"]), part if "source" in part else tables
+    )
+    return str(own.get("source", "")), str(own.get("kind", "assumed"))
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a table as the fields of a record."""
+    values = {name: value for name, value in given.items() if name not in ("source", "kind", "sources")}
+    return {name: frozenset(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def habits_of(name: str) -> Habits:
+    """Habits of a framework; of one without an entry the defaults.
+
+    >>> habits_of("torchtitan").zero_with(1), habits_of("torchtitan").zero_with(4), habits_of("ddp").zero_with(4)
+    (3, 1, 0)
+    """
+    own = _values(framework_tables(name).get("habits", {}))
+    if own.get("gradient_dtype") == "run":
+        del own["gradient_dtype"]
+    return Habits(**own)
+
+
+def memory_profile_of(name: str) -> MemoryProfile:
+    """Memory of a framework; of one without an entry the plain one.
+
+    >>> memory_profile_of("torchtitan").weight_bytes, memory_profile_of("ideal").name
+    (4.0, 'plain')
+    """
+    own = framework_tables(name).get("memory")
+    return PLAIN if own is None else MemoryProfile(name=name, **_values(own))
 
 
 def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,100 +372,6 @@ def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(model, dict):
         model |= {"experts": NOTHING, "unknown_sources": MANY} | model
     return tables
-
-
-def check_tables(tables: Mapping[str, Any], where: str) -> None:
-    """Refuses a file that lacks something or holds what no fit gives.
-
-    Raises:
-        FieldError: names the file and the field.
-    """
-    _known_keys(tables, where)
-    if not isinstance(_table(tables, "provenance", where).get("source"), str):
-        raise FieldError(where, "provenance.source", "is missing or no text")
-    _values(tables, "common", where)
-    _positive(tables, "doubts", PARAMETERS, where, most=LARGEST_DOUBT)
-    _positive(tables, "generic", ("slower",), where)
-    _positive(
-        tables, "band.model", ("noise", "experts", "unknown_device", "unmeasured_device"), where, most=LARGEST_DOUBT
-    )
-    _count(tables, "band.model", "unknown_sources", where)
-    for title in ("named", "generic"):
-        low, high = (_number(tables, f"band.{title}", end, where) for end in ("low", "high"))
-        if low > high:
-            raise FieldError(where, f"band.{title}", f"low is {low:g}, above high, {high:g}")
-    for name in _table(tables, "framework", where):
-        _values(tables["framework"], name, where, "framework.")
-        _positive(tables["framework"][name], "doubts", PARAMETERS, where, f"framework.{name}.", LARGEST_DOUBT)
-    for name in _table(tables, "device", where):
-        _positive(tables["device"], name, BUSY, where, "device.")
-        _positive(tables["device"], name, ("doubt",), where, "device.", LARGEST_DOUBT)
-        _count(tables["device"], name, "sources", where, "device.")
-
-
-def _known_keys(tables: Mapping[str, Any], where: str) -> None:
-    """Refuses keys that nothing reads; what is no table is refused where it is read."""
-    allowed = dict(KEYS)
-    for name in _part(tables, ("framework",)):
-        allowed |= {("framework", name): FRAMEWORK_KEYS, ("framework", name, "doubts"): PARAMETERS}
-    allowed |= {("device", name): DEVICE_KEYS for name in _part(tables, ("device",))}
-    for path, keys in allowed.items():
-        refuse_unknown(_part(tables, path), keys, where, "".join(f"{name}." for name in path))
-
-
-def _part(tables: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    """The table at a path; an empty one where there is none."""
-    found: Any = tables
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _values(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> None:
-    own = _positive(tables, path, PARAMETERS, where, before)
-    for name in SHARES:
-        if own[name] >= 1:
-            raise FieldError(where, f"{before}{path}.{name}", f"{own[name]:g} is no share", hint="below 1")
-
-
-def _positive(
-    tables: Mapping[str, Any], path: str, names: tuple[str, ...], where: str, before: str = "", most: float = LARGEST
-) -> dict[str, float]:
-    found = {name: _number(tables, path, name, where, before) for name in names}
-    for name, value in found.items():
-        if not 0 < value <= most:
-            problem = f"{value:g} is not positive" if value <= 0 else f"{value:g} is too large"
-            raise FieldError(where, f"{before}{path}.{name}", problem, hint=f"at most {most:g}")
-    return found
-
-
-def _count(tables: Mapping[str, Any], path: str, name: str, where: str, before: str = "") -> None:
-    value = _number(tables, path, name, where, before)
-    if value < 0:
-        raise FieldError(where, f"{before}{path}.{name}", f"{value:g} is negative")
-
-
-def _number(tables: Mapping[str, Any], path: str, name: str, where: str, before: str = "") -> float:
-    own = _table(tables, path, where, before)
-    value = own.get(name)
-    if (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST
-    ):  # nan as well
-        problem = "is missing" if value is None else f"is not a finite number up to {LARGEST:g}"
-        raise FieldError(where, f"{before}{path}.{name}", problem, hint="steptime calibrate frameworks writes the file")
-    return float(value)
-
-
-def _table(tables: Mapping[str, Any], path: str, where: str, before: str = "") -> Mapping[str, Any]:
-    """A table; dots in ``path`` part the names of the package's own tables, names of users are one part."""
-    found: Any = tables
-    for part in path.split(".") if path.startswith("band.") else (path,):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    if not isinstance(found, Mapping):
-        raise FieldError(
-            where, before + path, "is missing or no table", hint="steptime calibrate frameworks writes the file"
-        )
-    return found
 
 
 GENERIC = "generic"
@@ -248,12 +401,27 @@ def is_slowed(name: str, fitted: Collection[str]) -> bool:
     >>> is_slowed("transformers", ["ddp"]), is_slowed("ddp", ["ddp"]), is_slowed("generic", ["generic"])
     (True, False, True)
     """
-    return name == GENERIC or (name in STACKS and name not in fitted)
+    return name == GENERIC or (name not in fitted and needs_no_fit(framework_tables(name)))
 
 
 def framework_names() -> list[str]:
-    """Names that :func:`load_framework` takes."""
-    return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *STACKS})]
+    """Names that :func:`load_framework` takes: of the fit in use, of files that need none, of the user's own files."""
+    others = [name for name, tables in _packaged().items() if name != NAME and needs_no_fit(tables)]
+    return ["ideal", GENERIC, *sorted({*framework_table()["framework"], *others, *named_files(FOLDER)})]
+
+
+def needs_no_fit(tables: Mapping[str, Any]) -> bool:
+    """Whether a framework is a choice without a fit: a fine-tuning stack, or one that no fit has."""
+    return "defaults" in tables or (bool(tables) and "fitted" not in tables and not tables.get("published"))
+
+
+def is_framework(name: str) -> bool:
+    """Whether a name is a framework's, or a path that of a file of one.
+
+    Raises:
+        UserError: it is a path, and the file cannot be used.
+    """
+    return bool(framework_tables(name)) if is_path(name) else name in framework_names()
 
 
 def bare_name(name: str) -> str:
@@ -295,23 +463,34 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
     """
     if name == IDEAL.name:
         return IDEAL
-    table = framework_table()
-    unfitted = is_slowed(name, table["framework"])
-    if not unfitted and name not in table["framework"]:
+    if not is_framework(name):
         raise unknown_framework(name)
-    common, own = table["common"], table["framework"].get(name, {})
+    table = framework_table()
+    common, own = table["common"], fitted_values(name)
     values = {p: float(own.get(p, common[p])) for p in PARAMETERS}
     known = table["device"].get(device, {})
     values |= {p: values[p] * float(known[p]) for p in BUSY if p in known and p in factors}
     values["attention"] *= kernel_factor(habits_of(name).kernel, architecture_of(device))
     spread = _spread(table, own, known, measured)
     found = replace(IDEAL, name=name, spread=spread, **values)
-    return slowed(found, float(table["generic"]["slower"])) if unfitted else found
+    return found if own else slowed(found, float(table["generic"]["slower"]))
+
+
+def fitted_values(name: str) -> Mapping[str, Any]:
+    """What was fitted to runs of a framework, with the doubts: what its own file has over what its base has, else what
+    the fit in use has; empty where there is nothing."""
+    if _own_file(name) is None:
+        found: Mapping[str, Any] = framework_table()["framework"].get(name, {})
+        return found
+    tables = framework_tables(name)
+    own, below = tables.get("fitted", {}), fitted_values(tables["base"]) if "base" in tables else {}
+    doubts = {**below.get("doubts", {}), **own.get("doubts", {})}
+    return {**below, **own, "runs": own.get("runs"), "doubts": doubts} if own or below else {}
 
 
 def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[str, Any], measured: bool) -> Spread:
     band, model = table["band"]["named" if own else "generic"], table["band"]["model"]
-    doubts = own.get("doubts") or table["doubts"]
+    doubts = {**table["doubts"], **own.get("doubts", {})}
     unknown = model["unknown_device" if measured else "unmeasured_device"]
     return Spread(
         doubts={p: float(doubts[p]) for p in PARAMETERS},
@@ -325,14 +504,33 @@ def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[st
     )
 
 
-@cache
 def name_rules() -> Mapping[str, Any]:
-    """The rules: ``source_key``, ``pattern``, ``nearest``, ``today`` and ``open`` names."""
-    file = Path(__file__).with_name("framework_names.toml")
-    return parse_toml(file.read_text(encoding="utf-8"), str(file))
+    """How published runs and users call frameworks, with the framework of each rule.
+
+    ``source_key`` of a source -> framework; ``pattern``: regular expressions without case on named columns, in order;
+    ``nearest``: names of software without runs of its own, by :func:`bare_name`; ``today``: what a name means now,
+    where published rows mean an older framework by it; ``open``: names that leave it open, and what to say.
+    """
+    own = named_files(FOLDER)
+    return _rules((*_packaged(), *own)) if own else _packaged_rules()
 
 
 @cache
+def _packaged_rules() -> Mapping[str, Any]:
+    return _rules(_packaged())
+
+
+def _rules(names: Iterable[str]) -> Mapping[str, Any]:
+    every = {name: framework_tables(name).get("names", {}) for name in names if name != NAME}
+    found: dict[str, Any] = {
+        kind: [{**rule, "framework": name} for name, own in every.items() for rule in own.get(key, ())]
+        for kind, key in (("pattern", "patterns"), ("nearest", "nearest"), ("today", "today"))
+    }
+    found["pattern"].sort(key=lambda rule: rule.get("order", 0))
+    found["source_key"] = {key: name for name, own in every.items() for key in own.get("source_keys", ())}
+    return {**found, "open": _packaged()[NAME].get("open", ())}
+
+
 def own_names() -> frozenset[str]:
     """Names that the rules give frameworks."""
     rules = name_rules()

@@ -19,8 +19,10 @@ from steptime.hardware.records import Device
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES, ModelSpec
 from steptime.num import Num, ceil_div
-from steptime.plan.framework import IDEAL, Framework, habits_of
-from steptime.plan.memory_profile import PLAIN, MemoryProfile, memory_profile_of
+from steptime.options import choices_of
+from steptime.plan.framework import IDEAL, Framework
+from steptime.plan.framework_file import habits_of, memory_profile_of
+from steptime.plan.memory_profile import PLAIN, MemoryProfile
 from steptime.plan.optimizers import OPTIMIZERS as OPTIMIZERS
 from steptime.plan.optimizers import Optimizer as Optimizer
 from steptime.registry import Registry
@@ -192,19 +194,12 @@ TARGETS = ("linear", "attention")
 #: Projections that may have adapters: names of PEFT's `target_modules` without `_proj`, and of latent attention.
 PROJECTION_NAMES = ("q", "k", "v", "o", "gate", "up", "down", "q_down", "q_up", "kv_down", "kv_up")
 #: Bytes of a gradient by the name of its dtype.
-GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in ("fp32", "bf16", "fp16")}
-CONTEXTS = ("all_gather", "ring", "ulysses")
-ATTENTIONS = ("fused", "unfused", "summa")
-OFFLOADS = ("optimizer", "activations", "parameters")
+GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in choices_of("gradient_dtype")}
 #: Part of a step that the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
 GRAPHS = ("none", "step")
 GRAPH_PARTS = ("attention", "router", "preprocess")
 """Parts of a layer that may be one graph: attention with its norm, the router, and what it prepares for sending."""
 ALL_TO_ALL = "all_to_all"
-#: What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel.
-DISPATCHERS = (ALL_TO_ALL, "deepep", "hybridep")
-#: Formats that attention may compute in, other than the dtype that it reads and returns.
-ATTENTION_DTYPES = ("fp8",)
 
 
 def sample_noun(seq_len: int, *, images: bool = False) -> str:
@@ -249,7 +244,7 @@ class Job:
     attention: str = "fused"
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
-    """Traffic that runs behind computation where it can: of :data:`~steptime.plan.overlap.OVERLAPS`."""
+    """Traffic that runs behind computation where it can: a name of the option ``overlap``."""
     schedule: str = "1f1b"
     """Order of the pipeline, of :data:`steptime.schedule.SCHEDULES`; of plans without virtual stages by default."""
     before: float = 0.0
@@ -261,9 +256,9 @@ class Job:
     itself, and waits for nothing that the device finds out; of :data:`GRAPH_PARTS`, joined by ``+``, it issues each
     part of a layer at once."""
     dispatcher: str = ALL_TO_ALL
-    """What sends tokens to their experts, of :data:`DISPATCHERS`."""
+    """What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel."""
     offload: frozenset[str] = frozenset()
-    """What is kept on the host: of :data:`OFFLOADS`."""
+    """What is kept on the host: names of the option ``offload``."""
     framework: Framework = IDEAL
     """Training software: what it makes of the machine."""
     context: str = "all_gather"

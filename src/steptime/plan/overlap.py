@@ -204,6 +204,3 @@ RULES: Final = (
     ),
 )
 """Every kind of traffic that may overlap; what is not here is exposed."""
-
-OVERLAPS: Final = tuple(dict.fromkeys(rule.word for rule in RULES if rule.word))
-"""Words of ``overlap``."""

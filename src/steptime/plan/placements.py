@@ -13,7 +13,7 @@ import numpy as np
 
 from steptime.errors import FieldError, UnknownNameError, did_you_mean, shorten
 from steptime.num import Array, Num, minimum
-from steptime.plan.keys import LAUNCHED, SEARCHED
+from steptime.options import LAUNCHED, SEARCHED
 from steptime.plan.plans import AXES, FOLDED_AXES, Plans, rows_of
 
 

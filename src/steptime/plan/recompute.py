@@ -22,7 +22,7 @@ from steptime.errors import UnknownNameError
 from steptime.model.spec import ModelSpec
 from steptime.num import Num, ceil_div, maximum, minimum, where
 from steptime.plan.attention import Heads
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Job
 from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set

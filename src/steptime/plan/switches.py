@@ -12,12 +12,13 @@ need not try the others:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from steptime.plan.job import ALL_TO_ALL, GRAPH_PARTS, Job, dispatched_by
+from steptime.plan.framework_file import framework_tables
+from steptime.plan.job import GRAPH_PARTS, Job, dispatched_by
 
 STEP: Final = "step"
 LAYER: Final = "+".join(GRAPH_PARTS)
@@ -35,21 +36,21 @@ class Switches:
     """Traffic that overlaps if asked for."""
 
 
-SWITCHES: Final[Mapping[str, Switches]] = {
-    "megatron-core": Switches(graphs=(LAYER, STEP), dispatchers=("deepep", "hybridep", ALL_TO_ALL)),
-    "automodel": Switches(dispatchers=("deepep", ALL_TO_ALL)),
-    "torchtitan": Switches(dispatchers=("deepep", ALL_TO_ALL), overlap=frozenset({"tp"})),
-}
-"""Megatron-Core: `--cuda-graph-scope` full_iteration, or attn, moe_router and moe_preprocess;
-`--moe-token-dispatcher-type` alltoall, or flex with `--moe-flex-dispatcher-backend` deepep or hybridep. NeMo Automodel:
-`enable_deepep`. torchtitan: `expert_parallel_comm_backend`, `enable_async_tensor_parallel`. Others have none that is
-known."""
+def switches_of(framework: str) -> Switches:
+    """Settings that a framework has beyond its defaults, as its file says (``[switches]``); none where it says nothing.
+
+    >>> switches_of("torchtitan").dispatchers, switches_of("ddp") == Switches()
+    (('deepep', 'all_to_all'), True)
+    """
+    own = framework_tables(framework).get("switches", {})
+    lists = {name: tuple(own.get(name, ())) for name in ("graphs", "dispatchers")}
+    return Switches(**lists, overlap=frozenset(own.get("overlap", ())))
 
 
 def switched_names(job: Job, given: Collection[str]) -> tuple[str, ...]:
     """Choices of a job, in the words of a plan, that its software can switch and the user did not fix."""
-    has = SWITCHES.get(job.framework.name)
-    if has is None or job.captured is not None:
+    has = switches_of(job.framework.name)
+    if job.captured is not None:
         return ()
     known = {"graphs": has.graphs, "dispatcher": has.dispatchers if job.model.experts else (), "overlap": has.overlap}
     return tuple(name for name, values in known.items() if values and name not in given)
@@ -57,7 +58,7 @@ def switched_names(job: Job, given: Collection[str]) -> tuple[str, ...]:
 
 def settings_of(job: Job, given: Collection[str]) -> Iterator[Job]:
     """The job under every combination of settings that its software has and the user did not fix, the default first."""
-    has, names = SWITCHES.get(job.framework.name, Switches()), switched_names(job, given)
+    has, names = switches_of(job.framework.name), switched_names(job, given)
     graphs = dict.fromkeys((job.graphs, *(has.graphs if "graphs" in names else ())))
     dispatchers = dict.fromkeys((job.dispatcher, *(has.dispatchers if "dispatcher" in names else ())))
     overlaps = dict.fromkeys((job.overlap, *((job.overlap | has.overlap,) if "overlap" in names else ())))

@@ -5,32 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, positional
 
 
 def command(
     kind: Annotated[
         str,
-        typer.Argument(
+        positional(
             metavar="KIND",
             help="scaling, breakdown, memory, overview, roofline, hierarchy, scatter, heatmap, timeline, mesh or "
             "limits.",
         ),
     ],
     results: Annotated[
-        list[Path] | None, typer.Argument(metavar="RESULT...", help="What commands wrote with --json, or CSV rows.")
+        list[Path] | None, positional(metavar="RESULT...", help="What commands wrote with --json, or CSV rows.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Picture to write: .svg, .png, .pdf.")
-    ] = None,
-    x: Annotated[str | None, typer.Option("--x", metavar="COLUMN", help="Along a heat map.")] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="COLUMN", help="Up a heat map.")] = None,
+    out: Annotated[Path | None, flag("-o", "--out", metavar="FILE", help="Picture to write: .svg, .png, .pdf.")] = None,
+    x: Annotated[str | None, flag("--x", metavar="COLUMN", help="Along a heat map.")] = None,
+    y: Annotated[str | None, flag("--y", metavar="COLUMN", help="Up a heat map.")] = None,
     value: Annotated[
-        str | None, typer.Option("--value", metavar="COLUMN", help="Drawn in a heat map; default step_time_s.")
+        str | None, flag("--value", metavar="COLUMN", help="Drawn in a heat map; default step_time_s.")
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Title of the picture.")] = None,
+    title: Annotated[str | None, flag("--title", metavar="TEXT", help="Title of the picture.")] = None,
     json: o.Json = False,
 ) -> None:
     """Draw saved results: scaling, breakdowns, memory, rooflines, plans, sweeps, timelines, meshes.

@@ -367,7 +367,7 @@ def fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap
 
 
 def print_framework(record: FrameworkRecord) -> None:
-    """One framework with every parameter and its doubt."""
+    """One framework: habits and memory with their sources, defaults, every parameter with its doubt."""
     screen = console()
     screen.print(printable(f"{record.name}: {record.title}" if record.title else record.name), style="bold")
     if record.runs is not None:
@@ -376,13 +376,24 @@ def print_framework(record: FrameworkRecord) -> None:
     for note in record.notes:
         screen.print(printable(f"note: {note}"))
     screen.print()
-    table = grid(("habit", "value", "meaning"), left=(0, 1, 2))
+    sources = list(dict.fromkeys(record.sources.values()))
+    notes = {name: f"[{sources.index(source) + 1}]" for name, source in record.sources.items()}
+    table = grid(("habit", "value", "source", "meaning"), left=(0, 1, 2, 3))
     for name, value in record.shown_habits.items():
-        table.add_row(name, _habit(value), HABITS.get(name, ""))
+        table.add_row(name, _habit(value), notes.get(name, ""), HABITS.get(name, ""))
     screen.print(table)
+    for head, values in (("memory", record.memory), ("default", record.defaults)):
+        table = grid((head, "value", "source"), left=(0, 1, 2))
+        for name, value in values.items():
+            table.add_row(name, number(value), notes.get(name, ""))
+        if values:
+            screen.print()
+            screen.print(table)
     screen.print()
     table = grid(("parameter", "value", "meaning"), left=(0, 2))
     for name, value in record.parameters.items():
         shown = _value(name, value=value, doubt=record.doubts[name]) if record.doubts else f"{value:.3g}"
         table.add_row(name, shown, MEANING.get(name, ""))
     screen.print(table)
+    for place, (text, kind) in enumerate(sources, start=1):
+        screen.print(printable(f"{'' if place > 1 else chr(10)}[{place}] {kind}: {text}"), soft_wrap=True)

@@ -14,7 +14,7 @@ from steptime.api.request import device_noun
 from steptime.errors import counted
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import Estimate
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import sample_noun
 from steptime.plan.plans import MEANING, MEMORY
 from steptime.registry import loaded

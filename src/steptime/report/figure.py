@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError, UserError
+from steptime.registry import require
 from steptime.store.files import refuse_unwritable
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#555555")
@@ -38,12 +39,6 @@ UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata without which a file would differ from one minute to the next."""
 
 
-def require_matplotlib() -> None:
-    """Raises UserError where there is nothing to draw with."""
-    if find_spec("matplotlib") is None:
-        raise UserError("a picture needs matplotlib", hint="pip install 'steptime[plots]'")
-
-
 def refuse_plot(path: Path) -> None:
     """Find out before the work that a picture cannot be written.
 
@@ -51,7 +46,7 @@ def refuse_plot(path: Path) -> None:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    require_matplotlib()
+    require("matplotlib", "a picture")
     from matplotlib.figure import Figure
 
     kinds = Figure().canvas.get_supported_filetypes()
@@ -68,13 +63,14 @@ def drawn(path: Path, width: float = 6.4, height: float = 4.4) -> Iterator[Any]:
         UserError: matplotlib is not installed, or does not write this kind of file.
         InputFileError: the file cannot be written.
     """
-    require_matplotlib()
+    require("matplotlib", "a picture")
     import matplotlib
     from cycler import cycler
     from matplotlib.figure import Figure
 
     cycle = cycler(color=COLOURS, marker=MARKERS, linestyle=LINES)
-    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": cycle}):
+    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": cycle}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name from outside in letters that the font lacks
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steptime.api.request import cluster_noun, device_noun
 from steptime.errors import counted
+from steptime.options import OPTIONS
 from steptime.plan.job import sample_noun
 from steptime.plan.plans import MEANING
 from steptime.report import estimate
@@ -30,27 +31,48 @@ SHOWN_FRONT = 5
 SLOWEST_OF_FRONT = 2.0
 #: Changes of a plan that make it fit to show, and what to say without one.
 SHOWN_REMEDIES, NO_REMEDY = 2, "no single change of it fits"
-#: Columns of the terminal from which the main loss and the band have room next to a plan on one line.
-WIDTH_FOR_LOSS, WIDTH_FOR_BAND = 128, 92
+#: Plans, and parts of the step, that a report shows without being asked for more; columns of its frame at most.
+SHOWN_PLANS, SHOWN_SHARES, FRAME = 5, 5, 80
 #: Columns of the terminal from which the two last tables have room next to each other; below, one follows the other.
 WIDTH_FOR_BOTH = 80
 
 
-def print_plan_result(result: PlanResult, job: Mapping[str, Any]) -> None:
-    """Write the report to standard output."""
+def print_plan_result(
+    result: PlanResult, job: Mapping[str, Any], *, top: int | None = None, long: bool = False
+) -> None:
+    """Write the report to standard output: what is recommended, the plans next to it, why not another.
+
+    Args:
+        result: of a search.
+        job: what was asked, in the words of the command line.
+        top: plans to show; None: :data:`SHOWN_PLANS`, all in the long report.
+        long: also what was searched and proved, the front of time and memory, why candidates fail, what is not
+            searched, and where the time of the first plan goes.
+    """
     out = t.console()
     _print_header(out, result, job)
     if result.plans:
-        _print_plans(out, result)
+        _print_recommended(out, result)
+        _print_plans(out, result, top or (len(result.plans) if long else SHOWN_PLANS), long=long)
+        _print_why_not(out, result)
+    if long:
+        _print_search(out, result)
+    if long and result.plans:
         _print_front(out, result)
-    _print_reasons(out, result)
+    if long or not result.feasible:
+        _print_reasons(out, result)
     if not result.feasible:
         _print_nearest(out, result)
-    _print_unsearched(out, result)
+    if long:
+        _print_unsearched(out, result)
     for line in result.advice:
         out.print(t.printable(f"advice: {line}"))
     if result.plans:
+        _print_notes(out, result.plans[0])
+    if long and result.plans:
         _print_winner(out, result.plans[0])
+    if not long:
+        out.print(t.printable(f"{result.stop.proof}; --long says more"))
 
 
 def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> None:
@@ -69,12 +91,6 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
     ]
     framework = first.provenance.framework if first else work.get("framework", job.get("framework"))
     out.print(t.printable(", ".join([*words, f"framework {framework}"] if framework else words)), style="bold")
-    stop = result.stop
-    counts = (
-        f"{counted(result.candidates, 'candidate', t.count(result.candidates))}, {t.count(result.feasible)} feasible"
-    )
-    out.print(f"{counts}; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
-    out.print(t.printable(stop.proof))
     for note in result.notes:
         out.print(t.printable(f"note: {note}"))
 
@@ -93,41 +109,152 @@ def _billed(result: PlanResult) -> list[str]:
     return [name for name, part in (("done in", "goodput"), ("MWh", "energy"), ("cost", "money")) if part in run]
 
 
-def _print_plans(out: Console, result: PlanResult) -> None:
-    banded = any(e.step_time_band_s is not None for e in result.plans)
-    loss, band = out.width >= WIDTH_FOR_LOSS, banded and out.width >= WIDTH_FOR_BAND
-    timed = any(e.training for e in result.plans)
-    risky = any(estimate.chance(e) is not None for e in result.plans)
-    unit, scale = t.memory_unit(e.peak_memory_bytes for e in result.plans)
-    columns = [
-        "",
-        "plan",
-        "step",
-        *(["days"] if timed else []),
-        *_billed(result),
-        *(["band 90 %"] if band else []),
-        "MFU",
-        unit,
-        *(["P(oom)"] if risky else []),
-    ]
-    table = t.grid([*columns, "main loss"] if loss else columns, left=(1, len(columns)))
-    for rank, e in enumerate(result.plans, 1):
-        low, high = e.step_time_band_s or (math.nan, math.nan)
-        row = [str(rank), t.plan_label(e.plan), t.seconds(e.step_time_s)]
+def _print_recommended(out: Console, result: PlanResult) -> None:
+    """The first plan in a frame: what to set, what it takes, where its time goes, and why it and not the second."""
+    from rich.panel import Panel
+
+    best = result.plans[0]
+    lines = [settings(best.plan), figures(best)]
+    if best.training:
+        lines.append(training_line(best))
+    shares = {name: value / best.step_time_s for name, value in best.time.rollup(1).items() if value > 0}
+    largest = dict(sorted(shares.items(), key=lambda item: -item[1])[:SHOWN_SHARES])
+    lines.append(bar(list(largest.values()), max(min(out.width, FRAME) - 4, 8), out.encoding))
+    lines.append(", ".join(f"{name} {value * 100:.0f} %" for name, value in largest.items()))
+    if (why := _why_first(result)) is not None:
+        lines.append(why)
+    out.print()
+    out.print(
+        Panel(t.printable("\n".join(lines)), title="recommended", title_align="left", width=min(out.width, FRAME))
+    )
+
+
+def settings(plan: Mapping[str, Any]) -> str:
+    """What to set for a plan: degrees, choices that are not the usual ones, ranks inside a fast domain.
+
+    >>> settings({"strategy": "1d", "tp": 8, "pp": 4, "dp": 2, "micro_batch": 1, "placement": {"tp": 8, "dp": 1}})
+    'tp 8, pp 4, dp 2, micro-batch 1; in a fast domain: tp 8'
+    """
+    degrees = [name for name in t.DEGREES if plan.get(name, 1) != 1 or name in t.ALWAYS]
+    words = [f"{name.replace('_', '-')} {plan.get(name, 1)}" for name in degrees]
+    words += [f"{OPTIONS[name].label} {t.option_text(plan, name)}" for name in t.unusual_options(plan)]
+    inside = [f"{axis} {ranks}" for axis, ranks in plan.get("placement", {}).items() if ranks != 1]
+    return ", ".join([*words, *t.unusual(plan)]) + (f"; in a fast domain: {', '.join(inside)}" if inside else "")
+
+
+def figures(e: Estimate) -> str:
+    """Step time with its band and MFU; memory and the chance that it does not suffice."""
+    band = "" if e.step_time_band_s is None else ", 90 % in {} .. {}".format(*map(t.seconds, e.step_time_band_s))
+    risk = "" if (chance := estimate.chance(e)) is None else f", {chance} to run out"
+    return f"step {t.seconds(e.step_time_s)}{band}; MFU {t.percent(e.mfu)}\nmemory {memory_line(e)}{risk}"
+
+
+def bar(shares: Sequence[float], width: int, encoding: str = "utf-8") -> str:
+    """Shares of a whole as a bar of a number of letters, each part with its own; the rest is left blank.
+
+    >>> bar([0.5, 0.25], 8), bar([0.5, 0.25], 8, "ascii")
+    ('████▓▓', '####==')
+    """
+    letters = "█▓▒░·" if "utf" in encoding.lower() else "#=+-."
+    ends = [round(sum(shares[: i + 1]) * width) for i in range(len(shares))]
+    return "".join(letter * (end - start) for letter, start, end in zip(letters, [0, *ends], ends, strict=False))
+
+
+def _why_first(result: PlanResult) -> str | None:
+    """What the second plan loses against the first, by the terms that differ most; None: there is no second."""
+    if len(result.plans) < 2:
+        return None
+    first, second = result.plans[0], result.plans[1]
+    more_s = second.step_time_s - first.step_time_s
+    terms, others = first.time.rollup(1), second.time.rollup(1)
+    differences = {name: others.get(name, 0.0) - terms.get(name, 0.0) for name in {**terms, **others}}
+    name = max(differences, key=lambda each: differences[each])
+    if more_s <= 0 or differences[name] <= 0:
+        return None
+    return f"plan 2 takes {t.share(more_s, first.step_time_s)} longer: {name} {t.seconds(differences[name])} more"
+
+
+def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> None:
+    """The plans, their degrees and choices as columns; what is equal in all of them stands once above."""
+    plans = result.plans[:top]
+    banded = any(e.step_time_band_s is not None for e in plans)
+    timed = any(e.training for e in plans)
+    risky = any(estimate.chance(e) is not None for e in plans)
+    unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
+    cells = [plan_cells(e.plan) for e in plans]
+    usual = plan_cells({})
+    names = [name for name in ("strategy", *usual) if any(name in row for row in cells)]
+    values = {name: [row.get(name, usual.get(name, "")) for row in cells] for name in names}
+    same = [f"{name} {column[0]}" for name, column in values.items() if len(set(column)) == 1 and column[0]]
+    own = [name for name, column in values.items() if len(set(column)) > 1]
+    tail = ["step", *(["days"] if timed else []), *_billed(result), "MFU", unit, *(["P(oom)"] if risky else [])]
+    rows = []
+    for index, e in enumerate(plans):
+        row = [str(index + 1), *(values[name][index] for name in own), t.seconds(e.step_time_s)]
         row += [days(e.training["training_days"])] if timed else []
         row += [_BILL[name](e.run) for name in _billed(result)]
-        row += [f"{t.seconds(low)} .. {t.seconds(high)}"] if band else []
         row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([estimate.chance(e) or ""] if risky else [])]
-        table.add_row(*row, *([t.printable(t.main_loss(e.time))] if loss else []))
+        rows.append(row)
+    head = ["", *own, *tail]
+    extra = [
+        ("band 90 %", [" .. ".join(map(t.seconds, e.step_time_band_s or (math.nan, math.nan))) for e in plans], banded),
+        ("main loss", [t.printable(t.main_loss(e.time)) for e in plans], True),
+    ]
+    hidden: list[str] = []
+    for name, column, wanted in extra:
+        wide = sum(max(map(len, each)) + 2 for each in zip(head, *rows, strict=True)) + max(map(len, [name, *column]))
+        if wanted and wide <= out.width and not hidden:
+            head, rows = [*head, name], [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+        elif wanted:
+            hidden.append(name)
+    table = t.grid(head, left=(1 + own.index("inside"),) if "inside" in own else ())
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for rank, *shown in rows:
+        alike.setdefault(tuple(shown), []).append(rank)
+    for shown_cells, ranks in alike.items():
+        table.add_row(ranks[0], *shown_cells)
     out.print()
+    if same and len(plans) > 1:
+        out.print(t.printable(f"all: {', '.join(same)}"))
     out.print(table)
-    hidden = [*([] if band or not banded else ["band 90 %"]), *([] if loss else ["main loss"])]
-    if hidden:
+    if len(alike) < len(plans):
+        doubles = ", ".join(f"{ranks[0]} (+{len(ranks) - 1} alike)" for ranks in alike.values() if len(ranks) > 1)
+        out.print(f"plans that differ in nothing shown are one row: {doubles}")
+    if hidden and long:
         out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
     advice = estimate.advice(result.plans, result.likely_to_fit)
     if advice:
         out.print(t.printable(advice))
     _print_risky(out, result)
+
+
+def plan_cells(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Degrees and choices of a plan by the heading of their column; those that are usual only where none is shown.
+
+    >>> plan_cells({"tp": 8, "dp": 2, "zero": 3, "placement": {"tp": 8}})
+    {'tp': '8', 'dp': '2', 'mbs': '1', 'zero': '3', 'inside': 'tp8'}
+    """
+    out = {"strategy": str(plan["strategy"])} if plan.get("strategy") else {}
+    for name in t.DEGREES:
+        if not plan or plan.get(name, 1) != 1 or name in t.ALWAYS:
+            out[{"micro_batch": "mbs"}.get(name, name)] = t.number(plan.get(name, 1))
+    labels = {name: str(row.label) for name, row in OPTIONS.items() if row.label is not None}
+    shown = labels if not plan else t.unusual_options(plan)
+    out |= {labels[name]: t.option_text(plan, name) for name in shown}
+    inside = [f"{axis}{ranks}" for axis, ranks in plan.get("placement", {}).items() if ranks != 1]
+    further = {"how": ", ".join(t.unusual(plan)), "inside": " ".join(inside)}
+    return out | {name: text for name, text in further.items() if text or not plan}
+
+
+def _print_why_not(out: Console, result: PlanResult) -> None:
+    """One line on each axis that the first plan does not use."""
+    if not result.why_not:
+        return
+    out.print()
+    first_s = result.plans[0].step_time_s
+    for each in result.why_not:
+        said = "" if each.step_time_s is None else f"{each.step_time_s / first_s:.2f} times as long, "
+        out.print(t.printable(f"why not {each.change}: {said}{each.because}".rstrip(", ")))
 
 
 def _print_risky(out: Console, result: PlanResult) -> None:
@@ -197,6 +324,21 @@ def _print_nearest(out: Console, result: PlanResult) -> None:
     out.print(term_table(nearest.memory, t.memory, title="memory of the fullest device", show_all=False))
 
 
+def _print_search(out: Console, result: PlanResult) -> None:
+    """What was searched, in which time, and what that proves."""
+    stop, many = result.stop, counted(result.candidates, "candidate", t.count(result.candidates))
+    out.print()
+    out.print(f"{many}, {t.count(result.feasible)} feasible; {stop.reason} in {t.seconds(stop.elapsed_cpu_s)} CPU")
+    out.print(t.printable(stop.proof))
+
+
+def _print_notes(out: Console, best: Estimate) -> None:
+    note = t.note_on(best.plan)
+    if note:
+        out.print(note)
+    print_notes(out, best)
+
+
 def _print_winner(out: Console, best: Estimate) -> None:
     """Where the time of the first plan goes, next to what would change it."""
     from rich.table import Table
@@ -208,10 +350,6 @@ def _print_winner(out: Console, best: Estimate) -> None:
     out.print(f"band {t.band_text(best)}")
     if best.training:
         out.print(f"training: {training_line(best)}")
-    note = t.note_on(best.plan)
-    if note:
-        out.print(note)
-    print_notes(out, best)
     out.print()
     loss = term_table(best.time.rollup(1), t.seconds, title="where the time goes", show_all=False)
     changes = change_table(best)

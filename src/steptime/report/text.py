@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import shorten
+from steptime.options import OPTIONS
 from steptime.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -29,24 +30,7 @@ MIB: Final = 2.0**20
 #: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 _SHORT: Final = {"micro_batch": "mbs"}
-_ALWAYS: Final = ("dp", "micro_batch")
-#: Choices that follow the degrees, with the value of each that needs no word; whatever else a plan records
-#: (micro-batches, schedule, stage layers, domains) follows from the degrees.
-_USUAL: Final[Mapping[str, object]] = {
-    "panels": 1,
-    "zero": 1,
-    "shard": 0,
-    "recompute": "none",
-    "recompute_every": 1,
-    "attention": "fused",
-    "attention_dtype": None,
-    "document_length": None,
-    "overlap": ["dp"],
-    "offload": [],
-    "graphs": "none",
-    "dispatcher": "all_to_all",
-    "idle_devices": 0,
-}
+ALWAYS: Final = ("dp", "micro_batch")
 #: What a band may rest on, in words; what dominates it is named in a report, at most this many.
 BAND_WORDS: Final = {
     "matrix": "matrix products",
@@ -72,12 +56,6 @@ BAND_WORDS: Final = {
 SHOWN_SHARES: Final = 3
 WIDEST: Final = 1e7
 """Percent from which on a column shows an exponent."""
-_CHOICE: Final = {
-    "recompute_every": "every",
-    "idle_devices": "idle",
-    "attention_dtype": "attention in",
-    "document_length": "documents of",
-}
 
 
 def console() -> Console:
@@ -197,21 +175,34 @@ def plan_label(plan: Mapping[str, Any]) -> str:
     words = [str(plan["strategy"])] if plan.get("strategy") else []
     for name in DEGREES:
         value = plan.get(name)
-        if value is not None and (value != 1 or name in _ALWAYS):
+        if value is not None and (value != 1 or name in ALWAYS):
             words.append(_degree(name, value))
-    for name, usual in _USUAL.items():
-        value = plan.get(name, usual)
-        if value != usual:
-            several = "+".join(value) if isinstance(value, (list, tuple)) else number(value)
-            words.append(f"{_CHOICE.get(name, name)} {several or 'none'}")
-    words += _unusual(plan)
+    words += [f"{OPTIONS[name].label} {option_text(plan, name)}" for name in unusual_options(plan)]
+    words += [f"idle {number(idle)}"] if (idle := plan.get("idle_devices", 0)) else []
+    words += unusual(plan)
     placement = plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
     placed = [_degree(axis, ranks) for axis, ranks in inside if ranks != 1]
     return printable(" ".join([*words, *(["| domain", *placed] if placed else [])]))
 
 
-def _unusual(plan: Mapping[str, Any]) -> list[str]:
+def unusual_options(plan: Mapping[str, Any]) -> list[str]:
+    """Names of the options that a plan's short form shows, as their values are not the usual ones."""
+    shown = [name for name, row in OPTIONS.items() if row.label is not None]
+    return [name for name in shown if option_text(plan, name) != option_text({}, name)]
+
+
+def option_text(plan: Mapping[str, Any], name: str) -> str:
+    """The value of an option of a plan, where it has none the usual one.
+
+    >>> option_text({"overlap": ["dp", "pp"]}, "overlap"), option_text({}, "zero")
+    ('dp+pp', '1')
+    """
+    value = plan.get(name, OPTIONS[name].usual)
+    return ("+".join(value) if isinstance(value, (list, tuple)) else number(value)) or "none"
+
+
+def unusual(plan: Mapping[str, Any]) -> list[str]:
     """Choices that mean something only with certain degrees."""
     out = ["sp off"] if plan.get("tp", 1) != 1 and not plan.get("sp", 1) else []
     schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")

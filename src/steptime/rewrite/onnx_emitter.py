@@ -9,8 +9,8 @@ import numpy as np
 
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.captured.onnx.load import require_onnx
 from steptime.errors import UserError
+from steptime.registry import require
 from steptime.rewrite.flow import Flow
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Emitter:
     """Nodes of an ONNX graph in the making."""
 
     def __init__(self, flow: Flow) -> None:
-        require_onnx()
+        require("onnx", "writing an ONNX file")
         self.flow = flow
         self.nodes: list[NodeProto] = []
         self.constants: dict[str, TensorProto] = {}

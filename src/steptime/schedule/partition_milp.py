@@ -9,6 +9,7 @@ import numpy as np
 
 from steptime.errors import InternalError
 from steptime.num import Array
+from steptime.registry import require
 from steptime.schedule.partition import SplitTask
 
 
@@ -20,6 +21,7 @@ def proved_slowest_s(task: SplitTask) -> float | None:
     """
     if task.stages == 1:
         return task.slowest_s((task.items,)) if task.fits((task.items,)) else None
+    require("highspy", "a split by mixed-integer programming")
     import highspy
 
     solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]

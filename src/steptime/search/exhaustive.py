@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.estimate.machine import Machine
 from steptime.estimate.memory import peak_bytes
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting
@@ -18,7 +19,6 @@ from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, c
 from steptime.plan.space import Configurations, Constraint, Listing, Space
 from steptime.plan.strategies import Strategy
 from steptime.records import rows
-from steptime.search.kept import machine_of_transfers
 from steptime.search.layers import (
     SHAPE_COLUMNS,
     Codes,
@@ -192,9 +192,15 @@ def _table_key(task: Task) -> tuple[Any, ...]:
     return job.global_batch, machine.memory_bytes, host, devices, replace(job, gpus=1)
 
 
+def _machine_of_transfers(machine: Machine) -> Machine:
+    """The machine as far as layers with their transfers go."""
+    nearer = None if machine.nearer is None else _machine_of_transfers(machine.nearer)
+    return replace(machine, memory_bytes=0.0, host_Bps=0.0, host_basis="", host_ranks=1.0, bound=None, nearer=nearer)
+
+
 def _wave_key(task: Task) -> tuple[Any, ...]:
     """What ranking follows from, beside the table."""
-    return machine_of_transfers(task.setting.machine), task.setting.oom_limit, task.setting.first_limit
+    return _machine_of_transfers(task.setting.machine), task.setting.oom_limit, task.setting.first_limit
 
 
 def _jobs(tasks: Sequence[Task]) -> tuple[list[_Job], Shapes]:

@@ -20,7 +20,6 @@ from steptime.plan.plans import Plans, as_float
 from steptime.plan.rows import Block, Row
 from steptime.plan.strategies import Strategy
 from steptime.records import rows
-from steptime.search.kept import Costs, job_of_layers, machine_of_transfers, machine_of_work, models_key, tables
 
 SHAPE_COLUMNS = ("tp", "tp2", "cp", "micro_batch", "panels", "recompute", "pp", "ep", "etp", "sp")
 """Columns that the rows of a layer depend on; ``recompute`` and ``pp`` only where the rows read them."""
@@ -132,53 +131,11 @@ def layer_table(
     plans = as_float(shapes.plans.take(shape_of).with_columns(
         {name: taken(getattr(inner.distinct, name), inner_of) for name in inner_columns(job, machine)}
     ))  # fmt: skip
-    passes = _kept_passes(strategy, job, machine, shapes, inner, (shape_of, inner_of, plans))
+    costed, shape_at = np.unique(shape_of, return_inverse=True)
+    some = as_float(shapes.plans.take(costed))
+    works = works_of(part_times(_without_transfers(strategy.block(job, some)), some, machine), job, some)
+    passes = passes_of(_with_links(strategy, job, machine, works, shape_at, plans), job.framework)
     return LayerTable(passes=passes, row=row, count=len(shape_of))
-
-
-def _kept_passes(
-    strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, inner: Codes, pairs: tuple[Array, Array, Plans]
-) -> Passes:
-    """Passes of shapes under placements: those that a search had before are taken from there."""
-    shape_of, inner_of, plans = pairs
-    of_job, on_links, alone = job_of_layers(job), machine_of_transfers(machine), machine_of_work(machine)
-    if machine.levels_apart:  # where a group lies in it follows from all devices of the job
-        of_job, on_links = job, machine
-    (fixed, shape_rows), (fixed_inner, inner_rows) = (
-        _coded(shapes.plans, shapes.count),
-        _coded(inner.distinct, inner.count),
-    )
-
-    def work(places: Array) -> Works:
-        some = as_float(shapes.plans.take(places))
-        return works_of(part_times(_without_transfers(strategy.block(of_job, some)), some, alone), of_job, some)
-
-    def passes(places: Array, device: Costs | None) -> Passes:
-        costed, shape_at = np.unique(shape_of[places], return_inverse=True)
-        if device is None:
-            works = work(costed)
-        else:
-            works = device.kept.get(device.shapes.numbers(shape_rows[costed]), lambda at: work(costed[at]))
-        placed = plans if len(places) == len(shape_of) else plans.take(places)
-        return passes_of(_with_links(strategy, of_job, on_links, works, shape_at, placed), of_job.framework)
-
-    with tables() as costs:
-        if costs is None or machine.levels_apart:
-            return passes(np.arange(len(shape_of)), None)
-        shape_key, width = (strategy, of_job, fixed, models_key(machine)), shape_rows.shape[1]
-        device = costs((*shape_key, alone), (width, 0), 0)
-        table = costs((*shape_key, on_links, fixed_inner), (width, inner_rows.shape[1]), inner.count)
-        found = table.pairs(shape_rows, inner_rows, shape_of, inner_of)
-        out: Passes = table.kept.get(found, lambda places: passes(places, device))
-        return out
-
-
-def _coded(plans: Plans, count: int) -> tuple[tuple[tuple[str, Num], ...], Array]:
-    """Columns that are one number, and the others as rows."""
-    columns = plans.columns()
-    fixed = tuple((name, column) for name, column in columns.items() if not isinstance(column, np.ndarray))
-    rows = [column for column in columns.values() if isinstance(column, np.ndarray)]
-    return fixed, np.stack(rows, axis=1) if rows else np.zeros((count, 0), dtype=np.int64)
 
 
 def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, shape_at: Array, plans: Plans) -> Works:

@@ -19,7 +19,7 @@ from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.estimate.single import Setting, chance_of, estimate_plan, plan_record, rules_broken, workload_record
 from steptime.num import Array
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.recompute import recompute_code
 from steptime.plan.space import Constraint, Space
@@ -88,6 +88,18 @@ class Unsearched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot:
+    """An axis or technique that the first plan does not use, and what the first plan takes with it."""
+
+    change: str
+    """In the words of the command line, as ``tp=2 (pp=4)``."""
+    step_time_s: float | None
+    """Of the fastest plan that is one step away; None: none of them can run."""
+    because: str
+    """The term that grows most, or the rule that is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """Ranked plans of one model on a number of devices."""
 
@@ -120,6 +132,8 @@ class PlanResult:
     number of devices money is a mix of both, so that this is the front of money too."""
     notes: tuple[str, ...] = ()
     """What to know about the search: another name for the framework, and plans that it has not."""
+    why_not: tuple[WhyNot, ...] = ()
+    """Of each axis that the first plan does not use."""
     unsearched: Unsearched = Unsearched()
     """What the claim of :attr:`stop` does not hold for; empty where nothing fits."""
 
@@ -146,6 +160,7 @@ class PlanResult:
             "workload": dict(self.workload),
             **({"energy_front": [dict(point) for point in self.energy_front]} if self.energy_front else {}),
             "notes": list(self.notes),
+            "why_not": [asdict(each) for each in self.why_not],
             "unsearched": asdict(self.unsearched),
         }
 

@@ -15,7 +15,7 @@ from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 from steptime.sharding.baselines import BASELINES, Budget, Point, search
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of

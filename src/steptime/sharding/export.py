@@ -10,7 +10,7 @@ from steptime.captured.graph import Attribute, Nodes, TensorType
 from steptime.captured.graph import Node as Operator
 from steptime.errors import UserError
 from steptime.sharding.build import Built, Way
-from steptime.sharding.flow import Look, Read, root_of
+from steptime.sharding.flow import Flow, Look, Read, root_of
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.local import local_node
 from steptime.sharding.options import Strategy, options
@@ -149,6 +149,7 @@ def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
                 f"{item.name}, split by {how}, cannot be run",
                 hint="plan with runnable=True: only shardings that can be run",
             )
+    _check_written(plan.built.flow)
     writer, calls = _Writer(plan), plan.built.flow.program.calls
     freed: dict[int, list[int]] = defaultdict(list)
     kept = {gradient.storage for gradient in plan.built.flow.gradients.values()}
@@ -170,6 +171,29 @@ def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
         "calls": steps,
         "updates": updates,
     }
+
+
+RECURRENT: Final = frozenset({"RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"})
+"""Modules of PyTorch whose operators are others on each kind of device, and change parts of tensors in place."""
+
+
+def _check_written(flow: Flow) -> None:
+    """What :mod:`steptime.sharding.run` cannot follow: it knows one piece of each storage.
+
+    Raises:
+        UserError: a module is recurrent, or a call changes a part of a tensor in place.
+    """
+    program = flow.program
+    path, kind = next((row for row in program.modules.items() if row[1] in RECURRENT), ("", ""))
+    if kind:
+        hint = "leave --export out: the times hold; export a model without recurrent modules"
+        raise UserError(f"a step with {path or 'the module'} ({kind}) cannot be exported", hint=hint)
+    for call in (program.calls[number] for number in flow.of_call):
+        for storage, type in zip(call.writes, call.node.outputs, strict=False):
+            if storage in call.reads and type.size_bytes < program.storages[storage].size_bytes:
+                hint = "make a new tensor (torch.cat, torch.where) in its place, or leave --export out: the times hold"
+                where = call.module or "the module"
+                raise UserError(f"{call.node.op} in {where} changes a part of a tensor in place", hint=hint)
 
 
 def _call(writer: _Writer, number: int, freed: tuple[int, ...]) -> Plain:

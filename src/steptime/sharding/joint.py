@@ -22,7 +22,7 @@ from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s, pair_of
 from steptime.hardware.records import Cluster
 from steptime.num import Array, divisors
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 from steptime.schedule import SCHEDULES, Pipeline, Schedule
 from steptime.schedule.graph import Transport
 from steptime.sharding.build import Built, built

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from steptime.errors import UserError
 from steptime.num import Array
+from steptime.registry import needed
 from steptime.sharding.baselines import Meter
 from steptime.sharding.local_search import greedy, random_choice
 
@@ -67,20 +66,12 @@ def _features(meter: Meter) -> tuple[Array, Array]:
     return out, np.arange(out.shape[1]) < sizes[:, None]
 
 
-def _extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = {"sklearn.ensemble": "scikit-learn"}.get(module, module)
-        raise UserError(f"this baseline needs {package}", hint="pip install 'steptime[learn]'") from None
-
-
 def bayesian(meter: Meter, rng: np.random.Generator) -> None:
     """Tree-structured Parzen estimator of Optuna, one categorical variable a node, from the greedy choice.
 
     Source: Bergstra et al., "Algorithms for hyper-parameter optimization", 2011.
     """
-    optuna = _extra("optuna")
+    optuna = needed("optuna", "this baseline")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=int(rng.integers(2**31))))
     names = [f"{at}" for at in range(len(meter.problem.nodes))]
@@ -99,7 +90,7 @@ def learned_cost(meter: Meter, rng: np.random.Generator) -> None:
 
     Changed are the best choices so far: each node with a probability of two nodes a choice, or half of another choice.
     """
-    ensemble = _extra("sklearn.ensemble")
+    ensemble = needed("sklearn.ensemble", "this baseline")
     choices = np.concatenate([greedy(meter)[None, :], random_choice(meter, rng, FIRST)])
     scores = meter.scores_s(choices)
     count = choices.shape[1]

@@ -19,7 +19,7 @@ from steptime.estimate.machine import Machine
 from steptime.estimate.network import Reach
 from steptime.hardware.records import Cluster
 from steptime.num import Num, divisors
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 
 MAX_AXES: Final = 3
 """The layouts of a tensor grow exponentially with the axes."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from steptime.num import Array
+from steptime.registry import require
 from steptime.sharding.problem import Problem
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _quiet() -> Highs:
 
 def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequence[int] | None = None) -> Answer:
     """Solves a model with HiGHS in one thread; Ctrl-C ends it with what there is."""
+    require("highspy", "choosing shardings")
     import highspy
 
     scale = SCALE / (abs(model.constant_s) + np.abs(model.cost_s).max(initial=0.0) or 1.0)

@@ -22,6 +22,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.captured.graph import Attribute, TensorType
+from steptime.captured.record.fake import with_loss
 from steptime.captured.record.training import LOSSES, Loss, own_loss
 from steptime.captured.record.values import TORCH_DTYPES, signature
 from steptime.errors import UserError
@@ -273,13 +274,14 @@ class Trainer:
         loss: Loss | None = None,
         device: str = "cpu",
     ) -> None:
-        self.module, self.script = module, script
+        self._loss = own_loss if loss is None else LOSSES[loss] if isinstance(loss, str) else loss
+        self.module, self.script = with_loss(module, self._loss), script
         self.devices = Devices(script.sizes)
         self.mesh = init_device_mesh(device, script.sizes, mesh_dim_names=script.names)
-        self._loss = own_loss if loss is None else LOSSES[loss] if isinstance(loss, str) else loss
-        whole = {name: weight.detach() for name, weight in module.named_parameters()}
+        weights = dict(self.module.named_parameters())
+        whole = {name: weight.detach() for name, weight in weights.items()}
         self._parameters = {
-            source.storage: self._distributed(source.name, source.layout)
+            source.storage: self._distributed(weights[source.name], source.layout)
             for source in script.sources
             if source.kind == "parameter"
         }
@@ -291,9 +293,8 @@ class Trainer:
         ]
         self.optimizer = optimizer([each.piece for each in self._updated])
 
-    def _distributed(self, name: str, layout: Layout) -> torch.nn.Parameter:
-        """A parameter as a DTensor in the module, wherever the module has it."""
-        old = self.module.get_parameter(name)
+    def _distributed(self, old: torch.nn.Parameter, layout: Layout) -> torch.nn.Parameter:
+        """A parameter as a DTensor in the module, wherever the module has it, and in the closure of the loss."""
         local = self.devices.cut(old.detach(), layout).local.clone(memory_format=torch.contiguous_format)
         spread = DTensor.from_local(
             local, self.mesh, placements_of(layout), run_check=False, shape=old.shape, stride=old.stride()
@@ -303,6 +304,9 @@ class Trainer:
             for key, each in child._parameters.items():
                 if each is old:
                     child._parameters[key] = new
+        for cell in getattr(self._loss, "__closure__", None) or ():
+            if cell.cell_contents is old:
+                cell.cell_contents = new
         return new
 
     def step(self, *inputs: Any, **named: Any) -> Piece:

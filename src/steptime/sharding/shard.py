@@ -18,7 +18,7 @@ from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
 from steptime.sharding.export import runs_only

@@ -23,6 +23,7 @@ FOLDER: Final = "is a folder, not a file"
 SPECIAL: Final = "is not a regular file"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Failures to write for want of room: a full disk, a full quota, a limit on the size of files."""
+ROOM_HINT: Final = "make room, or write it to another disk; nothing that was there is changed"
 BUSY: Final = "is being written by another process"
 BROKEN: Final = (OSError, EOFError, zlib.error)
 """What reading or unpacking a file raises that is missing, damaged or cut short."""
@@ -162,7 +163,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> InputFileError:
     """Error for a failed attempt to write a file."""
-    hint = "make room, or write it to another disk; nothing that was there is changed" if error.errno in FULL else None
+    hint = ROOM_HINT if error.errno in FULL else None
     return InputFileError(os.fspath(path), f"cannot be written: {error.strerror or error}", hint=hint)
 
 
@@ -246,7 +247,7 @@ def _umask() -> int:
     return mask
 
 
-def refuse_unwritable(path: str | Path) -> None:
+def refuse_unwritable(path: str | os.PathLike[str]) -> None:
     """Find out before the work, not after it, that a file cannot be written.
 
     Raises:
@@ -347,7 +348,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file; a device or a pipe is written to directly.
 
     Raises:

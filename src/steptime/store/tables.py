@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import io
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from steptime.errors import InputFileError, UserError, counted, shorten
-from steptime.store.files import BROKEN, refuse_unwritable
+from steptime.registry import needed, require
+from steptime.store.files import refuse_unwritable, write_bytes
 
-TABLES: Final = {".csv": "csv, header true", ".csv.gz": "csv, header true, compression gzip", ".parquet": "parquet"}
+TABLES: Final = (".csv", ".csv.gz", ".parquet")
 
 
 _INTERRUPTED: Final = ("Query interrupted", "INTERRUPT Error")
@@ -25,108 +29,141 @@ _INTERRUPTED: Final = ("Query interrupted", "INTERRUPT Error")
 
 
 @contextmanager
-def connected() -> Iterator[Any]:
+def connected(what: str, failed: Callable[[str], UserError]) -> Iterator[Any]:
     """A connection of DuckDB, closed at the end.
 
+    Args:
+        what: needs it, for the message where it is not installed.
+        failed: the error from the first line of what DuckDB says of its own.
+
     Raises:
+        UserError: it is not installed, or that of ``failed``.
         KeyboardInterrupt: Ctrl-C while it works, of which DuckDB makes an error.
     """
-    import duckdb
-
+    duckdb = needed("duckdb", what)
     connection = duckdb.connect()
     try:
         yield connection
-    except (duckdb.InterruptException, RuntimeError) as error:
+    except (duckdb.Error, RuntimeError) as error:
         if str(error).startswith(_INTERRUPTED):
             raise KeyboardInterrupt from None
-        raise
+        if not isinstance(error, duckdb.Error):
+            raise
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise failed(lines[0] if lines else type(error).__name__) from None
     finally:
         connection.close()
 
 
+def filled(connection: Any, table: str, rows: Iterable[Mapping[str, Any]], types: Mapping[str, str]) -> None:
+    """Makes a table of DuckDB from rows of plain data.
+
+    Args:
+        connection: of :func:`connected`.
+        table: its name.
+        rows: its rows; what one lacks is null.
+        types: its columns, each with its type in SQL.
+    """
+    columns = ", ".join(f"{_quoted(name)}: {_quoted(kind.upper())}" for name, kind in types.items())
+    form = f"format = 'newline_delimited', columns = {{{columns}}}"
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="steptime-", suffix=".json") as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        file.flush()
+        connection.execute(f"create table {table} as select * from read_json({_quoted(file.name)}, {form})")
+
+
 def delimiter_of(line: str) -> str:
-    """Separator of the cells of a line: a comma unless a semicolon or a tab is more frequent.
+    """Separator of the cells of a line: a comma unless a semicolon, a tab or a bar is more frequent.
 
     >>> delimiter_of("a;b;c,d"), delimiter_of("a")
     (';', ',')
     """
-    return max(",;\t", key=line.count)
+    return max(",;\t|", key=line.count)
 
 
-def refuse_table(path: str | Path) -> str:
+def refuse_table(path: str | PathLike[str]) -> str:
     """Find out before the work that a table cannot be written; its ending, of :data:`TABLES`.
 
     Raises:
-        UserError: the ending is none of these.
+        UserError: the ending is none of these, or it is Parquet and DuckDB is not installed.
         InputFileError: as :func:`refuse_unwritable`.
     """
     ending = next((e for e in TABLES if Path(path).name.lower().endswith(e)), None)
     if ending is None:
         raise UserError(f"{shorten(str(path))} is not a table", hint=f"give a file that ends in {', '.join(TABLES)}")
+    if ending == ".parquet":
+        require("duckdb", PARQUET)
     refuse_unwritable(path)
     return ending
 
 
-def write_table(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as CSV, CSV.gz or Parquet, by the ending; columns are those of all rows, in order of appearance.
+def write_table(
+    path: str | PathLike[str], rows: Sequence[Mapping[str, Any]], types: Mapping[str, str] | None = None
+) -> None:
+    """Writes rows as CSV, CSV.gz or Parquet, by the ending; what a row lacks is empty or null.
 
-    Numbers become doubles, everything else text; what a row lacks is null.
+    Args:
+        path: the file.
+        rows: of plain data.
+        types: its columns, each with its type in SQL; None: those of all rows in order of appearance, doubles where
+            all are numbers, else text.
 
     Raises:
-        UserError: the ending is none of these, or there are no rows.
+        UserError: the ending is none of these, it is Parquet and DuckDB is not installed, or there are neither rows nor
+            types.
         InputFileError: it cannot be written.
     """
-    import duckdb
-
-    target, ending = Path(path), refuse_table(path)
-    if not rows:
-        raise UserError(f"there are no rows for {shorten(str(path))}")
-    columns = list({name: None for row in rows for name in row})
-    numeric = {c: all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in columns}
-    types = ", ".join(f"{_quoted(c)} {'double' if numeric[c] else 'varchar'}" for c in columns)
-    values = [[_cell(row.get(c), numeric[c]) for c in columns] for row in rows]
-    try:
-        with connected() as connection:
-            connection.execute(f"create table t ({types})")
-            connection.executemany(f"insert into t values ({', '.join('?' * len(columns))})", values)
-            literal = str(target).replace("'", "''")
-            connection.execute(f"copy t to '{literal}' (format {TABLES[ending]})")
-    except duckdb.Error as error:
-        why = str(error).splitlines()[0].rpartition('": ')[2].partition('"')[0]  # behind the name of the file
-        raise InputFileError(str(path), f"cannot be written: {why[:200]}") from None
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    ending = refuse_table(path)
+    if types is None:
+        if not rows:
+            raise UserError(f"there are no rows for {shorten(str(path))}")
+        names = {name: None for row in rows for name in row}
+        numeric = {c: all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in names}
+        types = {c: "double" if numeric[c] else "varchar" for c in names}
+        of = {"double": float, "varchar": str}
+        rows = [{c: of[types[c]](value) for c, value in row.items() if value is not None} for row in rows]
+    if ending == ".parquet":
+        _write_parquet(path, rows, types)
+        return
+    out = io.StringIO()
+    writer = csv.DictWriter(out, types, restval=None, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({c: str(v).lower() if isinstance(v, bool) else v for c, v in row.items()} for row in rows)
+    data = out.getvalue().encode()
+    write_bytes(path, gzip.compress(data, mtime=0) if ending == ".csv.gz" else data)
 
 
-def _cell(value: Any, numeric: bool) -> Any:
-    return value if numeric or value is None else str(value)
+def _write_parquet(path: str | PathLike[str], rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> None:
+    def failed(why: str) -> InputFileError:
+        reason = why.rpartition('": ')[2].partition('"')[0]  # behind the name of the file
+        return InputFileError(str(path), f"cannot be written: {reason[:200]}")
+
+    with connected(PARQUET, failed) as connection:
+        filled(connection, "t", rows, types)
+        connection.execute(f"copy t to {_quoted(str(path))} (format parquet)")
 
 
+def _quoted(text: str) -> str:
+    """A text in SQL.
+
+    >>> _quoted("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+PARQUET: Final = "a table in Parquet"
 LONGEST: Final = 2**20
 """Characters of a header that are looked at."""
-FOREIGN: Final = frozenset("\0\ufffd")
-"""Characters of a header that is not UTF-8."""
 PREAMBLE: Final = 1000
 """Lines before a header that may be blank or comments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """The first line of a file that is neither blank nor a comment."""
-
-    skipped: int
-    """Lines before it."""
-    delimiter: str
-    cells: int
-
-
-def opened(file: Path, errors: str = "strict") -> TextIO:
-    """The text of a CSV or CSV.gz file, lines ending as they do there; ``errors``: what becomes of no UTF-8."""
+def opened(file: Path) -> TextIO:
+    """The text of a CSV or CSV.gz file in UTF-8, lines ending as they do there."""
     if file.name.lower().endswith(".gz"):
-        return gzip.open(file, "rt", encoding="utf-8-sig", errors=errors, newline="")
-    return file.open(encoding="utf-8-sig", errors=errors, newline="")
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
+    return file.open(encoding="utf-8-sig", newline="")
 
 
 def says_nothing(cells: Sequence[str]) -> bool:
@@ -176,37 +213,30 @@ def in_quotes(delimiter: str) -> str:
     return f"a cell that holds a {delimiter!r}{', as 1,670 does,' if delimiter == ',' else ''} stands in quotes"
 
 
-def header_of(file: Path) -> Header | None:
-    """The header of a CSV or CSV.gz file; None where it is no UTF-8, or a single cell."""
-    try:
-        with opened(file, errors="replace") as stream:
-            skipped, line = first_line(beginning(stream))
-        if not line or not FOREIGN.isdisjoint(line):
-            return None
-        delimiter = delimiter_of(line)
-        cells = len(next(csv.reader([line], delimiter=delimiter)))
-        return Header(skipped=skipped, delimiter=delimiter, cells=cells) if cells > 1 else None
-    except (*BROKEN, csv.Error):
-        return None
+def cells_of(file: Path) -> Iterator[list[str]]:
+    """The header of a CSV or CSV.gz file, then its rows, each with as many cells; blank lines are passed over.
 
-
-def fault(file: Path, header: Header) -> str | None:
-    """Message on the first line that breaks the form; None where no line does.
-
-    Args:
-        file: CSV or CSV.gz.
-        header: what :func:`header_of` found.
+    Raises:
+        InputFileError: a line breaks the form; the message has the line.
+        OSError, EOFError, zlib.error, UnicodeDecodeError: the file cannot be read.
     """
-    line = header.skipped
-    try:
-        with opened(file, errors="replace") as stream:
-            rows = csv.reader(islice(stream, header.skipped, None), delimiter=header.delimiter, strict=True)
+    with opened(file) as stream:
+        skipped, line = first_line(beginning(stream))
+    delimiter, header, at = delimiter_of(line), 0, skipped
+    with opened(file) as stream:
+        rows = csv.reader(islice(stream, skipped, None), delimiter=delimiter, strict=True)
+        try:
             for row in rows:
-                if row and len(row) != header.cells:
-                    return unlike_header(line + 1, len(row), header.cells)
-                line = header.skipped + rows.line_num
-    except csv.Error as error:
-        return f"line {line + 1} has a quote that is not closed, or text after one that is ({error})"
-    except BROKEN:
-        return None
-    return None
+                header = header or len(row)
+                if row and len(row) != header:
+                    raise _broken(file, unlike_header(at + 1, len(row), header), delimiter)
+                if row:
+                    yield row
+                at = skipped + rows.line_num
+        except csv.Error as error:
+            problem = f"line {at + 1} has a quote that is not closed, or text after one that is ({error})"
+            raise _broken(file, problem, delimiter) from None
+
+
+def _broken(file: Path, problem: str, delimiter: str) -> InputFileError:
+    return InputFileError(str(file), problem, hint=f"every line has the cells of the header; {in_quotes(delimiter)}")

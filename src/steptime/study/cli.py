@@ -5,10 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-from typer.core import TyperGroup
-
 from steptime.cli import options as o
+from steptime.cli.parser import Group, flag, number, positional
 from steptime.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -16,22 +14,13 @@ if TYPE_CHECKING:
     from steptime.study.tables import Results
 
 STORE: Final = "study-store"
-GROUP: Final = typer.Typer(
-    name="study",
-    cls=TyperGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
-File = Annotated[str, typer.Argument(metavar="STUDY.toml", help="The study: what is crossed, and what is kept.")]
+GROUP: Final = Group("steptime study", "Many jobs from one file: sweeps that resume where they stopped.")
+File = Annotated[str, positional(metavar="STUDY.toml", help="The study: what is crossed, and what is kept.")]
 StoreOption = Annotated[
     str,
-    typer.Option(
-        "--store", metavar="DIR", envvar="STEPTIME_STORE", help="Folder of results; several studies share it."
-    ),
+    flag("--store", metavar="DIR", envvar="STEPTIME_STORE", help="Folder of results; several studies share it."),
 ]
-Table = Annotated[str, typer.Option("--table", metavar="NAME", help="points, plans, front or terms.")]
+Table = Annotated[str, flag("--table", metavar="NAME", help="points, plans, front or terms.")]
 
 
 class Executor(StrEnum):
@@ -43,22 +32,13 @@ class Executor(StrEnum):
     MPI = "mpi"
 
 
-@GROUP.callback()
-def study() -> None:
-    """Many jobs from one file: sweeps of plans and machines that resume where they stopped."""
-
-
 @GROUP.command()
 def run(
     file: File,
     store: StoreOption = STORE,
-    executor: Annotated[
-        Executor, typer.Option("--executor", help="Processes here, or of Ray, Dask or MPI.")
-    ] = Executor.LOCAL,
-    workers: Annotated[
-        int | None, o.number("--workers", "N", "Processes; default: the processors.", 1, 100_000)
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a study of more than 10,000 points.")] = False,
+    executor: Annotated[Executor, flag("--executor", help="Processes here, or of Ray, Dask or MPI.")] = Executor.LOCAL,
+    workers: Annotated[int | None, number("--workers", "N", "Processes; default: the processors.", 1, 100_000)] = None,
+    yes: Annotated[bool, flag("--yes", help="Do not ask before a study of more than 10,000 points.")] = False,
     json: o.Json = False,
 ) -> None:
     """Compute what the store lacks of a study.
@@ -83,7 +63,7 @@ def run(
     if outcome.refused:
         print(f"{counted(outcome.refused, 'point')} refused: steptime study show {file} --table points says why")
     if outcome.damaged:
-        print(f"{counted(len(outcome.damaged), 'block')} damaged, computed again: {', '.join(outcome.damaged)}")
+        print(f"{counted(len(outcome.damaged), 'point')} damaged, computed again: {', '.join(outcome.damaged)}")
     if outcome.lost_workers:
         print(f"workers were lost {counted(outcome.lost_workers, 'time')}, their points computed again")
 
@@ -93,7 +73,7 @@ def _ask(found: Study, yes: bool) -> None:
 
     Raises:
         UserError: there is nobody to ask.
-        typer.Abort: the answer is no.
+        KeyboardInterrupt: the answer is no.
     """
     import sys
 
@@ -104,8 +84,9 @@ def _ask(found: Study, yes: bool) -> None:
     many = f"{len(found.cases):,} points, more than {ASK_ABOVE:,}"
     if sys.stdin is None or not sys.stdin.isatty():
         raise UserError(f"the study has {many}", hint="give --yes to compute them all")
-    if not typer.confirm(f"The study has {many}. Compute them?", err=True):
-        raise typer.Abort
+    print(f"The study has {many}. Compute them? [y/N]: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise KeyboardInterrupt
 
 
 @GROUP.command()
@@ -124,7 +105,7 @@ def show(file: File, store: StoreOption = STORE, table: Table = "plans", json: o
 @GROUP.command()
 def query(
     file: File,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="A query of DuckDB over points, plans, front, terms.")],
+    sql: Annotated[str, positional(metavar="SQL", help="A query of DuckDB over points, plans, front, terms.")],
     store: StoreOption = STORE,
     json: o.Json = False,
 ) -> None:
@@ -142,7 +123,7 @@ def query(
 @GROUP.command()
 def export(
     file: File,
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="CSV, CSV.gz or Parquet, by its ending.")],
+    out: Annotated[str, flag("--out", "-o", metavar="FILE", help="CSV, CSV.gz or Parquet, by its ending.")],
     store: StoreOption = STORE,
     table: Table = "plans",
 ) -> None:

@@ -1,4 +1,4 @@
-"""Points computed: rows of one table that has every kind of row, so that a block is one file.
+"""Points computed: rows of one table that has every kind of row.
 
 Kinds: ``point`` (one for each: what was found), ``plan`` (the fastest, by rank), ``front``, ``term``.
 """
@@ -35,7 +35,7 @@ _NUMBERS: Final = (
     *("step_time_s", "mfu", "hfu", "tokens_per_s_per_gpu", "samples_per_s", "model_flops"),
     *("peak_memory_bytes", "memory_capacity_bytes", "oom_probability"),
 )
-#: Column -> its type in DuckDB.
+#: Column -> its type in SQL.
 COLUMNS: Final[Mapping[str, str]] = {
     "point": "varchar",
     "kind": "varchar",

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from steptime.errors import UserError, counted
-from steptime.registry import Registry
+from steptime.registry import Registry, needed
 from steptime.study.evaluate import solve
 from steptime.study.points import Point
 
@@ -143,8 +143,7 @@ class RayEngine(Engine):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        import ray
-
+        ray = needed("ray", "executor ray")
         self._ray, self._own = ray, not ray.is_initialized()
         if self._own:
             self._start(None if os.environ.get("RAY_ADDRESS") else workers)
@@ -182,9 +181,7 @@ class DaskEngine(_Pooled):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        import distributed
-
-        dask: Any = distributed  # parts of it have no types
+        dask = needed("distributed", "executor dask")
         address = os.environ.get("DASK_SCHEDULER_ADDRESS")
         self._cluster = None
         if address is None:
@@ -207,9 +204,7 @@ class MpiEngine(_Pooled):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        from mpi4py.futures import MPIPoolExecutor
-
-        self.pool = MPIPoolExecutor(max_workers=workers)
+        self.pool = needed("mpi4py.futures", "executor mpi").MPIPoolExecutor(max_workers=workers)
 
 
 def usual_workers() -> int:
@@ -222,8 +217,6 @@ EXECUTORS.add("local", lambda workers: Here(1) if workers == 1 else Local(worker
 EXECUTORS.add("ray", RayEngine)
 EXECUTORS.add("dask", DaskEngine)
 EXECUTORS.add("mpi", MpiEngine)
-#: Executor -> what installs it.
-PACKAGES: Final = {"ray": "steptime[ray]", "dask": "steptime[dask]", "mpi": "steptime[mpi]"}
 
 
 def engine_of(name: str, workers: int | None) -> Engine:
@@ -240,11 +233,7 @@ def engine_of(name: str, workers: int | None) -> Engine:
     count = usual_workers() if workers is None else workers
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_WORKERS:
         raise UserError(f"{count!r} workers: a whole number from 1 to {MOST_WORKERS:,}")
-    try:
-        return start(count)
-    except ImportError as error:
-        package = PACKAGES.get(name, name)
-        raise UserError(f"executor {name}: {error.name or error} is missing", hint=f"pip install '{package}'") from None
+    return start(count)
 
 
 def lost_too_often(points: Sequence[Point], times: int) -> UserError:

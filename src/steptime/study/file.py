@@ -41,14 +41,14 @@ from steptime.api.models import load_model
 from steptime.api.request import checked_plan, choice, constraints_of, job_choices, oom_limit_of, text, whole
 from steptime.api.training import check_training
 from steptime.errors import FieldError, UserError, counted
-from steptime.formats.run_toml import as_user_error
+from steptime.formats.estimate_file import as_user_error
 from steptime.hardware import load_cluster
 from steptime.hardware.search_path import is_path
 from steptime.model.captured import is_target
 from steptime.model.known import in_catalogue
+from steptime.options import KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import PRECISIONS
-from steptime.plan.keys import KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.search.modes import MODES
 from steptime.store.files import parse_toml, read_text
 from steptime.study.hardware import FACTOR, PARAMETERS, cluster_with, si_value

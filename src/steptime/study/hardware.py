@@ -11,8 +11,9 @@ from typing import Any, Final
 from steptime.errors import FieldError, UserError
 from steptime.hardware import load_cluster
 from steptime.hardware.library import changed_cluster
-from steptime.hardware.load import DEVICE, LEVEL, RATE, RATES, Field, value_of
+from steptime.hardware.load import DEVICE, LEVEL, RATE, RATES
 from steptime.hardware.records import Cluster
+from steptime.schema import Field, value_of
 
 _SUFFIX: Final = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s", "s": "s"}
 

@@ -13,8 +13,10 @@ from steptime.api.expert_load import expert_load_of
 from steptime.api.models import load_model
 from steptime.cli.output import plain
 from steptime.errors import UserError
+from steptime.hardware.search_path import named_files
 from steptime.plan.framework import IDEAL
-from steptime.plan.framework_file import GENERIC, framework_table
+from steptime.plan.framework_file import FOLDER as FRAMEWORKS
+from steptime.plan.framework_file import GENERIC, framework_table, framework_tables
 from steptime.search.modes import MODES
 from steptime.store.journal import content_key
 from steptime.study.hardware import cluster_with, columns_of, unchanged_cluster
@@ -54,7 +56,8 @@ def forget() -> None:
 
 @cache
 def _frameworks_key() -> str:
-    return content_key(plain(framework_table()))
+    own = {name: framework_tables(name) for name in named_files(FRAMEWORKS)}
+    return content_key(plain({**framework_table(), "own": own}))
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import FieldError, UserError, counted, shown
-from steptime.formats.run_toml import as_user_error
+from steptime.formats.estimate_file import as_user_error
 
 MOST_VALUES: Final = 10**6
 """Values that one field may have."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steptime.errors import InternalError, UserError
 from steptime.store.journal import content_key
+from steptime.study.evaluate import REFUSED
 from steptime.study.executors import Engine, Rows, engine_of, lost_too_often
 from steptime.study.file import Study
 from steptime.study.points import Point, forget
-from steptime.study.store import Claims, Store, Writer
+from steptime.study.store import Claims, Store
 
 CHUNK: Final = 32
 """Points that travel and are committed together: a fraction of a second of searches."""
@@ -39,7 +40,7 @@ class Outcome:
     refused: int
     """Points whose job contradicts itself; their message is in the results."""
     damaged: tuple[str, ...]
-    """Blocks whose checksum was wrong or that were gone; their points were computed again."""
+    """Points whose rows were damaged; they were computed again."""
     lost_workers: int
 
     def to_json(self) -> dict[str, Any]:
@@ -86,17 +87,18 @@ def run(
             committed before is kept.
     """
     kept = store if isinstance(store, Store) else Store(store)
-    with kept.writing() as writer:
-        return _Run(study, writer, progress).through(executor, workers)
+    kept.prepare()
+    return _Run(study, kept, progress).through(executor, workers)
 
 
 class _Run:
-    def __init__(self, study: Study, writer: Writer, progress: Progress | None) -> None:
-        self.store, self.writer, self.progress = writer.store, writer, progress
+    def __init__(self, study: Study, store: Store, progress: Progress | None) -> None:
+        self.store, self.progress = store, progress
         forget()
         self.points = {point.key: point for point in study.points}
-        at, self.damaged = self.store.found(list(self.points))
-        self.open = set(self.points) - set(at)
+        whole = {key: rows is not None for key, rows in store.read(self.points)}
+        self.damaged = tuple(sorted(key for key, found in whole.items() if not found))
+        self.open = {key for key in self.points if not whole.get(key)}
         self.computed, self.lost = 0, 0
         self.waiting = deque(chunk for chunk in chunks_of(self.points) if self.open.intersection(chunk.points))
         self.busy: dict[Future[Rows], _Chunk] = {}
@@ -106,7 +108,7 @@ class _Run:
         self._tell()
         if self.waiting:
             few = min(len(self.waiting), workers) if workers and executor == "local" else workers
-            with engine_of(executor, few) as engine, self.writer.claiming() as claims:
+            with engine_of(executor, few) as engine, self.store.claiming() as claims:
                 while self.waiting or self.busy:
                     self._submit(engine, claims)
                     self._collect(engine, claims)
@@ -128,9 +130,8 @@ class _Run:
             if not claims.take(chunk.name):
                 self.waiting.append(chunk)
                 continue
-            self.store.refresh()
-            at, _damaged = self.store.found([key for key in chunk.points if key in self.open])
-            self._close(at)
+            missing = self.open.intersection(chunk.points)
+            self._close({key for key, rows in self.store.read(missing) if rows is not None})
             chunk.missing = [key for key in chunk.points if key in self.open]
             if chunk.missing:
                 self.busy[engine.submit([chunk.points[key] for key in chunk.missing])] = chunk
@@ -177,11 +178,11 @@ class _Run:
                 "a worker has another steptime, or other files of models and clusters, than this process",
                 hint="install the same version everywhere, and give files under one path that nobody edits meanwhile",
             )
-        self.writer.commit(rows, chunk.missing)
+        self.store.commit(rows)
         self.computed += len(chunk.missing)
         self._close(chunk.missing)
 
-    def _close(self, keys: Sequence[str] | dict[str, str]) -> None:
+    def _close(self, keys: Iterable[str]) -> None:
         self.open.difference_update(keys)
         self._tell()
 
@@ -190,9 +191,7 @@ class _Run:
             self.progress(len(self.points) - len(self.open), len(self.points))
 
     def _refused(self) -> int:
-        from steptime.study.tables import refused_points
-
-        at, _ = self.store.found(list(self.points))
-        if set(at) != set(self.points):
+        found = {key: rows for key, rows in self.store.read(self.points) if rows is not None}
+        if set(found) != set(self.points):
             raise InternalError("a run ended with points that its store has not")
-        return refused_points(self.store, at)
+        return sum(row.get("status") == REFUSED for rows in found.values() for row in rows)

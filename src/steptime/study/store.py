@@ -1,192 +1,131 @@
-"""The store of a study's results: blocks of rows, whole or absent, and journals of what each block has.
+"""The store of a study's results: one SQLite file, and locks on what is being computed.
 
 ::
 
-    STORE/journal-0.jsonl       one line a block: its checksum, its points; one writer a journal
-    STORE/blocks/CHECKSUM.parquet
-    STORE/claims/CHUNK          locked by the run that computes the chunk
+    STORE/results.sqlite    a row a point: its key, and its rows as packed JSON, which has a checksum
+    STORE/claims/CHUNK      locked by the run that computes the chunk; a lock ends with its process
 
-A block is written to a temporary file, brought to disk, renamed, and then named in a journal. A run that is killed
-between any two of these leaves a file that no journal names, or a torn line that is dropped. Runs at the same time have
-a journal each; locks go with their process.
+Points that were computed together are committed in one transaction. SQLite undoes one in which a run was killed when
+the file is next opened, so that a point has all of its rows or none.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from steptime.cli.output import plain
-from steptime.errors import InputFileError, shorten
-from steptime.store.files import BUSY, lock, prepare_folder, replace_file, unwritable
-from steptime.store.journal import Journal, check_header, read_journal
-from steptime.store.tables import connected
-from steptime.study.evaluate import COLUMNS, Row
+from steptime.errors import InputFileError
+from steptime.store.files import BUSY, ROOM_HINT, lock, prepare_folder, unwritable
 
-HEADER: Final = {"of": "results of studies", "store": 1}
-JOURNALS: Final = "journal-*.jsonl"
-CHECKSUM: Final = re.compile("[0-9a-f]{64}")
-MOST_RUNS: Final = 1000
-"""Runs on one store at a time."""
-STALE_S: Final = 3600.0
-"""Age from which a temporary file is of a run that was killed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One file of rows."""
-
-    checksum: str
-    points: tuple[str, ...]
-
-
-def _block(path: Path, record: Mapping[str, Any]) -> Block:
-    """The block that a journal names.
-
-    Raises:
-        InputFileError: the name is no checksum, or its points are no texts.
-    """
-    checksum, points = record["key"], record.get("points")
-    if not CHECKSUM.fullmatch(checksum) or not isinstance(points, list) or not all(isinstance(p, str) for p in points):
-        hint = "delete the line, or the file, and run again"
-        raise InputFileError(str(path), f"the line of {shorten(checksum, 70)!r} is damaged", hint=hint)
-    return Block(checksum=checksum, points=tuple(points))
+Row = Mapping[str, Any]
+FILE: Final = "results.sqlite"
+FORM: Final = 0x57E90002
+"""The file's ``application_id``: it is a store, of the second form."""
+WAIT_S: Final = 60.0
+"""Time to wait for the transaction of another process."""
 
 
 class Store:
-    """A folder of results."""
+    """A folder of results.
+
+    Raises:
+        InputFileError: it has results of the form before SQLite.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._blocks: dict[str, Block] = {}
-        self._read: dict[Path, tuple[int, int]] = {}
-        self._whole: dict[str, bool] = {}
+        self.file = self.folder / FILE
+        if any(self.folder.glob("journal-*.jsonl")):
+            problem = "has results of an older steptime"
+            raise InputFileError(str(folder), problem, hint="give another --store, or delete it, and run again")
 
-    def path(self, checksum: str) -> Path:
-        """File of a block."""
-        return self.folder / "blocks" / f"{checksum}.parquet"
-
-    def refresh(self) -> None:
-        """Takes in what journals say now; those that did not change are not read again.
+    def prepare(self) -> None:
+        """Makes the store where there is none.
 
         Raises:
-            InputFileError: a journal is damaged, or is that of another thing.
+            InputFileError: it cannot be written.
         """
-        for path in sorted(self.folder.glob(JOURNALS)):
-            found = path.stat()
-            if not found.st_size or self._read.get(path) == (found.st_size, found.st_mtime_ns):
-                continue  # empty: a run begins it
-            stored = read_journal(path)
-            check_header(path, {**stored.header, "journal": 1}, {"journal": 1, **HEADER})
-            self._read[path] = (found.st_size, found.st_mtime_ns)
-            for record in stored.records:
-                self.add(_block(path, record))
+        prepare_folder(self.folder / "claims")
+        with self._transaction("begin immediate", "rwc"):
+            pass
 
-    def add(self, block: Block) -> None:
-        """Takes in one block."""
-        known = self._blocks.get(block.checksum)
-        if known is None or set(block.points) - set(known.points):
-            self._blocks[block.checksum] = block
+    def read(self, points: Iterable[str]) -> Iterator[tuple[str, list[dict[str, Any]] | None]]:
+        """Those of some points that the store has, with their rows; None where these are damaged.
 
-    def is_whole(self, checksum: str) -> bool:
-        """Whether the file of a block is there and has the checksum that names it; looked at once."""
-        if checksum not in self._whole:
+        Raises:
+            InputFileError: the file cannot be read.
+        """
+        if not self.file.exists():
+            return
+        query = "select point, rows from results where point in (select value from json_each(?))"
+        with self._transaction() as database:
+            found = database.execute(query, [json.dumps(list(points))]).fetchall()
+        for point, packed in found:
             try:
-                data = self.path(checksum).read_bytes()
-            except OSError:
-                data = b""
-            self._whole[checksum] = checksum_of(data) == checksum
-        return self._whole[checksum]
+                yield point, json.loads(zlib.decompress(packed))
+            except (zlib.error, ValueError, TypeError):
+                yield point, None
 
-    def found(self, points: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Where the rows of points are: the block of each that has one, and blocks without which some are missing.
+    def commit(self, rows: Sequence[Row]) -> None:
+        """Adds all rows of some points, which are on disk when this returns.
 
-        A point that several blocks have is read from the first that is whole; the others may be damaged or gone.
+        Raises:
+            InputFileError: they cannot be written; nothing that was there is changed.
         """
-        wanted, at, broken = set(points), dict[str, str](), dict[str, set[str]]()
-        for block in self._blocks.values():
-            here = wanted.intersection(block.points)
-            if not here:
-                continue
-            if self.is_whole(block.checksum):
-                at.update((point, block.checksum) for point in here if point not in at)
-            else:
-                broken[block.checksum] = here
-        return at, tuple(checksum for checksum, here in broken.items() if not here <= at.keys())
+        found: dict[str, list[Row]] = {}
+        for row in rows:
+            found.setdefault(row["point"], []).append({name: row[name] for name in row if name != "point"})
+        packed = [
+            (point, zlib.compress(json.dumps(plain(own), allow_nan=False).encode())) for point, own in found.items()
+        ]
+        with self._transaction("begin immediate") as database:
+            database.executemany("insert or replace into results values (?, ?)", packed)
 
     @contextmanager
-    def writing(self) -> Iterator[Writer]:
-        """One run that adds to the store.
+    def _transaction(self, begin: str = "begin", mode: str = "rw") -> Iterator[sqlite3.Connection]:
+        """A transaction on a connection of its own, so that no connection is carried into a process that is forked.
 
-        Raises:
-            InputFileError: the folder or a journal cannot be written.
+        The journal is SQLite's default, which rolls back. A write-ahead log would be shared memory of one machine: runs
+        of two machines on a network file system would damage the file, and a read-only folder could not be read.
         """
-        for name in ("blocks", "claims"):
-            prepare_folder(self.folder / name)
-        self._sweep()
-        journal = self._journal()
+        place = f"{self.file.absolute().as_uri()}?mode={mode}"
         try:
-            self.refresh()
-            yield Writer(self, journal)
-        finally:
-            journal.close()
+            with closing(sqlite3.connect(place, uri=True, timeout=WAIT_S, isolation_level=None)) as database:
+                database.execute(begin)
+                (form,) = database.execute("pragma application_id").fetchone()
+                if not database.execute("select count(*) from sqlite_master").fetchone()[0]:
+                    database.execute("create table results (point text primary key, rows blob not null)")
+                    database.execute(f"pragma application_id = {FORM}")
+                elif form != FORM:
+                    raise InputFileError(str(self.file), "is no store of studies", hint="give another --store")
+                yield database
+                database.execute("commit")
+        except sqlite3.Error as error:
+            raise self._failure(error) from None
 
-    def _journal(self) -> Journal:
-        """The first journal that no other run writes."""
-        for number in range(MOST_RUNS):
-            try:
-                return Journal(self.folder / f"journal-{number}.jsonl", HEADER, resume=True)
-            except InputFileError as error:
-                if BUSY not in str(error):
-                    raise
-        raise InputFileError(str(self.folder), f"{MOST_RUNS} runs write to it")
-
-    def _sweep(self) -> None:
-        """Removes temporary files of runs that were killed."""
-        for path in (self.folder / "blocks").glob(".*"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > STALE_S:
-                    path.unlink()
-
-
-class Writer:
-    """What one run does to its store."""
-
-    def __init__(self, store: Store, journal: Journal) -> None:
-        self.store, self._journal = store, journal
-
-    def commit(self, rows: Sequence[Row], points: Sequence[str]) -> Block:
-        """Adds a block; it is on disk when this returns.
-
-        Raises:
-            InputFileError: it cannot be written; nothing that was there is changed.
-        """
-        data = packed(rows)
-        block = Block(checksum=checksum_of(data), points=tuple(points))
-        path = self.store.path(block.checksum)
-        try:
-            replace_file(path, data)
-            _sync_folder(path.parent)
-        except OSError as error:
-            raise unwritable(path, error) from None
-        self._journal.append({"key": block.checksum, "points": list(points), "rows": len(rows)})
-        self.store._whole[block.checksum] = True
-        self.store.add(block)
-        return block
+    def _failure(self, error: sqlite3.Error) -> InputFileError:
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith("SQLITE_BUSY"):
+            return InputFileError(str(self.file), BUSY, hint="run again once it has ended")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return InputFileError(str(self.file), "is damaged", hint="delete it, and run again")
+        if name.startswith("SQLITE_IOERR_LOCK"):
+            hint = "give a --store on a disk whose files can be locked"
+            return InputFileError(str(self.file), "cannot be locked", hint=hint)
+        full = name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
+        return InputFileError(str(self.file), f"cannot be used: {error}", hint=ROOM_HINT if full else None)
 
     @contextmanager
     def claiming(self) -> Iterator[Claims]:
-        """Claims of this run, which end with it."""
-        claims = Claims(self.store.folder / "claims")
+        """Claims of one run, which end with it."""
+        claims = Claims(self.folder / "claims")
         try:
             yield claims
         finally:
@@ -228,61 +167,3 @@ class Claims:
         """Ends all claims."""
         for name in [*self._held]:
             self.drop(name)
-
-
-def checksum_of(data: bytes) -> str:
-    """Name of a block: SHA-256 of its bytes."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def packed(rows: Sequence[Row]) -> bytes:
-    """Rows as a Parquet file; columns are those of :data:`COLUMNS`, and what a row lacks is null.
-
-    Raises:
-        InputFileError: there is no room for temporary files.
-    """
-    import duckdb
-
-    with tempfile.TemporaryDirectory(prefix="steptime-") as name:
-        source, target = Path(name, "rows.json"), Path(name, "rows.parquet")
-        try:
-            json_rows(rows, source)
-            with connected() as connection:
-                connection.execute("set threads = 1")
-                connection.execute(f"copy ({select_json(source, COLUMNS)}) to {quoted(target)} (format parquet)")
-            return target.read_bytes()
-        except (OSError, duckdb.Error) as error:
-            reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
-            raise InputFileError(name, f"temporary files cannot be written: {reason}") from None
-
-
-def quoted(path: str | os.PathLike[str]) -> str:
-    """A path as a text in SQL.
-
-    >>> quoted("it's")
-    "'it''s'"
-    """
-    return "'" + os.fspath(path).replace("'", "''") + "'"
-
-
-def select_json(path: Path, columns: Mapping[str, str]) -> str:
-    """Query of the rows of a file of JSON lines, with the types of their columns."""
-    types = ", ".join(f"'{name}': '{kind.upper()}'" for name, kind in columns.items())
-    return f"select * from read_json({quoted(path)}, format = 'newline_delimited', columns = {{{types}}})"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Brings the names of a folder to disk."""
-    if os.name != "posix":  # no folders to open on this system
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some file systems cannot
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def json_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes rows as JSON lines."""
-    path.write_text("".join(f"{json.dumps(plain(row), allow_nan=False)}\n" for row in rows), encoding="utf-8")

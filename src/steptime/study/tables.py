@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from steptime.api.training import samples_in
 from steptime.cost.training import DAY_S, HOUR_S, device_s, training_s
 from steptime.errors import UnknownNameError, UserError, counted, shorten
-from steptime.store.tables import TABLES as ENDINGS
-from steptime.store.tables import connected, refuse_table
-from steptime.study.evaluate import COLUMNS, REFUSED
+from steptime.num import Num
+from steptime.store.tables import connected, filled, write_table
+from steptime.study.evaluate import COLUMNS
 from steptime.study.file import Case, Study
 from steptime.study.hardware import PARAMETERS
 from steptime.study.points import forget
-from steptime.study.store import Store, json_rows, quoted, select_json
+from steptime.study.store import Store
 
 #: Table -> kind of its rows and the columns that it has of them.
 _OF_PLANS: Final = tuple(COLUMNS)[tuple(COLUMNS).index("step_time_s") : tuple(COLUMNS).index("quantity")]
@@ -48,13 +45,13 @@ LABELS: Final[Mapping[str, str]] = {
     **{parameter.column: "double" for parameter in PARAMETERS.values()},
     "training_samples": "double",
 }
-"""What tells a point from others, with its type in DuckDB."""
-#: Amount of a whole run -> what it is of a time of a step.
-_TRAINING: Final = {
-    "training_days": "training_s({step}, training_samples, b) / " + repr(DAY_S),
-    "gpu_hours": "device_s(training_s({step}, training_samples, b), gpus) / " + repr(HOUR_S),
-    "gpu_days": "device_s(training_s({step}, training_samples, b), gpus) / " + repr(DAY_S),
+"""What tells a point from others, with its type in SQL."""
+_TRAINING: Final[Mapping[str, Callable[[Num, Num], Num]]] = {
+    "training_days": lambda run_s, gpus: run_s / DAY_S,
+    "gpu_hours": lambda run_s, gpus: device_s(run_s, gpus) / HOUR_S,
+    "gpu_days": lambda run_s, gpus: device_s(run_s, gpus) / DAY_S,
 }
+"""Amount of a whole run -> what it is of the run's time (s) and its devices."""
 _MEMORY: Final = "1GB"
 
 
@@ -64,172 +61,136 @@ class Results:
 
     study: Study
     store: Store
-    at: Mapping[str, str]
-    """Point -> the block that has its rows."""
+    have: frozenset[str]
+    """Points whose rows it has."""
     damaged: tuple[str, ...]
-    """Blocks that are not read: their checksum is wrong, or they are gone."""
+    """Points whose rows are damaged."""
 
     @property
     def missing(self) -> int:
         """Points that the store has not."""
-        return len({case.point.key for case in self.study.cases} - set(self.at))
+        return len({case.point.key for case in self.study.cases} - self.have)
 
     def rows(self, table: str = "plans") -> list[dict[str, Any]]:
-        """Rows of one of the tables ``points``, ``plans``, ``front``, ``terms``, as plain data.
+        """Rows of one of the tables ``points``, ``plans``, ``front``, ``terms``, in the order of the study.
 
         Raises:
             UnknownNameError: the table is unknown.
         """
-        return self.query(f"select * from {self._known(table)}")
+        kind, own = self._known(table)
+        found = dict(self.store.read(self.have))
+        out = []
+        for case in self.study.cases:
+            rows = [row for row in found.get(case.point.key) or () if row["kind"] == kind]
+            labels = _labels(case) if rows else {}
+            for row in rows:
+                further = _trained(labels, row) if kind == "plan" else {}
+                out.append(labels | {name: _cell(row.get(name), COLUMNS[name]) for name in own} | further)
+        return out
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """Rows of a query in SQL over the tables; it can change nothing and read no files.
+        """Rows of a query in DuckDB's SQL over the tables; it can change nothing and read no files.
 
         Raises:
-            UserError: DuckDB refuses it; the message says why.
+            UserError: DuckDB is missing, or refuses it; the message says why.
         """
-        import duckdb
 
-        with self._open() as connection:
-            try:
-                cursor = connection.execute(sql)
-                if cursor is None:
-                    raise UserError("the query is empty", hint="for example select * from plans limit 3")
-                names = [column[0] for column in cursor.description or ()]
-                return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-            except duckdb.Error as error:
-                raise UserError(_refusal(error), hint=f"tables: {', '.join(TABLES)}") from None
+        def failed(why: str) -> UserError:
+            return UserError(f"the query is refused: {shorten(why, 300)}", hint=f"tables: {', '.join(TABLES)}")
+
+        with connected("a query in SQL", failed) as connection:
+            connection.execute(f"set memory_limit = '{_MEMORY}'")
+            for table in TABLES:
+                if table in sql.lower():
+                    filled(connection, table, self.rows(table), self._types(table))
+            connection.execute("set enable_external_access = false")
+            connection.execute("set lock_configuration = true")
+            cursor = connection.execute(sql)
+            if cursor is None:
+                raise UserError("the query is empty", hint="for example select * from plans limit 3")
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def export(self, path: str | os.PathLike[str], table: str = "plans") -> int:
         """Writes a table as CSV, CSV.gz or Parquet, by the ending; the number of its rows.
 
         Raises:
-            UserError: the ending or the table is unknown, or the file cannot be written.
+            UserError: the ending or the table is unknown, DuckDB, which writes Parquet, is missing, or the file cannot
+                be written.
         """
-        import duckdb
+        rows = self.rows(table)
+        write_table(path, rows, self._types(table))
+        return len(rows)
 
-        target = os.fspath(path)
-        ending = refuse_table(target)
-        self._known(table)
-        with self._open(locked=False) as connection:
-            try:
-                connection.execute(f"copy (select * from {table}) to {quoted(target)} (format {ENDINGS[ending]})")
-            except duckdb.Error as error:
-                raise UserError(f"{target}: {_refusal(error)}") from None
-            number: int = connection.execute(f"select count(*) from {table}").fetchone()[0]
-        return number
-
-    def _known(self, table: str) -> str:
+    def _known(self, table: str) -> tuple[str, tuple[str, ...]]:
         if table not in TABLES:
             raise UnknownNameError("table of a study", table, TABLES)
-        return table
+        return TABLES[table]
 
-    @contextmanager
-    def _open(self, *, locked: bool = True) -> Iterator[Any]:
-        """A connection with the tables; locked: no file is read or written any more."""
-        with connected() as connection, tempfile.TemporaryDirectory(prefix="steptime-") as name:
-            connection.execute(f"set memory_limit = '{_MEMORY}'")
-            connection.execute(f"set temp_directory = {quoted(name)}")
-            for formula in (training_s, device_s):
-                numbers = ["DOUBLE"] * formula.__code__.co_argcount
-                connection.create_function(formula.__name__, formula, numbers, "DOUBLE")
-            self._load(connection, Path(name))
-            if locked:
-                connection.execute("set enable_external_access = false")
-                connection.execute("set lock_configuration = true")
-            yield connection
-
-    def _load(self, connection: Any, folder: Path) -> None:
-        json_rows([_labels(n, case) for n, case in enumerate(self.study.cases)], folder / "labels.json")
-        json_rows([{"point": p, "file": str(self.store.path(c))} for p, c in self.at.items()], folder / "at.json")
-        label_types = {"n": "bigint", **LABELS}
-        connection.execute(f"create table labels as {select_json(folder / 'labels.json', label_types)}")
-        where = {"point": "varchar", "file": "varchar"}
-        connection.execute(f"create table places as {select_json(folder / 'at.json', where)}")
-        files = sorted({str(self.store.path(checksum)) for checksum in self.at.values()})
-        columns = ", ".join(COLUMNS)
-        if files:
-            source = "read_parquet(?, filename = true, file_row_number = true)"
-            rows = f"select {columns}, file_row_number as place from {source}"
-            select = f"{rows} r semi join places p on (r.point = p.point and r.filename = p.file)"
-            connection.execute(f"create table found as {select}", [files])
-        else:
-            types = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-            connection.execute(f"create table found ({types}, place bigint)")
-        for table, (kind, own) in TABLES.items():
-            connection.execute(f"create table {table} as {_select(kind, own)}")
-        for name in ("found", "places", "labels"):
-            connection.execute(f"drop table {name}")
+    def _types(self, table: str) -> dict[str, str]:
+        """Column of a table -> its type in SQL."""
+        kind, own = self._known(table)
+        trained = [name for each in _TRAINING for name in _three(each)] if kind == "plan" else []
+        return {**LABELS, **{name: COLUMNS[name] for name in own}, **dict.fromkeys(trained, "double")}
 
 
-def _select(kind: str, own: Sequence[str]) -> str:
-    """Query of the rows of one kind with the labels of their points, in the order of the study."""
-    labels = [f"l.{name}" for name in LABELS if name != "point"]
-    columns = ["l.point", *labels, *(f"f.{name}" for name in own)]
-    if kind == "plan":
-        steps = {"": "f.step_time_s", "_band_low": "f.step_time_band_low_s", "_band_high": "f.step_time_band_high_s"}
-        for name, formula in _TRAINING.items():
-            for which, step in steps.items():
-                stem, _, unit = name.rpartition("_")
-                sql = formula.format(step=step).replace(", b)", ", l.global_batch)").replace("gpus)", "l.gpus)")
-                columns.append(f"{sql} as {stem}{which}_{unit}")
-    return (
-        f"select {', '.join(columns)} from labels l join found f on l.point = f.point where f.kind = '{kind}' "
-        "order by l.n, f.place"
-    )
+def _three(name: str) -> tuple[str, str, str]:
+    """Columns of an amount and of both ends of its band.
+
+    >>> _three("training_days")
+    ('training_days', 'training_band_low_days', 'training_band_high_days')
+    """
+    stem, _, unit = name.rpartition("_")
+    return name, f"{stem}_band_low_{unit}", f"{stem}_band_high_{unit}"
 
 
-def _labels(number: int, case: Case) -> dict[str, Any]:
-    """One row for a point of a study: what tells it from the others."""
-    labels = case.point.labels()
-    further = {name: labels[name] for name in ("lora", "fix", "limit", "plan") if labels.get(name)}
+def _trained(labels: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Num | None]:
+    """Amounts of a whole run from the step of a plan; None where it has no band, or the study no run."""
+    samples, batch, gpus = labels["training_samples"], labels["global_batch"], labels["gpus"]
+    steps = [row.get(name) for name in ("step_time_s", "step_time_band_low_s", "step_time_band_high_s")]
+    whole = [None if samples is None or batch is None or s is None else training_s(s, samples, batch) for s in steps]
     return {
-        **{name: labels.get(name) for name in LABELS},
-        "n": number,
-        "point": case.point.key,
-        "grid": case.grid,
-        "options": json.dumps(further, sort_keys=True),
-        "training_samples": _samples(case, labels["seq_len"]),
+        column: None if run_s is None else amount(run_s, gpus)
+        for name, amount in _TRAINING.items()
+        for column, run_s in zip(_three(name), whole, strict=True)
     }
 
 
-def _samples(case: Case, seq_len: int) -> float | None:
-    return samples_in(case.training, seq_len) if case.training else None
+def _cell(value: Any, kind: str) -> Any:
+    return float(value) if kind == "double" and value is not None else value
+
+
+def _labels(case: Case) -> dict[str, Any]:
+    """What tells a point of a study from the others."""
+    labels = case.point.labels()
+    further = {name: labels[name] for name in ("lora", "fix", "limit", "plan") if labels.get(name)}
+    labels |= {
+        "point": case.point.key,
+        "grid": case.grid,
+        "options": json.dumps(further, sort_keys=True),
+        "training_samples": samples_in(case.training, labels["seq_len"]) if case.training else None,
+    }
+    return {name: _cell(labels.get(name), kind) for name, kind in LABELS.items()}
 
 
 def results(study: Study, store: str | os.PathLike[str] | Store) -> Results:
-    """What a store has of a study; blocks that are damaged are left out, and named.
+    """What a store has of a study; points whose rows are damaged are left out, and named.
 
     Raises:
-        UserError: the store is missing or a journal is damaged.
+        UserError: the store is missing or cannot be read.
     """
     kept = store if isinstance(store, Store) else Store(store)
     if not kept.folder.is_dir():
         raise UserError(f"{kept.folder}: there is no store", hint="steptime study run FILE makes one; or give --store")
-    kept.refresh()
     forget()
-    at, damaged = kept.found(list(dict.fromkeys(point.key for point in study.points)))
-    return Results(study=study, store=kept, at=at, damaged=damaged)
-
-
-def refused_points(store: Store, at: Mapping[str, str]) -> int:
-    """Points that have a message in place of plans."""
-    if not at:
-        return 0
-    with connected() as connection:
-        files = sorted({str(store.path(checksum)) for checksum in at.values()})
-        query = f"select distinct point from read_parquet(?) where kind = 'point' and status = '{REFUSED}'"
-        return sum(row[0] in at for row in connection.execute(query, [files]).fetchall())
-
-
-def _refusal(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"the query is refused: {shorten(lines[0], 300) if lines else type(error).__name__}"
+    whole = {key: rows is not None for key, rows in kept.read({point.key for point in study.points})}
+    damaged = tuple(sorted(key for key, found in whole.items() if not found))
+    return Results(study=study, store=kept, have=frozenset(whole) - {*damaged}, damaged=damaged)
 
 
 def missing_text(found: Results) -> str | None:
     """A sentence on points that are not there; None where all are."""
     if not found.missing:
         return None
-    why = f" ({counted(len(found.damaged), 'damaged block')})" if found.damaged else ""
+    why = f" ({len(found.damaged)} damaged)" if found.damaged else ""
     return f"{counted(found.missing, 'point')} of {len(found.study.cases)} not computed{why}: run the study (again)"

@@ -20,9 +20,9 @@ from steptime.hardware import cluster_names, device_names, load_cluster, load_de
 from steptime.hardware.records import Cluster
 from steptime.hardware.search_path import is_path
 from steptime.model import active_parameter_terms, catalogue_names, parameter_terms
+from steptime.options import COUNTS
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import PRECISIONS
-from steptime.plan.keys import COUNTS
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plots.results import result
 from steptime.plots.series import chart

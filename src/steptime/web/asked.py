@@ -1,6 +1,6 @@
 """What a client asks for: names of catalogues and pasted text, never a path, a module or a file.
 
-A body is a RUN.toml as JSON (:mod:`steptime.formats.run_toml`) whose model and cluster are names, or pasted as
+A body is a RUN.toml as JSON (:mod:`steptime.formats.estimate_file`) whose model and cluster are names, or pasted as
 ``{"text": "..."}``. A pasted text is written to a folder of its own under a name of ours, and goes with it.
 """
 

@@ -6,10 +6,10 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, takes
 from steptime.errors import UserError, shorten
+from steptime.registry import require
 
 if TYPE_CHECKING:
     import uvicorn
@@ -19,15 +19,17 @@ PORT: Final = 8733
 
 def serve(
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; other than loopback: anyone there.")
+        str, flag("--host", metavar="ADDRESS", help="Address to listen on; other than loopback: anyone there.")
     ] = "127.0.0.1",
-    port: Annotated[int, o.number("--port", "N", "Port; 0: one that is free.", 0, 65_535)] = PORT,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    port: Annotated[int, number("--port", "N", "Port; 0: one that is free.", 0, 65_535)] = PORT,
+    open_page: Annotated[bool, flag("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show the page: pick a model and a cluster, see ranked plans, change a degree, compare, download.
 
     It listens on this machine alone unless told otherwise, and needs no network. Ctrl+C stops it.
     """
+    for library in ("starlette", "uvicorn"):
+        require(library, "the page")
     import uvicorn
 
     from steptime.web.guard import is_loopback
@@ -98,25 +100,18 @@ def _address(host: str, port: int) -> str:
     return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
 
 
-@o.describes_job(after="model")
+@takes({**o.JOB, **o.TRAINING})
 def report(
-    model: Annotated[str, typer.Argument(metavar="MODEL|RUN.toml|FILE.json", help="Model, run, or what --json wrote.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE.html", help="Where to write it.")] = Path(
-        "report.html"
-    ),
-    top: Annotated[int, o.number("--top", "K", "Ranked plans next to the one shown; 0: none.", 0, 200)] = 40,
-    tokens: o.Tokens = None,
-    samples: o.Samples = None,
-    epochs: o.Epochs = None,
-    dataset_tokens: o.DatasetTokens = None,
-    dataset_samples: o.DatasetSamples = None,
+    model: Annotated[str, positional(metavar="MODEL|RUN.toml|FILE.json", help="Model, run, or what --json wrote.")],
+    out: Annotated[Path, flag("-o", "--out", metavar="FILE.html", help="Where to write it.")] = Path("report.html"),
+    top: Annotated[int, number("--top", "K", "Ranked plans next to the one shown; 0: none.", 0, 200)] = 40,
     **job: Any,
 ) -> None:
     """Write one file with charts, tables and formulas that opens in a browser without server or network.
 
     Takes the options of estimate. Without a plan it shows the best one of all.
     """
-    length = o.training_given(locals())
+    length = o.training_given(job)
     from steptime.web.report_file import page_of
 
     text = page_of(model, job, length, top=top)

@@ -7,6 +7,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -17,12 +19,27 @@ from steptime.cli.options import settings_given
 from steptime.cli.output import plain
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.result import Estimate
+from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, read_description
-from steptime.formats.run_toml import parse_estimate
 from steptime.web.answers import choices, roofline_of, simulated
 from steptime.web.asked import Asked
-from steptime.web.server import bundle
 from steptime.web.timeline import columns_of
+
+STATIC: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "formulas.json": "application/json",
+}
+"""Files of the bundle; nothing else is sent."""
+
+
+@lru_cache(maxsize=1)
+def bundle() -> Mapping[str, bytes]:
+    """Files of the page, as they were built."""
+    folder = files("steptime.web").joinpath("static")
+    return {name: folder.joinpath(name).read_bytes() for name in STATIC}
+
 
 SCRIPT: Final = '<script type="module" crossorigin src="./page.js"></script>'
 STYLE: Final = '<link rel="stylesheet" crossorigin href="./page.css">'

@@ -12,8 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from importlib.resources import files
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -29,14 +28,8 @@ from steptime.errors import UserError, shorten
 from steptime.web.answers import ANSWERS, CATALOGUES, Answer, choices
 from steptime.web.asked import MAX_BODY_BYTES, desk, document_of, message_of
 from steptime.web.guard import Guard, problem
+from steptime.web.report_file import STATIC, bundle
 
-STATIC: Final = {
-    "index.html": "text/html; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "formulas.json": "application/json",
-}
-"""Files of the bundle; nothing else is sent."""
 WORKERS: Final = 2
 """Questions that are worked on at once."""
 MAX_WAITING: Final = 16
@@ -45,13 +38,6 @@ BODY_S: Final = 10.0
 """Seconds in which a body has to arrive."""
 ANSWER_S: Final = 60.0
 """Seconds in which a question has to be answered."""
-
-
-@lru_cache(maxsize=1)
-def bundle() -> Mapping[str, bytes]:
-    """Files of the page, as they were built."""
-    folder = files("steptime.web").joinpath("static")
-    return {name: folder.joinpath(name).read_bytes() for name in STATIC}
 
 
 class Stopped(BaseException):

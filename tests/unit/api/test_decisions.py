@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptime import api
+from steptime.api import searches
 from steptime.api.decisions import RECIPES, Decision, Guide, _Walk, guide
 from steptime.errors import UserError
 from steptime.estimate.explain import step_time_on
@@ -94,3 +95,12 @@ def test_a_model_that_needs_several_devices_is_told_whether_its_training_ends_in
         assert "end in time" in last.question and last.answer == answer and found.best is not None
         assert last.numbers["completion_s"] == 100_000 * found.best.step_time_s
         assert (last.numbers["completion_s"] <= within_s) == (answer == "yes")
+
+
+def test_advice_is_searched_for_the_whole_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of single questions do not look for what would make them fit: nobody reads it."""
+    asked_for = []
+    monkeypatch.setattr(searches, "_advice", lambda search, *_: asked_for.append(search.gpus) or ())
+    model, cluster, job = CASES["large"]
+    guide(model, cluster, **job)
+    assert asked_for == [job["gpus"]]

@@ -12,7 +12,7 @@ import pytest
 
 import steptime
 
-HEAVY = ("pydantic", "rich", "typer", "click", "matplotlib", "torch", "pandas", "scipy", "sympy", "pint")
+HEAVY = ("pydantic", "rich", "click", "matplotlib", "torch", "pandas", "scipy", "sympy", "pint")
 
 
 def modules_after(code: str) -> set[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import api
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.cost.data_parallel import zero_sent_bytes
 from steptime.errors import UserError
 
@@ -118,10 +118,10 @@ def test_states_of_a_rank_are_those_of_an_estimate():
 
 def test_every_row_comes_from_a_command():
     arguments = ["estimate", "gpt3-175b", "--seq", "2000", "--global-batch", "1600", "--dtype", "fp16"]
-    text = CliRunner().invoke(app, arguments).stdout
+    text = CliRunner().invoke(main, arguments).stdout
     for line in ("input of one layer", "inputs of all layers (full recomputation)", "ZeRO   8 ranks", "MFU / HFU"):
         assert line in text
-    done = json.loads(CliRunner().invoke(app, [*arguments, "--dp", "64", "--json"]).stdout)
+    done = json.loads(CliRunner().invoke(main, [*arguments, "--dp", "64", "--json"]).stdout)
     assert done["activations_bytes"]["layer_inputs"] == 96 * 3_200_000 * 12288 * 2
     assert [row["ranks"] for row in done["zero"]] == [64] * 4 and done["mfu_over_hfu"]["full"] < 0.76
 

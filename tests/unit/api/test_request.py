@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
 from steptime import api
+from steptime.api.jobs import check_model
+from steptime.api.models import load_model
 from steptime.api.request import checked_plan, completed_degrees, constraints_of, some_of, strategy_of, whole
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError
 from steptime.formats.run_spec import parse_run
@@ -327,3 +330,12 @@ def test_a_search_spreads_experts():
     assert tuple(best.plan[key] for key in keys) == (8, 0, "norm", "ring", "fp32")
     again = api.estimate(**MIXTRAL, seq=4096, plan=best.plan)
     assert again.step_time_s == pytest.approx(best.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("key", ["ep", "expert_capacity"])
+def test_experts_of_a_captured_module_are_not_denied(key):
+    """A module may have experts; what is not modelled is to divide them."""
+    job = SimpleNamespace(model=load_model("llama2-7b"), captured=object())
+    with pytest.raises(PlanError, match="experts of a captured module are not divided") as error:
+        check_model(job, "1d", {key: 4})
+    assert "config.json" in str(error.value)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import steptime.api.schedule_search as api
+from cli_runner import CliRunner
 from steptime.api.schedule_search import FoundSchedule, search_schedule
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.schedule.pytorch_csv import read_csv
 from steptime.schedule.simulate import Durations, simulate
@@ -63,10 +63,10 @@ def test_times_of_stages_say_how_many_chunks() -> None:
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     csv, runner = tmp_path / "found.csv", CliRunner()
     given = [*OPTIONS, "--times", "1,1.2,0.8", "--message", "0.1", "--memory", "3", "--chunks", "1", "--csv", str(csv)]
-    shown = runner.invoke(app, given)
+    shown = runner.invoke(main, given)
     assert shown.exit_code == 0
     assert {"zb-1p", "found", "bound", "gap"} <= {line.split(" ")[0] for line in shown.output.splitlines()}
-    document = json.loads(runner.invoke(app, [*given, "--json"]).stdout)
+    document = json.loads(runner.invoke(main, [*given, "--json"]).stdout)
     played = simulate(
         read_csv(csv), Durations(forward_s=1.0, input_gradient_s=1.2, weight_gradient_s=0.8, message_s=0.1)
     )
@@ -89,7 +89,7 @@ def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
         return one_search(*arguments, **{**options, "progress": progress})
 
     monkeypatch.setattr(api, "synthesised", pressed)
-    shown = CliRunner().invoke(app, [*OPTIONS, "--memory", "2", "--json"])
+    shown = CliRunner().invoke(main, [*OPTIONS, "--memory", "2", "--json"])
     assert shown.exit_code == 0 and json.loads(shown.stdout)["stop"]["reason"] == "Interrupted"
     assert {each["chunks"] for each in json.loads(shown.stdout)["named"]} == {1}
 
@@ -107,12 +107,12 @@ def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     (["zb-v"], "--search finds a schedule of its own; got the name zb-v"),
 ])  # fmt: skip
 def test_what_is_refused(options: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, [*OPTIONS, *options])
+    result = CliRunner().invoke(main, [*OPTIONS, *options])
     assert result.exit_code == 2 and message in result.stderr
 
 
 def test_options_of_the_search_need_it() -> None:
-    result = CliRunner().invoke(app, ["schedules", "--memory", "4"])
+    result = CliRunner().invoke(main, ["schedules", "--memory", "4"])
     assert result.exit_code == 2 and "--memory is of a search" in result.stderr
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import UserError, api
 from steptime.api.simulation import Observed, SimulatedStep, simulate
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.schedule import SCHEDULES
 
 JOB: dict[str, Any] = {"gpus": 64, "global_batch": 64}
@@ -83,13 +83,13 @@ def test_a_slow_rank_and_what_it_costs() -> None:
     assert (busy_s / before_s).tolist() == pytest.approx([1, 1, 1.2, 1])
     more_s = found.to_json()["stragglers_s"]
     assert 0.19 * 32 / 35 * calm.pipeline_s * 0.9 < more_s < 0.2 * calm.pipeline_s
-    shown = CliRunner().invoke(app, ["simulate", *OPTIONS, "--slow-rank", "2:1.2"])
+    shown = CliRunner().invoke(main, ["simulate", *OPTIONS, "--slow-rank", "2:1.2"])
     assert "stragglers" in shown.output and "rank 2 x 1.2" in shown.output
     for ranks, words in (({4: 1.2}, "the pipeline has ranks 0 to 3"), ({0: 0.0}, "a factor of 0")):
         with pytest.raises(UserError, match=words):
             simulate("gpt3-175b", "dgx-h100", observed=Observed(slow_ranks=ranks), plan=PLAN, **JOB)
     for given in ("x", "1", "1:y", "1.5:2"):
-        assert "a rank and a factor" in CliRunner().invoke(app, ["simulate", *OPTIONS, "--slow-rank", given]).output
+        assert "a rank and a factor" in CliRunner().invoke(main, ["simulate", *OPTIONS, "--slow-rank", given]).output
 
 
 MEASURED = Path(__file__).parents[2] / "data" / "stage_times"
@@ -177,10 +177,10 @@ def test_a_schedule_goes_to_a_file_and_comes_back(tmp_path: Path) -> None:
     csv, trace = tmp_path / "order.csv", tmp_path / "step.pftrace"
     runner = CliRunner()
     first = runner.invoke(
-        app, ["simulate", *OPTIONS, "--schedule", "zb-v", "--csv", str(csv), "--trace", str(trace), "--json"]
+        main, ["simulate", *OPTIONS, "--schedule", "zb-v", "--csv", str(csv), "--trace", str(trace), "--json"]
     )
     assert first.exit_code == 0, first.output
-    second = runner.invoke(app, ["simulate", *OPTIONS, "--schedule", str(csv), "--json"])
+    second = runner.invoke(main, ["simulate", *OPTIONS, "--schedule", str(csv), "--json"])
     assert second.exit_code == 0, second.output
     one, other = json.loads(first.output), json.loads(second.output)
     assert (
@@ -209,11 +209,11 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_of_schedules_and_one_of_them(tmp_path: Path) -> None:
     runner = CliRunner()
-    table = runner.invoke(app, ["schedules", "--json", "--ranks", "4", "--micro-batches", "8"])
+    table = runner.invoke(main, ["schedules", "--json", "--ranks", "4", "--micro-batches", "8"])
     rows = {row["name"]: row for row in json.loads(table.output)["schedules"]}
     assert rows.keys() == SCHEDULES.keys()
     assert rows["1f1b"]["bubble_fraction"] == pytest.approx(3 / 11) and rows["gpipe"]["in_flight"] == 8
     assert rows["pipedream"]["weight_versions"] == 4 and not rows["pipedream"]["synchronous"]
-    shown = runner.invoke(app, ["schedules", "1f1b", "--ranks", "2", "--micro-batches", "2"])
+    shown = runner.invoke(main, ["schedules", "1f1b", "--ranks", "2", "--micro-batches", "2"])
     assert "rank 0: 0F0 0F1 0B0 0B1" in shown.output
-    assert runner.invoke(app, ["schedules", "--csv", str(tmp_path / "a.csv")]).exit_code == 2
+    assert runner.invoke(main, ["schedules", "--csv", str(tmp_path / "a.csv")]).exit_code == 2

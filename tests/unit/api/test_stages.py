@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import UserError
 from steptime.api.calls import asked_plan
 from steptime.api.simulation import Observed, SimulatedStep
 from steptime.api.stages import items_of, simulate_stages
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.estimate.evaluate import evaluate
 from steptime.schedule.layout import layout_text
 
@@ -130,14 +130,14 @@ def test_bad_input_is_refused(given: dict[str, Any], words: str) -> None:
 
 def test_the_command_prints_stages_layout_and_the_even_split() -> None:
     options = ["gemma2-27b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8", "--pp", "4"]
-    found = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["simulate", *options, "--balance"])
+    found = CliRunner(env={"COLUMNS": "100"}).invoke(main, ["simulate", *options, "--balance"])
     assert found.exit_code == 0 and "even split" in found.output and "% less than that" in found.output
-    document = json.loads(CliRunner().invoke(app, ["simulate", *options, "--balance", "--json"]).output)
+    document = json.loads(CliRunner().invoke(main, ["simulate", *options, "--balance", "--json"]).output)
     assert document["layout"] in found.output and sum(document["stage_layers"]) == 46
     assert document["step_time_s"] < document["even_step_time_s"] and document["even_fits"] is True
-    given = CliRunner().invoke(app, ["simulate", *options, "--layout", document["layout"], "--json"])
+    given = CliRunner().invoke(main, ["simulate", *options, "--layout", document["layout"], "--json"])
     assert json.loads(given.output)["step_time_s"] == pytest.approx(document["step_time_s"])
-    bad = CliRunner().invoke(app, ["simulate", *options, "--layout", "Et|q"])
+    bad = CliRunner().invoke(main, ["simulate", *options, "--layout", "Et|q"])
     assert bad.exit_code == 2 and "Traceback" not in bad.output
 
 
@@ -169,12 +169,12 @@ def test_numbers_that_no_device_has_are_refused_with_one_that_is_written_well(gi
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_the_report_of_a_split_fits_narrow_terminals(columns: int) -> None:
     words = "simulate gemma2-27b --cluster dgx-h100 --gpus 64 --global-batch 64 --tp 8 --pp 4 --balance"
-    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, words.split()).stdout
+    shown = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, words.split()).stdout
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     assert ("not shown at" in shown) == (columns < 80) and "…" not in shown
 
 
 def test_a_rank_has_one_factor() -> None:
     job = ("gemma2-27b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "64", "--tp", "8", "--pp", "4")
-    done = CliRunner().invoke(app, ["simulate", *job, "--slow-rank", "2:1.5", "--slow-rank", "2:1.2"])
+    done = CliRunner().invoke(main, ["simulate", *job, "--slow-rank", "2:1.5", "--slow-rank", "2:1.2"])
     assert done.exit_code == 2 and "--slow-rank 2: factors 1.5 and 1.2" in done.stderr

@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import api
 from steptime.batches.run import batches
 from steptime.batches.spread import context_load, lengths_of, packed
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.cost.lengths import attended_length, longest_of, mean_of, slowest_over_mean
 from steptime.errors import UserError
 
@@ -131,7 +131,7 @@ def test_ways_that_do_not_fit_come_last_and_say_so():
 
 def test_every_rule_that_is_broken_is_told():
     options = "--cluster dgx-h100 --gpus 64 --global-batch 256 --tp 8 --seq 1024 --lengths 512=0.7,1024=0.2"
-    done = CliRunner().invoke(app, ["lengths", "gpt2-xl", *options.split(" ")])
+    done = CliRunner().invoke(main, ["lengths", "gpt2-xl", *options.split(" ")])
     text = " ".join(done.stdout.split())
     assert done.exit_code == 0 and "no way is feasible" in text and "breaks heads" in text and "kv_heads" in text
     assert "note: the shares add up to 0.9" in text
@@ -145,7 +145,7 @@ def test_shares_that_do_not_add_up_are_told_and_counts_are_not(text, total):
 def test_the_command():
     options = "--cluster dgx-h100 --gpus 64 --global-batch 256 --micro-batch 2 --zero 3 --seq 4096"
     job = ["llama3-8b", *options.split(" ")]
-    done = CliRunner().invoke(app, ["lengths", *job, "--lengths", SPREAD, "--json"])
+    done = CliRunner().invoke(main, ["lengths", *job, "--lengths", SPREAD, "--json"])
     assert done.exit_code == 0 and len(json.loads(done.stdout)["ways"]) == 5
-    refused = CliRunner().invoke(app, ["lengths", *job])
+    refused = CliRunner().invoke(main, ["lengths", *job])
     assert refused.exit_code and "missing" in refused.output + refused.stderr

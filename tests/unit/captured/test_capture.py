@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -186,3 +187,70 @@ def test_a_loss_may_have_its_targets_from_around_it() -> None:
     program = capture(mlp(), [X], loss=lambda output: nn.functional.mse_loss(output, targets))
     assert "mse_loss" in {c.node.op for c in program.calls}
     assert targets.is_meta
+
+
+class Projected(nn.Module):
+    """A loss with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(16, 4))
+
+    def forward(self, output: Any) -> Any:
+        return (output @ self.weight.t()).logsumexp(-1).sum()
+
+
+GLOBAL = Projected()
+
+
+def from_globals(output: Any) -> Any:
+    return GLOBAL(output)
+
+
+def losses_that_learn() -> dict[str, Any]:
+    module, weight, held = Projected(), nn.Parameter(torch.empty(16, 4)), [Projected()]
+    return {
+        "module": module, "method": module.forward, "closure": lambda output: module(output),
+        "argument": partial(lambda learned, output: learned(output), module), "list": lambda output: held[0](output),
+        "parameter": lambda output: (output @ weight.t()).logsumexp(-1).sum(), "global": from_globals,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", losses_that_learn())
+def test_what_a_loss_learns_is_counted(name: str) -> None:
+    """Parameters, states and the update of a loss with weights are those of the same module inside of the model."""
+    inside = mlp()
+    head = capture(nn.Sequential(*inside, Projected()), [X])
+    loss = losses_that_learn()[name]
+    program = capture(mlp(), [X], loss=loss)
+    assert program.parameter_count == head.parameter_count == 8 * 16 + 16 + 16 * 4 + 4 + 16 * 4
+    for category in ("parameter", "gradient", "state"):
+        sizes = [
+            sum(s.size_bytes for s in one.storages if s.category == category and s.size_bytes > 4)
+            for one in (program, head)
+        ]
+        assert sizes[0] == sizes[1] > 0, category
+    assert [p.name for p in program.parameters if p.name.startswith("loss")]
+    assert [c.node.op for c in calls_of(program, "optimizer")] == [c.node.op for c in calls_of(head, "optimizer")]
+
+
+def test_weights_of_the_model_in_a_loss_are_counted_once() -> None:
+    module = mlp()
+    program = capture(module, [X], loss=lambda output: (output @ module[2].weight[:, :4]).sum())
+    assert [p.name for p in program.parameters] == [name for name, _ in module.named_parameters()]
+    assert not module[0].weight.is_meta and type(module[0].weight) is nn.Parameter
+
+
+def test_a_teacher_in_a_loss_is_there_and_not_trained() -> None:
+    teacher = nn.Sequential(mlp(), nn.Dropout()).eval()
+
+    def distilled(output: Any) -> Any:
+        with torch.no_grad():
+            target = teacher(torch.zeros(5, 8))
+        return (output - target).square().sum()
+
+    program = capture(mlp(), [X], loss=distilled)
+    assert program.parameter_count == 2 * (8 * 16 + 16 + 16 * 4 + 4)
+    assert not [s for s in program.storages if s.category == "state" and s.name.startswith("loss") and not s.freed]
+    assert not [c for c in program.calls if "dropout" in c.node.op or "bernoulli" in c.node.op]
+    assert not teacher.training

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fits import fit_text
 from steptime import api
 from steptime.api.frameworks import framework_record
 from steptime.api.models import load_model
@@ -98,7 +99,7 @@ def test_an_unknown_framework_is_told_whose_file_is_in_use(tmp_path: Path, monke
     with pytest.raises(UnknownNameError) as error:
         framework_record("quixotic")
     assert "in use" not in str(error.value)
-    own = written(tmp_path, framework_file.PACKAGED.read_text(encoding="utf-8"), framework_file.NAME)
+    own = written(tmp_path, fit_text(), framework_file.NAME)
     monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))
     for use in (framework_record, lambda name: api.estimate("gpt2", "dgx-a100", framework=name, **JOB)):
         with pytest.raises(UnknownNameError) as error:

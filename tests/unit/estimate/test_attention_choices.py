@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fits import fit_text
 from steptime.api.calls import estimate
 from steptime.api.models import load_model
 from steptime.api.searches import plan
@@ -19,7 +20,6 @@ from steptime.estimate.machine import machine_of
 from steptime.estimate.result import Estimate
 from steptime.estimate.work import graph_of
 from steptime.hardware import load_cluster
-from steptime.plan.framework_file import PACKAGED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
@@ -139,7 +139,7 @@ def test_a_step_that_is_one_graph_waits_for_no_host(stages):
 
 def test_graphs_of_parts_of_a_layer_leave_less_to_wait_for(tmp_path, monkeypatch):
     """Router and preprocessing as one graph leave a share of the wait; attention as one is issued at once."""
-    text = re.sub(r"^captured_wait = .*\n", "", PACKAGED.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^captured_wait = .*\n", "", fit_text(), flags=re.MULTILINE)
     text = re.sub(r"^router_s = ", "captured_wait = 0.25\nrouter_s = ", text, flags=re.MULTILINE)
     (tmp_path / "frameworks.toml").write_text(text)
     monkeypatch.setenv("STEPTIME_PATH", str(tmp_path))

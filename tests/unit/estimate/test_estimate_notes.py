@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steptime import api
-from steptime.formats.run_toml import parse_estimate
+from steptime.formats.estimate_file import parse_estimate
 
 HOST_BOUND: dict[str, Any] = {"model": "gpt2", "cluster": "h100-sxm", "gpus": 1, "global_batch": 8}
 UNEVEN: dict[str, Any] = {"model": "llama3.1-8b", "cluster": "dgx-h100", "gpus": 64, "global_batch": 100}

@@ -38,7 +38,7 @@ from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED
 
 KNOWN = MemoryConstants(
-    slack=0.1, slacks={"old": 0.2}, context_bytes=1e9, communicator_bytes=5e8,
+    slack=0.1, own={"old": {"slack": 0.2}}, context_bytes=1e9, communicator_bytes=5e8,
     deviation={"allocated": 0.02, "reserved": 0.05, "device": 0.1}, source="made up",
 )  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_frameworks_with_enough_runs_have_their_own_reserved_slack():
     runs = points(100, framework="new", definition="reserved")
     assert reserved_slack(runs) == pytest.approx(0.1, abs=0.02)
     few, enough = fitted_constants(runs[:9], [(1.0, 1.3)], 1e9, ""), fitted_constants(runs[:10], [(1.0, 1.3)], 1e9, "")
-    assert few.slacks == {} and set(enough.slacks) == {"new"}
+    assert few.own == {} and set(enough.own) == {"new"}
 
 
 def test_reserved_slack_is_that_of_most_runs_and_never_negative():
@@ -150,13 +150,11 @@ def test_an_outlier_does_not_carry_the_spread():
 def test_constants_survive_their_file():
     own = [*points(), *points(definition="reserved", framework="new")]
     fitted = fitted_constants(own, [(1.0, 1.1)], 1e9, "made up")
-    assert fitted.slack == pytest.approx(0.1) and set(fitted.slacks) == {"old", "new"}
+    assert fitted.slack == pytest.approx(0.1) and set(fitted.own) == {"old", "new"}
     assert fitted.deviation["reserved"] == pytest.approx(0.05, rel=0.15)
-    again = constants_of(tomllib.loads(as_toml(fitted, "2026-01-01", len(own))))
+    again = constants_of(tomllib.loads(as_toml(fitted, "2026-01-01", len(own))), fitted.own)
     assert again.slack == pytest.approx(fitted.slack, rel=1e-4) and again.source == "made up"
-    assert again.slacks == pytest.approx(dict(fitted.slacks), rel=1e-4) and again.deviation == pytest.approx(
-        dict(fitted.deviation), rel=1e-4
-    )
+    assert again.own == fitted.own and again.deviation == pytest.approx(dict(fitted.deviation), rel=1e-4)
 
 
 def test_committed_constants():

@@ -21,8 +21,8 @@ from steptime.estimate.memory import (
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import Sizes, sizes_of
 from steptime.model import parameter_terms
+from steptime.plan.framework_file import FILES, memory_profile_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
-from steptime.plan.memory_profile import PROFILES, memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Row
 from steptime.plan.strategies import CORRECTED
@@ -71,7 +71,7 @@ def test_every_byte_of_a_step_under_megatron_core():
 
 
 def test_a_peak_is_one_phase_and_not_their_sum():
-    for software in ("plain", *PROFILES):
+    for software in ("plain", *(path.stem for path in FILES.glob("*.toml"))):
         job, plans = job_of(software), Plans(dp=8, pp=4)
         totals = {(stage, phase): sum(terms(job, plans, stage, phase).values()) for stage in STAGES for phase in PHASES}
         peak = peak_bytes(planned(job, plans))
@@ -260,10 +260,10 @@ def test_buffers_are_those_of_the_documented_settings() -> None:
     (`reduce_bucket_size`, `overlap_comm`), in 16 bits, as Megatron-DeepSpeed."""
     mib = 1 << 20
     workspaces = {"megatron-core": 64, "megatron": 8, "torchtitan": 32, "deepspeed": 32, "torchtune": 8}
-    assert {name: PROFILES[name].workspace_bytes / mib for name in workspaces} == workspaces
+    assert {name: memory_profile_of(name).workspace_bytes / mib for name in workspaces} == workspaces
     buckets = {"megatron-core": 0, "torchtitan": 0, "megatron-deepspeed": 2 * 5e8 * 2, "deepspeed": 2 * 5e8 * 2}
-    assert {name: PROFILES[name].bucket_bytes for name in buckets} == buckets
-    assert {PROFILES[name].live_bytes for name in ("megatron-deepspeed", "deepspeed")} == {1e9 * 2}
+    assert {name: memory_profile_of(name).bucket_bytes for name in buckets} == buckets
+    assert {memory_profile_of(name).live_bytes for name in ("megatron-deepspeed", "deepspeed")} == {1e9 * 2}
     plain = memory_profile_of("ideal")
     assert (plain.workspace_bytes, plain.bucket_bytes, plain.placeholder_bytes) == (0, 0, 0)
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fits import STACKS
 from steptime.api.models import load_model
 from steptime.estimate.memory import GRADIENTS, UPDATE, memory_of, peak_bytes, stage_memory, stage_terms, state_bytes
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.plan.framework_file import framework_names, load_framework
+from steptime.plan.framework_file import framework_names, framework_tables, load_framework, memory_profile_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, QLORA_BYTES, Adapter, Job, with_habits
-from steptime.plan.memory_profile import PLAIN, memory_profile_of
+from steptime.plan.memory_profile import PLAIN
 from steptime.plan.plans import Plans, concatenate
 from steptime.plan.rows import Row
-from steptime.plan.stacks import STACKS
 from steptime.plan.strategies import CORRECTED
 
 H, F, V, S, LAYERS = 4096, 11008, 32000, 2048, 32
@@ -170,5 +170,9 @@ def test_adapters_are_in_fp32_whatever_the_weights_are():
 
 @pytest.mark.each("name", sorted(STACKS))
 def test_every_stack_is_a_framework_with_a_source(name: str):
-    assert memory_profile_of(name).name == name and STACKS[name].source and name in framework_names()
+    assert (
+        memory_profile_of(name).name == name
+        and framework_tables(name)["defaults"]["source"]
+        and name in framework_names()
+    )
     assert load_framework(name, "h100-sxm").spread is not None

@@ -10,8 +10,8 @@ import pytest
 from steptime.api.models import load_model
 from steptime.estimate.evaluate import recomputed_flops_per_step
 from steptime.estimate.sizes import sizes_of
+from steptime.plan.framework_file import memory_profile_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Adapter, Job
-from steptime.plan.memory_profile import memory_profile_of
 from steptime.plan.plans import RECOMPUTE_CODES, Plans
 from steptime.plan.rows import Block, Row, Shape
 from steptime.plan.strategies import CORRECTED

@@ -14,8 +14,8 @@ from steptime.estimate.kernels import memory_timed
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
+from steptime.plan.framework_file import memory_profile_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.memory_profile import memory_profile_of
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED
 

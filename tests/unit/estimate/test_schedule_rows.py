@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from machine_without_latencies import machine_of
 from steptime import UserError, api
 from steptime.api.models import load_model
 from steptime.api.simulation import simulate
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.memory import stage_of, stage_terms
 from steptime.estimate.step import Passes, Step, compose
@@ -201,7 +201,7 @@ def test_an_estimate_says_which_rule_a_plan_breaks(plan: dict[str, Any], batch: 
         api.estimate("llama3-8b", "dgx-h100", gpus=8, global_batch=batch, plan={**plan, "micro_batch": 1})
     assert message in str(caught.value)
     options = [text for key, value in plan.items() for text in (f"--{key}", str(value))]
-    shown = CliRunner().invoke(app, ["estimate", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch",
+    shown = CliRunner().invoke(main, ["estimate", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch",
                                      str(batch), "--micro-batch", "1", *options])  # fmt: skip
     assert shown.exit_code == 2 and "Traceback" not in shown.output
 
@@ -210,7 +210,7 @@ def test_an_estimate_says_which_rule_a_plan_breaks(plan: dict[str, Any], batch: 
 def test_a_search_has_plans_of_every_schedule_and_reasons(name: str) -> None:
     row = SCHEDULES[name]
     job = "llama3-8b --cluster dgx-h100 --gpus 8 --global-batch 64 --seq 2048"
-    shown = CliRunner().invoke(app, ["plan", *job.split(), "--fix", f"schedule={name}", "--top", "3", "--json"])
+    shown = CliRunner().invoke(main, ["plan", *job.split(), "--fix", f"schedule={name}", "--top", "3", "--json"])
     found = json.loads(shown.output)
     assert shown.exit_code == 0 and found["plans"], shown.output
     for each in found["plans"]:

@@ -10,9 +10,8 @@ import pytest
 import steptime.hardware as hardware
 from steptime.estimate.fabrics import fabric_model
 from steptime.hardware import Device, Kind, cluster_names, device_names, load_cluster, load_device
-from steptime.hardware.load import DEVICE, LEVEL
+from steptime.hardware.load import DEVICE, LEVEL, check
 from steptime.hardware.records import MAKERS
-from steptime.hardware.schema import check
 
 CATALOGUE = Path(hardware.__file__).parent / "catalogue"
 KINDS = {"devices": "device", "links": "link", "clusters": "cluster"}

@@ -201,11 +201,11 @@ BAD_DEVICE = [
     ("sm_count = -1", "sm_count", "not between"),
     ('kernel_latency = "-1 us"', "kernel_latency", "not between"),
     ('kernel_latency = "2 h"', "kernel_latency", "not between"),
-    ("memroy = 1", "memroy", "the key is unknown.*memory"),
+    ("memroy = 1", "memroy", "is unknown.*memory"),
     ('kind = "guess"', "kind", "datasheet"),
     ("title = 3", "title", "string"),
     ('bf16 = "200 TB/s"', "matrix.bf16", "unit of Bps"),
-    ('bf17 = "200 TFLOP/s"', "matrix.bf17", "the key is unknown.*bf16"),
+    ('bf17 = "200 TFLOP/s"', "matrix.bf17", "is unknown.*bf16"),
 ]
 
 
@@ -228,7 +228,7 @@ BAD_CLUSTER = [
     ("devices = 8", "devices = 0", "levels.nvlink.devices", "not between"),
     ("devices = 8", "devices = 8.5", "levels.nvlink.devices", "whole"),
     ("devices = 8", "", "levels.nvlink.devices", "no limit of devices"),
-    ("devices = 8", "device = 8", "levels.nvlink.device", "the key is unknown.*devices"),
+    ("devices = 8", "device = 8", "levels.nvlink.device", "is unknown.*devices"),
     ("devices = 8", "devices = 8\noversubscription = 0.5", "levels.nvlink.oversubscription", "not between"),
     ('link = "nvlink4"', "link = 4", "levels.nvlink.link", "string"),
     ('link = "nvlink4"', "", "levels.nvlink", "no link"),

@@ -8,9 +8,9 @@ import shutil
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.hardware.caches import machine_caches, processor
 from steptime.hierarchy.tune import kernel as kernel_module
@@ -159,7 +159,7 @@ def test_the_command_compiles_and_measures(kernels, monkeypatch):
     monkeypatch.setattr(search_room, "space", lambda: COMPILED)
     shape = [text for name, size in zip("mnk", SHAPE, strict=True) for text in (f"--{name}", str(size))]
     command = ["tune", "matmul", *shape, "--strategy", "random", "--folder", str(kernels), "--json"]
-    first, second = (json.loads(CliRunner().invoke(app, [*command, "--trials", "2"]).stdout) for _ in range(2))
+    first, second = (json.loads(CliRunner().invoke(main, [*command, "--trials", "2"]).stdout) for _ in range(2))
     assert [each["known"] for each in first["ranked"]] == [False] * 2
     assert sorted(each["known"] for each in second["ranked"]) == [False] * 2 + [True] * 2
     assert 0 < second["ranked"][0]["measured_s"] <= first["ranked"][0]["measured_s"]
@@ -195,7 +195,7 @@ def test_without_gcc_predictions_are_left(tmp_path, monkeypatch):
 
 def test_the_command():
     options = ["tune", "matmul", "--m", "512", "--trials", "0", "--processor", "zen4"]
-    done = CliRunner().invoke(app, [*options, "--json"])
+    done = CliRunner().invoke(main, [*options, "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["ranked"][0]["measured_s"] is None
 
 

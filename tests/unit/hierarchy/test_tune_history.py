@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.hardware.caches import processor
 from steptime.hierarchy.tune import host as host_room
 from steptime.hierarchy.tune import kernel as kernel_room
@@ -130,7 +130,7 @@ def test_a_fresh_history_leaves_the_earlier_one(tmp_path, bench):
 def test_fresh_goes_past_a_damaged_history(tmp_path, bench):
     path = Path(run(tmp_path, trials=1).history)
     path.write_text("not a journal\n" + path.read_text())
-    done = CliRunner().invoke(app, [*COMMAND, str(tmp_path), "--trials", "1"])
+    done = CliRunner().invoke(main, [*COMMAND, str(tmp_path), "--trials", "1"])
     assert done.exit_code == 2 and "is not a journal" in done.stderr
     assert len(run(tmp_path, trials=1, fresh=True).ranked) == 1
 
@@ -183,9 +183,9 @@ def test_without_scikit_learn_the_command_says_so(tmp_path, bench, monkeypatch):
     few = run(tmp_path, trials=8)
     assert few.ranking == "closed form" and not few.notes  # as with it: there was nothing to learn from
     said = "no scikit-learn: ranked by the closed form, half of each batch at random"
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*COMMAND, str(tmp_path), "--trials", "4"])
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(main, [*COMMAND, str(tmp_path), "--trials", "4"])
     assert done.exit_code == 0 and said in done.stdout.splitlines()
-    printed = json.loads(CliRunner().invoke(app, [*COMMAND, str(tmp_path), "--trials", "1", "--json"]).stdout)
+    printed = json.loads(CliRunner().invoke(main, [*COMMAND, str(tmp_path), "--trials", "1", "--json"]).stdout)
     assert printed["ranking"] == "closed form" and printed["model_rows"] == 0 and printed["notes"] == [said]
     every = run(tmp_path, trials=1000)
     assert len(every.ranked) == len(bench.measured) == len(set(bench.measured))
@@ -213,12 +213,12 @@ def test_half_of_each_batch_is_drawn_before_eight_measurements(bench):
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(tmp_path, bench):
     command = [*COMMAND, str(tmp_path), "--trials", "10"]
     bench.last = 5
-    done = CliRunner().invoke(app, command)
+    done = CliRunner().invoke(main, command)
     path = next(tmp_path.glob("history-zen4-*.jsonl"))
     assert done.exit_code == 130 and f"4 of 10 trials are in {path}; run again, without --fresh" in done.stderr
     bench.last = 10**6
-    printed = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    printed = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
     assert printed["resumed"] == 4 and len(printed["ranked"]) == len(bench.measured) == 10
     assert printed["history"] == str(path) and printed["earlier_history"] is None
-    fresh = CliRunner(env={"COLUMNS": "400"}).invoke(app, [*command, "--fresh"])
+    fresh = CliRunner(env={"COLUMNS": "400"}).invoke(main, [*command, "--fresh"])
     assert f"a new history; the earlier one stays in {path}" in fresh.stdout and len(bench.measured) == 20

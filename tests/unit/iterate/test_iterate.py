@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.hierarchy.geometry import hierarchy
 from steptime.iterate.cli import PROFILE
@@ -176,9 +176,9 @@ def test_kernels_are_timed_and_a_profile_written(monkeypatch):
 
 
 def test_the_command():
-    done = CliRunner().invoke(app, ["iterate", "lanczos", "--matrix", "banded:1000", "--json"])
+    done = CliRunner().invoke(main, ["iterate", "lanczos", "--matrix", "banded:1000", "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["rows"] == 1000
-    refused = CliRunner().invoke(app, ["iterate", "lanczos", "--matrix", "banded:1000", "--nodes", "4"])
+    refused = CliRunner().invoke(main, ["iterate", "lanczos", "--matrix", "banded:1000", "--nodes", "4"])
     assert refused.exit_code and "need links" in refused.output + refused.stderr
 
 

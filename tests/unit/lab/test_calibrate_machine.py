@@ -27,6 +27,7 @@ from steptime.lab.calibrate.machine.torch_ops import CpuTimer, summary
 from steptime.lab.calibrate.machine.work import Task
 from steptime.lab.calibrate.score import errors_of
 from steptime.lab.cli.calibrate_machine import Device, machine
+from steptime.registry import needed
 from steptime.store.journal import Journal, read_journal
 
 HOST = Host(
@@ -376,7 +377,7 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
 
 @torch_needed
 def test_every_operator_runs() -> None:
-    torch = torch_ops.load_torch()
+    torch = needed("torch", "a test")
     pool = torch_ops.Pool(torch, "cpu")
     seen = set()
     for task in [*work.launches(), *TODO, *work.cpu_tasks(quick=True)]:

@@ -165,14 +165,14 @@ def test_profile_errors_name_the_field(tmp_path: Path) -> None:
         ("band = [0.9056, 1.19]", "band = [1.19, 0.9056]", "band"),
         ("band = [0.9056, 1.19]", "band = 1", "band"),
         ("link_Bps = 450000000000.0", "link_Bps = 0.0", "link_Bps"),
-        ('sources = ["aiconfigurator_nccl"]', "sources = [1]", "sources"),
+        ('sources = ["aiconfigurator_nccl"]', "sources = [1]", "sources[0]"),
         ('kind = "fitted"', 'kind = "guess"', "kind"),
         ("domain = 8", 'domain = "8"', "coefficients.domain"),
         ("domain = 8", "", "coefficients.domain"),
         ("trees = true", "trees = 1", "coefficients.trees"),
         ("own_steps = 0.3248", "own_steps = [0.3]", "coefficients.own_steps"),
         ("Bps = [16590000000.0, 153500000000.0, 347700000000.0]\ndirect", "Bps = 1e9\ndirect", "coefficients.Bps"),
-        ("ranks = [2.0, 8.0]", 'ranks = [2.0, "8"]', "ranges.ranks"),
+        ("ranks = [2.0, 8.0]", 'ranks = [2.0, "8"]', "ranges.ranks[1]"),
     ],
 )
 def test_a_malformed_fabric_profile_names_the_field(tmp_path: Path, old: str, new: str, field: str) -> None:

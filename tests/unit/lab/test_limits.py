@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import steptime
+from cli_runner import CliRunner
 from steptime.cost import limits, matmul
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
@@ -183,9 +183,9 @@ def test_the_api_gives_what_the_command_prints():
 
 
 def run(*arguments):
-    from steptime.cli.main import app
+    from steptime.cli.main import main
 
-    return CliRunner().invoke(app, ["limits", *arguments])
+    return CliRunner().invoke(main, ["limits", *arguments])
 
 
 def test_command_prints_the_notebook_layer():
@@ -215,9 +215,9 @@ def test_command_json_is_one_document_with_the_exact_numbers():
 
 
 def reproduced(*arguments):
-    from steptime.cli.main import app
+    from steptime.cli.main import main
 
-    return CliRunner().invoke(app, ["reproduce", "limits", *arguments])
+    return CliRunner().invoke(main, ["reproduce", "limits", *arguments])
 
 
 def test_stated_figures_are_what_the_formulas_give():

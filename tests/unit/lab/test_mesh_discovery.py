@@ -12,7 +12,7 @@ from steptime.errors import UserError
 from steptime.hardware.records import AxisKind
 from steptime.lab.calibrate.mesh import Links, Quantity, discover, synthetic
 from steptime.lab.calibrate.mesh.discover import speed
-from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition, scipy_module
+from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition
 from steptime.lab.calibrate.mesh.layout import find_chain
 from steptime.lab.calibrate.mesh.torus import shapes
 from steptime.num import Array
@@ -246,9 +246,10 @@ def test_one_device() -> None:
 
 
 def test_scipy_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "scipy"] or ["scipy"]:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"steptime\[calibrate\]"):
-        scipy_module("scipy.optimize")
+        discover(matrix([[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]]))
 
 
 def test_partitions_are_counted_and_the_best_is_found() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.errors import InputFileError, UserError
 from steptime.hardware.records import Mesh
 from steptime.lab.calibrate.mesh import Links, discover, read_links, synthetic
@@ -214,10 +214,9 @@ def test_a_unit_option_that_is_none(tmp_path: Path) -> None:
 
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        app(["calibrate", "mesh", *arguments])
+    code = main(["calibrate", "mesh", *arguments])
     out = capsys.readouterr()
-    return int(stop.value.code or 0), out.out, out.err
+    return code, out.out, out.err
 
 
 @pytest.mark.parametrize("name", ["rails", "3D torus", "fat tree"])

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.errors import FieldError, UserError
 from steptime.lab.measured.aggregate import ScoredRun
 from steptime.lab.measured.read import Reason, RowProblem, TableRow
@@ -112,7 +112,7 @@ def test_the_command_prints_what_python_returns_and_draws(table: Path, tmp_path:
     pytest.importorskip("matplotlib")
     sets = [word for name, text in GIVEN.items() for word in ("--set", f"{name}={text}")]
     figure = tmp_path / "reliability.svg"
-    result = CliRunner().invoke(app, ["score", "--outcomes", str(table), *sets, "--figure", str(figure), "--json"])
+    result = CliRunner().invoke(main, ["score", "--outcomes", str(table), *sets, "--figure", str(figure), "--json"])
     assert result.exit_code == 0
     printed = json.loads(result.stdout)
     expected = json.loads(json.dumps(score_outcomes(table, GIVEN).to_json()))

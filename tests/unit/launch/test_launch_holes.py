@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from steptime.cli.main import app
+from cli_runner import CliRunner
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.launch import read_launch
 from steptime.launch.shell import read_shell
@@ -136,5 +136,5 @@ def test_a_key_of_very_many_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("out", ["", "."])
 def test_a_file_to_write_has_a_name(out: str) -> None:
     line = "train.py --tensor-model-parallel-size 1 --micro-batch-size 1"
-    done = CliRunner().invoke(app, ["import", line, "--model", "llama3-8b", "-o", out])
+    done = CliRunner().invoke(main, ["import", line, "--model", "llama3-8b", "-o", out])
     assert done.exit_code == 2 and "give the name of one, as -o run.toml" in done.output

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from steptime import api
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.model import load_catalogue_model
 from steptime.phases.generation import Responses, generation_of, kv_width
@@ -121,10 +121,10 @@ def test_every_reason_of_the_estimates_is_told():
 
 def test_what_does_not_fit_is_said_on_top():
     job = "rl grpo llama3-70b --cluster dgx-h100 --gpus 8 --tp 8 --zero 3 --prompts 10 --samples 3 --framework ideal"
-    done = CliRunner().invoke(app, job.split(" "))
+    done = CliRunner().invoke(main, job.split(" "))
     top = " ".join(done.stdout.partition("phase ")[0].split())
     assert "not feasible: does not fit: " in top and "holds no sequences of an engine" in top and "with 1 at a" in top
-    fits = CliRunner().invoke(app, ["rl", "dpo", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64"]).stdout
+    fits = CliRunner().invoke(main, ["rl", "dpo", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "64"]).stdout
     assert "fits" in fits and "feasible" not in fits and "warning" not in fits
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused(recipe, given, told):
 def test_the_command():
     text = "--cluster dgx-h100 --gpus 64 --tp 2 --zero 1 --prompts 64 --reward rule"
     options = text.split(" ")
-    done = CliRunner().invoke(app, ["rl", "grpo", "llama3-8b", *options, "--json"])
+    done = CliRunner().invoke(main, ["rl", "grpo", "llama3-8b", *options, "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["phases"][0]["kind"] == "generate"
-    refused = CliRunner().invoke(app, ["rl", "grpo", "llama3-8b", "--global-batch", "8", *options])
+    refused = CliRunner().invoke(main, ["rl", "grpo", "llama3-8b", "--global-batch", "8", *options])
     assert refused.exit_code and "follows from the sequences" in refused.output + refused.stderr

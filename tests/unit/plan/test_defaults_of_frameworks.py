@@ -11,8 +11,8 @@ from steptime.api.frameworks import PLACED, renamed, scope_of
 from steptime.api.models import load_model
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.lab.measured.read import table
-from steptime.plan.framework import MODEL_AXES, Habits, habits_of
-from steptime.plan.framework_file import framework_names
+from steptime.plan.framework import MODEL_AXES, Habits
+from steptime.plan.framework_file import framework_names, habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import RULES, launch_order
 from steptime.plan.recompute import recompute_code

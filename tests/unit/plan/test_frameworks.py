@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fits import STACKS, fit_text
 from steptime import api
 from steptime.errors import FieldError, UserError
 from steptime.estimate.band import band_of as step_band
@@ -31,11 +32,11 @@ from steptime.lab.calibrate.frameworks import (
 from steptime.lab.measured.reading import read_runs
 from steptime.lab.measured.samples import Modelled, Setting, modelled, settings_of
 from steptime.num import Array
-from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, habits_of, kernel_factor, widening
+from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
-from steptime.plan.framework_file import PACKAGED, check_tables, framework_names, framework_table, load_framework
+from steptime.plan.framework_file import FIT, framework_names, framework_table, habits_of, load_framework
 from steptime.plan.job import PRECISIONS
-from steptime.plan.stacks import STACKS
+from steptime.schema import checked
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published_runs.csv"
 UNKNOWN = "unheard-of"
@@ -195,22 +196,22 @@ def test_the_file_holds_the_fit(runs: Modelled, tmp_path: Path, monkeypatch: pyt
 
 def test_the_file_of_the_package_is_whole() -> None:
     table = framework_table()
-    check_tables(table, str(PACKAGED))
+    checked(table, FIT, "f.toml")
     assert {*table["framework"]} >= {"megatron-core", "torchtitan"} and {*table["device"]} >= {"h100-sxm"}
     assert table["provenance"]["rows"] >= 1000
     broken = {**table, "common": {**table["common"], next(iter(SHARES)): 1.5}}
-    with pytest.raises(FieldError, match="is no share"):
-        check_tables(broken, "f.toml")
+    with pytest.raises(FieldError, match=r"common\.data_exposed: 1\.5 is not between"):
+        checked(broken, FIT, "f.toml")
     broken = {**table, "device": {"x": {"matrix": True, "attention": 1.0, "doubt": 1.0}}}
-    with pytest.raises(FieldError, match=r"device\.x\.matrix: is not a finite number"):
-        check_tables(broken, "f.toml")
+    with pytest.raises(FieldError, match=r"device\.x\.matrix: True is not a number"):
+        checked(broken, FIT, "f.toml")
 
 
 def test_a_file_from_before_a_parameter_has_it_without_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[Setting]
 ) -> None:
     later = ("growth", "stage_links", "data_exposed", "narrow")
-    text = PACKAGED.read_text()
+    text = fit_text()
     assert text.count("growth = ") > 4
     kept = [line for line in text.splitlines() if line.partition(" = ")[0] not in later]
     (tmp_path / "frameworks.toml").write_text("\n".join(kept))

@@ -9,7 +9,7 @@ import pytest
 
 from steptime.api.models import load_model
 from steptime.model.spec import Experts
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import (
     BIT,

@@ -7,18 +7,19 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
-from typer.testing import CliRunner
 
+from cli_runner import CliRunner
 from explained_terms import tape_of
 from machine_without_latencies import machine_of
 from steptime.api.frameworks import overlap_records
 from steptime.api.models import load_model
-from steptime.cli.main import app
+from steptime.cli.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate
-from steptime.plan.framework import Framework, habits_of
-from steptime.plan.framework_file import framework_names
+from steptime.options import choices_of
+from steptime.plan.framework import Framework
+from steptime.plan.framework_file import framework_names, habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.overlap import OVERLAPS, RULES
+from steptime.plan.overlap import RULES
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED
 
@@ -71,7 +72,7 @@ def test_only_the_same_links_are_shared(in_tp: int, in_dp: int, shared: bool, li
 
 
 def test_every_word_of_overlap_has_rules_and_every_rule_its_formula() -> None:
-    assert OVERLAPS == ("dp", "tp", "ep", "pp", "offload")
+    assert {rule.word for rule in RULES} == {"", *choices_of("overlap")}
     for rule in RULES:
         module, name = rule.formula.split(".")
         assert getattr(import_module(f"steptime.cost.{module}"), name).__doc__, rule
@@ -82,13 +83,13 @@ def test_rules_of_a_framework() -> None:
     found = [
         {
             rule["word"]
-            for rule in json.loads(CliRunner().invoke(app, ["frameworks", *name, "--overlap", "--json"]).stdout)[
+            for rule in json.loads(CliRunner().invoke(main, ["frameworks", *name, "--overlap", "--json"]).stdout)[
                 "overlap"
             ]
         }
         for name in ([], ["megatron-core"], ["megatron-2021"])
     ]
-    assert found == [{"", *OVERLAPS}, {"", "dp", "tp", "ep"}, {""}]
+    assert found == [{"", *choices_of("overlap")}, {"", "dp", "tp", "ep"}, {""}]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def _hides_sums(name: str) -> bool:
 
 
 def test_rules_of_a_name_that_means_another_framework_say_so() -> None:
-    shown = " ".join(CliRunner().invoke(app, ["frameworks", "fsdp2", "--overlap"]).stdout.split())
+    shown = " ".join(CliRunner().invoke(main, ["frameworks", "fsdp2", "--overlap"]).stdout.split())
     assert "note: framework fsdp2 was taken as torchtitan" in shown
-    found = json.loads(CliRunner().invoke(app, ["frameworks", "torchtitan", "--overlap", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(main, ["frameworks", "torchtitan", "--overlap", "--json"]).stdout)
     assert found["notes"] == []

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_what_a_chart_takes_can_be_drawn(tmp_path):
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr("steptime.report.figure.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'steptime\[plots\]'"):
         write_chart(example("memory"), tmp_path / "a.svg")
     with pytest.raises(UserError, match="matplotlib"):
@@ -167,3 +168,12 @@ def test_a_front_is_a_staircase(tmp_path: Path) -> None:
     corners = [[tuple(map(float, xy)) for xy in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", line)] for line in lines]
     stairs = [line for line in corners if len(line) == 2 * len(front.x) - 1 and len(line) > 2]
     assert any(all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(line)) for line in stairs)
+
+
+def test_letters_that_the_font_lacks_warn_nobody(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with figure.drawn(tmp_path / "y.png") as shown:
+            shown.suptitle("\u6a21")
+            shown.draw_without_rendering()
+    assert not seen

@@ -29,7 +29,7 @@ def small(folder: Path, seq_len: int) -> str:
 def test_a_plan_of_megabytes_is_not_shown_as_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every plan and every point of the front took 0.0 GiB."""
     result = api.plan(small(tmp_path, 128), "rtx4090-8", top=3, **JOB)
-    print_plan_result(result, {"model": "small", "cluster": "rtx4090-8", **JOB})
+    print_plan_result(result, {"model": "small", "cluster": "rtx4090-8", **JOB}, long=True)
     text = capsys.readouterr().out
     assert "MiB" in text and "0.0 GiB" not in text and "MFU  GiB" not in text
     peak = f"{result.plans[0].peak_memory_bytes / 2**20:.1f}"
@@ -118,7 +118,7 @@ def test_the_last_tables_of_a_plan_stand_below_each_other_where_they_have_no_roo
     monkeypatch.setenv("COLUMNS", str(columns))
     job: dict[str, Any] = {"gpus": 8, "global_batch": 16}
     result = api.plan("llama3-8b", "dgx-h100", top=1, **job)
-    print_plan_result(result, {"model": "llama3-8b", "cluster": "dgx-h100", **job})
+    print_plan_result(result, {"model": "llama3-8b", "cluster": "dgx-h100", **job}, long=True)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     changes = next(line for line in lines if "what would change it" in line)

@@ -9,7 +9,7 @@ import pytest
 
 from steptime import api
 from steptime.estimate import layer
-from steptime.search import kept, layers
+from steptime.search import layers
 from steptime.search.planner import PlanResult
 
 
@@ -24,7 +24,6 @@ def test_a_search_in_pieces_finds_the_same_plans(model: str, framework: str, mon
     monkeypatch.setattr(layers, "PIECE", 10**9)
     whole = found(model, framework)
     monkeypatch.setattr(layers, "PIECE", 97)
-    kept.forget()
     pieces = found(model, framework)
     assert [(e.plan, e.step_time_s) for e in pieces.plans] == [(e.plan, e.step_time_s) for e in whole.plans]
     assert (pieces.candidates, pieces.feasible, pieces.reasons) == (whole.candidates, whole.feasible, whole.reasons)
@@ -50,7 +49,6 @@ def test_no_array_of_transfers_is_longer_than_a_piece(monkeypatch: pytest.Monkey
     original = layers._links_of
     monkeypatch.setattr(layers, "_links_of", links_of)
     monkeypatch.setattr(layers, "PIECE", 200)
-    kept.forget()
     found("mixtral-8x7b", "megatron-core")
     assert len(rows) > 10
     assert max(rows) == 200
@@ -73,7 +71,6 @@ def test_products_that_hide_transfers_are_priced_once_per_shape(monkeypatch: pyt
     link, price = layers._with_links, layer.timed
     monkeypatch.setattr(layers, "_with_links", linked)
     monkeypatch.setattr(layer, "timed", timed)
-    kept.forget()
     job = {"gpus": 256, "global_batch": 256, "strategy": "1d", "fix": {"overlap": "dp,tp"}}
     result = api.plan("llama3.1-70b", "dgx-h100", **job)
     assert "tp" in result.plans[0].plan["overlap"]

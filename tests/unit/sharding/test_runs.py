@@ -89,6 +89,7 @@ CASES = {
     "GPT, ZeRO": Case(models.deep_gpt, "2x2", zero),
     "convolutions, best": Case(models.convolutions, "2x2", optimizer="sgd"),
     "MoE, best": Case(models.moe, "2x2", optimizer="sgd"),
+    "a loss that learns": Case(models.learned_loss, "2x2"),
     "GPT, Megatron on 8": Case(models.gpt, "2x4", megatron),
     "GPT, a fifth of the memory, on 8": Case(models.gpt, "2x4", share=0.2),
     "convolutions, shared statistics, on 8": Case(models.convolutions, "2x4", by_images, optimizer="sgd"),
@@ -189,6 +190,35 @@ def test_what_cannot_be_run_is_not_exported():
     plan = planned(problem, seconds=20, solver=by_tokens)
     with pytest.raises(UserError, match="split by tokens, cannot be run"):
         python_file(plan)
+
+
+class Half(torch.nn.Module):
+    """Changes a part of a tensor in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+
+    def forward(self, x):
+        y = self.first(x) * 2
+        y[:, :8].mul_(0.5)
+        return y.square().sum()
+
+
+@pytest.mark.parametrize(
+    "module, words",
+    [
+        (torch.nn.Sequential(torch.nn.LSTMCell(8, 8)), r"with 0 \(LSTMCell\) cannot be exported"),
+        (torch.nn.LSTM(8, 8), r"with the module \(LSTM\) cannot be exported"),
+        (Half(), "mul in the module changes a part of a tensor in place"),
+    ],
+)
+def test_steps_whose_storages_are_not_followed_are_not_exported(module, words):
+    cluster = load_cluster("dgx-h100")
+    program = capture(module, torch.zeros(4, 8), loss=None if isinstance(module, Half) else lambda y: y[0].sum())
+    problem = built(flow_of(program), mesh_on(cluster, {"data": 2}), Timer(device=cluster.device))
+    with pytest.raises(UserError, match=words):
+        python_file(planned(problem, seconds=20))
 
 
 def test_a_step_that_is_not_the_planned_one_is_refused(results):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import FieldError
-from steptime.hardware import profiles
+from steptime.hardware import load, load_cluster, profiles
 from steptime.hardware.search_path import CATALOGUE
 from steptime.model import known
 from steptime.plan import framework_file
@@ -92,15 +92,15 @@ def test_every_model_of_the_catalogue_can_be_compiled(kept):
 #: What neither command needs: gates and parsers of what is not the user's, parts of libraries, rooms of other jobs.
 NEVER = {
     "pydantic", "pydantic_core", "scipy", "duckdb", "asyncio", "csv", "numpy.ma", "numpy.random", "numpy.fft",
-    "numpy.typing", "typer.rich_utils", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
+    "numpy.typing", "argcomplete", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
     "steptime.schedule.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
-    "steptime.model.library", "steptime.hardware.schema", "steptime.estimate.learned",
+    "steptime.model.library", "steptime.estimate.learned",
     "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime.lab",
 }  # fmt: skip
 #: Command -> what it does without, and the most modules of ours that it loads.
 LOADED = {
     "plan gpt3_1T --cluster dgx-b200 --gpus 64 --global-batch 512 --top 2": (
-        {"tomllib", "steptime.api.calls", "steptime.formats.run_toml"},
+        {"tomllib", "steptime.api.calls", "steptime.formats.estimate_file"},
         145,
     ),
     "estimate run.toml": (
@@ -128,8 +128,8 @@ if sys.argv.pop(1) == "build":
     compiled.write(module.documents(), compiled.FILE)
 else:
     sys.argv[0] = "steptime"
-    from steptime.cli.main import app
-    app(standalone_mode=False)
+    from steptime.cli.main import main
+    main()
     import json
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
@@ -167,15 +167,15 @@ def test_a_job_of_the_catalogue_loads_no_more_than_it_needs(package, command):
 
 
 def test_fabrics_and_frameworks_of_the_catalogue_are_compiled_as_they_are_read(kept, monkeypatch):
-    fabrics, tables = profiles.load_fabric_profiles(), framework_file._checked(framework_file.PACKAGED.read_text(), "")
+    fabrics, tables = profiles.load_fabric_profiles(), framework_file._checked()
     documents = [*profiles.fabric_documents(), *framework_file.framework_documents()]
     assert compiled.write(documents, kept) == 2
     monkeypatch.setattr(profiles, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
     assert profiles.load_fabric_profiles() == fabrics
     monkeypatch.setattr(framework_file, "parse_toml", lambda *_: pytest.fail("a file was parsed"))
-    framework_file._tables.cache_clear()
-    assert framework_file._tables("", framework_file.PACKAGED.read_text()) == tables
-    framework_file._tables.cache_clear()
+    framework_file._packaged.cache_clear()
+    assert framework_file._packaged() == tables
+    framework_file._packaged.cache_clear()
 
 
 def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monkeypatch, tmp_path):
@@ -189,3 +189,20 @@ def test_a_fabric_of_the_user_is_read_next_to_those_of_the_catalogue(kept, monke
     (tmp_path / "fabrics" / "ours.toml").write_text("name = 3")
     with pytest.raises(FieldError, match=r"ours\.toml"):
         profiles.load_fabric_profiles()
+
+
+def test_what_was_checked_when_it_was_built_is_not_checked_again(kept, monkeypatch, tmp_path):
+    """An edited file of the catalogue is: the text that it was compiled from is another one."""
+    documents = (load.hardware_documents, profiles.profile_documents, profiles.fabric_documents)
+    before = load_cluster("dgx-h100"), profiles.load_profile("h100-sxm"), profiles.load_fabric_profiles()
+    compiled.write([each for make in (*documents, framework_file.framework_documents) for each in make()], kept)
+    framework_file._packaged.cache_clear()
+    for module in (load, profiles, framework_file):
+        monkeypatch.setattr(module, "checked", lambda *_: pytest.fail("a file was checked"))
+    assert (load_cluster("dgx-h100"), profiles.load_profile("h100-sxm"), profiles.load_fabric_profiles()) == before
+    assert framework_file.habits_of("torchtitan").zero == 3
+    monkeypatch.undo()
+    edited = tmp_path / "h100-sxm.toml"
+    edited.write_text((CATALOGUE / "devices" / "h100-sxm.toml").read_text().replace('memory = "', 'memory = "-', 1))
+    with pytest.raises(FieldError, match=r"h100-sxm\.toml: memory: .*is not between"):
+        load.read(edited, "device", trusted=True)

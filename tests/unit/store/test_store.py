@@ -200,6 +200,7 @@ def test_a_full_disk_is_found_before_the_work_with_what_to_do(full: Path) -> Non
         lambda: prepare_folder(full / "new"),
         lambda: write_whole(full / "a.toml", "x" * 5000),
         lambda: write_bytes(full / "a.toml", bytes(5000)),
+        lambda: write_table(full / "a.csv", [{"text": "x" * 5000}]),
     ):
         with pytest.raises(InputFileError, match=r"cannot be written: .*\n  make room, or write it to another disk"):
             refuse()
@@ -219,8 +220,8 @@ def test_a_table_on_a_full_disk_says_why_in_words(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(duckdb, "connect", lambda: Failing(duckdb.IOException(said)))
     with pytest.raises(InputFileError) as error:
-        write_table(tmp_path / "a.csv", [{"a": 1}])
-    assert str(error.value) == f"{tmp_path / 'a.csv'}: cannot be written: No space left on device"
+        write_table(tmp_path / "a.parquet", [{"a": 1}])
+    assert str(error.value) == f"{tmp_path / 'a.parquet'}: cannot be written: No space left on device"
 
 
 class Failing:
@@ -242,12 +243,12 @@ def test_ctrl_c_inside_a_query_is_an_interruption(tmp_path: Path, monkeypatch: p
 
     name, _, text = kind.partition(": ")
     error = getattr(duckdb, name, RuntimeError)(text)
-    (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "a.parquet").write_text("a\n1\n")
     monkeypatch.setattr(duckdb, "connect", lambda: Failing(error))
     with pytest.raises(KeyboardInterrupt):
-        read_table(tmp_path / "a.csv")
+        read_table(tmp_path / "a.parquet")
     with pytest.raises(KeyboardInterrupt):
-        write_table(tmp_path / "b.csv", [{"a": 1}])
+        write_table(tmp_path / "b.parquet", [{"a": 1}])
 
 
 def test_other_failures_of_a_query_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +256,7 @@ def test_other_failures_of_a_query_stay_what_they_are(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(duckdb, "connect", lambda: Failing(RuntimeError("of ours")))
     with pytest.raises(RuntimeError, match="of ours"):
-        write_table(tmp_path / "b.csv", [{"a": 1}])
+        write_table(tmp_path / "b.parquet", [{"a": 1}])
 
 
 def test_a_column_of_infinities_is_numbers(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fits import fit_text
 from steptime import api, study
-from steptime.plan.framework_file import PACKAGED
 
 MODEL = """
 name = "small"
@@ -67,7 +67,7 @@ def test_edited_frameworks_are_other_points(tmp_path: Path, monkeypatch: pytest.
     first = step_times(file, tmp_path / "store")
     own.mkdir()
     monkeypatch.setenv("STEPTIME_PATH", str(own))
-    text = PACKAGED.read_text()
+    text = fit_text()
     assert "[common]" in text
     head, _, tail = text.partition("[common]")
     name, _, rest = tail.lstrip().partition(" = ")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ def tables(found: Study, store: Path) -> Tables:
     return {name: results.rows(name) for name in TABLES}
 
 
-def driver(*arguments: object) -> int:
+def driver(*arguments: object) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, str(DRIVER), *map(str, arguments)]
-    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
+    return subprocess.run(command, env=environment, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_a_second_run_computes_nothing_and_another_study_shares_points(
@@ -118,17 +119,17 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(tmp_path: Path) 
     path.write_text(toml(5, 100))
     found = study.read_study(path)
     assert len(found.points) == 1000
-    assert driver(path, tmp_path / "killed", "random", 7, 8, 0.6) == 0
+    driver(path, tmp_path / "killed", "random", 7, 8, 0.6)
     study.run(found, tmp_path / "whole", workers=1)
     assert tables(found, tmp_path / "killed") == tables(found, tmp_path / "whole")
 
 
 def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     path, found = small
-    assert driver(path, tmp_path / "s", "steps") == 0
+    driver(path, tmp_path / "s", "steps")
     for number, step in enumerate(study_driver.STEPS):
         store = tmp_path / f"s-{number}"
-        kept = len(study.results(found, store).at)
+        kept = len(study.results(found, store).have)
         assert kept == (study_driver.AT - 1) * run_module.CHUNK, step
         outcome = study.run(found, store, workers=1)
         assert (outcome.found, outcome.computed) == (kept, 100 - kept), step
@@ -137,14 +138,16 @@ def test_killed_within_a_commit(small: tuple[Path, Study], whole: Tables, tmp_pa
 
 def test_runs_at_once_all_end_with_everything(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     path, found = small
-    others = [threading.Thread(target=driver, args=(path, tmp_path / "s", "run")) for _ in range(2)]
+    computed: list[int] = []
+    others = [
+        threading.Thread(target=lambda: computed.append(int(driver(path, tmp_path / "s", "run")))) for _ in range(2)
+    ]
     for other in others:
         other.start()
     for other in others:
         other.join()
     assert tables(found, tmp_path / "s") == whole
-    lines = sum(len(p.read_text().splitlines()) - 1 for p in (tmp_path / "s").glob("journal-*.jsonl"))
-    assert lines == len(list((tmp_path / "s" / "blocks").iterdir())) == -(-100 // run_module.CHUNK)  # nothing twice
+    assert sum(computed) == 100  # nothing twice
 
 
 def test_a_run_waits_for_what_another_computes(
@@ -155,12 +158,13 @@ def test_a_run_waits_for_what_another_computes(
     ended = threading.Event()
 
     def later() -> None:
-        with shared.writing() as writer, writer.claiming() as claims:
+        shared.prepare()
+        with shared.claiming() as claims:
             chunks = run_module.chunks_of({point.key: point for point in found.points})
             assert claims.take(chunks[0].name)
             begun.set()
             ended.wait(20)
-            writer.commit(solve(list(chunks[0].points.values())), list(chunks[0].points))
+            shared.commit(solve(list(chunks[0].points.values())))
 
     begun = threading.Event()
     other = threading.Thread(target=later)
@@ -172,58 +176,74 @@ def test_a_run_waits_for_what_another_computes(
     assert (outcome.found, outcome.computed) == (run_module.CHUNK, 100 - run_module.CHUNK)
 
 
-@pytest.mark.each("damage", ["cut", "flipped", "gone"])
-def test_a_damaged_block_is_found_reported_and_computed_again(
-    damage: str, small: tuple[Path, Study], whole: Tables, tmp_path: Path
+def changed(store: Path, sql: str) -> None:
+    with closing(sqlite3.connect(store / store_module.FILE)) as database, database:
+        database.execute(sql)
+
+
+@pytest.mark.each("rows", ["substr(rows, 1, 100)", "cast(substr(rows, 1, 200) || 'x' || substr(rows, 202) as blob)", 5])
+def test_damaged_rows_are_found_reported_and_computed_again(
+    rows: object, small: tuple[Path, Study], whole: Tables, tmp_path: Path
 ) -> None:
     _, found = small
     study.run(found, tmp_path / "s", workers=1)
-    block = sorted((tmp_path / "s" / "blocks").iterdir())[0]
-    data = bytearray(block.read_bytes())
-    data[len(data) // 2] ^= 1
-    {"cut": lambda: block.write_bytes(data[:100]), "flipped": lambda: block.write_bytes(data), "gone": block.unlink}[
-        damage
-    ]()
+    damaged = tuple(sorted(point.key for point in found.points[:2]))
+    changed(tmp_path / "s", f"update results set rows = {rows} where point in {damaged}")
+    changed(tmp_path / "s", f"delete from results where point = '{found.points[2].key}'")
     partial = study.results(found, tmp_path / "s")
-    assert partial.damaged == (block.stem,) and 0 < partial.missing <= run_module.CHUNK
+    assert (partial.damaged, partial.missing) == (damaged, 3)
     outcome = study.run(found, tmp_path / "s", workers=1)
-    assert outcome.damaged == (block.stem,) and outcome.computed == partial.missing
+    assert (outcome.damaged, outcome.computed) == (damaged, 3)
     assert tables(found, tmp_path / "s") == whole
 
 
-def test_a_damaged_block_whose_points_others_have_is_no_matter(small: tuple[Path, Study], tmp_path: Path) -> None:
+def test_a_damaged_file_is_said_to_be_damaged(small: tuple[Path, Study], whole: Tables, tmp_path: Path) -> None:
     _, found = small
-    points = found.points[:4]
-    rows, keys = solve(points), [point.key for point in points]
-    store = store_module.Store(tmp_path / "it's a store")
-    with store.writing() as writer:
-        first, second = writer.commit(rows, keys), writer.commit(rows[::-1], keys)
-    store.path(first.checksum).write_bytes(b"damaged")
-    results = study.results(found, store.folder)
-    assert set(results.at.values()) == {second.checksum} and results.damaged == ()
-    assert len(results.rows()) == 4
-    store.path(second.checksum).unlink()
-    assert set(study.results(found, store.folder).damaged) == {first.checksum, second.checksum}
+    store = tmp_path / "it's a store?#%20"
+    study.run(found, store, workers=1)
+    file = store / store_module.FILE
+    data = file.read_bytes()
+    for wrong in (b"x" * 5000, data[:5000], data[:100] + bytes(8000) + data[8100:]):
+        file.write_bytes(wrong)
+        for use in (study.run, study.results):
+            with pytest.raises(UserError, match="is damaged\n  delete it, and run again"):
+                use(found, store)
+    file.unlink()
+    assert study.run(found, store, workers=1).computed == 100
+    assert tables(found, store) == whole
 
 
-@pytest.mark.each("number", [errno.ENOSPC, errno.EDQUOT])
+def full_file(_: pytest.MonkeyPatch, size: int) -> None:
+    resource = pytest.importorskip("resource")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def full_disk(patch: pytest.MonkeyPatch, size: int) -> None:
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        database = open_(*arguments, **options)
+        database.execute(f"pragma max_page_count = {size // 4096}")
+        return database
+
+    open_ = sqlite3.connect
+    patch.setattr(store_module.sqlite3, "connect", connect)
+
+
+@pytest.mark.each("fill", [full_file, full_disk])
 def test_a_full_disk_loses_nothing(
-    number: int, small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fill: Any, small: tuple[Path, Study], whole: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    resource = pytest.importorskip("resource")
     _, found = small
-    calls = []
-
-    def full(handle: int) -> None:
-        calls.append(handle)
-        if len(calls) == 8:
-            raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(UserError, match="make room"):
-            study.run(found, tmp_path / "s", workers=1)
-    assert not list((tmp_path / "s" / "blocks").glob(".*"))  # no temporary file is left
-    kept = len(study.results(found, tmp_path / "s").at)
+    study.run(found, tmp_path / "whole", workers=1)
+    size, limits = (tmp_path / "whole" / store_module.FILE).stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with monkeypatch.context() as patch:
+            fill(patch, int(0.7 * size))
+            with pytest.raises(UserError, match="make room"):
+                study.run(found, tmp_path / "s", workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    kept = len(study.results(found, tmp_path / "s").have)
     assert 0 < kept < 100
     assert study.run(found, tmp_path / "s", workers=1).found == kept
     assert tables(found, tmp_path / "s") == whole
@@ -264,7 +284,7 @@ def test_a_worker_of_another_version_is_refused(
     monkeypatch.setattr(executors, "solve", lambda points: other)
     with pytest.raises(UserError, match="another steptime"):
         study.run(found, tmp_path / "s", workers=1)
-    assert not study.results(found, tmp_path / "s").at
+    assert not study.results(found, tmp_path / "s").have
 
 
 def test_other_code_or_hardware_is_another_point(small: tuple[Path, Study], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +310,11 @@ def test_a_folder_that_is_no_store(tmp_path: Path, small: tuple[Path, Study]) ->
     with pytest.raises(UserError, match="folder"):
         study.run(found, tmp_path / "file")
     (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "journal-0.jsonl").write_text('{"journal":1,"of":"something else"}\n')
-    with pytest.raises(UserError, match="another measurement"):
-        study.run(found, tmp_path / "s")
+    changed(tmp_path / "s", "create table notes (text)")
+    for use in (study.run, study.results):
+        with pytest.raises(UserError, match="is no store of studies"):
+            use(found, tmp_path / "s")
+    (tmp_path / "s" / "journal-0.jsonl").write_text('{"journal":1,"of":"results of studies","store":1}\n')
+    for use in (study.run, study.results):
+        with pytest.raises(UserError, match="older steptime\n  give another --store, or delete it, and run again"):
+            use(found, tmp_path / "s")

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number
 
 LARGEST: Final = 1 << 24
 
 
 def command(
-    tokens: Annotated[int, o.number("--tokens", "N", "Rows of the activations; default 1.", 1, LARGEST)] = 1,
-    rows: Annotated[int, o.number("--rows", "N", "Outputs of the weight; default 16384.", 1, LARGEST)] = 16384,
-    columns: Annotated[int, o.number("--columns", "N", "Inputs of the weight; default 4096.", 1, LARGEST)] = 4096,
+    tokens: Annotated[int, number("--tokens", "N", "Rows of the activations; default 1.", 1, LARGEST)] = 1,
+    rows: Annotated[int, number("--rows", "N", "Outputs of the weight; default 16384.", 1, LARGEST)] = 16384,
+    columns: Annotated[int, number("--columns", "N", "Inputs of the weight; default 4096.", 1, LARGEST)] = 4096,
     device: Annotated[
-        str, typer.Option("--device", help="Catalogue name or TOML file; default h100-sxm.")
+        str, flag("--device", catalogue="device", help="Catalogue name or TOML file; default h100-sxm.")
     ] = "h100-sxm",
-    ranks: Annotated[int, o.number("--ranks", "N", "Data ranks that add up gradients; default 8.", 2, 10**6)] = 8,
-    link: Annotated[str, typer.Option("--link", metavar="'N GB/s'", help="Bandwidth of their links.")] = "50 GB/s",
+    ranks: Annotated[int, number("--ranks", "N", "Data ranks that add up gradients; default 8.", 2, 10**6)] = 8,
+    link: Annotated[str, flag("--link", metavar="'N GB/s'", help="Bandwidth of their links.")] = "50 GB/s",
     json: o.Json = False,
 ) -> None:
     """Quantised, sparse and low-rank weights of one product: bytes, time, what pays and why not.

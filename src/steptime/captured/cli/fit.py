@@ -5,10 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
 from steptime.cli import options as o
-from steptime.plan.keys import MAX_FIT_BATCH, MAX_FIT_SEQ
+from steptime.cli.parser import flag, number, positional
+from steptime.options import MAX_FIT_BATCH, MAX_FIT_SEQ
 
 
 class Allow(StrEnum):
@@ -22,30 +21,30 @@ class Allow(StrEnum):
 def command(
     model: Annotated[
         str,
-        typer.Argument(
+        positional(
             metavar="MODEL",
             help="pkg.module:factory or file.py:factory, whose code is imported and so run; or a catalogue name, "
             "config.json or TOML file.",
         ),
     ],
     device: Annotated[
-        str, typer.Option("--device", help="Catalogue name or TOML file of the device, or of a cluster.")
+        str, flag("--device", catalogue="device", help="Catalogue name or TOML file of the device, or of a cluster.")
     ],
     batch: Annotated[
         int | None,
-        o.number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_FIT_BATCH),
+        number("--batch", "SAMPLES", "Samples per step; default: the factory's, else 8.", 1, MAX_FIT_BATCH),
     ] = None,
     seq: Annotated[
-        int | None, o.number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)
+        int | None, number("--seq", "TOKENS", "Tokens of a sample; default: the model's.", 1, MAX_FIT_SEQ)
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, adagrad, rmsprop or adafactor."),
+        flag("--optimizer", help="adamw (default), adam, sgd, sgd-momentum, adagrad, rmsprop or adafactor."),
     ] = None,
     loss: o.Loss = None,
     host_bandwidth: Annotated[
         str | None,
-        typer.Option(
+        flag(
             "--host-bandwidth",
             metavar="'N GB/s'",
             help="What the link between device and host sustains, each way; default the device's.",
@@ -53,7 +52,7 @@ def command(
     ] = None,
     allow: Annotated[
         Allow | None,
-        typer.Option(
+        flag(
             "--allow",
             help="Strongest change of the numbers: none, rounding (default: fewer bits somewhere), training (what is "
             "learned may differ: fp8, bf16 weights, adapters on 4-bit weights).",
@@ -65,9 +64,9 @@ def command(
     qlora: o.Qlora = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="SHAPE", help="Input of a captured module, as ids=8x1024:int64. Repeatable."),
+        flag("--input", metavar="SHAPE", help="Input of a captured module, as ids=8x1024:int64. Repeatable."),
     ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every point of the front.")] = False,
+    show_all: Annotated[bool, flag("--all", help="Show every point of the front.")] = False,
     json: o.Json = False,
 ) -> None:
     """The cheapest way to make a training step fit on one device, and what each technique saves and costs.

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError, shorten
-from steptime.plan.keys import MAX_SEQ
+from steptime.options import MAX_SEQ
 
 if TYPE_CHECKING:
     from steptime.captured.formats.snapshot_reader import DeviceMemory
@@ -35,34 +34,31 @@ class Files:
 
 def command(
     model: Annotated[
-        str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
+        str, positional(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
     ],
     device: Annotated[
-        str, typer.Option("--device", metavar="DEVICE", help="Device or cluster of the catalogue, or a TOML file.")
+        str,
+        flag(
+            "--device", catalogue="device", metavar="DEVICE", help="Device or cluster of the catalogue, or a TOML file."
+        ),
     ],
-    batch: Annotated[int | None, o.number("--batch", "N", "Samples, if the factory takes them.")] = None,
+    batch: Annotated[int | None, number("--batch", "N", "Samples, if the factory takes them.")] = None,
     seq: o.Seq = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; once for each."
-        ),
+        flag("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; once for each."),
     ] = None,
     dim: Annotated[
-        list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
+        list[str] | None, flag("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as the module is made."
-        ),
+        flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as the module is made."),
     ] = None,
-    autocast: Annotated[
-        str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
-    ] = None,
+    autocast: Annotated[str | None, flag("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(
+        flag(
             "--optimizer",
             metavar="NAME",
             help="adamw (default), adam, sgd, sgd-momentum (each with -loop too, the first two with -fused), adagrad, "
@@ -70,26 +66,26 @@ def command(
         ),
     ] = None,
     loss: o.Loss = None,
-    inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone.")] = False,
+    inference: Annotated[bool, flag("--inference", help="The forward pass alone.")] = False,
     nonzero_share: Annotated[
         float | None,
-        o.real("--nonzero-share", "SHARE", "Share of a mask to take as true where shapes depend on data."),
+        real("--nonzero-share", "SHARE", "Share of a mask to take as true where shapes depend on data."),
     ] = None,
-    whole: Annotated[bool, typer.Option("--no-fold", help="Record every block of a run of equal ones.")] = False,
-    depth: Annotated[int, o.number("--depth", "N", "Levels of modules to show.", high=MAX_DEPTH)] = 3,
+    whole: Annotated[bool, flag("--no-fold", help="Record every block of a run of equal ones.")] = False,
+    depth: Annotated[int, number("--depth", "N", "Levels of modules to show.", high=MAX_DEPTH)] = 3,
     snapshot: Annotated[
         Path | None,
-        typer.Option("--snapshot", metavar="FILE.pickle", help="Memory snapshot for pytorch.org/memory_viz."),
+        flag("--snapshot", metavar="FILE.pickle", help="Memory snapshot for pytorch.org/memory_viz."),
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE.pftrace|.json", help="Trace for Perfetto, or Chrome JSON.")
+        Path | None, flag("--trace", metavar="FILE.pftrace|.json", help="Trace for Perfetto, or Chrome JSON.")
     ] = None,
     roofline: Annotated[
-        Path | None, typer.Option("--roofline", "--plot", metavar="FILE", help="Roofline plot: .svg, .png or .pdf.")
+        Path | None, flag("--roofline", "--plot", metavar="FILE", help="Roofline plot: .svg, .png or .pdf.")
     ] = None,
     measured: Annotated[
         Path | None,
-        typer.Option("--compare", metavar="FILE.pickle", help="A measured memory snapshot beside the prediction."),
+        flag("--compare", metavar="FILE.pickle", help="A measured memory snapshot beside the prediction."),
     ] = None,
     predictor: o.Predictor = None,
     show_all: o.All = False,
@@ -169,9 +165,9 @@ def _check(files: Files) -> None:
         if not special:  # a device or a pipe is written to directly
             refuse_unwritable(path)
     if files.roofline is not None:
-        from steptime.report.figure import require_matplotlib
+        from steptime.registry import require
 
-        require_matplotlib()
+        require("matplotlib", "a picture")
 
 
 def _write(found: Any, files: Files) -> None:

@@ -14,7 +14,7 @@ from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory_definitions import communicators, exceeding, memory_by_definition, memory_constants
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.num import Array
-from steptime.plan.framework import habits_of
+from steptime.plan.framework_file import habits_of
 from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import Strategy

@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from steptime.captured.onnx.tensor import DTYPES, GENERATED
-from steptime.errors import InputFileError, UserError, shorten
+from steptime.errors import InputFileError, shorten
 from steptime.model.spec import ELEMENT_BYTES, FLOATS
+from steptime.registry import require
 from steptime.store.files import refuse_endless, unreadable
 
 if TYPE_CHECKING:
@@ -95,16 +95,6 @@ MAX_NODES = 1_000_000
 """Nodes of a file after its functions are inlined."""
 
 
-def require_onnx() -> None:
-    """Say how to install the ``onnx`` library where it is missing.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    if find_spec("onnx") is None:
-        raise UserError("reading an ONNX file needs the onnx library", hint="pip install 'steptime[onnx]'")
-
-
 def load_model(path: Path) -> ModelProto:
     """The model of a file with its functions inlined; contents of weights in other files stay there.
 
@@ -113,7 +103,7 @@ def load_model(path: Path) -> ModelProto:
             has functions that call themselves or unfold to more than ``MAX_NODES`` nodes.
         UserError: the ``onnx`` library is not installed.
     """
-    require_onnx()
+    require("onnx", "reading an ONNX file")
     from onnx import ModelProto
 
     model = ModelProto()

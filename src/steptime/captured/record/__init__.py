@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from steptime.captured.graph import Program
-from steptime.errors import UserError
+from steptime.registry import require
 
 __all__ = ["capture", "require_torch"]
 
@@ -18,8 +17,7 @@ def require_torch() -> None:
     Raises:
         UserError: PyTorch is not installed.
     """
-    if find_spec("torch") is None:
-        raise UserError("capturing a module needs PyTorch", hint="pip install 'steptime[torch]'")
+    require("torch", "capturing a module")
 
 
 def capture(module: Any, inputs: Sequence[Any] | Mapping[str, Any], **options: Any) -> Program:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,13 +138,71 @@ def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
                     table[name] = replaced.copy(held)
 
 
+class _WithLoss(torch.nn.Module):
+    """A module and what its loss learns, under one root: the module keeps its names, the others begin with ``loss``."""
+
+    def __init__(self, module: torch.nn.Module, parts: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._modules[""] = module
+        self._modules.update({name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)})
+        self._parameters.update({name: part for name, part in parts.items() if isinstance(part, torch.nn.Parameter)})
+
+    def train(self, mode: bool = True) -> _WithLoss:
+        """The module alone: a teacher inside a loss stays as it is."""
+        self._modules[""].train(mode)  # type: ignore[union-attr]
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self._modules[""](*args, **kwargs)  # type: ignore[misc]
+
+
+def with_loss(module: torch.nn.Module, loss: Any) -> torch.nn.Module:
+    """A module with the modules and parameters that its loss is or has from around it; itself where there are none."""
+    known = {id(one) for one in (*all_modules(module), *module.parameters())}
+    parts = dict(_parts("loss", loss, known))
+    return _WithLoss(module, parts) if parts else module
+
+
+def _parts(name: str, held: Any, known: set[int]) -> Iterator[tuple[str, torch.nn.Module | torch.nn.Parameter]]:
+    """What a function, or an object that is called, holds in its closure, attributes, arguments and globals."""
+    if id(held) in known or isinstance(held, (str, type, ModuleType)):
+        return
+    known.add(id(held))
+    inner: dict[Any, Any] = {}
+    if isinstance(held, (torch.nn.Module, torch.nn.Parameter)):
+        yield name, held
+    elif isinstance(held, (dict, list, tuple)):
+        inner = held if isinstance(held, dict) else dict(enumerate(held))
+    elif isinstance(held, MethodType):
+        inner = {"self": held.__self__, "method": held.__func__}
+    elif isinstance(held, partial):
+        inner = {"function": held.func, **dict(enumerate(held.args)), **held.keywords}
+    elif isinstance(held, FunctionType) and held.__module__.partition(".")[0] != "torch":
+        read = {one.argval for one in dis.get_instructions(held) if one.opname == "LOAD_GLOBAL"}
+        inner = {word: held.__globals__.get(word) for word in sorted(read)}
+        inner |= dict(zip(held.__code__.co_freevars, map(_content, held.__closure__ or ()), strict=True))
+    elif name == "loss":
+        inner = getattr(held, "__dict__", {})
+    for word, each in inner.items():
+        yield from _parts(f"{name}.{word}", each, known)
+
+
+def _content(cell: CellType) -> Any:
+    """What a cell of a closure holds, None before anything is put into it."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 @contextmanager
 def without_closed_over(function: Any, replaced: Replaced) -> Iterator[None]:
     """Put fake copies in place of tensors that a function has from around it (targets of a loss)."""
     undo: list[tuple[Any, Any]] = []
     try:
         for cell in getattr(function, "__closure__", None) or ():
-            if isinstance(cell.cell_contents, torch.Tensor):
+            if isinstance(_content(cell), torch.Tensor):
                 undo.append((cell, cell.cell_contents))
                 cell.cell_contents = replaced.copy(cell.cell_contents)
         yield

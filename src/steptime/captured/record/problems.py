@@ -65,7 +65,20 @@ formulation with static shapes"
         return CaptureError(f"{what}: {problem}", hint=hint)
     words = _text(error).lower()
     found = next((advice for marks, advice in ADVICE if all(mark in words for mark in marks)), None)
-    return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}", hint=found)
+    last = _innermost(error)
+    cause = "" if last is error else f"\n  caused by {type(last).__name__}: {_first_line(last)}"
+    return CaptureError(f"{what}: {type(error).__name__}: {_first_line(error)}{at}{cause}", hint=found)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The error that the others were raised for, as a traceback would show it first."""
+    seen = {id(error)}
+    while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        if id(before) in seen:
+            break
+        seen.add(id(before))
+        error = before
+    return error
 
 
 @contextmanager

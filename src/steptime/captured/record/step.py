@@ -18,7 +18,7 @@ from steptime.captured.graph.segments import Run
 from steptime.captured.graph.unroll import unroll
 from steptime.captured.record.device import check_target, cuda_kernels
 from steptime.captured.record.environment import capturing
-from steptime.captured.record.fake import Replaced, check_module, without_closed_over
+from steptime.captured.record.fake import Replaced, check_module, with_loss, without_closed_over
 from steptime.captured.record.fold import repeats, runs, shortened
 from steptime.captured.record.problems import CaptureError
 from steptime.captured.record.recorder import Paths, Recorder
@@ -32,7 +32,7 @@ class Exported(torch.nn.Module):
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__()
-        self.graph = program.module()
+        self._modules[""] = program.module()
         self.paths: Paths | None = None
 
     def train(self, mode: bool = True) -> Exported:
@@ -42,7 +42,8 @@ class Exported(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the program."""
-        return _Walk(self.graph, self.paths).run(*args, **kwargs) if not kwargs else self.graph(*args, **kwargs)
+        graph: Any = self._modules[""]
+        return _Walk(graph, self.paths).run(*args, **kwargs) if not kwargs else graph(*args, **kwargs)
 
 
 class _Walk(Interpreter):
@@ -153,7 +154,7 @@ def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], o
         raise UnknownNameError("loss", options.loss, LOSSES)
     if options.autocast not in (None, "bf16", "fp16"):
         raise UserError(f"autocast {options.autocast!r} is unknown", hint="bf16 or fp16")
-    check_module(module, options.name)
+    check_module(with_loss(module, options.loss), options.name)
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     found = runs(module) if options.fold else []
     if not found:
@@ -187,7 +188,7 @@ def observed(
         recorder: class of the recorder.
     """
     check_target(options.target)
-    check_module(module, options.name)
+    check_module(with_loss(module, options.loss), options.name)
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     return _recorded(module, given, options, recorder, seen)
 
@@ -218,27 +219,33 @@ def _unseen(_recorder: Recorder, _what: str, _made: Any) -> None:
 def _recorded(
     module: torch.nn.Module, inputs: Any, options: StepOptions, kind: type[Recorder] = Recorder, seen: Seen = _unseen
 ) -> Program:
-    whole = capturing(module, inputs, name=options.name, training=options.training)
-    with whole as (arguments, replaced), without_closed_over(options.loss, replaced):
-        return _run(module, arguments, replaced, options, kind, seen)
+    whole = with_loss(module, options.loss if options.training else None)
+    running = capturing(whole, inputs, name=options.name, training=options.training)
+    with running as (arguments, replaced), without_closed_over(options.loss, replaced):
+        return _run(module, whole, arguments, replaced, options, kind, seen)
 
 
 def _run(
-    module: torch.nn.Module, arguments: Any, replaced: Replaced, options: StepOptions, kind: type[Recorder], seen: Seen
+    module: torch.nn.Module,
+    whole: torch.nn.Module,
+    arguments: Any,
+    replaced: Replaced,
+    options: StepOptions,
+    kind: type[Recorder],
+    seen: Seen,
 ) -> Program:
-    optimizer = optimizer_of(options.optimizer, module, replaced) if options.training else None
-    named = module.graph if isinstance(module, Exported) else module
-    paths = Paths(named)
+    optimizer = optimizer_of(options.optimizer, whole, replaced) if options.training else None
+    paths = Paths(whole)
     if isinstance(module, Exported):
         module.paths = paths
     recorder = kind(paths, replaced.mode, options.nonzero_share)
     with torch._C.DisableTorchFunction():
-        parameters = _named(recorder, named, arguments, optimizer)
+        parameters = _named(recorder, whole, arguments, optimizer)
     with paths.watching(), recorder:
-        _step(recorder, module, arguments, optimizer, options, seen)
+        _step(recorder, whole, arguments, optimizer, options, seen)
     return Program(
         name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
-        modules={path: type(child).__name__ for path, child in named.named_modules()},
+        modules={path: type(child).__name__ for path, child in whole.named_modules()},
         source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
         assumed=tuple(replaced.values.assumed),
     )  # fmt: skip

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, takes
 
 
+@takes(o.TRAINING)
 def command(
     model: o.ModelOrRun,
-    cluster: Annotated[str | None, typer.Option("--cluster", metavar="A,B,...", help="Kinds of clusters.")] = None,
+    cluster: Annotated[str | None, flag("--cluster", metavar="A,B,...", help="Kinds of clusters.")] = None,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="N,M,...|N..M", help="Numbers of devices; N..M: doubled from N to M."),
+        flag("--gpus", metavar="N,M,...|N..M", help="Numbers of devices; N..M: doubled from N to M."),
     ] = None,
     global_batch: o.GlobalBatch = None,
     seq: o.Seq = None,
     dtype: o.Dtype = None,
     optimizer: o.Optimizer = None,
     framework: o.Framework = None,
-    tokens: o.Tokens = None,
-    samples: o.Samples = None,
-    epochs: o.Epochs = None,
-    dataset_tokens: o.DatasetTokens = None,
-    dataset_samples: o.DatasetSamples = None,
-    objective: Annotated[str, typer.Option("--objective", help="What is least: cost, time or energy.")] = "cost",
+    objective: Annotated[str, flag("--objective", help="What is least: cost, time or energy.")] = "cost",
     deadline: o.Deadline = None,
     budget: o.Budget = None,
     failures: o.Failures = "default",
     prices: o.Prices = "default",
     json: o.Json = False,
+    **training: Any,
 ) -> None:
     """Rank kinds and numbers of devices for one training run: when it is done, what it costs, what it draws.
 
@@ -40,8 +36,7 @@ def command(
     from steptime.errors import FieldError
     from steptime.goodput.fleet import fleet
 
-    options = locals()
-    length = o.training_given(options)
+    length = o.training_given(training)
     if not length:
         raise FieldError("", "tokens", "missing; a fleet is bought for a whole run", hint="give --tokens 1T")
     if global_batch is None:

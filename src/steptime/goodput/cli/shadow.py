@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.cli import options as o
+from steptime.cli.parser import takes
 
 
-@o.describes_job(after="model")
+@takes({**o.JOB, **o.TRAINING})
 def command(
     model: o.ModelOrRun,
-    tokens: o.Tokens = None,
-    samples: o.Samples = None,
-    epochs: o.Epochs = None,
-    dataset_tokens: o.DatasetTokens = None,
-    dataset_samples: o.DatasetSamples = None,
     failures: o.Failures = None,
     prices: o.Prices = "default",
     json: o.Json = False,
@@ -29,7 +25,7 @@ def command(
     from steptime.errors import FieldError
     from steptime.goodput.shadow import shadow
 
-    length = o.training_given(locals())
+    length = o.training_given(job)
     if not length:
         raise FieldError("", "tokens", "missing; a shadow price is of a whole run", hint="give --tokens 1T")
     asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))

@@ -4,60 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-from typer.core import TyperGroup
-
 from steptime.cli import options as o
+from steptime.cli.parser import Group, flag, number, positional
 
 if TYPE_CHECKING:
     from steptime.hierarchy.answers import CacheReport
     from steptime.hierarchy.levels import Predicted
     from steptime.hierarchy.traces import Shape
 
-GROUP: Final = typer.Typer(
-    name="cache",
-    cls=TyperGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+GROUP: Final = Group("steptime cache", "Caches simulated access by access: hits, causes of misses, distances of reuse.")
 MOST: Final = 1 << 26
 LINE: Final = 64
 Pattern = Annotated[
     str,
-    typer.Argument(
+    positional(
         metavar="PATTERN",
         help="stream, strided, stencil, transpose, matmul, matmul-naive, gather, zipf, histogram, chase, spmv, "
         "spmv-skewed or spmv-banded.",
     ),
 ]
 Cache = Annotated[
-    str | None, typer.Option("--cache", metavar="SIZE:WAYS,...", help="Levels, as 32KiB:8,1MiB:8; WAYS may be full.")
+    str | None, flag("--cache", metavar="SIZE:WAYS,...", help="Levels, as 32KiB:8,1MiB:8; WAYS may be full.")
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--processor", metavar="NAME", help="Caches of steptime cache list, or machine; default zen4."),
+    flag("--processor", metavar="NAME", help="Caches of steptime cache list, or machine; default zen4."),
 ]
-Line = Annotated[int | None, o.number("--line", "BYTES", "Bytes of a line; default 64.", 1, 4096)]
-N = Annotated[int | None, o.number("--n", "N", "Elements, or the side of a matrix; default 4096, 96.", 1, MOST)]
-Width = Annotated[int | None, o.number("--element-bytes", "BYTES", "Of an element; default 8.", 1, 64)]
-Tile = Annotated[int | None, o.number("--tile", "N", "Side of a tile of matmul; default 16.", 1, MOST)]
-Stride = Annotated[int | None, o.number("--stride", "N", "Elements between loads of strided; default 16.", 1, MOST)]
-Table = Annotated[int | None, o.number("--table", "N", "Elements that are gathered from; default 65536.", 2, MOST)]
-Passes = Annotated[int | None, o.number("--passes", "N", "Passes of stream, strided, spmv; default 2.", 1, 1000)]
-Leading = Annotated[int | None, o.number("--leading", "N", "Elements from row to row; default its own.", 1, MOST)]
-Seed = Annotated[int | None, o.number("--seed", "N", "Of random places; default 0.", 0, 2**31)]
-Unpacked = Annotated[bool, typer.Option("--unpacked", help="Tiles of matmul lie in rows of the whole matrix.")]
+Line = Annotated[int | None, number("--line", "BYTES", "Bytes of a line; default 64.", 1, 4096)]
+N = Annotated[int | None, number("--n", "N", "Elements, or the side of a matrix; default 4096, 96.", 1, MOST)]
+Width = Annotated[int | None, number("--element-bytes", "BYTES", "Of an element; default 8.", 1, 64)]
+Tile = Annotated[int | None, number("--tile", "N", "Side of a tile of matmul; default 16.", 1, MOST)]
+Stride = Annotated[int | None, number("--stride", "N", "Elements between loads of strided; default 16.", 1, MOST)]
+Table = Annotated[int | None, number("--table", "N", "Elements that are gathered from; default 65536.", 2, MOST)]
+Passes = Annotated[int | None, number("--passes", "N", "Passes of stream, strided, spmv; default 2.", 1, 1000)]
+Leading = Annotated[int | None, number("--leading", "N", "Elements from row to row; default its own.", 1, MOST)]
+Seed = Annotated[int | None, number("--seed", "N", "Of random places; default 0.", 0, 2**31)]
+Unpacked = Annotated[bool, flag("--unpacked", help="Tiles of matmul lie in rows of the whole matrix.")]
 WIDE: Final = 80
 """Columns of a terminal from which on a table has all of its columns."""
 SIDE: Final = 96
 """Side of a matrix where none is given."""
-
-
-@GROUP.callback()
-def cache() -> None:
-    """Caches simulated access by access: hits, traffic, causes of misses, distances of reuse."""
 
 
 def _shape(pattern: str, given: dict[str, Any]) -> Shape:
@@ -74,7 +60,7 @@ def simulate(
     pattern: Pattern,
     cache: Cache = None,
     processor: Name = None,
-    inclusive: Annotated[bool, typer.Option("--inclusive", help="A level has all lines of the levels above.")] = False,
+    inclusive: Annotated[bool, flag("--inclusive", help="A level has all lines of the levels above.")] = False,
     line: Line = None,
     n: N = None,
     element_bytes: Width = None,
@@ -104,7 +90,7 @@ def simulate(
     _print_report(report)
 
 
-@GROUP.command(name="reuse")
+@GROUP.command("reuse")
 def reuse_command(
     pattern: Pattern,
     line: Line = None,
@@ -138,14 +124,12 @@ def reuse_command(
 @GROUP.command()
 def levels(
     patterns: Annotated[
-        list[str] | None, typer.Argument(metavar="PATTERN...", help="Of simulate; default twelve of them.")
+        list[str] | None, positional(metavar="PATTERN...", help="Of simulate; default twelve of them.")
     ] = None,
     cache: Annotated[
-        str | None, typer.Option("--cache", metavar="SIZE:WAYS,...", help="Default 8KiB:8,64KiB:8,512KiB:16.")
+        str | None, flag("--cache", metavar="SIZE:WAYS,...", help="Default 8KiB:8,64KiB:8,512KiB:16.")
     ] = None,
-    processor: Annotated[
-        str | None, typer.Option("--processor", metavar="NAME", help="Caches of steptime cache list.")
-    ] = None,
+    processor: Annotated[str | None, flag("--processor", metavar="NAME", help="Caches of steptime cache list.")] = None,
     json: o.Json = False,
 ) -> None:
     """Predict which level serves a miss of the first: accuracy of seven predictors on each pattern.
@@ -167,7 +151,7 @@ def levels(
     _print_levels(name, rows)
 
 
-@GROUP.command(name="list")
+@GROUP.command("list")
 def list_command(json: o.Json = False) -> None:
     """List the processors whose caches are known, with their sources."""
     from steptime.cli.output import document, print_json

@@ -4,43 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-from typer.core import TyperGroup
-
 from steptime.cli import options as o
+from steptime.cli.parser import Group, flag, number
 
 if TYPE_CHECKING:
     from steptime.hierarchy.tiles import TilePlan
 
-GROUP: Final = typer.Typer(
-    name="tile",
-    cls=TyperGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+GROUP: Final = Group("steptime tile", "Tiles of a product at every level of a machine, and accesses of a warp.")
 LARGEST: Final = 1 << 24
-
-
-@GROUP.callback()
-def tile() -> None:
-    """Tiles of a product at every level of a machine, and accesses of a warp."""
 
 
 @GROUP.command()
 def matmul(
-    m: Annotated[int, o.number("--m", "M", "Rows of the result; default 4096.", 1, LARGEST)] = 4096,
-    n: Annotated[int, o.number("--n", "N", "Columns of the result; default 4096.", 1, LARGEST)] = 4096,
-    k: Annotated[int, o.number("--k", "K", "Depth of the product; default 4096.", 1, LARGEST)] = 4096,
-    dtype: Annotated[str, typer.Option("--dtype", help="fp64, fp32 (default), tf32, bf16, fp16, fp8, int8.")] = "fp32",
-    device: Annotated[str | None, typer.Option("--device", help="A GPU of the catalogue, as h100-sxm.")] = None,
+    m: Annotated[int, number("--m", "M", "Rows of the result; default 4096.", 1, LARGEST)] = 4096,
+    n: Annotated[int, number("--n", "N", "Columns of the result; default 4096.", 1, LARGEST)] = 4096,
+    k: Annotated[int, number("--k", "K", "Depth of the product; default 4096.", 1, LARGEST)] = 4096,
+    dtype: Annotated[str, flag("--dtype", help="fp64, fp32 (default), tf32, bf16, fp16, fp8, int8.")] = "fp32",
+    device: Annotated[
+        str | None, flag("--device", catalogue="device", help="A GPU of the catalogue, as h100-sxm.")
+    ] = None,
     processor: Annotated[
         str | None,
-        typer.Option("--processor", metavar="NAME", help="Of steptime cache list, or machine; zen4."),
+        flag("--processor", metavar="NAME", help="Of steptime cache list, or machine; zen4."),
     ] = None,
     cache: Annotated[
-        str | None, typer.Option("--cache", metavar="SIZE:WAYS,...", help="Caches of a core in place of these.")
+        str | None, flag("--cache", metavar="SIZE:WAYS,...", help="Caches of a core in place of these.")
     ] = None,
     plot: o.Plot = None,
     json: o.Json = False,
@@ -68,10 +56,10 @@ def matmul(
 
 @GROUP.command()
 def warp(
-    stride: Annotated[int, o.number("--stride", "BYTES", "From thread to thread; default 4.", 0, 1 << 30)] = 4,
-    access: Annotated[int, o.number("--access", "BYTES", "Of a thread: 1, 2, 4, 8 or 16; default 4.", 1, 16)] = 4,
-    offset: Annotated[int, o.number("--offset", "BYTES", "Of the first thread's address; default 0.", 0, 1 << 30)] = 0,
-    paths: Annotated[int, o.number("--paths", "N", "Paths that its threads take; default 1.", 1, 32)] = 1,
+    stride: Annotated[int, number("--stride", "BYTES", "From thread to thread; default 4.", 0, 1 << 30)] = 4,
+    access: Annotated[int, number("--access", "BYTES", "Of a thread: 1, 2, 4, 8 or 16; default 4.", 1, 16)] = 4,
+    offset: Annotated[int, number("--offset", "BYTES", "Of the first thread's address; default 0.", 0, 1 << 30)] = 0,
+    paths: Annotated[int, number("--paths", "N", "Paths that its threads take; default 1.", 1, 32)] = 1,
     json: o.Json = False,
 ) -> None:
     """Sectors, bank conflicts and divergence of one instruction of 32 threads at equal distances."""

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-from typer.core import TyperGroup
-
 from steptime.cli import options as o
+from steptime.cli.parser import Group, flag, number
 
-GROUP: Final = typer.Typer(
-    name="tune",
-    cls=TyperGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
+GROUP: Final = Group("steptime tune", "Kernels tuned by a cost model: search space, planner, measurements, history.")
 SHOWN: Final = 8
-
-
-@GROUP.callback()
-def tune() -> None:
-    """Kernels tuned by a cost model: search space, planner, measurements, history."""
 
 
 @GROUP.command()
 def matmul(
-    m: Annotated[int, typer.Option("--m", metavar="M", help="Rows of the result.")] = 512,
-    n: Annotated[int, typer.Option("--n", metavar="N", help="Columns of the result.")] = 512,
-    k: Annotated[int, typer.Option("--k", metavar="K", help="Depth of the product.")] = 512,
-    trials: Annotated[int, o.number("--trials", "N", "Schedules that are measured; 0: none.", 0, 1000)] = 16,
-    strategy: Annotated[str, typer.Option("--strategy", help="model, random or grid.")] = "model",
-    processor: Annotated[
-        str, typer.Option("--processor", metavar="NAME", help="Caches, of steptime cache list.")
-    ] = "machine",
-    folder: Annotated[str, typer.Option("--folder", metavar="DIR", help="Kernels and history.")] = "steptime-tune",
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start an empty history; the earlier one stays in its file.")
-    ] = False,
+    m: Annotated[int, flag("--m", metavar="M", help="Rows of the result.")] = 512,
+    n: Annotated[int, flag("--n", metavar="N", help="Columns of the result.")] = 512,
+    k: Annotated[int, flag("--k", metavar="K", help="Depth of the product.")] = 512,
+    trials: Annotated[int, number("--trials", "N", "Schedules that are measured; 0: none.", 0, 1000)] = 16,
+    strategy: Annotated[str, flag("--strategy", help="model, random or grid.")] = "model",
+    processor: Annotated[str, flag("--processor", metavar="NAME", help="Caches, of steptime cache list.")] = "machine",
+    folder: Annotated[str, flag("--folder", metavar="DIR", help="Kernels and history.")] = "steptime-tune",
+    fresh: Annotated[bool, flag("--fresh", help="Start an empty history; the earlier one stays in its file.")] = False,
     seed: Annotated[
         int,
-        o.number(
-            "--seed", "N", "Of random draws: random; of model, half of each batch before 8 measurements.", 0, 2**31
-        ),
+        number("--seed", "N", "Of random draws: random; of model, half of each batch before 8 measurements.", 0, 2**31),
     ] = 0,
     json: o.Json = False,
 ) -> None:
@@ -59,7 +40,7 @@ def matmul(
     from steptime.hierarchy.tune.search import tune as search
 
     def told(text: str) -> None:
-        typer.echo(text, err=True)
+        print(text, file=sys.stderr)
 
     found = search(
         (m, n, k),

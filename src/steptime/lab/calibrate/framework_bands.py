@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -18,9 +21,11 @@ from steptime.lab.calibrate.frameworks import (
     FrameworkFit,
     noise,
 )
+from steptime.lab.calibrate.toml_file import with_table, without_table
 from steptime.num import Array, weighted_quantiles
 from steptime.plan.framework import BUSY, LEAST
-from steptime.plan.framework_file import framework_table
+from steptime.plan.framework_file import FILES, PACKAGED, framework_table
+from steptime.store.files import write_whole
 
 TOLD = 1e-6
 """Slope below which a time does not depend on the factor of an unknown framework."""
@@ -161,6 +166,7 @@ def honest_coverage(scaled: Array, source: Array) -> Array:
 
 
 DIGITS = 5
+SAVED = "written by `steptime calibrate frameworks --save`"
 HEADER = "# Written by `steptime calibrate frameworks`; edits are lost when it runs again.\n"
 
 
@@ -199,6 +205,27 @@ def to_toml(
         ]
         parts += [f"[device.{toml_text(name)}]", *each, *known, ""]
     return "\n".join(parts)
+
+
+def save_fit(text: str, shared: Path = PACKAGED, folder: Path = FILES) -> None:
+    """Puts a fit, as :func:`to_toml` writes it, into the files of the package: what is of one framework into its own.
+
+    A framework that the fit has and the package has not gets a file; of one that the fit has not what was fitted goes.
+    """
+    parts = re.split(r"^(?=\[)", text[max(text.find(HEADER), 0) :], flags=re.MULTILINE)
+    own: dict[str, list[str]] = {path.stem: [] for path in folder.glob("*.toml")}
+    for part in parts:
+        if named := re.match(r"\[framework\.(\"(?:[^\"\\]|\\.)*\")(\.doubts)?\]\n", part):
+            name = tomllib.loads(f"name = {named[1]}")["name"]
+            head = [f"[fitted{named[2]}]"] if named[2] else []
+            own.setdefault(name, []).extend([*head, part[named.end() :].rstrip(), ""])
+    for name, lines in own.items():
+        path = folder / f"{name}.toml"
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_whole(path, with_table(before, "fitted", lines, SAVED) if lines else without_table(before, "fitted"))
+    by_hand = shared.read_text(encoding="utf-8").partition(HEADER)[0]
+    rest = "".join(part for part in parts if not part.startswith("[framework."))
+    write_whole(shared, f"{by_hand}{rest.rstrip()}\n")
 
 
 def _value(value: str | float) -> str:

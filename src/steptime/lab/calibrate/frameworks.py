@@ -15,8 +15,8 @@ from steptime.estimate.step_inputs import StepInputs
 from steptime.estimate.work import PHASES, PhaseWork, phase_work, stacked
 from steptime.hardware.library import architecture_of, device_names
 from steptime.num import Array
-from steptime.plan.framework import BUSY, HABITS, Framework, from_fitted_scale, to_fitted_scale, widening
-from steptime.plan.framework_file import GENERIC, SLOWED, is_slowed
+from steptime.plan.framework import BUSY, Framework, Habits, from_fitted_scale, to_fitted_scale, widening
+from steptime.plan.framework_file import GENERIC, SLOWED, habits_of, is_slowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ class Fitted:
         Software that no fit has seen is :attr:`slower`, as in an estimate of it.
         """
         row: Array = self.common + (self.frameworks[framework or ""] if self.known(framework) else 0.0)
-        unseen = framework is None or framework not in HABITS or is_slowed(framework, self.frameworks)
+        unseen = framework is None or habits_of(framework) == Habits() or is_slowed(framework, self.frameworks)
         if unseen and not self.known(framework):
             row[SLOWED_COLUMNS] += self.slower
         row[BUSY_COLUMNS] += self.devices.get(device, np.zeros(len(BUSY)))

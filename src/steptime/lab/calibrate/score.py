@@ -84,8 +84,8 @@ class Score:
 
     @property
     def scored(self) -> Array:
-        """Rows that count."""
-        usable: Array = (self.predicted.reason == "") & np.isfinite(self.measured_s) & (self.measured_s > 0)
+        """Rows that count; a time below a femtosecond is no measurement, and errors relative to it overflow."""
+        usable: Array = (self.predicted.reason == "") & np.isfinite(self.measured_s) & (self.measured_s > 1e-15)
         return usable
 
     def to_json(self) -> dict[str, Any]:

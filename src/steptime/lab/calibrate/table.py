@@ -1,4 +1,4 @@
-"""Tables of measurements as columns; reading goes through DuckDB, so CSV, CSV.gz and Parquet are one."""
+"""Tables of measurements as columns, from CSV, CSV.gz and Parquet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import numpy as np
 from steptime.errors import InputFileError
 from steptime.num import Array
 from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
-from steptime.store.tables import Header, connected, fault, header_of, in_quotes
+from steptime.store.tables import PARQUET, cells_of, connected
 
-_TYPES = "auto_type_candidates=['BOOLEAN', 'BIGINT', 'DOUBLE', 'VARCHAR'], sample_size=-1"  # "inf" is no date
-_FORM = "header=true, quote='\"', escape='\"'"
-READERS = {".parquet": "read_parquet(?)", ".csv": "read_csv", ".csv.gz": "read_csv", ".tsv": "read_csv"}
+READERS = (".parquet", ".csv", ".csv.gz", ".tsv")
 
 
 def is_suspect(notes: str) -> bool:
@@ -87,9 +85,8 @@ def read_table(path: str | Path) -> Table:
 
     Raises:
         InputFileError: it is empty or cannot be read.
+        UserError: it is Parquet, and DuckDB is not installed.
     """
-    import duckdb
-
     file = Path(path)
     ending = next((e for e in READERS if file.name.lower().endswith(e)), None)
     if ending is None:
@@ -103,36 +100,54 @@ def read_table(path: str | Path) -> Table:
         raise unreadable(file, IsADirectoryError() if file.is_dir() else FileNotFoundError())
     if _is_empty(file, ending):
         raise InputFileError(str(path), "is empty")
-    header = None if ending == ".parquet" else header_of(file)
+    if ending == ".parquet":
+        return _read_parquet(file)
     try:
-        with connected() as connection:
-            raw = connection.execute(f"select * from {_reader(ending, header)}", [str(file)]).fetchnumpy()
-    except duckdb.Error as error:
-        encoded = "not utf-8" not in str(error)
-        if encoded and header is not None and (problem := fault(file, header)) is not None:
-            hint = f"every line has the cells of the header; {in_quotes(header.delimiter)}"
-            raise InputFileError(str(path), problem, hint=hint) from error
-        problem = f"cannot be read as a table: {str(error).splitlines()[0][:200]}"
-        raise InputFileError(str(path), problem, hint=None if encoded else "save it as UTF-8") from error
-    return Table({name: _column(values) for name, values in raw.items()})
+        header, *rows = cells_of(file)
+    except (*BROKEN, UnicodeDecodeError) as error:
+        hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else None
+        raise InputFileError(str(path), f"cannot be read as a table: {str(error)[:200]}", hint=hint) from error
+    return Table({name: _column(cells) for name, *cells in zip(header, *rows, strict=True)})
 
 
-def _reader(ending: str, header: Header | None) -> str:
-    """The function of DuckDB, told where the header is: left to find it, it skips lines that break the form."""
-    if header is None:
-        return READERS[ending].replace("read_csv", f"read_csv(?, {_TYPES})")
-    return f"{READERS[ending]}(?, {_TYPES}, {_FORM}, skip={header.skipped}, delim='{header.delimiter}')"
+def _column(cells: list[str]) -> Array:
+    """Numbers where all cells that are not empty are numbers, or all say yes or no; else text.
+
+    >>> [_column(cells).tolist() for cells in (["1", ""], ["True", "false"], ["", ""], ["1", "many"], ["1_0"])]
+    [[1.0, nan], [1.0, 0.0], ['', ''], ['1', 'many'], ['1_0']]
+    """
+    first = next((cell for cell in cells if cell), "")
+    if first.lower() in _TRUTH and first and {cell.lower() for cell in cells} <= _TRUTH.keys():
+        return np.array([_TRUTH[cell.lower()] for cell in cells])
+    try:
+        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
+    except ValueError:
+        numbers = None
+    if numbers is None or not first or "_" in "".join(cells):  # 1_0 is ten in Python alone
+        return np.array(cells, dtype=object)
+    return numbers
 
 
-def _column(values: Any) -> Array:
-    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    data = np.ma.getdata(values)
-    if data.dtype.kind in "iufb":
-        out = data.astype(np.float64)
-        if mask is not None:
-            out[mask] = np.nan
-        return out
-    text = np.asarray(data, dtype=object)
-    if mask is not None:
-        text[mask] = ""
-    return np.array(["" if v is None or v is np.ma.masked else str(v) for v in text], dtype=object)
+_TRUTH = {
+    **dict.fromkeys(("true", "t", "yes", "y"), 1.0),
+    **dict.fromkeys(("false", "f", "no", "n"), 0.0),
+    "": np.nan,
+}
+
+
+def _read_parquet(file: Path) -> Table:
+    def failed(why: str) -> InputFileError:
+        return InputFileError(str(file), f"cannot be read as a table: {why[:200]}")
+
+    with connected(PARQUET, failed) as connection:
+        found = connection.execute("select * from read_parquet(?)", [str(file)]).fetchnumpy()
+    columns = {}
+    for name, values in found.items():
+        data, mask = np.ma.getdata(values), np.ma.getmaskarray(values)
+        if data.dtype.kind in "iufb":
+            columns[name] = np.where(mask, np.nan, data.astype(np.float64))
+        else:
+            columns[name] = np.array(
+                ["" if m or v is None else str(v) for v, m in zip(data, mask, strict=True)], dtype=object
+            )
+    return Table(columns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from steptime.errors import InputFileError
@@ -27,6 +29,26 @@ def refuse_foreign(path: str | Path, mark: str) -> None:
         raise InputFileError(
             str(path), "exists and was not written by a calibration", hint="give another file with --out, or move it"
         )
+
+
+def with_table(text: str, name: str, lines: Sequence[str], comment: str) -> str:
+    r"""The text of a TOML file with other lines in a table and in the tables below it, which stand at its end then.
+
+    >>> print(with_table("[a]\nx = 1\n\n[a.b]\ny = 1\n\n[c]\nz = 1\n", "a", ["x = 2"], "by hand"), end="")
+    [c]
+    z = 1
+    <BLANKLINE>
+    [a]  # by hand
+    x = 2
+    """
+    kept = without_table(text, name).rstrip()
+    return "\n".join([*([kept, ""] if kept else []), f"[{name}]  # {comment}", *lines]).rstrip() + "\n"
+
+
+def without_table(text: str, name: str) -> str:
+    """The text of a TOML file without a table and the tables below it."""
+    parts = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
+    return "".join(part for part in parts if not re.match(rf"\[{re.escape(name)}(?=[.\]])", part))
 
 
 def text_of(value: str) -> str:

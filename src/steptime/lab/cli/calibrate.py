@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steptime.cli.main import group
+from steptime.cli.parser import Entry, Group
 
 #: Command -> its module, and what it does.
 CALIBRATIONS: Final = {
@@ -17,8 +17,8 @@ CALIBRATIONS: Final = {
     ),
 }
 
-GROUP: Final = group(
-    "calibrate",
-    CALIBRATIONS,
+GROUP: Final = Group(
+    "steptime calibrate",
     "Turn measurements into profiles: of this machine, of its network, of tables measured elsewhere.",
+    {name: Entry(*row) for name, row in CALIBRATIONS.items()},
 )

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag
 from steptime.errors import FieldError, InputFileError, UserError, counted, did_you_mean, shorten
+from steptime.registry import require
 from steptime.store.files import one_writer, prepare_folder
 
 if TYPE_CHECKING:
@@ -41,18 +40,12 @@ class Job:
 
 
 def command(
-    kernels: Annotated[
-        Path | None, typer.Option("--kernels", metavar="FILE", help="Table of measured kernels.")
-    ] = None,
+    kernels: Annotated[Path | None, flag("--kernels", metavar="FILE", help="Table of measured kernels.")] = None,
     collectives: Annotated[
-        Path | None, typer.Option("--collectives", metavar="FILE", help="Table of measured collectives.")
+        Path | None, flag("--collectives", metavar="FILE", help="Table of measured collectives.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder to write profiles to.", show_default=True)
-    ] = Path("profiles"),
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="FAMILY", help="Fit this family of kernels alone.")
-    ] = None,
+    out: Annotated[Path, flag("--out", metavar="DIR", help="Folder to write profiles to.")] = Path("profiles"),
+    only: Annotated[str | None, flag("--only", metavar="FAMILY", help="Fit this family of kernels alone.")] = None,
     json: o.Json = False,
 ) -> None:
     """Fit time models to measurements and write one profile per device.
@@ -62,8 +55,7 @@ def command(
     """
     if kernels is None and collectives is None:
         raise UserError("nothing to fit", hint="give --kernels FILE, --collectives FILE, or both")
-    if find_spec("scipy") is None:
-        raise UserError("fitting needs SciPy", hint="pip install 'steptime[calibrate]'")
+    require("scipy", "fitting")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small: threads only cost
     family = _family(only)
     tables = _tables(kernels, collectives)

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, positional
 from steptime.errors import FieldError, UserError
 
 #: What the file of the package says it comes from.
@@ -16,11 +15,11 @@ OWN_SOURCE: Final = "step times of published training runs; see docs/scoreboard.
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of measured training runs.")],
+    files: Annotated[list[Path], positional(metavar="FILE...", help="Tables of measured training runs.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here.")
+        Path | None, flag("--out", metavar="FILE.toml", help="File to write; without it frameworks.toml here.")
     ] = None,
-    save: Annotated[bool, typer.Option("--save", help="Write the file of the package itself.")] = False,
+    save: Annotated[bool, flag("--save", help="Write the files of the package itself.")] = False,
     json: o.Json = False,
 ) -> None:
     """Fit slowdowns, overlap and overheads of training frameworks to measured runs.
@@ -29,20 +28,21 @@ def command(
     the file makes every command use it. Takes a minute for a few thousand runs.
     """
     from steptime.cli.output import Progress
+    from steptime.lab.calibrate.framework_bands import save_fit
     from steptime.lab.calibrate.framework_fitting import fit_runs
     from steptime.plan.framework_file import NAME, PACKAGED
     from steptime.report.text import printable
     from steptime.store.files import refuse_unwritable, write_whole
 
     if save and out is not None:
-        raise UserError("--save and --out exclude each other", hint="--save writes the file of the package")
+        raise UserError("--save and --out exclude each other", hint="--save writes the files of the package")
     target = PACKAGED if save else out or Path(NAME)
     if target.suffix != ".toml":
         raise FieldError("", "--out", f"{str(target)[:80]!r} does not end in .toml", hint=f"for example {NAME}")
     refuse_unwritable(target)
     with Progress("fitting frameworks") as progress:
         result = fit_runs(files, progress, source=OWN_SOURCE if save else None)
-    write_whole(target, result.toml)
+    save_fit(result.toml) if save else write_whole(target, result.toml)
     for warning in result.warnings:
         print(printable(f"Warning: {warning}"), file=sys.stderr)
     if json:

@@ -8,9 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number
 from steptime.lab.calibrate.machine import MAX_PROCESSES
 
 if TYPE_CHECKING:
@@ -27,30 +26,26 @@ class Device(StrEnum):
 
 
 def machine(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds: under three minutes.")] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="PROFILE.toml", help="Cluster file to write.", show_default=True)
-    ] = Path("machine.toml"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted calibration.")] = False,
+    quick: Annotated[bool, flag("--quick", help="Fewer shapes and rounds: under three minutes.")] = False,
+    out: Annotated[Path, flag("--out", metavar="PROFILE.toml", help="Cluster file to write.")] = Path("machine.toml"),
+    resume: Annotated[bool, flag("--resume", help="Go on with an interrupted calibration.")] = False,
     device: Annotated[
-        Device | None, typer.Option("--device", help="What to measure; default: the GPU if torch sees one.")
+        Device | None, flag("--device", help="What to measure; default: the GPU if torch sees one.")
     ] = None,
     processes: Annotated[
         int | None,
-        o.number("--processes", "N", "Ranks of collectives; default: one per GPU, none on a CPU.", 1, MAX_PROCESSES),
+        number("--processes", "N", "Ranks of collectives; default: one per GPU, none on a CPU.", 1, MAX_PROCESSES),
     ] = None,
-    threads: Annotated[int, o.number("--threads", "N", "Cores of one process on a CPU.", 1, 1024)] = 1,
+    threads: Annotated[int, number("--threads", "N", "Cores of one process on a CPU.", 1, 1024)] = 1,
     compare_to: Annotated[
         str | None,
-        typer.Option(
-            "--compare-to", metavar="DEVICE", help="Residuals against the public profile of a device, or auto."
-        ),
+        flag("--compare-to", metavar="DEVICE", help="Residuals against the public profile of a device, or auto."),
     ] = None,
     table: Annotated[
-        Path | None, typer.Option("--table", metavar="FILE", help="Write the measured operators as CSV or Parquet too.")
+        Path | None, flag("--table", metavar="FILE", help="Write the measured operators as CSV or Parquet too.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot measured against predicted times.")
+        Path | None, flag("--plot", metavar="FILE.png", help="Plot measured against predicted times.")
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -145,9 +140,9 @@ def compared(given: str, request: Request) -> str:
     if given != AUTO:
         return public_device(given)
     from steptime.lab.calibrate.machine.session import host_of
-    from steptime.lab.calibrate.machine.torch_ops import load_torch
+    from steptime.registry import needed
 
-    return public_device(AUTO, host_of(load_torch(), request).processor)
+    return public_device(AUTO, host_of(needed("torch", "measuring a machine"), request).processor)
 
 
 def comparison_of(fitted: Fitted, compare_to: str, out: Path) -> Comparison:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, positional
 from steptime.errors import FieldError
 
 if TYPE_CHECKING:
@@ -18,16 +17,16 @@ MOST_SHOWN = 10
 
 
 def mesh(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Measured links: one row per pair, or a matrix.")],
-    unit: Annotated[
-        str | None, typer.Option("--unit", metavar="UNIT", help="Of a square matrix: us, GB/s, ...")
-    ] = None,
+    file: Annotated[Path, positional(metavar="FILE.csv", help="Measured links: one row per pair, or a matrix.")],
+    unit: Annotated[str | None, flag("--unit", metavar="UNIT", help="Of a square matrix: us, GB/s, ...")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="CLUSTER.toml", help="Write a cluster file; needs --device.")
+        Path | None, flag("--out", metavar="CLUSTER.toml", help="Write a cluster file; needs --device.")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="DEVICE", help="What the devices are: catalogue name or TOML file."),
+        flag(
+            "--device", catalogue="device", metavar="DEVICE", help="What the devices are: catalogue name or TOML file."
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from steptime.api.request import MAX_COUNT
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number
 from steptime.errors import counted
 from steptime.lab.limits import Figure, Limits, ProductTime
 from steptime.report import text as t
@@ -29,15 +28,15 @@ QUANTITIES: Final = {
 
 
 def _count(option: str, text: str) -> Any:
-    return typer.Option(option, metavar="N", min=1, max=MAX_COUNT, help=text)
+    return number(option, "N", text, 1, MAX_COUNT)
 
 
 def _number(option: str, text: str, metavar: str = "N") -> Any:
-    return typer.Option(option, metavar=metavar, help=text)
+    return flag(option, metavar=metavar, help=text)
 
 
 def _quantity(option: str, unit: str, text: str) -> Any:
-    return typer.Option(option, metavar=f"'N {unit}'", help=text)
+    return flag(option, metavar=f"'N {unit}'", help=text)
 
 
 def command(
@@ -50,7 +49,11 @@ def command(
     width_bytes: Annotated[float | None, _number("--width-bytes", "Bytes per word; default 2.")] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Catalogue name or cluster file; default: the H100 SXM5 of arXiv 2411.01137."),
+        flag(
+            "--device",
+            catalogue="device",
+            help="Catalogue name or cluster file; default: the H100 SXM5 of arXiv 2411.01137.",
+        ),
     ] = None,
     flops_8bit: Annotated[
         str | None, _quantity("--flops-8bit", "TFLOP/s", "Dense 8-bit peak; default: the device's.")
@@ -79,11 +82,11 @@ def command(
         float | None, _number("--tokens-per-parameter", "Training tokens per parameter; default 20.")
     ] = None,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Utilisation against training compute, under each rule of overlap.")
+        bool, flag("--curve", help="Utilisation against training compute, under each rule of overlap.")
     ] = False,
     overlap: Annotated[
         list[str] | None,
-        typer.Option("--overlap", metavar="RULE", help="Of the curve: all, bandwidth or none; may be given again."),
+        flag("--overlap", metavar="RULE", help="Of the curve: all, bandwidth or none; may be given again."),
     ] = None,
     batch_growth: Annotated[
         float | None, _number("--batch-growth", "Power of compute with which a step's tokens grow; default 1/6.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steptime.cli.main import group
+from steptime.cli.parser import Entry, Group
 
 COMMANDS: Final = {
     "measure": ("steptime.lab.cli.predict_commands", "Make random training graphs and measure them on this machine."),
@@ -12,8 +12,8 @@ COMMANDS: Final = {
     "score": ("steptime.lab.cli.predict_commands", "Errors of all predictors under the same splits."),
 }
 
-GROUP: Final = group(
-    "predict",
-    COMMANDS,
+GROUP: Final = Group(
+    "steptime predict",
     "Learned corrections of predicted times: measure graphs here, fit factors of operators, score predictors.",
+    {name: Entry(*row) for name, row in COMMANDS.items()},
 )

@@ -7,31 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional
 
 if TYPE_CHECKING:
     from steptime.hardware.records import Device
     from steptime.lab.learned.data import Rows
     from steptime.lab.learned.measuring import Graph
 
-Journal = Annotated[Path, typer.Argument(metavar="GRAPHS.jsonl", help="Measured graphs.")]
+Journal = Annotated[Path, positional(metavar="GRAPHS.jsonl", help="Measured graphs.")]
 Machine = Annotated[
-    str, typer.Option("--device", metavar="MACHINE.toml", help="This machine: steptime calibrate machine wrote it.")
+    str, flag("--device", metavar="MACHINE.toml", help="This machine: steptime calibrate machine wrote it.")
 ]
 
 
 def measure(
-    out: Annotated[Path, typer.Option("--out", metavar="GRAPHS.jsonl", help="Journal to write.")] = Path(
-        "graphs.jsonl"
-    ),
-    graphs: Annotated[int, o.number("--graphs", "N", "Graphs of whole networks.", 0, 100_000)] = 2000,
-    singles: Annotated[int, o.number("--singles", "N", "Graphs of one operator.", 0, 100_000)] = 600,
+    out: Annotated[Path, flag("--out", metavar="GRAPHS.jsonl", help="Journal to write.")] = Path("graphs.jsonl"),
+    graphs: Annotated[int, number("--graphs", "N", "Graphs of whole networks.", 0, 100_000)] = 2000,
+    singles: Annotated[int, number("--singles", "N", "Graphs of one operator.", 0, 100_000)] = 600,
     family: Annotated[
-        list[str] | None, typer.Option("--family", metavar="NAME", help="This family alone; once for each.")
+        list[str] | None, flag("--family", metavar="NAME", help="This family alone; once for each.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew: what FILE holds is lost.")] = False,
+    fresh: Annotated[bool, flag("--fresh", help="Begin anew: what FILE holds is lost.")] = False,
     json: o.Json = False,
 ) -> None:
     """Measure random graphs of nine families: CPU time of their steps, and the peak of PyTorch's allocator.
@@ -40,9 +37,9 @@ def measure(
     """
     from steptime.cli.output import Progress, document, print_json
     from steptime.lab.learned.measuring import measure as run
-    from steptime.lab.learned.measuring import require_torch
+    from steptime.registry import require
 
-    require_torch()
+    require("torch", "measuring graphs")
     with Progress("measuring") as progress:
         count = run(
             out,
@@ -61,19 +58,17 @@ def measure(
 def train(
     journal: Journal,
     device: Machine,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Correction to write.")] = Path(
-        "correction.json"
-    ),
-    seed: Annotated[int, o.number("--seed", "N", "Seed of the first weights.", 0, 2**31 - 1)] = 0,
+    out: Annotated[Path, flag("--out", metavar="FILE.json", help="Correction to write.")] = Path("correction.json"),
+    seed: Annotated[int, number("--seed", "N", "Seed of the first weights.", 0, 2**31 - 1)] = 0,
     json: o.Json = False,
 ) -> None:
     """Fit the factors, with every family left out once: that gives the error and the band.
 
     Takes a few minutes. The file serves as --predictor FILE in profile and estimate.
     """
-    from steptime.lab.learned.measuring import require_torch
+    from steptime.registry import require
 
-    require_torch()
+    require("torch", "measuring graphs")
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.additive import Options
     from steptime.lab.learned.memory import fitted_workspaces
@@ -97,13 +92,13 @@ def train(
 def score(
     journal: Journal,
     device: Machine,
-    quick: Annotated[bool, typer.Option("--quick", help="Without the predictor that takes minutes.")] = False,
+    quick: Annotated[bool, flag("--quick", help="Without the predictor that takes minutes.")] = False,
     json: o.Json = False,
 ) -> None:
     """Errors of every predictor: graphs by chance, the largest left out, each family left out."""
-    from steptime.lab.learned.measuring import require_torch
+    from steptime.registry import require
 
-    require_torch()
+    require("torch", "measuring graphs")
     from steptime.cli.output import document, print_json
     from steptime.lab.learned.scores import PREDICTORS, SLOW, table
     from steptime.lab.learned.train import noise_of

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional
 from steptime.errors import UserError
 
 
 def _file(option: str, text: str, metavar: str = "FILE") -> Any:
-    return typer.Option(option, metavar=metavar, help=text)
+    return flag(option, metavar=metavar, help=text)
 
 
 RAN = "Table of layouts that ran or ran out of memory instead: the columns of training runs, and outcome."
@@ -24,34 +23,26 @@ COLLECTIVE = "Likewise: all_reduce, all_gather, reduce_scatter, all_to_all, broa
 
 
 def command(
-    file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="Table of measured training runs.", show_default=False)
-    ] = None,
+    file: Annotated[str | None, positional(metavar="[FILE]", help="Table of measured training runs.")] = None,
     kernels: Annotated[Path | None, _file("--kernels", "Table of measured kernels instead.")] = None,
     collectives: Annotated[Path | None, _file("--collectives", "Table of measured collectives instead.")] = None,
     stages: Annotated[Path | None, _file("--stages", "Table of measured times of pipeline stages instead.")] = None,
     outcomes: Annotated[Path | None, _file("--outcomes", RAN)] = None,
     given_cells: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="COLUMN=TEXT", help="Text of the empty cells of a column of layouts."),
+        flag("--set", metavar="COLUMN=TEXT", help="Text of the empty cells of a column of layouts."),
     ] = None,
     figure: Annotated[Path | None, _file("--figure", "Reliability diagram of the layouts.", "FILE.svg")] = None,
     leave_out: Annotated[str | None, _file("--leave-out", LEAVE_OUT, "each|model|source_and_model|KEY")] = None,
     unknown: Annotated[
-        bool, typer.Option("--framework-unknown", help="Predict runs by the values common to all frameworks.")
+        bool, flag("--framework-unknown", help="Predict runs by the values common to all frameworks.")
     ] = False,
     gpu: Annotated[str | None, _file("--gpu", "Device of collectives, where the file does not say it.", "NAME")] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="N", min=2, help="Devices of the group of a collective, likewise.")
-    ] = None,
-    per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Devices of one node, likewise.")
-    ] = None,
+    gpus: Annotated[int | None, number("--gpus", "N", "Devices of the group of a collective, likewise.", 2)] = None,
+    per_node: Annotated[int | None, number("--gpus-per-node", "N", "Devices of one node, likewise.")] = None,
     collective: Annotated[str | None, _file("--collective", COLLECTIVE, "NAME")] = None,
-    columns: Annotated[
-        bool, typer.Option("--columns", help="List the columns and names that the tables may have.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write every row.")] = None,
+    columns: Annotated[bool, flag("--columns", help="List the columns and names that the tables may have.")] = False,
+    out: Annotated[Path | None, flag("--out", metavar="FILE.csv", help="Write every row.")] = None,
     json: o.Json = False,
 ) -> None:
     """Predict every row of a table of measurements and report the errors.

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,16 +51,6 @@ class Graph:
     allocated_bytes: int
     """Peak of the allocator, what was there before the step included."""
     sketch: Sketch
-
-
-def require_torch() -> None:
-    """Refuse to go on without PyTorch.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    if find_spec("torch") is None:
-        raise UserError("graphs are modules of PyTorch", hint="pip install 'steptime[torch]'")
 
 
 def keys(graphs: int, singles: int, families: tuple[str, ...], single: str) -> Iterator[str]:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import UserError
 from steptime.estimate.learned import NUMBERS
 from steptime.lab.learned.data import Rows
 from steptime.num import Array
+from steptime.registry import needed
 
 Predict = Callable[[Rows], Array]
 Fit = Callable[[Rows, int], Predict]
@@ -77,11 +77,8 @@ def _graph_features(rows: Rows, names: tuple[str, ...]) -> Array:
 
 
 def _trees(seed: int) -> Any:
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise UserError("boosted trees need scikit-learn", hint="pip install 'steptime[learn]'") from None
-    return HistGradientBoostingRegressor(max_iter=300, learning_rate=0.06, min_samples_leaf=8, random_state=seed)
+    trees = needed("sklearn.ensemble", "a model of boosted trees").HistGradientBoostingRegressor
+    return trees(max_iter=300, learning_rate=0.06, min_samples_leaf=8, random_state=seed)
 
 
 def trees(train: Rows, seed: int) -> Predict:

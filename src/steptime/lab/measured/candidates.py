@@ -29,9 +29,11 @@ from steptime.lab.measured.meaning import (
 from steptime.lab.measured.read import table
 from steptime.lab.measured.run import Degrees, MeasuredRun, legal_micro_batches, possible_degrees, sharded_degrees
 from steptime.num import Array, divisors
-from steptime.plan.framework import HABITS, habits_of, piped_stage
-from steptime.plan.job import OFFLOADS, QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
-from steptime.plan.memory_profile import MemoryProfile, memory_profile_of
+from steptime.options import choices_of
+from steptime.plan.framework import Habits, piped_stage
+from steptime.plan.framework_file import habits_of, memory_profile_of
+from steptime.plan.job import QLORA_BYTES, Adapter, Job, Precision, dispatched_by, with_habits
+from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.placements import numbered
 from steptime.plan.plans import RECOMPUTE_CODES, Plans, concatenate
@@ -209,7 +211,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         attention=found.attention,
         schedule="1f1b" if interleaved or run.schedule is None else SCHEDULE_OF.get(run.schedule, run.schedule),
         adapter=adapter,
-        offload=(run.offload | found.offload) & frozenset(OFFLOADS),
+        offload=(run.offload | found.offload) & frozenset(choices_of("offload")),
     )
     job = with_habits(job, run.framework)
     habitual = job.overlap if found.overlaps_data else job.overlap - {"dp"}
@@ -537,7 +539,7 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
 
 def _overlaps_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
     """Whether gradients and weights travel behind computation: of software without known habits either may be."""
-    if run.framework in HABITS or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
+    if habits_of(run.framework) != Habits() or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
         return [(True, 1.0)]
     return [(True, 0.5), (False, 0.5)]
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from steptime.lab.measured.canonical import RECOMPUTE, dtype_name
 from steptime.lab.measured.read import TableRow, table
-from steptime.plan.framework import IDEAL, habits_of
-from steptime.plan.framework_file import bare_name, framework_names, name_rules, own_names, rule_with
-from steptime.plan.job import ATTENTION_DTYPES, PRECISIONS, Precision
+from steptime.options import choices_of
+from steptime.plan.framework import IDEAL
+from steptime.plan.framework_file import bare_name, framework_names, habits_of, name_rules, own_names, rule_with
+from steptime.plan.job import PRECISIONS, Precision
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plan.recompute import SELECTIVE, spelled_out
 
@@ -213,7 +214,7 @@ def attention_dtype_called(text: str) -> str | None:
     ('fp8', None)
     """
     found = _first(_ATTENTION_DTYPES, text)
-    return found if found in ATTENTION_DTYPES else None
+    return found if found in choices_of("attention_dtype") else None
 
 
 def unknown_words(text: Callable[[str], str | None]) -> list[str]:

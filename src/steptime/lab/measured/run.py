@@ -241,7 +241,7 @@ class MeasuredRun:
     graphs: str = "none"
     """What is one graph, of :data:`~steptime.plan.job.GRAPHS` or parts of a layer joined by ``+``."""
     dispatcher: str | None = None
-    """What sends tokens to their experts, of :data:`~steptime.plan.job.DISPATCHERS`; None: as the framework does."""
+    """What sends tokens to their experts, a name of the option ``dispatcher``; None: as the framework does."""
     time: MeasuredTime | None
     memory: MeasuredMemory | None
     flags: frozenset[Flag] = field(default_factory=frozenset)

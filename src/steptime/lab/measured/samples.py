@@ -29,7 +29,8 @@ from steptime.lab.measured.candidates import Candidate, candidates, job_of, plan
 from steptime.lab.measured.metrics import MemoryDefinition
 from steptime.lab.measured.run import MeasuredRun
 from steptime.num import Array
-from steptime.plan.framework import IDEAL, Framework, habits_of, kernel_factor
+from steptime.plan.framework import IDEAL, Framework, kernel_factor
+from steptime.plan.framework_file import habits_of
 from steptime.plan.job import Job, Precision
 from steptime.plan.memory_profile import PLAIN
 from steptime.plan.plans import Plans

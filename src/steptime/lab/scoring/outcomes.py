@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +37,7 @@ from steptime.lab.measured.samples import Progress
 from steptime.lab.report.score import print_doubts, print_skipped
 from steptime.lab.scoring.runs import REFUSED, Missing, doubted, skipped_counts, unread, unscored, write_table
 from steptime.num import Array
+from steptime.registry import needed
 from steptime.report.text import console, grid, heading, percent
 from steptime.store.files import refuse_unwritable
 
@@ -372,12 +371,11 @@ def write_reliability(score: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: matplotlib is not installed.
     """
-    if find_spec("matplotlib") is None:
-        raise UserError("figures need matplotlib", hint="pip install 'steptime[calibrate]'")
+    matplotlib = needed("matplotlib", "a figure")
     bins = [each for each in score["reliability"] if each["rows"]]
     settings = {"svg.hashsalt": "steptime", "svg.fonttype": "none", "font.size": 9}
-    with import_module("matplotlib").rc_context(settings):
-        figure = import_module("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
+    with matplotlib.rc_context(settings):
+        figure = needed("matplotlib.figure", "a figure").Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color="#999999", lw=0.8, ls="--")
         mean, share = [each["mean"] for each in bins], [each["ran_out"] for each in bins]

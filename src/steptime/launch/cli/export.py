@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, positional, takes
 
 
-@o.describes_job(after="software")
+@takes(o.JOB)
 def command(
     model: Annotated[
-        str, typer.Argument(metavar="RUN.toml|PLAN.json|MODEL", help="Run, plan that plan or estimate wrote, or model.")
+        str, positional(metavar="RUN.toml|PLAN.json|MODEL", help="Run, plan that plan or estimate wrote, or model.")
     ],
     software: Annotated[
         str,
-        typer.Option(
+        flag(
             "--for",
             metavar="NAME",
             help="megatron-lm, megatron-bridge, nemo, torchtitan, torchtitan-python, deepspeed, accelerate, fsdp2, "
@@ -25,7 +24,7 @@ def command(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE|FOLDER", help="Write it there; default: print it.")
+        Path | None, flag("-o", "--out", metavar="FILE|FOLDER", help="Write it there; default: print it.")
     ] = None,
     json: o.Json = False,
     **job: Any,

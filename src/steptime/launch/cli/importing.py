@@ -5,22 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, positional
 
 
 def command(
-    file: Annotated[str, typer.Argument(metavar="FILE|COMMAND", help="Launch file, shell script, or a command line.")],
+    file: Annotated[str, positional(metavar="FILE|COMMAND", help="Launch file, shell script, or a command line.")],
     software: Annotated[
-        str | None, typer.Option("--from", metavar="NAME", help="Its software; default: recognised by its options.")
+        str | None, flag("--from", metavar="NAME", help="Its software; default: recognised by its options.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Model; default: what the file says.")
-    ] = None,
+    model: Annotated[str | None, flag("--model", metavar="MODEL", help="Model; default: what the file says.")] = None,
     cluster: o.Cluster = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="RUN.toml", help="Write the run there; default: print it.")
+        Path | None, flag("-o", "--out", metavar="RUN.toml", help="Write the run there; default: print it.")
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,71 +16,63 @@ if TYPE_CHECKING:
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model."),
+        positional(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="DEVICE", help="Device or cluster, or a TOML file.")
+        str | None, flag("--device", catalogue="device", metavar="DEVICE", help="Device or cluster, or a TOML file.")
     ] = None,
-    objective: Annotated[
-        str, typer.Option("--objective", metavar="time|memory|launches", help="What to lower.")
-    ] = "time",
-    training: Annotated[bool, typer.Option("--training", help="The whole step; default: the forward pass.")] = False,
+    objective: Annotated[str, flag("--objective", metavar="time|memory|launches", help="What to lower.")] = "time",
+    training: Annotated[bool, flag("--training", help="The whole step; default: the forward pass.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Apply every rewrite, also those within the doubt of the prediction.")
+        bool, flag("--all", help="Apply every rewrite, also those within the doubt of the prediction.")
     ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="PASS", help="Try this pass; again for more.")
-    ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Time each rewrite on this CPU, which decides.")] = False,
-    layouts: Annotated[bool, typer.Option("--layouts", help="Then choose the layout of every value.")] = False,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Try partially equal programs, corrected.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.py|.onnx", help="Write it.")] = None,
-    picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE.svg", help="Draw before and after.")] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="What torch.compile gains, next to what it does here.")
-    ] = False,
+    only: Annotated[list[str] | None, flag("--only", metavar="PASS", help="Try this pass; again for more.")] = None,
+    measure: Annotated[bool, flag("--measure", help="Time each rewrite on this CPU, which decides.")] = False,
+    layouts: Annotated[bool, flag("--layouts", help="Then choose the layout of every value.")] = False,
+    mutants: Annotated[bool, flag("--mutants", help="Try partially equal programs, corrected.")] = False,
+    output: Annotated[Path | None, flag("--output", "-o", metavar="FILE.py|.onnx", help="Write it.")] = None,
+    picture: Annotated[Path | None, flag("--svg", metavar="FILE.svg", help="Draw before and after.")] = None,
+    compiled: Annotated[bool, flag("--compile", help="What torch.compile gains, next to what it does here.")] = False,
     lengths: Annotated[
         str | None,
-        typer.Option("--lengths", metavar="128=0.5,512=0.5|FILE", help="Lengths and their shares: the best buckets."),
+        flag("--lengths", metavar="128=0.5,512=0.5|FILE", help="Lengths and their shares: the best buckets."),
     ] = None,
-    buckets: Annotated[int, o.number("--buckets", "N", "Buckets of lengths.", high=64)] = 4,
-    compile_s: Annotated[float, o.real("--compile-seconds", "S", "Time of one compilation.")] = 30.0,
-    branch: Annotated[float | None, o.real("--branch", "P", "Probability that a branch on data is taken.")] = None,
+    buckets: Annotated[int, number("--buckets", "N", "Buckets of lengths.", high=64)] = 4,
+    compile_s: Annotated[float, real("--compile-seconds", "S", "Time of one compilation.")] = 30.0,
+    branch: Annotated[float | None, real("--branch", "P", "Probability that a branch on data is taken.")] = None,
     search: Annotated[
         str | None,
-        typer.Option("--search", metavar="NAME", help="template, greedy, metaflow, taso, saturation, ...; see docs."),
+        flag("--search", metavar="NAME", help="template, greedy, metaflow, taso, saturation, ...; see docs."),
     ] = None,
-    alpha: Annotated[float, o.real("--alpha", "A", "Searches follow graphs below A times the best.")] = 1.05,
-    budget: Annotated[int, o.number("--budget", "N", "Graphs that a search follows.", high=10**9)] = 1000,
+    alpha: Annotated[float, real("--alpha", "A", "Searches follow graphs below A times the best.")] = 1.05,
+    budget: Annotated[int, number("--budget", "N", "Graphs that a search follows.", high=10**9)] = 1000,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="METRIC=W,...", help="Lower this sum: device_s, host_s, launches, ..."),
+        flag("--weights", metavar="METRIC=W,...", help="Lower this sum: device_s, host_s, launches, ..."),
     ] = None,
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", metavar="METRIC=N", help="Keep below it: peak_bytes=2e9, ...")
+        list[str] | None, flag("--limit", metavar="METRIC=N", help="Keep below it: peak_bytes=2e9, ...")
     ] = None,
     rules: Annotated[
-        str | None, typer.Option("--rules", metavar="shipped|FILE", help="Proved rules as moves of the search.")
+        str | None, flag("--rules", metavar="shipped|FILE", help="Proved rules as moves of the search.")
     ] = None,
     search_seconds: Annotated[
-        float | None, o.real("--search-seconds", "S", "Stop the search then, with the best so far.")
+        float | None, real("--search-seconds", "S", "Stop the search then, with the best so far.")
     ] = None,
-    list_passes: Annotated[bool, typer.Option("--passes", help="List the passes and stop.")] = False,
-    batch: Annotated[int | None, o.number("--batch", "N", "Samples, if the factory takes them.")] = None,
+    list_passes: Annotated[bool, flag("--passes", help="List the passes and stop.")] = False,
+    batch: Annotated[int | None, number("--batch", "N", "Samples, if the factory takes them.")] = None,
     seq: o.Seq = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument; once for each."),
+        flag("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument; once for each."),
     ] = None,
     dim: Annotated[
-        list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
+        list[str] | None, flag("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights.")
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", metavar="NAME", help="As of profile.")] = None,
+    dtype: Annotated[str | None, flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights.")] = None,
+    optimizer: Annotated[str | None, flag("--optimizer", metavar="NAME", help="As of profile.")] = None,
     loss: o.Loss = None,
-    show_all: Annotated[bool, typer.Option("--all-rows", help="List every rewrite.")] = False,
+    show_all: Annotated[bool, flag("--all-rows", help="List every rewrite.")] = False,
     json: o.Json = False,
 ) -> None:
     """Rewrite a real model to a cheaper equivalent graph, where the gain exceeds the doubt of the prediction.

@@ -10,9 +10,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from steptime.errors import UserError
+from steptime.registry import needed
 from steptime.rewrite.layout.problem import Assignment, Need, Option
 
 TIME_LIMIT_S: Final = 20.0
@@ -324,16 +325,20 @@ class _Program:
 
 
 def _by_program(local: Assignment, limit_s: float) -> tuple[tuple[int, ...], float, float]:
-    np, milp, constraint, bounds, matrix = _scipy()
+    optimize, sparse = (needed(name, "layouts", "rewrite") for name in ("scipy.optimize", "scipy.sparse"))
+    import numpy as np
+
     program = _Program(local)
     rows, columns, values = program.entries
     shape = (len(program.low), len(program.cost))
     scale = max(program.cost) or 1.0
-    found = milp(
+    found = optimize.milp(
         np.array(program.cost) / scale,
         integrality=np.array(program.whole),
-        bounds=bounds(0, np.where(np.array(program.whole) > 0, 1.0, np.inf)),
-        constraints=constraint(matrix((values, (rows, columns)), shape=shape), program.low, program.high),
+        bounds=optimize.Bounds(0, np.where(np.array(program.whole) > 0, 1.0, np.inf)),
+        constraints=optimize.LinearConstraint(
+            sparse.csr_matrix((values, (rows, columns)), shape=shape), program.low, program.high
+        ),
         options={"time_limit": limit_s, "mip_rel_gap": EXACT},
     )
     if found.x is None:
@@ -342,13 +347,3 @@ def _by_program(local: Assignment, limit_s: float) -> tuple[tuple[int, ...], flo
     cost = local.total(choice)
     bound = cost if found.status == 0 else float(found.mip_dual_bound) * scale
     return choice, cost, min(bound, cost)
-
-
-def _scipy() -> tuple[Any, ...]:
-    try:
-        import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped,unused-ignore]
-        from scipy.sparse import csr_matrix  # type: ignore[import-untyped,unused-ignore]
-    except ModuleNotFoundError as error:
-        raise UserError(f"layouts need {error.name}, which is not installed", hint="pip install scipy") from None
-    return np, milp, LinearConstraint, Bounds, csr_matrix

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional
 from steptime.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A rule to show; default: all.")] = None,
+    name: Annotated[str | None, positional(metavar="[NAME]", help="A rule to show; default: all.")] = None,
     check: Annotated[
-        Path | None, typer.Option("--check", metavar="FILE", help="Check the rules of a TOML or TASO file.")
+        Path | None, flag("--check", metavar="FILE", help="Check the rules of a TOML or TASO file.")
     ] = None,
-    generate: Annotated[bool, typer.Option("--generate", help="Generate rules and write them to -o.")] = False,
-    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Where generated rules go.")] = None,
-    seed: Annotated[int, o.number("--seed", "N", "Seed of generated rules.", 0, 2**31)] = 1,
-    operators: Annotated[int, o.number("--operators", "N", "Operators of a generated term at most.", 1, 4)] = 4,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture of the rule.")] = None,
+    generate: Annotated[bool, flag("--generate", help="Generate rules and write them to -o.")] = False,
+    out: Annotated[Path | None, flag("-o", metavar="FILE", help="Where generated rules go.")] = None,
+    seed: Annotated[int, number("--seed", "N", "Seed of generated rules.", 0, 2**31)] = 1,
+    operators: Annotated[int, number("--operators", "N", "Operators of a generated term at most.", 1, 4)] = 4,
+    svg: Annotated[Path | None, flag("--svg", metavar="FILE", help="Write a picture of the rule.")] = None,
     json: o.Json = False,
 ) -> None:
     """List substitutions with their certificates, show one, check a file, or generate.

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field, ValidationError
 
 from steptime.errors import InputFileError, UserError
 from steptime.rewrite.rules.rule import Rule, unified
@@ -21,6 +23,34 @@ from steptime.store.files import read_text
 RELU: Final = 2
 MAX_FILE_BYTES: Final = 2**22
 
+Name = Annotated[str, Field(pattern=r"^(in\d{1,3}|op\d{1,3}\.\d)$")]
+"""A free input, or an output of an operator of the same side."""
+
+
+class _Operator(BaseModel):
+    op: Annotated[str, Field(max_length=20)]
+    inputs: list[Name]
+    attributes: dict[str, Annotated[int, Field(ge=-99, le=99)]]
+
+
+class _Ends(BaseModel):
+    source: Name
+    target: Name
+
+
+Side = Annotated[list[_Operator], Field(max_length=9)]
+
+
+class _Substitution(BaseModel):
+    rule: int
+    source: Side
+    target: Side
+    outputs: Annotated[list[_Ends], Field(min_length=1)]
+
+
+class _File(BaseModel):
+    rules: list[_Substitution]
+
 
 def read(path: Path) -> list[Rule]:
     """All rules of a decoded file.
@@ -29,8 +59,12 @@ def read(path: Path) -> list[Rule]:
         InputFileError: it cannot be read, or is another file.
     """
     try:
-        rows = json.loads(read_text(path, MAX_FILE_BYTES, "a file of substitutions"))["rules"]
-        return [rule_of(row) for row in rows]
+        given = json.loads(read_text(path, MAX_FILE_BYTES, "a file of substitutions"))
+        return [rule_of(row) for row in _File.model_validate(given).model_dump()["rules"]]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise InputFileError(str(path), f"is no file of TASO's substitutions: {where}: {first['msg']}") from None
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise InputFileError(str(path), f"is no file of TASO's substitutions: {type(error).__name__} {error}") from None
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, permutations, product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from steptime.errors import UserError
+from steptime.registry import needed
 from steptime.rewrite.rules.operators import OPERATORS
 from steptime.rewrite.rules.rule import Rule
 from steptime.rewrite.rules.sizes import ZERO, Condition, Quotient, Size, size
@@ -27,23 +27,10 @@ LOW, HIGH = 40, 4000
 DRAWS: Final = 4000
 
 
-def need_egglog() -> Any:
-    """The bindings of the e-graph.
-
-    Raises:
-        UserError: they are not installed.
-    """
-    try:
-        import egglog.bindings
-    except ImportError:
-        raise UserError("proofs in an e-graph need egglog", hint="pip install 'steptime[rewrite]'") from None
-    return egglog.bindings
-
-
 def proved_together(rules: Sequence[Rule], axioms: Sequence[Rule], rounds: int = ROUNDS) -> list[bool]:
     """Which rules follow from axioms, each within a number of rounds of the e-graph; all in one."""
     program = program_of(rules, axioms, rounds)
-    graph = need_egglog().EGraph()
+    graph = needed("egglog.bindings", "a proof in an e-graph").EGraph()
     # Line by line: the parser keeps a copy of the whole text for every token.
     printed = "".join(
         str(out) for line in program.splitlines() for out in graph.run_program(*graph.parse_program(line))

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from steptime.errors import UserError
+from steptime.registry import needed
 from steptime.rewrite.rules.forms import (
     Call,
     Elements,
@@ -31,19 +31,6 @@ from steptime.rewrite.rules.sizes import ONE, Condition, Quotient, Size, size
 from steptime.rewrite.rules.terms import Term
 
 TIMEOUT_MS: Final = 2000
-
-
-def need_z3() -> Any:
-    """The solver's module.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import z3
-    except ImportError:
-        raise UserError("proofs for all sizes need z3", hint="pip install 'steptime[rewrite]'") from None
-    return z3
 
 
 @dataclass(slots=True)
@@ -116,7 +103,7 @@ class Arithmetic:
 
     def number(self, given: Size) -> Any:
         """A size as z3 has it; products and quotients of names are names of their own."""
-        z3 = need_z3()
+        z3 = needed("z3", "a proof for all sizes")
         total: Any = z3.IntVal(0)
         for monomial, value in given.terms:
             factor = self._atom(monomial) if monomial else z3.IntVal(1)
@@ -124,7 +111,7 @@ class Arithmetic:
         return total
 
     def _atom(self, monomial: Any) -> Any:
-        z3 = need_z3()
+        z3 = needed("z3", "a proof for all sizes")
         if self._solver is None:
             self.start()
         if monomial in self._known:
@@ -144,7 +131,7 @@ class Arithmetic:
 
     def start(self) -> None:
         """A solver that knows the facts."""
-        z3 = need_z3()
+        z3 = needed("z3", "a proof for all sizes")
         self._solver = z3.SolverFor("QF_LIA")
         self._solver.set("timeout", TIMEOUT_MS)
         for name in sorted(self.positive):
@@ -166,7 +153,7 @@ class Arithmetic:
 
     def equal_sums(self, left: list[Piece], right: list[Piece]) -> bool:
         """Whether sums of coefficients over guards agree wherever the facts hold."""
-        z3 = need_z3()
+        z3 = needed("z3", "a proof for all sizes")
         if self._solver is None:
             self.start()
         monomials = {monomial for piece in (*left, *right) for monomial, _ in piece.coefficient.terms}

@@ -5,33 +5,29 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, row
 from steptime.errors import UserError
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 from steptime.report import text as t
 
 if TYPE_CHECKING:
     from steptime.sharding.software import Software
 
-Model = Annotated[
-    str, typer.Argument(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")
-]
-Cluster = Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")]
-Gpus = Annotated[int, o.number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)]
+Model = Annotated[str, positional(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")]
+Cluster = Annotated[str, row("cluster")]
+Gpus = Annotated[int, number("--gpus", "N", "Devices of the mesh.", 2, MAX_DEVICES)]
 Mesh = Annotated[
     str | None,
-    typer.Option(
+    flag(
         "--mesh",
         metavar="data=2,model=4",
         help="Axes, the innermost last; default: all of 1 and 2 axes, of planners 2 near equal.",
     ),
 ]
-Batch = Annotated[int | None, o.number("--batch", "N", "Samples of the whole step.")]
+Batch = Annotated[int | None, number("--batch", "N", "Samples of the whole step.")]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
+    flag("--memory", metavar="'N GiB'", help="Memory of a device for tensors; default: what it has."),
 ]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, real
 from steptime.sharding.cli import options as own
 
 if TYPE_CHECKING:
@@ -24,16 +23,16 @@ def command(
     memory: own.Memory = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
+        flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
     ] = None,
     framework: o.Framework = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
+        str | None, flag("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
     ] = None,
-    cpu: Annotated[float, o.real("--cpu", "S", "CPU seconds of each search.")] = 10.0,
-    seed: Annotated[int, o.number("--seed", "N", "Of the random numbers.", 0, 2**31 - 1)] = 0,
+    cpu: Annotated[float, real("--cpu", "S", "CPU seconds of each search.")] = 10.0,
+    seed: Annotated[int, number("--seed", "N", "Of the random numbers.", 0, 2**31 - 1)] = 0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw time over CPU seconds too (needs matplotlib).")
+        Path | None, flag("--plot", metavar="FILE", help="Draw time over CPU seconds too (needs matplotlib).")
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, number, positional, row
 from steptime.errors import UnknownNameError, UserError, shorten
-from steptime.plan.keys import MAX_DEVICES
+from steptime.options import MAX_DEVICES
 
 if TYPE_CHECKING:
     from steptime.sharding.mesh import Mesh
@@ -21,14 +20,14 @@ MAX_ELEMENTS: Final = 10**15
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Placement along each axis, as 'S(0) R'.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The sharding that is needed, as SOURCE.")],
-    shape: Annotated[str, typer.Option("--shape", metavar="8192x8192", help="Shape of the whole tensor.")],
-    mesh: Annotated[str, typer.Option("--mesh", metavar="data=2,model=4", help="Axes, the innermost last; or 2x4.")],
-    cluster: Annotated[str, typer.Option("--cluster", help="Catalogue name or TOML file of the machines.")],
-    dtype: Annotated[str, typer.Option("--dtype", help="Element type.")] = "bf16",
+    source: Annotated[str, positional(metavar="SOURCE", help="Placement along each axis, as 'S(0) R'.")],
+    target: Annotated[str, positional(metavar="TARGET", help="The sharding that is needed, as SOURCE.")],
+    shape: Annotated[str, flag("--shape", metavar="8192x8192", help="Shape of the whole tensor.")],
+    mesh: Annotated[str, flag("--mesh", metavar="data=2,model=4", help="Axes, the innermost last; or 2x4.")],
+    cluster: Annotated[str, row("cluster")],
+    dtype: Annotated[str, flag("--dtype", help="Element type.")] = "bf16",
     gpus: Annotated[
-        int | None, o.number("--gpus", "N", "Devices of the job; default: those of the mesh.", 1, MAX_DEVICES)
+        int | None, number("--gpus", "N", "Devices of the job; default: those of the mesh.", 1, MAX_DEVICES)
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from steptime.cli import options as o
+from steptime.cli.parser import flag, real
 from steptime.errors import UnknownNameError, UserError
 from steptime.report import text as t
 from steptime.sharding.cli import options as own
@@ -35,51 +34,45 @@ def command(
     seq: o.Seq = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; repeatable."),
+        flag("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; repeatable."),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
+        flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
     ] = None,
-    autocast: Annotated[
-        str | None, typer.Option("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")
-    ] = None,
+    autocast: Annotated[str | None, flag("--autocast", metavar="bf16|fp16", help="Automatic mixed precision.")] = None,
     framework: o.Framework = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, ... or none.")] = "adamw",
+    optimizer: Annotated[str, flag("--optimizer", help="adamw, adam, sgd, ... or none.")] = "adamw",
     loss: o.Loss = None,
     memory: own.Memory = None,
     annotate: Annotated[
         list[str] | None,
-        typer.Option(
-            "--annotate", metavar="'PATTERN=R S(0)'", help="Sharding of a parameter, input or result; repeatable."
-        ),
+        flag("--annotate", metavar="'PATTERN=R S(0)'", help="Sharding of a parameter, input or result; repeatable."),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option("--layout", metavar="'batch:data, heads:model'", help="Named dims and their axes.")
+        str | None, flag("--layout", metavar="'batch:data, heads:model'", help="Named dims and their axes.")
     ] = None,
     complete: Annotated[
         str | None,
-        typer.Option(
-            "--complete", metavar="solve|propagate", help="How the rest follows from these two; default: solve."
-        ),
+        flag("--complete", metavar="solve|propagate", help="How the rest follows from these two; default: solve."),
     ] = None,
     no_overlap: Annotated[
-        bool, typer.Option("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
+        bool, flag("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
     ] = False,
     pipeline: Annotated[
-        bool, typer.Option("--pipeline", help="Stages on sub-meshes too, with schedule, micro-batch and recomputation.")
+        bool, flag("--pipeline", help="Stages on sub-meshes too, with schedule, micro-batch and recomputation.")
     ] = False,
     further: Annotated[
         list[str] | None,
-        typer.Option("--further", metavar="CLUSTER=N", help="With --pipeline: N devices of another kind; repeatable."),
+        flag("--further", metavar="CLUSTER=N", help="With --pipeline: N devices of another kind; repeatable."),
     ] = None,
     seconds: Annotated[
         float | None,
-        o.real("--seconds", "S", "Time limit of the search of each mesh; default: 60, with --pipeline 20."),
+        real("--seconds", "S", "Time limit of the search of each mesh; default: 60, with --pipeline 20."),
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option("--export", metavar="FILE.py", help="Write the plan: DTensor placements, and the step to run."),
+        flag("--export", metavar="FILE.py", help="Write the plan: DTensor placements, and the step to run."),
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -89,8 +82,10 @@ def command(
     pixels. An integer program over all of them is solved with a bound; memory is that of the recorded tensors.
     """
     from steptime.cli.output import Progress
+    from steptime.registry import require
     from steptime.sharding.shard import shard
 
+    require("highspy", "choosing shardings")
     _apart(
         pipeline,
         {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete, "framework": framework},

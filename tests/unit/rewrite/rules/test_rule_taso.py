@@ -72,3 +72,18 @@ def test_a_file_that_is_no_table_of_substitutions_is_refused(text: str, tmp_path
     path.write_text(text)
     with pytest.raises(InputFileError):
         taso.read(path)
+
+
+@pytest.mark.parametrize("text", [
+    '[]', '{"rules": [5]}', '{"rules": [{"rule": 0, "source": [5], "target": [], "outputs": []}]}',
+    '{"rules": [{"rule": 0, "source": [], "target": [], "outputs": [{"source": 3, "target": "in0"}]}]}',
+    '{"rules": [{"rule": 0, "source": [{"op": "concat", "inputs": ["in0"], "attributes": {"axis": "a"}}], '
+    '"target": [], "outputs": [{"source": "op0.0", "target": "in0"}]}]}',
+    '{"rules": [{"rule": 0, "source": [{"op": "relu", "inputs": ["op0.0"], "attributes": {}}], "target": [], '
+    '"outputs": [{"source": "op0.0", "target": "in0"}]}]}',
+])  # fmt: skip
+def test_a_file_of_another_form_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputFileError, match="is no file of TASO's substitutions"):
+        taso.read(path)

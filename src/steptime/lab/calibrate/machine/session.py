@@ -13,8 +13,8 @@ from steptime.errors import InputFileError, UserError, counted
 from steptime.lab.calibrate.machine import MAX_PROCESSES, cluster_file, collectives, profile, ranks, runner
 from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError
 from steptime.lab.calibrate.machine.runner import Bench, Host, Settings, this_host
-from steptime.lab.calibrate.machine.torch_ops import load_torch
 from steptime.model.spec import ELEMENT_BYTES
+from steptime.registry import needed
 from steptime.store.files import refuse_unwritable
 from steptime.store.journal import Journal, read_journal, refuse_busy
 
@@ -57,7 +57,7 @@ def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
         refuse_unwritable(path)
     for path in _paths(request.out)[:2]:
         cluster_file.refuse_foreign(path)
-    torch = load_torch()
+    torch = needed("torch", "measuring a machine")
     host = host_of(torch, request)
     mesh = _mesh(request, host)
     with _journal(request, host, mesh) as journal:
@@ -217,7 +217,7 @@ def _follow(request: Request) -> None:
     Raises:
         RankDiedError: the first rank is gone.
     """
-    torch = load_torch()
+    torch = needed("torch", "measuring a machine")
     host = host_of(torch, request)
     try:
         rank = ranks.join(torch, host.device, host.threads, None)

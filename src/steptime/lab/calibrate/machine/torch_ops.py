@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -32,20 +31,6 @@ _DTYPES: Final = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16
 #: Copies together are at least this many times the last cache, so that operands come from memory.
 _CACHES: Final = 2.0
 MAX_COPIES: Final = 8
-
-
-def load_torch() -> Any:
-    """The module torch.
-
-    Raises:
-        UserError: it is not installed, or is broken.
-    """
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise UserError(
-            f"torch cannot be imported ({error}); measuring a machine needs it", hint="pip install 'steptime[torch]'"
-        ) from None
 
 
 def room_bytes(memory_bytes: float) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.errors import first_few, shorten
 from steptime.hardware.records import AxisKind, Mesh, MeshAxis, OddLink
-from steptime.lab.calibrate.mesh.groups import LARGE, Tree, partition, scipy_module
+from steptime.lab.calibrate.mesh.groups import LARGE, Tree, partition
 from steptime.lab.calibrate.mesh.layout import (
     LEAST_EVIDENCE,
     Chain,
@@ -29,6 +29,7 @@ from steptime.lab.calibrate.mesh.layout import (
 from steptime.lab.calibrate.mesh.links import Links, Prepared, noise_threshold, prepare, refilled
 from steptime.lab.calibrate.mesh.torus import best_torus
 from steptime.num import Array, divisors
+from steptime.registry import needed
 
 #: A link is odd only if it is slower by more than this, however quiet the others are.
 LEAST_FACTOR = 1.5
@@ -211,7 +212,7 @@ def _regressed(times: Array) -> Speed:
         return out
 
     start = np.array([math.log(max(seconds[0] - slope * size[0], seconds[0] * 1e-3)), math.log(slope)])
-    found = scipy_module("scipy.optimize").least_squares(misfit, start, loss="soft_l1", f_scale=LOSS_SCALE)
+    found = needed("scipy.optimize", "finding a mesh").least_squares(misfit, start, loss="soft_l1", f_scale=LOSS_SCALE)
     share = np.exp(found.x[0]) / (np.exp(found.x[0]) + size * np.exp(found.x[1]))
     lever = np.stack([share, 1 - share], axis=1)
     spread = np.maximum(error, np.abs(misfit(found.x)))
@@ -370,7 +371,7 @@ def structured(rest: Array) -> bool:
     if count <= 512:
         top = float(np.abs(np.linalg.eigvalsh(capped)[[0, -1]]).max())
     else:
-        eigsh = scipy_module("scipy.sparse.linalg").eigsh
+        eigsh = needed("scipy.sparse.linalg", "finding a mesh").eigsh
         start = np.random.default_rng(0).normal(size=count)
         top = float(np.abs(eigsh(capped, k=1, which="LM", v0=start, tol=1e-2, return_eigenvectors=False)).max())
     return bool(top > sigma * (2 * math.sqrt(count) + 5 * count ** (-1 / 6)))

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
-from steptime.errors import UserError
 from steptime.num import Array
-
-
-def scipy_module(name: str) -> Any:
-    """A module of SciPy.
-
-    Raises:
-        UserError: SciPy is not installed; the message names the extra that brings it.
-    """
-    try:
-        return import_module(name)
-    except ImportError:
-        raise UserError("finding a mesh needs SciPy", hint="pip install 'steptime[calibrate]'") from None
-
+from steptime.registry import needed
 
 #: Partitions of so few are tried one by one.
 MAX_ENUMERATED = 16_000
@@ -108,9 +93,11 @@ class Tree:
 
     def __init__(self, distances: Array) -> None:
         self.devices = len(distances)
-        condensed = scipy_module("scipy.spatial.distance").squareform(distances, checks=False).astype(np.float64)
+        condensed = (
+            needed("scipy.spatial.distance", "finding a mesh").squareform(distances, checks=False).astype(np.float64)
+        )
         condensed -= condensed.min()
-        merges = scipy_module("scipy.cluster.hierarchy").linkage(condensed, "average")
+        merges = needed("scipy.cluster.hierarchy", "finding a mesh").linkage(condensed, "average")
         self.children = merges[:, :2].astype(np.int64)
         self.sizes = np.concatenate([np.ones(self.devices, dtype=np.int64), merges[:, 3].astype(np.int64)])
 

@@ -15,9 +15,9 @@ from steptime.lab.calibrate.mesh.groups import (
     log_partitions,
     partition,
     row_sums,
-    scipy_module,
 )
 from steptime.num import Array, divisors
+from steptime.registry import needed
 
 #: Log-normal spread of the links of one level that is expected before anything is seen, and its weight in links.
 PRIOR_SIGMA = 0.12
@@ -409,7 +409,7 @@ def _lined_up(rest: Array, groups: Array) -> tuple[Array, float]:
     Returns:
         The groups in order, and how much less the links between equal places cost than others.
     """
-    assign = scipy_module("scipy.optimize").linear_sum_assignment
+    assign = needed("scipy.optimize", "finding a mesh").linear_sum_assignment
     count, size = groups.shape
     groups = groups.copy()
     near = rest[groups[0]].copy()

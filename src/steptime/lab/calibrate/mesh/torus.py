@@ -17,9 +17,10 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from steptime.lab.calibrate.mesh.groups import group_sums, row_sums, scipy_module
+from steptime.lab.calibrate.mesh.groups import group_sums, row_sums
 from steptime.lab.calibrate.mesh.layout import Fit, Layout, fit
 from steptime.num import Array, divisors
+from steptime.registry import needed
 
 #: Fewer devices are no torus that could be told from groups.
 LEAST_DEVICES = 5
@@ -178,7 +179,7 @@ def _leading(distances: Array, count: int) -> Array:
         vectors = vectors[:, ::-1][:, :count]
     else:
         start = np.random.default_rng(0).normal(size=size).astype(centred.dtype)
-        eigsh = scipy_module("scipy.sparse.linalg").eigsh
+        eigsh = needed("scipy.sparse.linalg", "finding a mesh").eigsh
         values, vectors = eigsh(centred, k=count, which="LA", v0=start, tol=1e-3)
         vectors = vectors[:, np.argsort(-values)]
     out: Array = vectors * math.sqrt(size)
@@ -305,7 +306,7 @@ def _reassigned(fitted: Fit, distances: Array, observed: float) -> Fit:
     """Puts every device on the place whose expected links are nearest to its own, as long as that helps."""
     if len(distances) > MOST_REASSIGNED:
         return fitted
-    assign = scipy_module("scipy.optimize").linear_sum_assignment
+    assign = needed("scipy.optimize", "finding a mesh").linear_sum_assignment
     for _ in range(8):
         order = fitted.layout.order
         expected = np.nan_to_num(fitted.means[fitted.layout.class_rows(0, len(order))])

@@ -1,22 +1,4 @@
-"""Check RUN.toml: one training job and one plan for it.
-
-::
-
-    model = "gpt3-1t"                  # catalogue name, config.json, TOML, or pkg.module:factory
-    cluster = "published-b200-nvs8"
-    gpus = 16384
-    global_batch = 4096                # sequences
-
-    [plan]
-    tp = 8
-    pp = 64
-
-    [plan.placement]                   # devices of an axis inside the fast domain
-    tp = 8
-
-A model or cluster that is a path is relative to the file.
-
-Read an estimate that ``steptime estimate --json`` wrote.
+"""Read an estimate that ``steptime estimate --json`` wrote.
 
 What the readers of user files share: a bound on what is read, and validation errors in our own words.
 """
@@ -27,16 +9,15 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Final, NamedTuple, NoReturn
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from steptime.cost.collective_algorithms import fabric_of
 from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten, shown
 from steptime.estimate.result import SCHEMA_VERSION, Argument, Detail, Estimate, FormulaCall, Provenance
-from steptime.formats.run_spec import LONGEST_NAME, LONGEST_WORD, read_description
-from steptime.plan.keys import AXES, KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ, SEVERAL, Count, Ratio
+from steptime.formats.run_spec import read_description
 from steptime.store.files import keys_at
 from steptime.terms import Terms
 
@@ -67,79 +48,6 @@ def _problem(problem: Any, root: type[BaseModel]) -> tuple[str, str, str | None]
         return field, "missing", None
     given = shown(problem["input"], 60)
     return field, f"{given}: {problem['msg'][:1].lower()}{problem['msg'][1:]}", None
-
-
-def _joined(given: Any) -> Any:
-    """The text that means the same as a list of words; everything else as it is."""
-    if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
-        return given
-    return ",".join(given) or "none"
-
-
-Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-Word = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD)]
-Words = Annotated[Word, BeforeValidator(_joined)]
-"""Words joined by commas, as options have them; or a list of words."""
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-def _value(name: str) -> Any:
-    """Type of a key of a plan."""
-    key = KEYS[name]
-    if isinstance(key, Count):
-        return Annotated[int, Field(ge=key.low, le=key.high)]
-    if isinstance(key, Ratio):
-        return Annotated[float, Field(gt=0, le=key.high)]
-    if name in SEVERAL:
-        return Words
-    return Any if name == "sp" else Word
-
-
-def _table(title: str, **types: Any) -> Any:
-    fields: Any = {name: (kind | None, None) for name, kind in types.items()}
-    return create_model(title, __base__=_Table, **fields)
-
-
-_Placement = _table("_Placement", **{axis: _value(axis) for axis in AXES})
-_Plan = _table("_Plan", **{name: _value(name) for name in KEYS}, placement=_Placement, order=Word)
-
-
-class _Lora(_Table):
-    rank: Annotated[int, Field(ge=1, le=10**5)] | None = None
-    targets: Word | None = None
-    qlora: bool | None = None
-    dora: bool | None = None
-
-
-class _Run(_Table):
-    model: Name
-    cluster: Name | None = None
-    gpus: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
-    global_batch: Annotated[int, Field(ge=1, le=MAX_GLOBAL_BATCH)] | None = None
-    seq: Annotated[int, Field(ge=1, le=MAX_SEQ)] | None = None
-    dtype: Word | None = None
-    optimizer: Word | None = None
-    strategy: Literal["1d", "2d", "context", "auto"] | None = None
-    mode: Literal["corrected", "published"] | None = None
-    framework: Word | None = None
-    lora: _Lora | None = None
-    plan: _Plan = Field(default_factory=_Plan)  # type: ignore[valid-type]
-
-
-def checked_run(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values of a parsed document, only those that are given; ``where`` is the file that errors name.
-
-    Raises:
-        UserError: fields that are unknown, missing, of the wrong type or out of range.
-    """
-    try:
-        run = _Run.model_validate(document)
-    except ValidationError as error:
-        raise as_user_error(error, where, _Run) from None
-    return run.model_dump(exclude_none=True)
 
 
 #: JSON has no infinity and no NaN; steptime writes null for both.

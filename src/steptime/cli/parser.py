@@ -1,0 +1,399 @@
+"""Commands as functions: an argparse parser for each, from the names, types and defaults of its parameters.
+
+A parameter of a command is annotated with an :class:`Arg`, or is a row of :data:`steptime.options.OPTIONS` that
+:func:`takes` names and that reaches the function among its keyword arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from inspect import Parameter, getdoc, signature
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+
+from steptime.errors import FieldError, UnknownNameError, UserError, shorten
+from steptime.options import OPTIONS, Count, Flag, Named, OneOf, Option, Ratio
+
+F = TypeVar("F", bound=Callable[..., Any])
+WIDEST: Final = 80
+"""Columns that help takes at most."""
+FIRST: Final = "Most used"
+OWN: Final = "Options of this command"
+ANSWER: Final = "Answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """One argument of a command line; names, type and default are those of the parameter that it annotates."""
+
+    flag: str = ""
+    """Spelling; empty: by position."""
+    metavar: str = ""
+    help: str = ""
+    parse: Callable[[str], Any] | None = None
+    """From text to value; without it the type of the parameter says how."""
+    group: str = OWN
+    envvar: str = ""
+    """Variable of the environment that has the value where none is given."""
+    catalogue: str = ""
+    """Kind of names that complete it in a shell."""
+    switch: bool = False
+    """Whether it has no value: it is set where it is given."""
+    optional: bool = False
+    """Whether the flag may stand without a value, which is the empty text then."""
+
+
+def positional(metavar: str = "", help: str = "", catalogue: str = "") -> Any:
+    """An argument by position."""
+    return Arg("", metavar, help, catalogue=catalogue)
+
+
+def flag(*flags: str, metavar: str = "", help: str = "", **more: Any) -> Any:
+    """An argument with a name, or two."""
+    return Arg(" ".join(flags), metavar, help, **more)
+
+
+def number(flag: str, metavar: str, help: str, low: int = 1, high: int = 10**7) -> Any:
+    """An option whose value is a whole number."""
+    return Arg(flag, metavar, help, whole(flag, low, high))
+
+
+def real(flag: str, metavar: str, help: str) -> Any:
+    """An option whose value is a number; what it means is checked later."""
+    return Arg(flag, metavar, help, _real(flag))
+
+
+def whole(flag: str, low: int, high: int) -> Callable[[str], int]:
+    """Parser of a whole number from ``low`` to ``high``."""
+
+    def parse(text: str) -> int:
+        value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+        if not low <= value <= high:
+            raise FieldError("", flag, f"{shorten(text, 40)!r} is not a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _real(flag: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise FieldError("", flag, f"{shorten(text, 40)!r} is not a number") from None
+
+    return parse
+
+
+def _integer(flag: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise FieldError("", flag, f"{shorten(text, 40)!r} is not a whole number")
+        return int(text)
+
+    return parse
+
+
+def _one_of(flag: str, names: Sequence[str], kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        if text not in names:
+            raise FieldError("", flag, f"{shorten(text, 40)!r} is not one of {', '.join(names)}")
+        return kind(text)
+
+    return parse
+
+
+def row(name: str) -> Any:
+    """The option of a job or plan of a name, as the annotation of a parameter.
+
+    >>> row("micro_batch").flag
+    '--micro-batch'
+    """
+    return _arg_of(OPTIONS[name])
+
+
+def _arg_of(of: Option) -> Arg:
+    takes = of.takes
+    parse: Callable[[str], Any] | None = None
+    if isinstance(takes, Count):
+        parse = whole(of.flag, *takes)
+    elif isinstance(takes, Ratio):  # its range is checked with the plan
+        parse = _real(of.flag)
+    elif isinstance(takes, OneOf) and of.name in ("strategy", "mode"):
+        parse = _one_of(of.flag, takes.names, str)
+    catalogue = takes.kind if isinstance(takes, Named) else ""
+    group = FIRST if of.first else of.group
+    metavar = of.metavar or ("|".join(takes.names) if isinstance(takes, OneOf) else "")
+    return Arg(of.flag, metavar, of.help, parse, group, catalogue=catalogue, switch=isinstance(takes, Flag))
+
+
+def takes(rows: Mapping[str, Arg]) -> Callable[[F], F]:
+    """Gives a command arguments that reach it among its keyword arguments, by name, None where they are not given."""
+
+    def marked(function: F) -> F:
+        function.rows = rows  # type: ignore[attr-defined]
+        return function
+
+    return marked
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises what is wrong instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError."""
+        raise UserError(message, hint=f"{self.prog} --help says what it takes")
+
+
+class _Field(NamedTuple):
+    """A parameter of a command as argparse takes it."""
+
+    name: str
+    arg: Arg
+    many: bool
+    needed: bool
+    default: Any
+
+
+def _fields(function: Callable[..., Any]) -> Iterator[_Field]:
+    for each in signature(function, eval_str=True).parameters.values():
+        if each.kind is Parameter.VAR_KEYWORD:
+            for name, arg in function.rows.items():  # type: ignore[attr-defined]
+                yield _Field(name, arg, False, False, None)
+            continue
+        kind, arg = get_args(each.annotation)[:2]
+        many = False
+        parse: Callable[[str], Any] = str
+        for one in (kind, *get_args(kind)):
+            if get_origin(one) is list:
+                many, one = True, get_args(one)[0]
+            if one is bool:
+                arg = replace(arg, switch=True)
+            elif one in (int, float):
+                parse = _integer(arg.flag) if one is int else _real(arg.flag)
+            elif one is Path:
+                parse = Path
+            elif isinstance(one, type) and issubclass(one, StrEnum):
+                names = [str(value) for value in one]
+                parse = _one_of(arg.flag, names, one)
+                arg = arg if arg.metavar else replace(arg, metavar="|".join(names))
+        needed = each.default is Parameter.empty
+        filled = arg if arg.parse is not None else replace(arg, parse=parse)
+        yield _Field(each.name, filled, many, needed, None if needed else each.default)
+
+
+def parser_of(function: Callable[..., Any], words: str) -> argparse.ArgumentParser:
+    """The parser of a command whose name is ``words``."""
+    fields = list(_fields(function))
+    by_place = [f"[{f.arg.metavar}]" if not f.needed else f.arg.metavar for f in fields if not f.arg.flag]
+    parser = _Parser(
+        prog=words,
+        usage=" ".join([words, "[OPTIONS]", *by_place]).replace("[[", "[").replace("]]", "]"),
+        description=_filled(getdoc(function) or ""),
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
+    )
+    groups: dict[str, Any] = {}
+    between = [title for title in dict.fromkeys(f.arg.group for f in fields) if title != ANSWER]
+    for title in ("Arguments", FIRST, OWN, *between, ANSWER):
+        groups[title] = groups.get(title) or parser.add_argument_group(title)
+    for field in fields:
+        _add(groups, field)
+    groups[ANSWER].add_argument("-h", "--help", action="help", help="Show this and exit.")
+    return parser
+
+
+def _add(groups: Mapping[str, Any], field: _Field) -> None:
+    arg, default = field.arg, field.default
+    words = arg.help if default in (None, False, "") or "default" in arg.help else f"{arg.help} [default: {default}]"
+    said = words.replace("%", "%%")
+    if not arg.flag:
+        many = "*" if field.many else "?"
+        made = groups["Arguments"].add_argument(
+            field.name, metavar=arg.metavar, help=said, nargs=many, default=None, type=arg.parse
+        )
+    elif arg.switch:
+        made = groups[arg.group].add_argument(
+            *arg.flag.split(), dest=field.name, action="store_true", default=None, help=said
+        )
+    else:
+        more = {"nargs": "?", "const": ""} if arg.optional else {}
+        made = groups[arg.group].add_argument(
+            *arg.flag.split(),
+            dest=field.name,
+            metavar=arg.metavar or field.name.upper(),
+            help=said,
+            type=arg.parse,
+            action="append" if field.many else "store",
+            default=None,
+            **more,
+        )
+    made.completer = lambda **_: names_of_kind(arg.catalogue)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=_columns())
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, actions, groups, "Usage: ")
+
+
+def _columns() -> int:
+    return max(min(shutil.get_terminal_size().columns, WIDEST) - 2, 20)
+
+
+def _filled(text: str) -> str:
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(textwrap.fill(" ".join(each.split()), _columns()) for each in paragraphs).replace("%", "%%")
+
+
+def given_to(function: Callable[..., Any], words: str, args: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a command, from what stands after its name.
+
+    Raises:
+        UserError: an option is unknown, a value wrong, or an argument missing.
+    """
+    parser = parser_of(function, words)
+    try:
+        found, rest = parser.parse_known_intermixed_args(list(args))
+    except argparse.ArgumentError as error:
+        raise FieldError("", error.argument_name or "", error.message) from None
+    if rest:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        if rest[0].startswith("-") and len(rest[0]) > 1:
+            hint = f"{words} --help lists them"
+            raise UnknownNameError("option", rest[0].partition("=")[0], flags, where=words, otherwise=hint)
+        raise UserError(f"{words}: {shorten(rest[0])!r} is one argument too many", hint=parser.format_usage().strip())
+    out = {}
+    for field in _fields(function):
+        value = getattr(found, field.name)
+        if value in (None, []) and field.arg.envvar and os.environ.get(field.arg.envvar):
+            value = os.environ[field.arg.envvar]
+        if value in (None, []) and field.needed:
+            missing = field.arg.flag or field.arg.metavar
+            raise FieldError("", missing, "missing", hint=parser.format_usage().strip())
+        out[field.name] = field.default if value in (None, []) else value
+    return out
+
+
+class Entry(NamedTuple):
+    """A command in a table of commands."""
+
+    place: str | Callable[..., Any] | Group
+    """Its function or group, or the module that has it, which is imported when the command runs."""
+    summary: str
+    heading: str = "Commands"
+
+
+class Group:
+    """A command that is a group of commands."""
+
+    def __init__(self, name: str, text: str, table: Mapping[str, Entry] | None = None) -> None:
+        self.name, self.text, self.table = name, text, dict(table or {})
+
+    def command(self, name: str = "") -> Callable[[F], F]:
+        """Decorator that enters a function; its name and the first line of its docstring are the command's."""
+
+        def entered(function: F) -> F:
+            self.table[name or function.__name__] = Entry(function, (getdoc(function) or "").partition("\n")[0])
+            return function
+
+        return entered
+
+    def found(self, name: str) -> Callable[..., Any] | Group:
+        """The function, or the group, of a name.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if name not in self.table:
+            raise UnknownNameError("command", name, self.table, otherwise=f"{self.name} --help lists them")
+        place = self.table[name].place
+        if not isinstance(place, str):
+            return place
+        module = importlib.import_module(place)
+        for attribute in ("GROUP", "command", name):
+            if hasattr(module, attribute):
+                return getattr(module, attribute)  # type: ignore[no-any-return]
+        raise AttributeError(f"{place} has no command {name}")
+
+    def help(self, words: str) -> str:
+        """The list of its commands, under their headings; no command is imported."""
+        lines = [f"Usage: {words} COMMAND [OPTIONS] ...", "", _filled(self.text), ""]
+        wide = max(map(len, self.table)) + 2
+        for heading in dict.fromkeys(entry.heading for entry in self.table.values() if entry.heading):
+            lines += [f"{heading}:"]
+            for name, entry in self.table.items():
+                if entry.heading == heading:
+                    lines += textwrap.wrap(
+                        entry.summary,
+                        _columns() + 2,
+                        initial_indent=f"  {name:{wide}}",
+                        subsequent_indent=" " * (wide + 2),
+                    )
+        return "\n".join(lines)
+
+    def run(self, words: str, args: Sequence[str]) -> Any:
+        """Run the command that the first argument names, with the others.
+
+        Raises:
+            UserError: the arguments are wrong.
+        """
+        if not args or args[0] in ("-h", "--help"):
+            print(self.help(words))
+            return None
+        found, words = self.found(args[0]), f"{words} {args[0]}"
+        if isinstance(found, Group):
+            return found.run(words, args[1:])
+        return found(**given_to(found, words, args[1:]))
+
+
+def complete(root: Group) -> None:
+    """Print the words that complete the command line of a shell, as argcomplete asks for them, and end the process."""
+    import argcomplete
+
+    start, line = int(os.environ["_ARGCOMPLETE"]), os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    words = line.split()
+    found: Group | Callable[..., Any] = root
+    before = words[start:] if line.endswith(" ") else words[start:-1]
+    for word in before:
+        if not isinstance(found, Group) or word not in found.table:
+            break
+        found, start = found.found(word), start + 1
+    os.environ["_ARGCOMPLETE"] = str(start)
+    if isinstance(found, Group):
+        parser = argparse.ArgumentParser(prog=root.name)
+        parser.add_argument("command", choices=[name for name, entry in found.table.items() if entry.heading])
+    else:
+        parser = parser_of(found, words[start - 1])
+    argcomplete.autocomplete(parser)
+
+
+def names_of_kind(kind: str) -> list[str]:
+    """Names of a catalogue, which complete a word in a shell."""
+    if kind == "model":
+        from steptime.model.known import catalogue_names as names
+    elif kind == "cluster":
+        from steptime.hardware import cluster_names as names
+    elif kind == "device":
+        from steptime.hardware import device_names as names
+    elif kind == "framework":
+        from steptime.plan.framework_file import framework_names as names
+    elif kind == "schedule":
+        from steptime.schedule import SCHEDULES
+
+        return list(SCHEDULES)
+    else:
+        return []
+    return list(names())
