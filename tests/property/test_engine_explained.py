@@ -12,6 +12,7 @@ from test_engine_fitted import fitted_cases
 
 from explained_terms import differing, explained
 from steptime.api.models import load_model
+from steptime.estimate import ledger
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.formats.estimate_file import parse_estimate
@@ -33,6 +34,16 @@ CLUSTERS = ("dgx-h100", "dgx-a100", "gb200-nvl72", "l40s-8", "mi300x-8")
 def test_on_textbook_machines(data):
     case = data.draw(cases())
     assert differing(explained(case.evaluate(data.draw(legal_plans(case))))) == []
+
+
+@ENGINE
+@given(st.data())
+def test_a_tape_changes_no_number(data):
+    case = data.draw(cases())
+    plain = case.evaluate(data.draw(legal_plans(case)))
+    e, terms = ledger.explained(plain.method, plain.strategy, plain.job, plain.machine, plain.plans)
+    assert (e.step_time_s, e.step, e.peak_bytes) == (plain.step_time_s, plain.step, plain.peak_bytes)
+    assert terms and all(one.calls for one in terms)
 
 
 @SOME
