@@ -116,7 +116,7 @@ def _print_recommended(out: Console, result: PlanResult) -> None:
     best = result.plans[0]
     lines = [settings(best.plan), figures(best)]
     if best.training:
-        lines.append(training_line(best))
+        lines.append(f"training: {training_line(best)}")
     shares = {name: value / best.step_time_s for name, value in best.time.rollup(1).items() if value > 0}
     largest = dict(sorted(shares.items(), key=lambda item: -item[1])[:SHOWN_SHARES])
     lines.append(bar(list(largest.values()), max(min(out.width, FRAME) - 4, 8), out.encoding))
