@@ -255,7 +255,7 @@ def test_a_list_in_a_file_is_a_list_in_python(written, means):
 
 
 def test_a_list_of_no_words_is_refused_by_its_field():
-    with pytest.raises(FieldError, match=r"^run\.toml: plan\.overlap: \[1\]: "):
+    with pytest.raises(FieldError, match=r"^run\.toml: plan\.overlap: \[1\] is not a text"):
         parse_run(parse_toml('model = "x"\n[plan]\noverlap = [1]', "run.toml"), "run.toml")
 
 

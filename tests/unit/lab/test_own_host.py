@@ -255,7 +255,7 @@ def test_estimates_join_both_likewise(device: str, sharpness: float) -> None:
     framework = framework_of(None, MODES["corrected"], found, PRECISIONS["fp32"])
     done = PhaseWork(
         matrix_s=1e-3, vector_s=0.0, attention_s=0.0, narrow_s=0.0, peak_s=0.0, operators=10.0, routers=0.0,
-        captured=0.0, links_s={}, beside={}, busy_s={},
+        captured=0.0, links_s={}, covered_s={}, beside_s={}, busy_s={},
     )  # fmt: skip
     device_s = 1e-3 * framework.matrix
     assert paced_s(device_s, done, framework) == issued_s(device_s, 10.0, framework.host_s, sharpness)
