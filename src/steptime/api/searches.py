@@ -261,7 +261,8 @@ def plan(
         budget: most that it may cost, as ``"2M USD"``.
         failures: as in :func:`estimate`.
         prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
-        advise: search for what would make a plan fit, or fewer devices that are faster; False: no advice of this kind.
+        advise: also find what would make a plan fit, fewer devices that are faster, what the search left out, and why
+            the first plan uses no other axis; False: the plans alone.
         progress: called with candidates done and candidates known so far.
 
     Raises:
@@ -300,7 +301,7 @@ def plan(
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
-    result = _completed(setting, result, {**choices, **columns})
+    result = _completed(setting, result, {**choices, **columns}) if advise else result
     result = asked.billed(all_trained(result, length, setting.job), setting)
     advice = asked.advice(goal, result) or (_advice(search, setting, scope, result) if advise else ())
     return replace(result, advice=advice, notes=notes)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.api.jobs import with_choices
 from steptime.api.placed import placed_plan
 from steptime.errors import UserError
-from steptime.estimate.evaluate import evaluate
+from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, chance_of, estimate_plan, rules_broken
 from steptime.options import SEARCHED, choices_of
@@ -92,38 +92,36 @@ def why_not(setting: Setting, first: tuple[Strategy, Plans, Estimate], given: Ma
         given: columns that the user fixed, which stay.
     """
     strategy, plans, best = first
-    if setting.job.captured is not None or not setting.method.calibrated:
-        return ()
-    axes = (*strategy.tensor_axes, "dp", "pp")
+    axes, limit = (*strategy.tensor_axes, "dp", "pp"), setting.first_limit or 1.0
     out = []
     for axis in ("tp", "cp", "pp", "dp"):
         if int(getattr(plans, axis)) > 1 or axis in given:
             continue
         how = strategy if axis in axes else setting.method.strategy("context")
-        found = []
+        found = {}
         for other in axes:
             degree = int(getattr(plans, other))
             if other != axis and other not in given and degree % 2 == 0:
                 columns = {axis: 2, other: degree // 2} | ({"vpp": 1} if (other, degree) == ("pp", 2) else {})
-                changed = placed_plan(
-                    setting, MODES["corrected"], how.name, plans.with_columns(columns), None, SEARCHED
+                changed = plans.with_columns(columns)
+                placed = placed_plan(setting, MODES["corrected"], how.name, changed, None, SEARCHED)
+                found[f"{axis} 2 ({other} {degree // 2})"] = (
+                    placed,
+                    evaluate(setting.method, how, setting.job, setting.machine, placed),
                 )
-                found.append((f"{axis} 2 ({other} {degree // 2})", changed))
-        tried = [(change, estimate_plan(setting, how, changed)) for change, changed in found]
-        if tried:
-            limit = setting.first_limit or 1.0
-            out.append(_why(best, min(tried, key=lambda one: (*_refused(one[1], limit), one[1].step_time_s)), limit))
+        if found:
+            change, (placed, _) = min(found.items(), key=lambda one: _last(setting, one[1][1], limit))
+            out.append(_why(best, change, estimate_plan(setting, how, placed, what_ifs=False), limit))
     return tuple(out)
 
 
-def _refused(e: Estimate, limit: float) -> tuple[bool, bool]:
-    """Whether a plan cannot run, and whether it is too likely to run out of memory to be a first plan."""
-    return not e.feasible, e.oom_probability > limit
+def _last(setting: Setting, e: Evaluation, limit: float) -> tuple[bool, bool, float]:
+    """Order of plans: those that cannot run last, before them those too likely to run out of memory, by step time."""
+    return bool(rules_broken(setting, e)), chance_of(setting, e) > limit, float(e.step_time_s)
 
 
-def _why(best: Estimate, tried: tuple[str, Estimate], limit: float) -> WhyNot:
+def _why(best: Estimate, change: str, e: Estimate, limit: float) -> WhyNot:
     """What a plan loses against the best, by the group of terms that grows most, or the rule that it breaks."""
-    change, e = tried
     if not e.feasible:
         return WhyNot(change=change, step_time_s=None, because=f"not feasible ({', '.join(e.reasons)})")
     if e.oom_probability > limit:
