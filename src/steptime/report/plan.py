@@ -135,11 +135,11 @@ def settings(plan: Mapping[str, Any]) -> str:
     >>> settings({"strategy": "1d", "tp": 8, "pp": 4, "dp": 2, "micro_batch": 1, "placement": {"tp": 8, "dp": 1}})
     'tp 8, pp 4, dp 2, micro-batch 1; in a fast domain: tp 8'
     """
-    degrees = [name for name in t.DEGREES if plan.get(name, 1) != 1 or name in t.ALWAYS]
-    words = [f"{name.replace('_', '-')} {plan.get(name, 1)}" for name in degrees]
-    words += [f"{OPTIONS[name].label} {t.option_text(plan, name)}" for name in t.unusual_options(plan)]
-    inside = [f"{axis} {ranks}" for axis, ranks in plan.get("placement", {}).items() if ranks != 1]
-    return ", ".join([*words, *t.unusual(plan)]) + (f"; in a fast domain: {', '.join(inside)}" if inside else "")
+    cells = {**plan_cells(plan), "strategy": "", "inside": ""}
+    how = cells.pop("how", "")
+    words = [f"{'micro-batch' if name == 'mbs' else name} {value}" for name, value in cells.items() if value]
+    inside = ", ".join(f"{axis} {ranks}" for axis, ranks in t.ranks_inside(plan).items())
+    return ", ".join([*words, *([how] if how else [])]) + (f"; in a fast domain: {inside}" if inside else "")
 
 
 def figures(e: Estimate) -> str:
@@ -182,8 +182,8 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     risky = any(estimate.chance(e) is not None for e in plans)
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
     cells = [plan_cells(e.plan) for e in plans]
-    usual = plan_cells({})
-    names = [name for name in ("strategy", *usual) if any(name in row for row in cells)]
+    usual = plan_cells({}, every=True)
+    names = [name for name in usual if any(name in row for row in cells)]
     values = {name: [row.get(name, usual.get(name, "")) for row in cells] for name in names}
     same = [f"{name} {column[0]}" for name, column in values.items() if len(set(column)) == 1 and column[0]]
     own = [name for name, column in values.items() if len(set(column)) > 1]
@@ -228,22 +228,24 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     _print_risky(out, result)
 
 
-def plan_cells(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Degrees and choices of a plan by the heading of their column; those that are usual only where none is shown.
+def plan_cells(plan: Mapping[str, Any], *, every: bool = False) -> dict[str, str]:
+    """Degrees and choices of a plan by the heading of their column, in order.
+
+    Args:
+        plan: its record.
+        every: also those that have the usual value.
 
     >>> plan_cells({"tp": 8, "dp": 2, "zero": 3, "placement": {"tp": 8}})
     {'tp': '8', 'dp': '2', 'mbs': '1', 'zero': '3', 'inside': 'tp8'}
     """
-    out = {"strategy": str(plan["strategy"])} if plan.get("strategy") else {}
-    for name in t.DEGREES:
-        if not plan or plan.get(name, 1) != 1 or name in t.ALWAYS:
-            out[{"micro_batch": "mbs"}.get(name, name)] = t.number(plan.get(name, 1))
+    out = {"strategy": str(plan.get("strategy", ""))}
+    degrees = [name for name in t.DEGREES if every or plan.get(name, 1) != 1 or name in t.ALWAYS]
+    out |= {t.SHORT.get(name, name): t.number(plan.get(name, 1)) for name in degrees}
     labels = {name: str(row.label) for name, row in OPTIONS.items() if row.label is not None}
-    shown = labels if not plan else t.unusual_options(plan)
-    out |= {labels[name]: t.option_text(plan, name) for name in shown}
-    inside = [f"{axis}{ranks}" for axis, ranks in plan.get("placement", {}).items() if ranks != 1]
-    further = {"how": ", ".join(t.unusual(plan)), "inside": " ".join(inside)}
-    return out | {name: text for name, text in further.items() if text or not plan}
+    out |= {labels[name]: t.option_text(plan, name) for name in (labels if every else t.unusual_options(plan))}
+    out |= {"how": ", ".join(t.unusual(plan))}
+    out |= {"inside": " ".join(f"{axis}{ranks}" for axis, ranks in t.ranks_inside(plan).items())}
+    return {name: text for name, text in out.items() if text or every}
 
 
 def _print_why_not(out: Console, result: PlanResult) -> None:

@@ -29,7 +29,7 @@ GIB: Final = 2.0**30
 MIB: Final = 2.0**20
 #: Degrees in the order in which they are written; those that are 1 are left out except dp and micro_batch.
 DEGREES: Final = ("tp", "tp2", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
-_SHORT: Final = {"micro_batch": "mbs"}
+SHORT: Final = {"micro_batch": "mbs"}
 ALWAYS: Final = ("dp", "micro_batch")
 #: What a band may rest on, in words; what dominates it is named in a report, at most this many.
 BAND_WORDS: Final = {
@@ -180,10 +180,15 @@ def plan_label(plan: Mapping[str, Any]) -> str:
     words += [f"{OPTIONS[name].label} {option_text(plan, name)}" for name in unusual_options(plan)]
     words += [f"idle {number(idle)}"] if (idle := plan.get("idle_devices", 0)) else []
     words += unusual(plan)
+    placed = [_degree(axis, ranks) for axis, ranks in ranks_inside(plan).items()]
+    return printable(" ".join([*words, *(["| domain", *placed] if placed else [])]))
+
+
+def ranks_inside(plan: Mapping[str, Any]) -> dict[str, int]:
+    """Ranks of each axis inside a fast domain, of those that have several there."""
     placement = plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
-    placed = [_degree(axis, ranks) for axis, ranks in inside if ranks != 1]
-    return printable(" ".join([*words, *(["| domain", *placed] if placed else [])]))
+    return {axis: ranks for axis, ranks in inside if ranks != 1}
 
 
 def unusual_options(plan: Mapping[str, Any]) -> list[str]:
@@ -245,7 +250,7 @@ def band_text(e: Estimate) -> str:
 
 def _degree(name: str, value: Any) -> str:
     """Name and value together; a name that ends in a digit keeps its distance (``tp2=4``)."""
-    word = _SHORT.get(name, name)
+    word = SHORT.get(name, name)
     return f"{word}{'=' if word[-1].isdigit() else ''}{number(value)}"
 
 
