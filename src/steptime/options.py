@@ -7,6 +7,7 @@ nothing of steptime, so that the command line reads it before it knows what it w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +28,15 @@ class Count(NamedTuple):
 
     low: int = 1
     high: int = MAX_DEVICES
+
+
+def digits(text: str) -> int:
+    """The whole number that up to 12 digits say; -1 for any other text.
+
+    >>> digits("8"), digits("+8"), digits("1" * 13)
+    (8, -1, -1)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
 
 
 class Ratio(NamedTuple):

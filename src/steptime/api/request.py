@@ -49,15 +49,6 @@ MAX_COUNT = 10**9
 SWITCH = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
 
 
-def digits(text: str) -> int:
-    """The whole number that up to 12 digits say; -1 for any other text.
-
-    >>> digits("8"), digits("+8"), digits("1" * 13)
-    (8, -1, -1)
-    """
-    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
-
-
 def whole(field: str, value: Any, low: int, high: int) -> int:
     """A whole number within bounds.
 

@@ -6,11 +6,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from steptime.api.request import digits
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
 from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
-from steptime.options import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN
+from steptime.options import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN, digits
 from steptime.store.files import is_file, parse_toml
 
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}

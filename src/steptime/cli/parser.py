@@ -15,12 +15,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
-from steptime.options import OPTIONS, Count, Flag, Named, OneOf, Option, Ratio
+from steptime.options import OPTIONS, Count, Flag, Named, OneOf, Option, Place, Ratio, digits
+from steptime.registry import loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDEST: Final = 80
@@ -75,7 +77,7 @@ def whole(flag: str, low: int, high: int) -> Callable[[str], int]:
     """Parser of a whole number from ``low`` to ``high``."""
 
     def parse(text: str) -> int:
-        value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+        value = digits(text)
         if not low <= value <= high:
             raise FieldError("", flag, f"{shorten(text, 40)!r} is not a whole number from {low} to {high}")
         return value
@@ -127,7 +129,7 @@ def _arg_of(of: Option) -> Arg:
         parse = whole(of.flag, *takes)
     elif isinstance(takes, Ratio):  # its range is checked with the plan
         parse = _real(of.flag)
-    elif isinstance(takes, OneOf) and of.name in ("strategy", "mode"):
+    elif isinstance(takes, OneOf) and of.place is Place.JOB:  # what a plan takes follows from its mode
         parse = _one_of(of.flag, takes.names, str)
     catalogue = takes.kind if isinstance(takes, Named) else ""
     group = FIRST if of.first else of.group
@@ -163,7 +165,12 @@ class _Field(NamedTuple):
     default: Any
 
 
-def _fields(function: Callable[..., Any]) -> Iterator[_Field]:
+@cache
+def _fields(function: Callable[..., Any]) -> tuple[_Field, ...]:
+    return tuple(_each_field(function))
+
+
+def _each_field(function: Callable[..., Any]) -> Iterator[_Field]:
     for each in signature(function, eval_str=True).parameters.values():
         if each.kind is Parameter.VAR_KEYWORD:
             for name, arg in function.rows.items():  # type: ignore[attr-defined]
@@ -192,11 +199,11 @@ def _fields(function: Callable[..., Any]) -> Iterator[_Field]:
 
 def parser_of(function: Callable[..., Any], words: str) -> argparse.ArgumentParser:
     """The parser of a command whose name is ``words``."""
-    fields = list(_fields(function))
-    by_place = [f"[{f.arg.metavar}]" if not f.needed else f.arg.metavar for f in fields if not f.arg.flag]
+    fields = _fields(function)
+    by_place = [f.arg.metavar if f.needed else f"[{f.arg.metavar.strip('[]')}]" for f in fields if not f.arg.flag]
     parser = _Parser(
         prog=words,
-        usage=" ".join([words, "[OPTIONS]", *by_place]).replace("[[", "[").replace("]]", "]"),
+        usage=" ".join([words, "[OPTIONS]", *by_place]),
         description=_filled(getdoc(function) or ""),
         formatter_class=_Formatter,
         allow_abbrev=False,
@@ -278,12 +285,12 @@ def given_to(function: Callable[..., Any], words: str, args: Sequence[str]) -> d
     out = {}
     for field in _fields(function):
         value = getattr(found, field.name)
-        if value in (None, []) and field.arg.envvar and os.environ.get(field.arg.envvar):
-            value = os.environ[field.arg.envvar]
-        if value in (None, []) and field.needed:
-            missing = field.arg.flag or field.arg.metavar
-            raise FieldError("", missing, "missing", hint=parser.format_usage().strip())
-        out[field.name] = field.default if value in (None, []) else value
+        if value in (None, []):
+            if field.needed:
+                missing = field.arg.flag or field.arg.metavar
+                raise FieldError("", missing, "missing", hint=parser.format_usage().strip())
+            value = os.environ.get(field.arg.envvar) or field.default
+        out[field.name] = value
     return out
 
 
@@ -380,20 +387,17 @@ def complete(root: Group) -> None:
     argcomplete.autocomplete(parser)
 
 
-def names_of_kind(kind: str) -> list[str]:
-    """Names of a catalogue, which complete a word in a shell."""
-    if kind == "model":
-        from steptime.model.known import catalogue_names as names
-    elif kind == "cluster":
-        from steptime.hardware import cluster_names as names
-    elif kind == "device":
-        from steptime.hardware import device_names as names
-    elif kind == "framework":
-        from steptime.plan.framework_file import framework_names as names
-    elif kind == "schedule":
-        from steptime.schedule import SCHEDULES
+#: Kind of names -> where they are.
+_CATALOGUES: Final = {
+    "model": "steptime.model.known:catalogue_names",
+    "cluster": "steptime.hardware:cluster_names",
+    "device": "steptime.hardware:device_names",
+    "framework": "steptime.plan.framework_file:framework_names",
+    "schedule": "steptime.schedule:SCHEDULES",
+}
 
-        return list(SCHEDULES)
-    else:
-        return []
-    return list(names())
+
+def names_of_kind(kind: str) -> list[str]:
+    """Names of a catalogue, which complete a word in a shell; none of a kind that has no catalogue."""
+    found = loaded(_CATALOGUES[kind]) if kind in _CATALOGUES else ()
+    return list(found() if callable(found) else found)

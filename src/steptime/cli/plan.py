@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from steptime.cli import options as o
@@ -13,8 +12,6 @@ from steptime.options import ADAPTERS, CHOICES, SETTINGS
 EXIT_NOTHING_FITS: Final = 3
 #: Choices that ``--fix`` takes too, and that have an option of their own.
 SHARED: Final = tuple(name for name in CHOICES if name not in ("schedule", "overlap", "offload", "attention"))
-#: Options that say what a search is to look for.
-GOALS: Final = ("objective", "deadline", "budget", "failures", "prices")
 
 
 @takes({**{name: row(name) for name in (*SETTINGS, *SHARED, *ADAPTERS)}, **o.TRAINING})
@@ -68,41 +65,32 @@ def command(
     Cluster, devices and batch are needed. Options win over RUN.toml, whose own plan is not kept. Exits with 3 when no
     plan fits; the nearest plan is printed nevertheless.
     """
-    return _run({**locals(), **job})
-
-
-def _run(given: Mapping[str, Any]) -> int:
-    """Run :func:`command` with the values of its parameters, by name."""
     from steptime import api
     from steptime.cli.job import job_from, needed, parse_fix, parse_limits, parse_share, plan_not_kept
     from steptime.cli.output import Progress
 
-    model, fix, limit = given["model"], given["fix"] or (), given["limit"] or ()
-    job = job_from(model, given["cluster"], o.settings_given(given), {})
-    for_all = o.given(**{name: given[name] for name in SHARED})
+    asked = job_from(model, job["cluster"], o.settings_given(job), {})
     options: dict[str, Any] = {
-        "fix": {**parse_fix(fix), **for_all},
-        "limit": parse_limits(limit),
-        "top": given["top"] or 10,
-        **({} if given["oom_limit"] is None else {"oom_limit": parse_share("--oom-limit", given["oom_limit"])}),
-        **o.given(placement=given["placement"]),
-        **o.training_given(given),
-        **o.given(**{name: given[name] for name in GOALS}),
+        "fix": {**parse_fix(fix or ()), **o.given(**{name: job[name] for name in SHARED})},
+        "limit": parse_limits(limit or ()),
+        "top": top or 10,
+        **o.given(oom_limit=None if oom_limit is None else parse_share("--oom-limit", oom_limit), placement=placement),
+        **o.training_given(job),
+        **o.given(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices),
     }
-    draw = o.drawing("scatter", given["plot"])
+    draw = o.drawing("scatter", plot)
     with Progress("plans") as progress:
-        result = api.plan(job.model, needed(job, "a search"), **job.settings, **options, progress=progress)
-    result = dataclasses.replace(result, notes=(*plan_not_kept(model, job), *result.notes))
+        result = api.plan(asked.model, needed(asked, "a search"), **asked.settings, **options, progress=progress)
+    result = dataclasses.replace(result, notes=(*plan_not_kept(model, asked), *result.notes))
     if draw is not None and result.plans:
         draw(result.to_json())
-    if given["json"]:
+    if json:
         from steptime.cli.output import print_json
 
         print_json(result.to_json())
     else:
         from steptime.report.plan import print_plan_result
 
-        words = [*(f"--fix {text}" for text in fix), *(f"--limit {text}" for text in limit)]
-        asked = {"model": job.model, "cluster": job.cluster, "mode": None, **job.settings}
-        print_plan_result(result, {**asked, "constraints": words}, top=given["top"], long=given["long"])
+        said = {"model": asked.model, "cluster": asked.cluster, "mode": None, **asked.settings}
+        print_plan_result(result, said, top=top, long=long)
     return 0 if result.feasible else EXIT_NOTHING_FITS

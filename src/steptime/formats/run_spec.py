@@ -126,7 +126,7 @@ def _checked(given: Mapping[str, Any], path: str, problems: list[tuple[str, str,
                 out[key] = _checked(value, inside[key], problems)
             else:
                 problems.append((field, f"{shown(value, 60)} is not a table", None))
-        elif words := _wrong(takes[key], value):
+        elif words := _wrong(takes[key], value, of_job=not path):
             problems.append((field, f"{shown(value, 60)} {words}", None))
         else:
             several = isinstance(value, list) and isinstance(takes[key], SomeOf)
@@ -134,8 +134,11 @@ def _checked(given: Mapping[str, Any], path: str, problems: list[tuple[str, str,
     return {key: value for key, value in out.items() if value != {} or key == "plan"}
 
 
-def _wrong(takes: Takes, value: Any) -> str:
-    """What is wrong with a value, in words; empty: nothing that this file can know."""
+def _wrong(takes: Takes, value: Any, *, of_job: bool) -> str:
+    """What is wrong with a value, in words; empty: nothing that this file can know.
+
+    Which names a plan may have follows from its mode; those of the job are closed.
+    """
     match takes:
         case Count(low, high):
             right = type(value) is int and low <= value <= high
@@ -149,7 +152,7 @@ def _wrong(takes: Takes, value: Any) -> str:
             return ""
         case SomeOf() if type(value) is list and all(type(word) is str for word in value):
             return ""
-        case OneOf(names) if type(value) is str and len(names) in (2, 4) and value not in names:
+        case OneOf(names) if of_job and type(value) is str and value not in names:
             return f"is not one of {', '.join(names)}"
     longest = LONGEST_NAME if isinstance(takes, Named) and takes.kind in ("model", "cluster") else LONGEST_WORD
     return "" if type(value) is str and 0 < len(value) <= longest else f"is not a text of 1 to {longest} letters"

@@ -72,8 +72,8 @@ def counts(text: str) -> list[int]:
     >>> counts("8,16"), counts("256..1024")
     ([8, 16], [256, 512, 1024])
     """
-    from steptime.api.request import digits
     from steptime.errors import FieldError, shown
+    from steptime.options import digits
 
     low, dots, high = text.partition("..")
     first, last = digits(low), digits(high)
