@@ -11,13 +11,13 @@ from collections.abc import Callable
 from statistics import median
 
 from machine import report
-from steptime.formats.simulated_trace import trace_of
 from steptime.formats.trace import chrome, perfetto
 from steptime.schedule import SCHEDULES
-from steptime.schedule.graph import graph_of
-from steptime.schedule.memory import Footprint, memory_replay
-from steptime.schedule.messages import with_messages
-from steptime.schedule.simulate import Durations, Jitter, sampled_step_s, simulate
+from steptime.simulation.graph import graph_of
+from steptime.simulation.memory import Footprint, memory_replay
+from steptime.simulation.messages import with_messages
+from steptime.simulation.simulate import Durations, Jitter, sampled_step_s, simulate
+from steptime.simulation.trace import trace_of
 
 RUNS = 7
 DURATIONS = Durations(forward_s=1.0, input_gradient_s=1.1, weight_gradient_s=0.9, message_s=0.05)

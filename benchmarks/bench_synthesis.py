@@ -16,8 +16,8 @@ from time import process_time
 import numpy as np
 
 from machine import report
-from steptime.api.schedule_search import FoundSchedule, search_schedule
-from steptime.schedule.simulate import Durations, simulate
+from steptime.simulation.search import FoundSchedule, search_schedule
+from steptime.simulation.simulate import Durations, simulate
 
 SETTINGS, EFFORT = 200, 2_000_000
 

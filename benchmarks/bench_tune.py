@@ -17,7 +17,7 @@ from statistics import mean
 import numpy as np
 
 from machine import report
-from steptime.hardware.caches import processor
+from steptime.hierarchy.caches import processor
 from steptime.hierarchy.tune.history import Past, Request
 from steptime.hierarchy.tune.kernel import product_of, timed
 from steptime.hierarchy.tune.model import Seen, learned

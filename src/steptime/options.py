@@ -7,11 +7,15 @@ nothing of steptime, so that the command line reads it before it knows what it w
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Real
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from steptime.errors import FieldError, shown
 
 MAX_DEVICES: Final = 10**7
 MAX_GLOBAL_BATCH: Final = 10**9
@@ -332,3 +336,26 @@ def choices_of(name: str) -> tuple[str, ...]:
     """
     takes = OPTIONS[name].takes
     return takes.names if isinstance(takes, OneOf | SomeOf) else ()
+
+
+def number(field: str, value: Any, low: float, high: float, meaning: str) -> float:
+    """A number within bounds; ``meaning`` says what it is in the error.
+
+    Raises:
+        FieldError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not _fits(value):
+        raise FieldError("", field, f"{shown(value)} is not a number", hint=meaning)
+    if not low <= float(value) <= high:
+        near = low if float(value) < low else high
+        problem = f"{float(value):g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
+        raise FieldError("", field, problem)
+    return float(value)
+
+
+def _fits(value: Any) -> bool:
+    """Whether a number is finite as a float; a whole number may be too large for one."""
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

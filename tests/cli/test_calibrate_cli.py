@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_api import Run
 
-from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
+from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import InputFileError
 from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile, save_curves
@@ -46,7 +46,7 @@ def test_the_group_lists_and_loads_its_commands(run: Run) -> None:
 
 def test_help_of_the_group_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom steptime.cli.main import main\n"
+        "import sys\nfrom steptime.commands.main import main\n"
         "main(['calibrate', '--help'])\n"
         "print(sorted({'numpy', 'scipy', 'duckdb', 'rich'} & set(sys.modules)))"
     )

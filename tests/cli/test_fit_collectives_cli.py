@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fake_api import Run
 
-from steptime.cli.main import EXIT_USER
+from steptime.commands.main import EXIT_USER
 from steptime.hardware.profiles import read_fabric_profile
 from steptime.lab.scoring.left_out import FEW_ROWS, NO_COLLECTIVE, UNEXPLAINED
 

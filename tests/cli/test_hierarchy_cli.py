@@ -9,7 +9,7 @@ from fake_api import Run
 
 from cli_runner import CliRunner
 from steptime.captured.compress import compressed
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.hardware import load_device
 from steptime.hierarchy.answers import cache_report, reuse_report, tile_answer
 from steptime.hierarchy.geometry import hierarchy

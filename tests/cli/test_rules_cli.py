@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.rewrite.rules import pipeline, store
 from steptime.rewrite.rules.universes import PLANE, universe
 

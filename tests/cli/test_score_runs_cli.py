@@ -14,7 +14,7 @@ from fake_api import Run
 
 from fits import STACKS, fit_text
 from published_sample import published_csv
-from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
+from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.lab.measured.read import read_rows
 from steptime.lab.scoring import runs as measured_scoring
 from steptime.plan.framework_file import framework_names, load_framework

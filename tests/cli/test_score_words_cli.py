@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_api import Run
 
-from steptime.cli.main import EXIT_USER
+from steptime.commands.main import EXIT_USER
 from steptime.lab.measured.read import OTHER_NAMES
 from steptime.lab.scoring.plain_kernels import PLAIN
 

@@ -10,9 +10,9 @@ import pytest
 
 from steptime import UserError
 from steptime.schedule import SCHEDULES, Pipeline
-from steptime.schedule.graph import Transport, graph_of
-from steptime.schedule.memory import Footprint, memory_replay
-from steptime.schedule.partition import (
+from steptime.simulation.graph import Transport, graph_of
+from steptime.simulation.memory import Footprint, memory_replay
+from steptime.simulation.partition import (
     Counts,
     Items,
     Ranks,
@@ -24,9 +24,9 @@ from steptime.schedule.partition import (
     neighbours,
     task_of,
 )
-from steptime.schedule.partition_milp import proved_slowest_s
-from steptime.schedule.placement_learning import learnt
-from steptime.schedule.simulate import Durations, simulate
+from steptime.simulation.partition_milp import proved_slowest_s
+from steptime.simulation.placement_learning import learnt
+from steptime.simulation.simulate import Durations, simulate
 
 
 def cases(count: int, seed: int, most: int = 12) -> Iterator[SplitTask]:

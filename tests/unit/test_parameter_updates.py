@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import steptime
-from steptime.api.parameter_updates import MODES, Consistency, consistency
 from steptime.cost.data_parallel import pull_s, push_s
 from steptime.errors import UserError
+from steptime.lab.replicas.updates import MODES, Consistency, consistency
 
 JOB: dict[str, Any] = {"gpus": 16, "global_batch": 64, "plan": {"tp": 2}, "clocks": 40}
 

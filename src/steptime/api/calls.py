@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,13 +27,13 @@ from steptime.api.request import (
     text,
     whole,
 )
-from steptime.api.training import check_length, check_training, trained
 from steptime.errors import PlanError, UserError
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.machine import node_devices
 from steptime.estimate.notes import global_batch_taken, micro_batch_taken, recompute_taken, stage_taken
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan, rules_broken
+from steptime.goodput.training import check_length, check_training, trained
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.options import AXES, CHOICES, COLUMNS, MAX_DEVICES
@@ -126,7 +126,8 @@ def estimate(
         return replace(found, notes=(*notes, *([NO_RUN] if length or wanted else ())))
     found = trained(found, length, job)
     if wanted:
-        billed: Callable[..., Estimate] = loaded("steptime.goodput.bill:billed")
+        from steptime.goodput.bill import billed
+
         found = billed(found, setting, asked.strategy, asked.plans, failures, prices)
     return replace(found, notes=notes)
 

@@ -6,7 +6,7 @@ A captured module as the model of a job: what it needs in place of a specificati
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +21,14 @@ from steptime.plan.captured import CAPTURED
 from steptime.plan.job import Precision
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.plan.space import CorrectedSpace
-from steptime.registry import loaded
+from steptime.registry import Registry
 from steptime.search.modes import Mode
 
 CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "bf16"}
 """Training recipe -> element type in which a module is captured for it."""
 
+MODULES: Final[Registry[Callable[..., Any]]] = Registry("reader of modules", "steptime.modules")
+"""What is made of a factory ``pkg.module:name``: ``captured``, its module's operators, and ``element``, their type."""
 USUAL_DTYPE = "bf16"
 """Training recipe where none is given."""
 AS_MADE = "dtype was not given: the module is taken as it is made"
@@ -46,7 +48,7 @@ def dtype_taken(model: str | CapturedModel, dtype: str | None, seq: int | None =
     if isinstance(model, CapturedModel):
         element: str = model.dtype
     elif is_target(model) and not in_catalogue(model):
-        element = loaded("steptime.captured.workload:made_in")(model, seq)
+        element = MODULES["element"](model, seq=seq)
     else:
         return USUAL_DTYPE
     return next((recipe for recipe, each in CAPTURED_DTYPES.items() if each == element), USUAL_DTYPE)
@@ -194,7 +196,7 @@ def load_workload(given: str | CapturedModel, *, dtype: str, seq: int | None) ->
     if isinstance(given, CapturedModel):
         return summary_of(given), given
     if is_target(given) and not in_catalogue(given):
-        captured: CapturedModel = loaded("steptime.captured.workload:captured_target")(given, dtype, seq)
+        captured: CapturedModel = MODULES["captured"](given, dtype=dtype, seq=seq)
         return summary_of(captured), captured
     return load_model(given), None
 

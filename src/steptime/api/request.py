@@ -7,11 +7,10 @@ Checks of single values that a user gives: whole numbers, numbers, texts, names,
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from steptime.errors import FieldError, PlanError, UnknownNameError, UserError, counted, shorten, shown
@@ -33,6 +32,7 @@ from steptime.options import (
     Ratio,
     SomeOf,
     Switch,
+    number,
 )
 from steptime.plan.job import GRAPH_PARTS, GRAPHS
 from steptime.plan.placements import order_of
@@ -58,29 +58,6 @@ def whole(field: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise FieldError("", field, f"{shown(value)} must be a whole number from {low} to {high}")
     return int(value)
-
-
-def number(field: str, value: Any, low: float, high: float, meaning: str) -> float:
-    """A number within bounds; ``meaning`` says what it is in the error.
-
-    Raises:
-        FieldError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real) or not _fits(value):
-        raise FieldError("", field, f"{shown(value)} is not a number", hint=meaning)
-    if not low <= float(value) <= high:
-        near = low if float(value) < low else high
-        problem = f"{float(value):g} must lie from {low:g} to {high:g} ({meaning}); the nearest is {near:g}"
-        raise FieldError("", field, problem)
-    return float(value)
-
-
-def _fits(value: Any) -> bool:
-    """Whether a number is finite as a float; a whole number may be too large for one."""
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
 
 
 def text(field: str, value: Any) -> str:

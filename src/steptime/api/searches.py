@@ -14,7 +14,6 @@ from steptime.api.frameworks import (
     scope_of,
     shards_within_node,
 )
-from steptime.api.goals import Asked
 from steptime.api.jobs import Request, check_model
 from steptime.api.models import CAPTURED_DTYPES, check_strategy, dtype_taken, mode_of, model_given, read_notes
 from steptime.api.placed import laid
@@ -29,12 +28,12 @@ from steptime.api.request import (
     text,
     whole,
 )
-from steptime.api.training import all_trained, check_length, check_training
 from steptime.api.unsearched import unsearched, why_not
 from steptime.errors import UserError
 from steptime.estimate.machine import levels_left_out, node_devices
 from steptime.estimate.memory_definitions import LIKELY_FITS
 from steptime.estimate.single import Setting
+from steptime.goodput.training import all_trained, check_length, check_training, samples_of
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.plan.plans import MEMORY, RISK
@@ -42,6 +41,7 @@ from steptime.plan.space import Constraint
 from steptime.plan.switches import fastest, switched_names
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.modes import MODES, Mode
+from steptime.search.objective import Wanted
 from steptime.search.planner import PlanResult, Ranked, rank_plans
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
@@ -294,16 +294,24 @@ def plan(
     setting, scope = search.prepared()
     check_length(length, setting.job)
     whole("top", top, 1, 10**5)
-    asked = Asked(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices)
-    goal = asked.goal(setting, length)
+    wanted = Wanted(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices)
+    goal = None
+    if wanted != Wanted():
+        from steptime.goodput.objective import billed_plans, bound_advice, objective_of
+
+        steps = samples_of(length, setting.job) / setting.job.global_batch if length else None
+        goal = objective_of(setting, wanted, steps)
     result = rank_plans(
         setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = _completed(setting, result, {**choices, **columns}) if advise else result
-    result = asked.billed(all_trained(result, length, setting.job), setting)
-    advice = asked.advice(goal, result) or (_advice(search, setting, scope, result) if advise else ())
+    advice: tuple[str, ...] = ()
+    result = all_trained(result, length, setting.job)
+    if wanted != Wanted():
+        result, advice = billed_plans(result, setting, wanted), bound_advice(goal, result, wanted)
+    advice = advice or (_advice(search, setting, scope, result) if advise else ())
     return replace(result, advice=advice, notes=notes)
 
 

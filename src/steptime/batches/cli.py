@@ -24,8 +24,7 @@ def command(
     --seq is the longest sequence, --global-batch the sequences of a step.
     """
     from steptime.batches.run import batches
-    from steptime.cli.estimate import plan_given, written_given
-    from steptime.cli.job import job_from, needed
+    from steptime.cli.job import job_from, needed, plan_given, written_given
     from steptime.errors import FieldError
 
     if not lengths:

@@ -24,7 +24,6 @@ from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.options import CHOICES
 from steptime.plan.plans import NAMES
-from steptime.registry import loaded
 
 PARTS: Final = 8
 """Lengths at which a distribution of micro-batches is estimated."""
@@ -179,12 +178,15 @@ At = Callable[..., Estimate]
 
 def _padded(given: Lengths, job: _Job, at: At, buckets: int) -> list[Way]:
     """Padded to the longest sequence, to the longest of a micro-batch, to the top of a bucket."""
-    found = loaded("steptime.rewrite.buckets:best_buckets")
+    from steptime.rewrite.buckets import best_buckets
+
     by_length: dict[int, float] = {}
     parts = _coarse(given.shares, 64)
     for length, share in [*parts[:-1], (given.shares[-1][0], parts[-1][1])]:  # the last top holds the longest
         by_length[int(length)] = by_length.get(int(length), 0.0) + share
-    best = found(by_length, buckets, lambda n: at(_round(n, given.longest)).step_time_s, steps=1, compile_s=0.0)[-1]
+    best = best_buckets(by_length, buckets, lambda n: at(_round(n, given.longest)).step_time_s, steps=1, compile_s=0.0)[
+        -1
+    ]
     tops = sorted({_round(top, given.longest) for top in best.tops})
     bucketed = _to_tops(given.shares, tops)
     longest = _coarse(longest_of(given.shares, job.micro_batch), PARTS)

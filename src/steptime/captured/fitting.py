@@ -15,7 +15,7 @@ from steptime.api.jobs import (
     with_choices,
 )
 from steptime.api.models import import_notes, load_model
-from steptime.api.request import NameOrPath, choice, name_or_path, number, text, whole
+from steptime.api.request import NameOrPath, choice, name_or_path, text, whole
 from steptime.captured.fit.choice import ADAPTERS, Point
 from steptime.captured.fit.driver import FitResult, Found, search
 from steptime.captured.fit.estimated import OFFLOADS, Estimated, Kind
@@ -29,7 +29,7 @@ from steptime.estimate.single import Setting
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
 from steptime.model.captured import is_target
-from steptime.options import MAX_FIT_BATCH, MAX_FIT_SEQ
+from steptime.options import MAX_FIT_BATCH, MAX_FIT_SEQ, number
 from steptime.plan.job import PRECISIONS, Job
 from steptime.plan.optimizers import OPTIMIZERS
 from steptime.search.modes import MODES

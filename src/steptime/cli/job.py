@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from steptime.cli.options import given
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
 from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
 from steptime.options import AXES, CHANCE, COUNTS, KEYS, LAUNCHED, RATIOS, SEARCHED, SHOWN, digits
 from steptime.store.files import is_file, parse_toml
+
+if TYPE_CHECKING:
+    from steptime.formats.estimate_file import Written
 
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}
 
@@ -258,3 +262,32 @@ def _whole(option: str, key: str, text: str) -> int:
     if not low <= value <= high:
         raise FieldError("", option, f"{key} is {shorten(text)!r}; it must be a whole number from {low} to {high}")
     return value
+
+
+def written_given(given: Mapping[str, Any]) -> Written | None:
+    """The plan of the file that the user gave, if any."""
+    if given["plan"] is None:
+        return None
+    from steptime.formats.estimate_file import read_plan
+
+    return read_plan(given["plan"])
+
+
+def plan_given(options: Mapping[str, Any], written: Written | None) -> dict[str, Any]:
+    """The plan of a file, if any, with the user's options on top."""
+    plan = given(**{name: options[name] for name in KEYS})
+    if options["placement"] is not None:
+        plan |= parse_placement(options["placement"])
+    return plan if written is None else over_plan(written.plan, plan)
+
+
+def over_plan(written: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A written plan with what the user gives in addition; another mesh has another placement and leaves other
+    replicas.
+
+    >>> over_plan({"tp": 8, "dp": 4, "placement": {"tp": 8}}, {"tp": 4})
+    {'tp': 4}
+    """
+    stale = {"dp", "placement", "order"} if {"tp", "tp2", "cp", "pp"} & set(given) else set()
+    stale |= {"schedule"} if "vpp" in given else set()
+    return {**{name: value for name, value in written.items() if name not in stale}, **given}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -70,22 +70,6 @@ Deadline = Annotated[
     str | None, flag("--deadline", metavar="TIME", help="Longest time of the whole run, as '30 days'.")
 ]
 Budget = Annotated[str | None, flag("--budget", metavar="MONEY", help="Most that it may cost, as '2M USD'.")]
-
-
-def drawing(kind: str, path: Path | None) -> Callable[[Mapping[str, Any]], None] | None:
-    """What draws the result of a command, given as JSON; None where no picture is asked for.
-
-    Raises:
-        UserError: a picture cannot be written to the file.
-    """
-    if path is None:
-        return None
-    from steptime.registry import loaded
-    from steptime.report.figure import refuse_plot
-
-    refuse_plot(path)
-    write: Callable[[str, Mapping[str, Any], Path], None] = loaded("steptime.plots.cli:write_plot")
-    return lambda found: write(kind, found, path)
 
 
 def settings_given(given_options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from steptime.cli import options as o
-from steptime.cli.estimate import over_plan, plan_given, written_given
+from steptime.cli.job import over_plan, plan_given, written_given
 from steptime.cli.parser import flag, number, positional, takes
 
 if TYPE_CHECKING:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.api.training import amount
 from steptime.cost.energy import KWH_J
 from steptime.cost.training import DAY_S, HOUR_S
 from steptime.errors import FieldError, UnknownNameError, UserError, shown
 from steptime.estimate.energy import powers_of
 from steptime.estimate.single import Setting
-from steptime.goodput.bill import load_of
+from steptime.goodput.bill import billed_again, load_of
 from steptime.goodput.operations import operations_of
 from steptime.goodput.prices import Prices, prices_of
 from steptime.goodput.run import goodput_of
-from steptime.search.objective import Mix, Objective
+from steptime.goodput.training import amount
+from steptime.search.objective import Mix, Objective, Wanted
 from steptime.search.planner import PlanResult
 from steptime.units import parse
 
@@ -29,17 +29,6 @@ SHORT_S: Final = 1e-3
 ENOUGH: Final = 1.00001
 """What the least is multiplied by, so that what is printed of it is enough."""
 _BUDGET: Final = re.compile(r"\s*([\d._]+(?:[eE]\d+)?\s*[kKmMbBtT]?)\s*([A-Z]{3})\s*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a user asks of a search, as given."""
-
-    objective: str = "time"
-    deadline: str | None = None
-    budget: str | None = None
-    failures: Any = None
-    prices: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +140,20 @@ def _powers(setting: Setting, prices: Prices, *, needed: bool) -> tuple[float, f
     return idle_W, tdp_W, prices.host_power_W(tdp_W)
 
 
-def bound_advice(objective: Objective | None, result: PlanResult, currency: str) -> tuple[str, ...]:
+def bound_advice(objective: Objective | None, result: PlanResult, wanted: Wanted) -> tuple[str, ...]:
     """What the bounds would have to be where no plan keeps them: the least of each, the others kept if any plan can."""
     if objective is None or not objective.bounds or result.feasible or not result.energy_front:
         return ()
-    return tuple(_least(objective.bounds, result.energy_front, currency))
+    return tuple(_least(objective.bounds, result.energy_front, prices_of(wanted.prices or "default").currency))
+
+
+def billed_plans(result: PlanResult, setting: Setting, wanted: Wanted) -> PlanResult:
+    """The result with goodput, energy and money of its plans, where failures or prices are known."""
+    if not result.plans or not result.plans[0].training:
+        return result
+    prices = wanted.prices or ("default" if wanted.objective == "cost" or wanted.budget else None)
+    failures = wanted.failures or ("default" if wanted.objective == "goodput" else None)
+    return replace(result, plans=tuple(billed_again(e, setting, failures, prices) for e in result.plans))
 
 
 def _least(bounds: Mapping[str, tuple[Mix, float]], front: Sequence[Mapping[str, Any]], currency: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from steptime.cost.cache import least_padding, rows_that_stay, sets_of_stride
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_device
-from steptime.hardware.caches import processor
+from steptime.hierarchy.caches import processor
 from steptime.hierarchy.geometry import Hierarchy, hierarchy
 from steptime.hierarchy.reuse import analysed, reuse, rows_of
 from steptime.hierarchy.tiles import (

@@ -17,8 +17,8 @@ from steptime.cost.cache import boundary_hit_rate
 from steptime.cost.matmul import attainable_flops_per_s, matmul_flops
 from steptime.cost.warps import WARP
 from steptime.errors import UserError
-from steptime.hardware.caches import Processor, chip_memories, processor, processors
 from steptime.hardware.records import Device
+from steptime.hierarchy.caches import Processor, chip_memories, processor, processors
 from steptime.hierarchy.geometry import Hierarchy, of_caches
 from steptime.num import Array
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.api.collective_times import collective
+from steptime.collectives.times import collective
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.hardware.caches import processor
+from steptime.hierarchy.caches import processor
 from steptime.hierarchy.tiles import caches_of
 from steptime.iterate.loop import BASIS, OPS, WORD, Loop, array_bytes, loop_of, served_bytes
 from steptime.iterate.machine import GATHERS, Profile, Work

@@ -9,13 +9,14 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.api.request import MAX_COUNT, number, text, whole
+from steptime.api.request import MAX_COUNT, text, whole
 from steptime.cost import limits as formulas
 from steptime.cost import matmul
 from steptime.errors import FieldError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware import load_cluster
 from steptime.num import Num
+from steptime.options import number
 
 if TYPE_CHECKING:
     from steptime.lab.scale import Curve

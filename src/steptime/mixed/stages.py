@@ -11,18 +11,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from steptime.api.calls import asked_plan
-from steptime.api.simulated_times import once_of
-from steptime.api.stages import ModelItems, items_of
 from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.mixed.parties import Parties, Party
 from steptime.num import Array, divisors
 from steptime.schedule import SCHEDULES
-from steptime.schedule.graph import Transport, graph_of
-from steptime.schedule.partition import Items, Ranks, SplitTask, best_split, even_counts, task_of
 from steptime.schedule.schedules import Pipeline
-from steptime.schedule.simulate import Durations
-from steptime.schedule.simulate import simulate as play
+from steptime.simulation.graph import Transport, graph_of
+from steptime.simulation.partition import Items, Ranks, SplitTask, best_split, even_counts, task_of
+from steptime.simulation.simulate import Durations
+from steptime.simulation.simulate import simulate as play
+from steptime.simulation.stages import ModelItems, items_of
+from steptime.simulation.times import once_of
 
 DEEPEST: Final = 64
 """Stages of a pipeline that is tried."""

@@ -43,8 +43,7 @@ def command(
 
     A training phase is an estimate, a forward pass its forward part, generation a roofline or the time that you state.
     """
-    from steptime.cli.estimate import plan_given, written_given
-    from steptime.cli.job import job_from
+    from steptime.cli.job import job_from, plan_given, written_given
     from steptime.errors import FieldError
     from steptime.phases.run import Options, rl_step
 

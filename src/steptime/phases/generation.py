@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, Final
 
-from steptime.api.collective_times import collective
+from steptime.collectives.times import collective
 from steptime.cost.generation import cache_bytes_per_token, decode_step_s, generation_s
 from steptime.errors import PlanError, UserError
 from steptime.hardware import load_cluster

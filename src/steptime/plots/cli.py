@@ -63,16 +63,3 @@ def _shown(found: Any, out: Path | None, json: bool) -> None:
         print_json(found.to_json())
     elif out is not None:
         t.console().print(t.printable(f"Drawn in {out}"), soft_wrap=True)
-
-
-def write_plot(kind: str, data: Any, path: Path) -> None:
-    """Draw what a command returned as JSON, for its ``--plot``.
-
-    Raises:
-        UserError: matplotlib is not installed, or there is nothing to draw.
-    """
-    from steptime.plots.draw import write_chart
-    from steptime.plots.results import result
-    from steptime.plots.series import chart
-
-    write_chart(chart(kind, [result("this result", data)]), path)

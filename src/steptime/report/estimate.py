@@ -17,7 +17,6 @@ from steptime.estimate.result import Estimate
 from steptime.plan.framework_file import habits_of
 from steptime.plan.job import sample_noun
 from steptime.plan.plans import MEANING, MEMORY
-from steptime.registry import loaded
 from steptime.report import text as t
 from steptime.report.text import term_table
 from steptime.units import format_si
@@ -259,7 +258,9 @@ def print_headline(out: Console, e: Estimate) -> None:
         if line:
             out.print(t.printable(line))
     if e.run:
-        loaded("steptime.goodput.report:print_run")(out, e)
+        from steptime.report.run import print_run
+
+        print_run(out, e)
 
 
 def print_notes(out: Console, e: Estimate) -> None:

@@ -1,7 +1,7 @@
-"""In what order the passes of a step run: schedules as tables of actions, played event by event.
+"""In what order the passes of a step run: schedules as tables of actions.
 
-:data:`SCHEDULES` has the schedules by name; a module of this package that has schedules is imported here,
-the one that searches once its schedule is asked for.
+:data:`SCHEDULES` has the schedules by name; a module of this package that has schedules is imported here, those of
+other rooms and packages are entry points.
 """
 
 from steptime.schedule import synchronous  # noqa: F401, I001
@@ -11,7 +11,5 @@ from steptime.schedule import sequence  # noqa: F401
 from steptime.schedule import asynchronous  # noqa: F401
 from steptime.schedule.actions import ActionTable, Kind
 from steptime.schedule.schedules import SCHEDULES, Pipeline, Schedule, Times
-
-SCHEDULES.later("searched", "steptime.schedule.synthesis:SEARCHED")
 
 __all__ = ["SCHEDULES", "ActionTable", "Kind", "Pipeline", "Schedule", "Times"]

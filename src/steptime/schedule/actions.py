@@ -83,10 +83,10 @@ class ActionTable:
     ranks are two (bidirectional pipelines) has each micro-batch on one of them. What an action waits for follows from
     what it is: a forward pass waits for that of the stage before, a backward pass for that of the stage after and for
     its own forward pass, a pass of another rank's result for the message that carries it. A weight-gradient pass waits
-    for its input-gradient pass. A table may lack messages (:func:`steptime.schedule.messages.with_messages` adds them):
-    then a pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass that stands
-    before it has ended; where a micro-batch has copies (:func:`steptime.schedule.messages.with_copies`), its backward
-    pass waits for the copy back.
+    for its input-gradient pass. A table may lack messages (:func:`steptime.simulation.messages.with_messages` adds
+    them): then a pass waits for the pass of the other rank itself. A copy to the host or back starts once the pass that
+    stands before it has ended; where a micro-batch has copies (:func:`steptime.simulation.messages.with_copies`), its
+    backward pass waits for the copy back.
     """
 
     ranks: int

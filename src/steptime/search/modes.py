@@ -49,4 +49,3 @@ MODES.add(
         auto={"1d": (), "context": more_than_one("cp")},
     ),
 )
-MODES.later("published", "steptime.lab.published.mode:MODE")

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from steptime.num import Array, Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a user asks of a search, as given."""
+
+    objective: str = "time"
+    deadline: str | None = None
+    budget: str | None = None
+    failures: Any = None
+    prices: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from math import inf
 from typing import Any, Final
 
 from steptime.api.request import NameOrPath, cluster_given, whole
-from steptime.api.request import number as number_in
 from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
 from steptime.options import MAX_DEVICES
+from steptime.options import number as number_in
 from steptime.sharding.baselines import BASELINES, Budget, Point, search
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of

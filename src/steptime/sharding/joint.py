@@ -24,7 +24,6 @@ from steptime.hardware.records import Cluster
 from steptime.num import Array, divisors
 from steptime.options import MAX_DEVICES
 from steptime.schedule import SCHEDULES, Pipeline, Schedule
-from steptime.schedule.graph import Transport
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of
 from steptime.sharding.joint_plan import JointPlan, Machines, PlannedStage, Solved
@@ -43,6 +42,7 @@ from steptime.sharding.shard import captured_step, room_bytes
 from steptime.sharding.spans import Overlap, spans_of
 from steptime.sharding.stages import SpanCosts, Split, Stage, split
 from steptime.sharding.units import Units, of_micro_batch, unit_costs, units_of
+from steptime.simulation.graph import Transport
 from steptime.units import format_bytes
 
 SCHEDULES_TRIED: Final = ("1f1b", "gpipe", "zb-h1", "interleaved")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from steptime.api.collective_times import machine_for_links
+from steptime.collectives.times import machine_for_links
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
 from steptime.estimate import communication
 from steptime.estimate.communication import collective_in, message_time_s

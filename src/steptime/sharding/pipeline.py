@@ -9,10 +9,10 @@ import numpy as np
 
 from steptime.num import Array
 from steptime.schedule import Kind, Pipeline, Schedule, Times
-from steptime.schedule.graph import Transport
-from steptime.schedule.simulate import Durations
-from steptime.schedule.simulate import simulate as play
 from steptime.sharding.build import Built
+from steptime.simulation.graph import Transport
+from steptime.simulation.simulate import Durations
+from steptime.simulation.simulate import simulate as play
 
 MOST_STAGES: Final = 64
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, cluster_given, whole
-from steptime.api.request import number as number_in
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
 from steptime.captured.profiling import capture_options, captured
@@ -19,6 +18,7 @@ from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
 from steptime.options import MAX_DEVICES
+from steptime.options import number as number_in
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
 from steptime.sharding.export import runs_only

@@ -39,9 +39,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from steptime.api.jobs import adapter_of, estimated_optimizer
 from steptime.api.models import load_model
 from steptime.api.request import checked_plan, choice, constraints_of, job_choices, oom_limit_of, text, whole
-from steptime.api.training import check_training
 from steptime.errors import FieldError, UserError, counted
 from steptime.formats.estimate_file import as_user_error
+from steptime.goodput.training import check_training
 from steptime.hardware import load_cluster
 from steptime.hardware.search_path import is_path
 from steptime.model.captured import is_target

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steptime.api.training import samples_in
 from steptime.cost.training import DAY_S, HOUR_S, device_s, training_s
 from steptime.errors import UnknownNameError, UserError, counted, shorten
+from steptime.goodput.training import samples_in
 from steptime.num import Num
 from steptime.store.tables import connected, filled, write_table
 from steptime.study.evaluate import COLUMNS

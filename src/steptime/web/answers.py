@@ -14,7 +14,6 @@ from steptime import __version__, api
 from steptime.api.models import load_model, read_model
 from steptime.cli.output import document
 from steptime.errors import FieldError, PlanError, UnknownNameError
-from steptime.formats.simulated_trace import trace_of
 from steptime.formats.trace import chrome
 from steptime.hardware import cluster_names, device_names, load_cluster, load_device
 from steptime.hardware.records import Cluster
@@ -27,6 +26,7 @@ from steptime.plan.optimizers import OPTIMIZERS
 from steptime.plots.results import result
 from steptime.plots.series import chart
 from steptime.schedule import SCHEDULES
+from steptime.simulation.trace import trace_of
 from steptime.web.asked import WHERE, Asked, Desk, asked_of, on_cluster
 from steptime.web.timeline import MAX_ACTIONS, columns_of
 
@@ -255,7 +255,7 @@ def _schedules() -> Mapping[str, Any]:
 
 
 def _schedule(name: str) -> Mapping[str, Any]:
-    from steptime.schedule.summary import summary
+    from steptime.simulation.summary import summary
 
     if name not in SCHEDULES:
         raise UnknownNameError("schedule", name, SCHEDULES)

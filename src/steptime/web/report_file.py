@@ -13,8 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from steptime import api
-from steptime.cli.estimate import plan_given, written_given
-from steptime.cli.job import job_from, needed
+from steptime.cli.job import job_from, needed, plan_given, written_given
 from steptime.cli.options import settings_given
 from steptime.cli.output import plain
 from steptime.errors import InputFileError, UserError

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.api.simulation import SimulatedStep
 from steptime.schedule.actions import COMPUTE, LETTERS, STREAM
+from steptime.simulation.run import SimulatedStep
 
 MAX_ACTIONS: Final = 60_000
 """Passes that a timeline has at most; more cannot be told apart on a screen."""

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from steptime import UserError, api
-from steptime.api.schedule_search import search_schedule
-from steptime.api.simulation import SimulatedStep, simulate
 from steptime.estimate.result import Estimate
 from steptime.schedule import Kind
-from steptime.schedule.layout import parse_layout
+from steptime.simulation.layout import parse_layout
+from steptime.simulation.run import SimulatedStep, simulate
+from steptime.simulation.search import search_schedule
 
 JOB: dict[str, Any] = {"gpus": 512, "global_batch": 512}
 PLAN = {"tp": 8, "pp": 8, "dp": 8, "micro_batch": 1}

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import steptime.api.schedule_search as api
+import steptime.simulation.search as api
 from cli_runner import CliRunner
-from steptime.api.schedule_search import FoundSchedule, search_schedule
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.errors import UserError
-from steptime.schedule.pytorch_csv import read_csv
-from steptime.schedule.simulate import Durations, simulate
-from steptime.schedule.synthesis import synthesised
+from steptime.simulation.pytorch_csv import read_csv
+from steptime.simulation.search import FoundSchedule, search_schedule
+from steptime.simulation.simulate import Durations, simulate
+from steptime.simulation.synthesis import synthesised
 
 OPTIONS = ["schedules", "--search", "--ranks", "3", "--micro-batches", "6"]
 
@@ -128,7 +128,7 @@ def test_more_passes_than_named_schedules_are_made_of_in_minutes_are_refused() -
 
 
 def test_out_of_time_not_every_rule_of_thumb_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    import steptime.schedule.synthesis as synthesis
+    import steptime.simulation.synthesis as synthesis
 
     made, real = list[int](), synthesis.listed
     monkeypatch.setattr(synthesis, "listed", lambda *given: made.append(1) or real(*given))

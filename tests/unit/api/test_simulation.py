@@ -12,9 +12,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from cli_runner import CliRunner
 from steptime import UserError, api
-from steptime.api.simulation import Observed, SimulatedStep, simulate
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.schedule import SCHEDULES
+from steptime.simulation.run import Observed, SimulatedStep, simulate
 
 JOB: dict[str, Any] = {"gpus": 64, "global_batch": 64}
 PLAN = {"tp": 8, "pp": 4, "micro_batch": 1}

@@ -12,11 +12,11 @@ import pytest
 from cli_runner import CliRunner
 from steptime import UserError
 from steptime.api.calls import asked_plan
-from steptime.api.simulation import Observed, SimulatedStep
-from steptime.api.stages import items_of, simulate_stages
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.estimate.evaluate import evaluate
-from steptime.schedule.layout import layout_text
+from steptime.simulation.layout import layout_text
+from steptime.simulation.run import Observed, SimulatedStep
+from steptime.simulation.stages import items_of, simulate_stages
 
 JOB: dict[str, Any] = {"gpus": 64, "global_batch": 64}
 PLAN = {"tp": 8, "pp": 4}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from steptime import api
-from steptime.api.training import KEYS, check_training
 from steptime.cost.training import training_s
 from steptime.errors import UserError
 from steptime.formats.estimate_file import parse_estimate
+from steptime.goodput.training import KEYS, check_training
 
 JOB = {"gpus": 8, "global_batch": 64}
 #: Days of gpt3_1T, 1e12 tokens, 4,096 GPUs, strategy 1d: arXiv 2410.00273, its notebook plots_overall_perf.

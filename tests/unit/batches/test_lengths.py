@@ -11,7 +11,7 @@ from cli_runner import CliRunner
 from steptime import api
 from steptime.batches.run import batches
 from steptime.batches.spread import context_load, lengths_of, packed
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.cost.lengths import attended_length, longest_of, mean_of, slowest_over_mean
 from steptime.errors import UserError
 

@@ -13,8 +13,7 @@ from cli_runner import CliRunner
 from machine_without_latencies import machine_of
 from steptime import UserError, api
 from steptime.api.models import load_model
-from steptime.api.simulation import simulate
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.memory import stage_of, stage_terms
 from steptime.estimate.step import Passes, Step, compose
@@ -24,8 +23,9 @@ from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans, broken_rules, concatenate, names_of
 from steptime.plan.strategies import CORRECTED
 from steptime.schedule import SCHEDULES, Pipeline, Schedule, Times
-from steptime.schedule.simulate import Durations
-from steptime.schedule.simulate import simulate as play
+from steptime.simulation.run import simulate
+from steptime.simulation.simulate import Durations
+from steptime.simulation.simulate import simulate as play
 
 SIZES = [(2, 4), (2, 16), (4, 8), (4, 24), (6, 12), (8, 16), (8, 64)]
 """Ranks and micro-batches."""

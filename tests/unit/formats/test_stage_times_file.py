@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import UserError
-from steptime.formats.stage_times import StageTimes, read_stage_times
+from steptime.simulation.stage_times import StageTimes, read_stage_times
 
 JOB = {"pp": 2, "microbatches": 3, "micro_batch": 1, "layers": 8, "hidden": 64, "heads": 4, "seq_len": 128}
 

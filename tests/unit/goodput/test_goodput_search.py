@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from steptime import api
+from steptime.buying.fleet import pareto
+from steptime.buying.shadow import TFLOPS, Case, resources_of
 from steptime.errors import UserError
-from steptime.goodput.fleet import pareto
-from steptime.goodput.shadow import TFLOPS, Case, resources_of
 from steptime.hardware.library import changed_cluster
 
 JOB = {"gpus": 64, "global_batch": 256, "oom_limit": 1.0}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cli_runner import CliRunner
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.errors import UserError
-from steptime.hardware.caches import machine_caches, processor
+from steptime.hierarchy.caches import machine_caches, processor
 from steptime.hierarchy.tune import kernel as kernel_module
 from steptime.hierarchy.tune import model as model_room
 from steptime.hierarchy.tune import search as search_room

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.cli.main import main
-from steptime.hardware.caches import processor
+from steptime.commands.main import main
+from steptime.hierarchy.caches import processor
 from steptime.hierarchy.tune import host as host_room
 from steptime.hierarchy.tune import kernel as kernel_room
 from steptime.hierarchy.tune import model as model_room

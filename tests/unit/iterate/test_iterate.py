@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli_runner import CliRunner
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.errors import UserError
 from steptime.hierarchy.geometry import hierarchy
 from steptime.iterate.cli import PROFILE

@@ -183,7 +183,7 @@ def test_the_api_gives_what_the_command_prints():
 
 
 def run(*arguments):
-    from steptime.cli.main import main
+    from steptime.commands.main import main
 
     return CliRunner().invoke(main, ["limits", *arguments])
 
@@ -215,7 +215,7 @@ def test_command_json_is_one_document_with_the_exact_numbers():
 
 
 def reproduced(*arguments):
-    from steptime.cli.main import main
+    from steptime.commands.main import main
 
     return CliRunner().invoke(main, ["reproduce", "limits", *arguments])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.errors import InputFileError, UserError
 from steptime.hardware.records import Mesh
 from steptime.lab.calibrate.mesh import Links, discover, read_links, synthetic

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.errors import FieldError, UserError
 from steptime.lab.measured.aggregate import ScoredRun
 from steptime.lab.measured.read import Reason, RowProblem, TableRow

@@ -10,7 +10,7 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.cli.main import main
+from steptime.commands.main import main
 from steptime.errors import UserError
 from steptime.model import load_catalogue_model
 from steptime.phases.generation import Responses, generation_of, kv_width

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from steptime.schedule.pytorch_csv import read_csv
+from steptime.simulation.pytorch_csv import read_csv
 
 WIDTH, ROWS = 8, 2
 

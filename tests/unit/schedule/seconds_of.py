@@ -7,7 +7,7 @@ import numpy as np
 from steptime.num import Array
 from steptime.schedule.actions import ActionTable, Kind
 from steptime.schedule.schedules import Times
-from steptime.schedule.waits import NONE, first_of_groups, needed
+from steptime.simulation.waits import NONE, first_of_groups, needed
 
 PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 

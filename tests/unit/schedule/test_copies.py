@@ -12,14 +12,14 @@ from steptime.cost.host import exposed_copies_s
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable
 from steptime.schedule.actions import COPIES, Kind
-from steptime.schedule.graph import Transport
-from steptime.schedule.idle import spent
-from steptime.schedule.legality import check
-from steptime.schedule.memory import Footprint, memory_replay
-from steptime.schedule.messages import with_copies, with_messages
-from steptime.schedule.pytorch_csv import csv_text
-from steptime.schedule.simulate import Durations, Simulation, simulate
-from steptime.schedule.waits import first_of_groups
+from steptime.simulation.graph import Transport
+from steptime.simulation.idle import spent
+from steptime.simulation.legality import check
+from steptime.simulation.memory import Footprint, memory_replay
+from steptime.simulation.messages import with_copies, with_messages
+from steptime.simulation.pytorch_csv import csv_text
+from steptime.simulation.simulate import Durations, Simulation, simulate
+from steptime.simulation.waits import first_of_groups
 
 
 def played(table: ActionTable, copy_s: float, ahead: int = 1) -> Simulation:

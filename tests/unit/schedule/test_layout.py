@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptime import UserError
-from steptime.schedule.layout import check_layout, layout_text, parse_layout
+from steptime.simulation.layout import check_layout, layout_text, parse_layout
 
 
 @pytest.mark.parametrize(

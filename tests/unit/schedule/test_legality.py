@@ -14,8 +14,8 @@ from pipelines import SERVED, UNEQUAL, table_of
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable, Kind
 from steptime.schedule.actions import COLUMNS, MESSAGES
-from steptime.schedule.legality import check
-from steptime.schedule.messages import with_messages
+from steptime.simulation.legality import check
+from steptime.simulation.messages import with_messages
 
 PIPELINES = st.sampled_from([(name, each) for name, served in SERVED.items() for each in served])
 

@@ -12,7 +12,7 @@ from pipelines import SERVED, table_of
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable, Kind, Pipeline
 from steptime.schedule.actions import MESSAGES
-from steptime.schedule.messages import with_messages
+from steptime.simulation.messages import with_messages
 
 ON_ONE_RANK = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipev", "zb-2p")
 SIZES = [Pipeline(ranks=2, chunks=1, micro_batches=4), Pipeline(ranks=2, chunks=2, micro_batches=6),
@@ -25,7 +25,7 @@ CASES = [
 
 def cells_of(table: ActionTable, rank: int) -> list[str]:
     """Actions of a rank as PyTorch writes them."""
-    from steptime.schedule.pytorch_csv import csv_text
+    from steptime.simulation.pytorch_csv import csv_text
 
     return csv_text(table).splitlines()[rank].split(",")
 

@@ -16,8 +16,8 @@ import steptime
 from steptime.errors import InputFileError, UserError
 from steptime.schedule import SCHEDULES, Kind, Pipeline
 from steptime.schedule.actions import COLUMNS
-from steptime.schedule.messages import with_messages
-from steptime.schedule.pytorch_csv import csv_text, read_csv, table_of_csv
+from steptime.simulation.messages import with_messages
+from steptime.simulation.pytorch_csv import csv_text, read_csv, table_of_csv
 
 WORKER = Path(__file__).with_name("pipeline_worker.py")
 WRITTEN = [name for name, each in SCHEDULES.items() if each.synchronous]

@@ -7,8 +7,8 @@ import pytest
 from seconds_of import longest_wait_s, most_held
 
 from steptime.schedule import SCHEDULES, Kind, Times
-from steptime.schedule.legality import check
 from steptime.schedule.sequence import best_slicing
+from steptime.simulation.legality import check
 
 TIMES = [
     Times(forward_s=f, input_gradient_s=i, weight_gradient_s=w, message_s=c)

@@ -15,12 +15,12 @@ from event_player import Key, neighbour, order_of, order_of_zero_bubble, played
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, ActionTable
 from steptime.schedule.actions import Kind
-from steptime.schedule.graph import Transport, graph_of
-from steptime.schedule.idle import Spent, spent
-from steptime.schedule.memory import Footprint, memory_replay, weight_versions
-from steptime.schedule.messages import with_copies, with_messages
 from steptime.schedule.schedules import Pipeline, Times
-from steptime.schedule.simulate import (
+from steptime.simulation.graph import Transport, graph_of
+from steptime.simulation.idle import Spent, spent
+from steptime.simulation.memory import Footprint, memory_replay, weight_versions
+from steptime.simulation.messages import with_copies, with_messages
+from steptime.simulation.simulate import (
     Durations,
     Jitter,
     Simulation,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.formats.simulated_trace import trace_of
 from steptime.formats.trace import Trace, chrome, padded, perfetto
 from steptime.schedule import SCHEDULES
-from steptime.schedule.memory import Footprint, memory_replay
-from steptime.schedule.messages import with_copies, with_messages
-from steptime.schedule.simulate import Durations, Simulation, longest, simulate
+from steptime.simulation.memory import Footprint, memory_replay
+from steptime.simulation.messages import with_copies, with_messages
+from steptime.simulation.simulate import Durations, Simulation, longest, simulate
+from steptime.simulation.trace import trace_of
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 

@@ -6,7 +6,7 @@ import pytest
 
 from steptime.schedule import SCHEDULES, Schedule
 from steptime.schedule.schedules import registered
-from steptime.schedule.summary import summary, text_of
+from steptime.simulation.summary import summary, text_of
 
 
 def test_one_row_for_each_schedule() -> None:

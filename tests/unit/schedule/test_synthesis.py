@@ -12,12 +12,12 @@ from pipelines import UNEQUAL
 
 from steptime.errors import UserError
 from steptime.schedule import SCHEDULES, Pipeline, Times
-from steptime.schedule.least_span import least_span_s
-from steptime.schedule.legality import check
-from steptime.schedule.memory import Footprint, memory_replay
-from steptime.schedule.shop import LEAST, PLACEMENTS, Habits, Shop, listed, shop_of
-from steptime.schedule.simulate import Durations, simulate
-from steptime.schedule.synthesis import (
+from steptime.simulation.least_span import least_span_s
+from steptime.simulation.legality import check
+from steptime.simulation.memory import Footprint, memory_replay
+from steptime.simulation.shop import LEAST, PLACEMENTS, Habits, Shop, listed, shop_of
+from steptime.simulation.simulate import Durations, simulate
+from steptime.simulation.synthesis import (
     Exhausted,
     Interrupted,
     ProvedOptimal,

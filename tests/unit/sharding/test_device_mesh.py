@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from steptime.api.collective_times import machine_for_links
+from steptime.collectives.times import machine_for_links
 from steptime.errors import UserError
 from steptime.estimate.communication import collective_over
 from steptime.hardware import load_cluster

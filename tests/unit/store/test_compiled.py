@@ -93,7 +93,7 @@ def test_every_model_of_the_catalogue_can_be_compiled(kept):
 NEVER = {
     "pydantic", "pydantic_core", "scipy", "duckdb", "asyncio", "csv", "numpy.ma", "numpy.random", "numpy.fft",
     "numpy.typing", "argcomplete", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
-    "steptime.schedule.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
+    "steptime.simulation.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
     "steptime.model.library", "steptime.estimate.learned",
     "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime.lab",
 }  # fmt: skip
@@ -128,7 +128,7 @@ if sys.argv.pop(1) == "build":
     compiled.write(module.documents(), compiled.FILE)
 else:
     sys.argv[0] = "steptime"
-    from steptime.cli.main import main
+    from steptime.commands.main import main
     main()
     import json
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)

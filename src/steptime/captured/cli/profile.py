@@ -187,9 +187,9 @@ def _write(found: Any, files: Files) -> None:
 
         write_trace(found.program, files.trace, seconds=seconds)
     if files.roofline is not None:
-        from steptime.registry import loaded
+        from steptime.plots.draw import drawing
 
-        loaded("steptime.plots.cli:write_plot")("roofline", found.to_json(), files.roofline)
+        drawing("roofline", files.roofline)(found.to_json())
 
 
 def _measured(path: Path | None) -> DeviceMemory | None:

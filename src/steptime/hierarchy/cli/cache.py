@@ -155,7 +155,7 @@ def levels(
 def list_command(json: o.Json = False) -> None:
     """List the processors whose caches are known, with their sources."""
     from steptime.cli.output import document, print_json
-    from steptime.hardware.caches import processor, processors
+    from steptime.hierarchy.caches import processor, processors
 
     rows = [processor(name) for name in processors()]
     if json:

@@ -42,7 +42,7 @@ def predicted(
 ) -> Predicted:
     """Prices schedules of a product on a core.
 
-    >>> from steptime.hardware.caches import processor
+    >>> from steptime.hierarchy.caches import processor
     >>> from steptime.hierarchy.tune.space import core_of, space
     >>> found = predicted((512, 512, 512), core_of(processor("zen4")), space())
     >>> bool(found.cycles.min() > 512**3 / 16)

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.errors import UserError
 from steptime.estimate.result import SCHEMA_VERSION
-from steptime.hardware.caches import processor
+from steptime.hierarchy.caches import processor
 from steptime.hierarchy.tune.history import Past, Request, Shape, file_of, header_of, past_of
 from steptime.hierarchy.tune.host import this_host
 from steptime.hierarchy.tune.kernel import Product, private_folder, product_of, timed

@@ -9,7 +9,7 @@ from typing import Final
 
 from steptime.cost.register_tile import vector_registers
 from steptime.errors import UserError
-from steptime.hardware.caches import Processor
+from steptime.hierarchy.caches import Processor
 
 WORD: Final = 4
 """Bytes of an element: single precision."""
@@ -79,7 +79,7 @@ class Core:
 def core_of(processor: Processor) -> Core:
     """A processor with what its core does in a cycle; generic rates where they are not known.
 
-    >>> from steptime.hardware.caches import processor
+    >>> from steptime.hierarchy.caches import processor
     >>> core_of(processor("zen4")).lanes
     16
     """
@@ -118,7 +118,7 @@ class Schedule:
 def block_columns(schedule: Schedule, n: int, core: Core) -> int:
     """Columns of a block of the right operand: whole register tiles that fill at most half of the last cache.
 
-    >>> from steptime.hardware.caches import processor
+    >>> from steptime.hierarchy.caches import processor
     >>> one = Schedule(rows=6, vectors=2, block_rows=48, block_depth=512, packing="b")
     >>> block_columns(one, 100, core_of(processor("zen4")))
     128

@@ -33,8 +33,7 @@ def command(
 
     What it has no option for stands in comments; a plan that it cannot run is refused with the rule.
     """
-    from steptime.cli.estimate import plan_given, written_given
-    from steptime.cli.job import job_from, needed
+    from steptime.cli.job import job_from, needed, plan_given, written_given
     from steptime.formats.plan_document import run_of_plan
     from steptime.launch.write import export_run, summary
 

@@ -1,0 +1,1 @@
+"""The time of one collective by itself."""

@@ -1,0 +1,1 @@
+"""The commands, composed of all rooms: one table of them, and those of the core."""

@@ -1,0 +1,1 @@
+"""The questions by which a plan is chosen by hand, answered."""

@@ -1,0 +1,1 @@
+"""Replicas kept consistent through all-reduce or parameter servers, played."""
