@@ -245,6 +245,12 @@ _ROWS: Final = (
         "PARTS", usual="none", label="graphs", published=False,
     ),
     _choice(
+        "compile", Flag(),
+        "torch.compile of model and loss: norms, dropouts, masks and loss that the framework runs by several kernels "
+        "are fused, and keep no copies.",
+        usual=False, label="compile", published=False,
+    ),
+    _choice(
         "dispatcher", OneOf(("all_to_all", "deepep", "hybridep")),
         "all_to_all, deepep or hybridep sends tokens to experts; default the framework's.", "NAME", _EXPERTS,
         usual="all_to_all", label="dispatcher", published=False, of_experts=True, recorded=True,

@@ -28,6 +28,7 @@ from steptime.options import (
     SEARCHED,
     SHOWN,
     Count,
+    Flag,
     OneOf,
     Ratio,
     SomeOf,
@@ -229,8 +230,8 @@ def _checked(key: str, value: Any, framework: str = "") -> Any:
             return choice(key, value, names)
         case SomeOf(names):
             return some_of(key, value, names)
-        case Switch():
-            return int(switch(key, value))
+        case Switch() | Flag() as takes:
+            return (int if isinstance(takes, Switch) else bool)(switch(key, value))
     return text(key, value)
 
 

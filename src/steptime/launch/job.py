@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from steptime import options
 from steptime.api.calls import AskedPlan, asked_plan
+from steptime.api.jobs import ELSEWHERE
 from steptime.api.models import load_model
 from steptime.errors import PlanError, UserError
 from steptime.formats.run_spec import RunSpec
@@ -90,6 +91,7 @@ def _values(asked: AskedPlan) -> Values:
     job, plans = asked.setting.job, asked.plans
     adapter = job.adapter
     out: Values = {name: int(getattr(plans, name)) for name in COUNTS}
+    out |= {name: getattr(job, name) for name in options.CHOICES if name not in (*ELSEWHERE, "overlap", "offload")}
     out |= {
         "gpus": job.gpus,
         "global_batch": job.global_batch,
@@ -99,15 +101,9 @@ def _values(asked: AskedPlan) -> Values:
         "sp": "on" if plans.sp else "off",
         "recompute": recompute_text(int(plans.recompute)),
         "schedule": job.schedule_with(out["vpp"]),
-        "attention": job.attention,
         "attention_dtype": asked.given.get("attention_dtype"),
-        "context": job.context,
         "gradient_dtype": job.gradient_dtype or _narrow(job.precision.name),
-        "graphs": job.graphs,
         "dispatcher": job.dispatcher,
-        "document_length": job.document_length,
-        "expert_imbalance": job.expert_imbalance,
-        "expert_capacity": job.expert_capacity,
         "lora.rank": None if adapter is None else adapter.rank,
         "lora.targets": "linear" if adapter is None else adapter.targets,
         "lora.qlora": adapter is not None and adapter.weight_bytes is not None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from steptime.api.jobs import OF_FRAMEWORK
 from steptime.errors import PlanError
 from steptime.options import KEYS, OPTIONS, choices_of
 from steptime.plan.recompute import recompute_code, recompute_text
@@ -20,16 +21,15 @@ Values = dict[str, Any]
 
 OVERLAPS: Final = choices_of("overlap")
 OFFLOADS: Final = choices_of("offload")
-#: Keys of a plan that a run leaves out where they have the usual value; of others the frameworks have habits.
-USUAL: Final = (
-    *("tp", "cp", "pp", "vpp", "ep", "etp", "shard", "recompute", "recompute_every", "schedule", "attention"),
-    *("attention_dtype", "graphs", "document_length", "expert_imbalance", "expert_capacity"),
-)
+OWN: Final = (*OF_FRAMEWORK, "dp", "tp2", "sp", "micro_batch", "panels", "zero", "offload", "dispatcher", "expert_load")
+"""Keys of a plan that frameworks have habits of, that a run always has, or that no launch file has."""
+USUAL: Final = tuple(name for name in KEYS if name not in OWN)
+"""Keys that a run leaves out where they have the usual value."""
 #: Concept -> its value where nobody says anything, and what is left out of a written run.
 NEUTRAL: Final[Mapping[str, Any]] = {
     "dtype": "bf16",
     "optimizer": "adam",
-    **{name: OPTIONS[name].usual for name in KEYS if name in USUAL},
+    **{name: OPTIONS[name].usual for name in USUAL},
     "sp": "on",
     **{f"offload.{name}": False for name in OFFLOADS},
     "lora.rank": None,

@@ -22,7 +22,7 @@ from steptime.num import Num, ceil_div
 from steptime.options import choices_of
 from steptime.plan.framework import IDEAL, Framework
 from steptime.plan.framework_file import habits_of, memory_profile_of
-from steptime.plan.memory_profile import PLAIN, MemoryProfile
+from steptime.plan.memory_profile import PLAIN, MemoryProfile, compiled
 from steptime.plan.optimizers import OPTIMIZERS as OPTIMIZERS
 from steptime.plan.optimizers import Optimizer as Optimizer
 from steptime.registry import Registry
@@ -255,6 +255,13 @@ class Job:
     """What the host issues as one graph (CUDA graphs), of :data:`GRAPHS`: with ``step`` it issues no operator by
     itself, and waits for nothing that the device finds out; of :data:`GRAPH_PARTS`, joined by ``+``, it issues each
     part of a layer at once."""
+    compile: bool = False
+    """The step is compiled (torch.compile): what its framework does by kernels of PyTorch's operators, as norms,
+    dropouts and masks (``plain_norms``, ``separate_kernels``), is one kernel each, and the loss makes no copies
+    (:func:`~steptime.plan.memory_profile.compiled`); products, attention and kernels that are fused already stay.
+
+    Source: torch.compile's documentation (Inductor fuses pointwise operators and reductions, and calls libraries for
+    products and attention)."""
     dispatcher: str = ALL_TO_ALL
     """What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel."""
     offload: frozenset[str] = frozenset()
@@ -414,7 +421,7 @@ def with_habits(job: Job, framework: str) -> Job:
         exchange_once=habits.exchange_once,
         single_ring=habits.single_ring,
         root_unit=habits.root_unit,
-        separate_kernels=habits.separate_kernels,
+        separate_kernels=habits.separate_kernels and not job.compile,
         copied_parameters=habits.copied_parameters,
         stops_early=habits.stops_early,
         complex_rope=habits.complex_rope,
@@ -422,10 +429,10 @@ def with_habits(job: Job, framework: str) -> Job:
         unfused_copies=habits.unfused_copies,
         triangular_softmax=habits.triangular_softmax,
         one_pass_norms=habits.one_pass_norms,
-        plain_norms=habits.plain_norms,
+        plain_norms=habits.plain_norms and not job.compile,
         asynchronous_tp=habits.asynchronous_tp,
         dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
-        memory=memory_profile_of(framework),
+        memory=compiled(memory_profile_of(framework)) if job.compile else memory_profile_of(framework),
         overlap=default_overlap(job, framework) | _overlapped_by_schedule(job),
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )
