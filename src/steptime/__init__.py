@@ -10,9 +10,9 @@ Names are loaded when they are first used, so that ``import steptime`` costs not
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from steptime.registry import public
 from steptime.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ PLACES: Final = {
     "SteptimeError": "steptime.errors:SteptimeError",
     "Terms": "steptime.terms:Terms",
     "UserError": "steptime.errors:UserError",
+    "api": "steptime.api",
     "capture": "steptime.captured.record:capture",
     "captured_model": "steptime.captured.workload:captured_model",
     "diagnose_log": "steptime.doctor:diagnose_log",
@@ -50,19 +51,5 @@ PLACES: Final = {
     "read_log": "steptime.doctor:read_log",
 }
 
-__all__ = ["__version__", "api", *sorted(PLACES)]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "api":
-        return import_module("steptime.api")
-    if name not in PLACES:
-        raise AttributeError(f"module 'steptime' has no attribute {name!r}")
-    module, _, attribute = PLACES[name].partition(":")
-    value = getattr(import_module(module), attribute)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = ["__version__", *sorted(PLACES)]
+__getattr__, __dir__ = public(__name__, PLACES)

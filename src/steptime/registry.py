@@ -6,6 +6,7 @@ adds its own through the entry-point group that the registry names, without a fo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -39,15 +40,31 @@ EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def loaded(place: str) -> Any:
-    """What stands at ``module:attribute``; the module is imported.
-
-    The core reaches the annexes this way alone: it names them, and works without them until they are asked for.
+    """What stands at ``module:attribute``, or a module; it is imported.
 
     >>> loaded("math:pi")
     3.141592653589793
     """
     module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def public(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose public names are loaded when they are first used.
+
+    Args:
+        package: its name.
+        places: public name -> ``module:attribute``.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value := loaded(places[name]))
+        return value
+
+    return attribute, lambda: list(vars(sys.modules[package])["__all__"])
 
 
 def needed(module: str, what: str, extra: str | None = None) -> Any:

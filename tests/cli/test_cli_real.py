@@ -391,6 +391,33 @@ def test_wrong_files_are_named(run: Run, files: Path, name: str) -> None:
         assert result.stdout == ""
 
 
+def test_a_plan_keeps_the_file_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """Also where the command runs in another folder, and options still win over what was written."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir(), away.mkdir()
+    (home / "config.json").write_text((ROOT / "tests/data/huggingface/bloom-176b.json").read_text())
+    monkeypatch.chdir(home)
+    job = ("--cluster", "dgx-h100", "--gpus", "512", "--global-batch", "512", "--tp", "8", "--pp", "2")
+    (home / "plan.json").write_text(run("estimate", "config.json", *job, "--json").stdout)
+    for folder, name in ((home, "plan.json"), (away, "../home/plan.json")):
+        monkeypatch.chdir(folder)
+        again = run("export", name, "--for", "megatron-lm")
+        assert again.exit_code == 0 and "--hidden-size 14336" in again.stdout, again.stderr
+    fewer = run("export", "../home/plan.json", "--for", "megatron-lm", "--global-batch", "256")
+    assert "--global-batch-size 256" in fewer.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 72, 80])
+def test_no_number_of_a_plan_is_cut_in_a_narrow_terminal(columns: int) -> None:
+    job = ("plan", "gpt3_1T", "--cluster", "dgx-b200", "--gpus", "2048", "--global-batch", "4096")
+    lines = wide(columns, *job)
+    shown = " ".join(lines)
+    assert max(map(len, lines)) <= columns and "…" not in shown
+    best = json.loads(CliRunner().invoke(main, [*job, "--json"]).stdout)["plans"]
+    degrees = [str(each["plan"]["pp"]) for each in best[:5]]
+    assert all(f"pp{pp}" in shown or f" {pp} " in shown for pp in degrees)
+
+
 @pytest.mark.parametrize(("columns", "last"), [(40, "matrix"), (80, "dp"), (140, "gradients")])
 def test_names_of_frameworks_stay_whole_at_any_width(columns: int, last: str) -> None:
     lines = wide(columns, "frameworks")

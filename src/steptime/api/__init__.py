@@ -6,9 +6,9 @@ the others do without.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from steptime.registry import loaded
+from steptime.registry import public
 
 if TYPE_CHECKING:
     from steptime.api.calls import estimate as estimate
@@ -55,15 +55,4 @@ PLACES: Final = {
 }
 
 __all__ = sorted(PLACES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PLACES:
-        raise AttributeError(f"module 'steptime.api' has no attribute {name!r}")
-    value = loaded(PLACES[name])
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = public(__name__, PLACES)

@@ -24,12 +24,12 @@ def command(
     --seq is the longest sequence, --global-batch the sequences of a step.
     """
     from steptime.batches.run import batches
-    from steptime.cli.job import job_from, needed, plan_given, written_given
+    from steptime.cli.job import asked_job, needed
     from steptime.errors import FieldError
 
     if not lengths:
         raise FieldError("", "--lengths", "missing", hint="for example --lengths lognormal:900,1")
-    asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    asked = asked_job(model, job)
     cluster = needed(asked, "a comparison of batches")
     found = batches(asked.model, cluster, lengths=lengths, buckets=buckets, plan=asked.plan, **asked.settings)
     if json:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from steptime.cli.options import given
+from steptime.cli.options import given, settings_given
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.estimate.result import Estimate
 from steptime.formats.run_spec import RunSpec, is_run_document, parse_run, read_description
@@ -32,6 +32,12 @@ def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any]
         settings={**base.settings, **settings, **_lora(base.settings, settings)},
         plan={**base.plan, **plan},
     )
+
+
+def asked_job(model_or_run: str, options: Mapping[str, Any]) -> RunSpec:
+    """The job of a command that takes every option of a job and its plan, by its parameters."""
+    plan = plan_given(options, written_given(options))
+    return job_from(model_or_run, options["cluster"], settings_given(options), plan)
 
 
 def _lora(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,24 +72,16 @@ Deadline = Annotated[
 Budget = Annotated[str | None, flag("--budget", metavar="MONEY", help="Most that it may cost, as '2M USD'.")]
 
 
-def settings_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
+def settings_given(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the user gave of the job except its plan: the settings of an API call, from the parameters of a command."""
-    lora = lora_of(
-        given_options["lora_rank"], given_options["lora_targets"], given_options["qlora"], given_options["dora"]
-    )
-    return given(**{name: given_options[name] for name in SETTINGS if name != "cluster"}) | lora
+    lora = given(**{name.removeprefix("lora_"): options[name] for name in ADAPTERS})
+    return given(**{name: options[name] for name in SETTINGS if name != "cluster"}) | ({"lora": lora} if lora else {})
 
 
 def training_given(given_options: Mapping[str, Any]) -> dict[str, Any]:
     """The length of the training, if the user gave one: the argument ``training`` of an API call."""
     found = given(**{name: given_options[name] for name in LENGTH})
     return {"training": found} if found else {}
-
-
-def lora_of(rank: int | None, targets: str | None, qlora: bool | None, dora: bool | None) -> dict[str, Any]:
-    """The table ``lora`` of the four options, as far as they are given."""
-    found = given(rank=rank, targets=targets, qlora=qlora, dora=dora)
-    return {"lora": found} if found else {}
 
 
 def given(**options: Any) -> dict[str, Any]:

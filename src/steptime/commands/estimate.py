@@ -51,30 +51,34 @@ def command(
     """
     from steptime import api
     from steptime.cli.job import job_from, ledger_of, needed, plan_given, written_given
+    from steptime.cli.output import print_json
+    from steptime.plots.asked import drawing
 
     if not model:  # the only word after --explain is the model
         model, explain = explain or "", explain and ""
     if not model:
         raise FieldError("", "MODEL|RUN.toml", "missing", hint="as steptime estimate llama3-8b")
     length = {**o.training_given(job), **o.given(failures=failures, prices=prices)}
-    draw = None
-    if plot is not None:
-        from steptime.plots.draw import drawing
-
-        draw = drawing("overview", plot)
     settings, written = o.settings_given(job), written_given(job)
     asked = job_from(model, job["cluster"], settings, plan_given(job, written))
     if asked.cluster is None:
-        if predictor is not None:
-            raise UserError("--predictor corrects times, and there is no step", hint="give --cluster")
-        if length:
-            raise UserError("the length of a training means nothing without a step", hint="give --cluster")
-        if explain is not None:
-            raise UserError(f"{_EXPLAIN}: a ledger has no terms to explain", hint="give --cluster")
-        if draw is not None:
-            raise UserError("--plot: a ledger has no step to draw", hint="give --cluster")
-        _show_ledger(ledger_of(asked), json=json)
+        of_a_step = {
+            "--predictor corrects times, and there is no step": predictor,
+            "the length of a training means nothing without a step": length or None,
+            f"{_EXPLAIN}: a ledger has no terms to explain": explain,
+            "--plot: a ledger has no step to draw": plot,
+        }
+        for problem, given in of_a_step.items():
+            if given is not None:
+                raise UserError(problem, hint="give --cluster")
+        if json:
+            print_json(ledger_of(asked).to_json())
+            return
+        from steptime.report.estimate import print_ledger
+
+        print_ledger(ledger_of(asked))
         return
+    draw = drawing("overview", plot)
     estimate = api.estimate(
         asked.model,
         needed(asked, "an estimate"),
@@ -89,7 +93,12 @@ def command(
         estimate = dataclasses.replace(estimate, details=details_below(estimate, explain))
     if draw is not None:
         draw(estimate.to_json())
-    _show_estimate(estimate, explain=explain is not None, show_all=show_all, json=json)
+    if json:
+        print_json(estimate.to_json(explain=explain is not None))
+        return
+    from steptime.report.estimate import print_estimate
+
+    print_estimate(estimate, show_all=show_all, explain=explain is not None)
 
 
 def not_taken(path: str, written: Mapping[str, Any], taken: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
@@ -122,25 +131,3 @@ def details_below(estimate: Estimate, term: str) -> tuple[Any, ...]:
         hint = did_you_mean(term, sorted(parts), "terms are the lines below time and memory; --all shows them")
         raise UserError(f"{_EXPLAIN}: there is no term {shorten(term)!r}", hint=hint)
     return found
-
-
-def _show_ledger(ledger: Any, *, json: bool) -> None:
-    if json:
-        from steptime.cli.output import print_json
-
-        print_json(ledger.to_json())
-        return
-    from steptime.report.estimate import print_ledger
-
-    print_ledger(ledger)
-
-
-def _show_estimate(estimate: Estimate, *, explain: bool, show_all: bool, json: bool) -> None:
-    if json:
-        from steptime.cli.output import print_json
-
-        print_json(estimate.to_json(explain=explain))
-        return
-    from steptime.report.estimate import print_estimate
-
-    print_estimate(estimate, show_all=show_all, explain=explain)

@@ -68,6 +68,7 @@ def command(
     from steptime import api
     from steptime.cli.job import job_from, needed, parse_fix, parse_limits, parse_share, plan_not_kept
     from steptime.cli.output import Progress
+    from steptime.plots.asked import drawing
 
     asked = job_from(model, job["cluster"], o.settings_given(job), {})
     options: dict[str, Any] = {
@@ -78,11 +79,7 @@ def command(
         **o.training_given(job),
         **o.given(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices),
     }
-    draw = None
-    if plot is not None:
-        from steptime.plots.draw import drawing
-
-        draw = drawing("scatter", plot)
+    draw = drawing("scatter", plot)
     with Progress("plans") as progress:
         result = api.plan(asked.model, needed(asked, "a search"), **asked.settings, **options, progress=progress)
     result = dataclasses.replace(result, notes=(*plan_not_kept(model, asked), *result.notes))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import InputFileError
@@ -28,8 +30,6 @@ def run_of_plan(path: str) -> RunSpec | None:
     Raises:
         InputFileError: the document holds no plan, or does not say for which model and cluster it was made.
     """
-    if not path.lower().endswith(".json"):
-        return None
     if not is_document(path):
         return None
     written = read_plan(path)
@@ -37,6 +37,10 @@ def run_of_plan(path: str) -> RunSpec | None:
     model, cluster = source.get("model"), source.get("cluster")
     if not isinstance(model, str) or not isinstance(cluster, str):
         raise InputFileError(path, "does not say for which model and cluster it was made")
+    kind, _, place = str(source.get("model_source", "")).partition(" ")
+    if kind in ("file", "config"):
+        beside = Path(path).parent / place
+        model = os.fspath(beside) if not Path(place).exists() and beside.exists() else place
     settings = {
         own: written.workload[name] for name, own in _SETTINGS.items() if written.workload.get(name) is not None
     }

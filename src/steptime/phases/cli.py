@@ -43,11 +43,11 @@ def command(
 
     A training phase is an estimate, a forward pass its forward part, generation a roofline or the time that you state.
     """
-    from steptime.cli.job import job_from, plan_given, written_given
+    from steptime.cli.job import asked_job
     from steptime.errors import FieldError
     from steptime.phases.run import Options, rl_step
 
-    asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    asked = asked_job(model, job)
     settings = dict(asked.settings)
     for name in ("global_batch", "seq"):
         if settings.pop(name, None) is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.plots.charts import Axis, Chart, Panel, Series
-from steptime.report.figure import COLOURS, LINES, MARKERS, drawn, refuse_plot
+from steptime.report.figure import COLOURS, LINES, MARKERS, drawn
 from steptime.report.text import printable
 
 HATCHES: Final = ("", "///", "---", "xxx", "\\\\\\", "++", "|||", "/-")
@@ -371,16 +371,3 @@ _STYLES: Final[Mapping[str, Callable[[Any, Series, int, dict[float, float]], Non
     "cell": _cell,
 }
 """Style of a series -> what draws it; the number counts series of the style, the tops are those of stacked bars."""
-
-
-def drawing(kind: str, path: Path) -> Callable[[Mapping[str, Any]], None]:
-    """What draws the result of a command, given as JSON; whether it can be written is found out before the work.
-
-    Raises:
-        UserError: matplotlib is not installed, or cannot write the file.
-    """
-    from steptime.plots.results import result
-    from steptime.plots.series import chart
-
-    refuse_plot(path)
-    return lambda found: write_chart(chart(kind, [result("this result", found)]), path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -174,51 +174,43 @@ def _why_first(result: PlanResult) -> str | None:
     return f"plan 2 takes {t.share(more_s, first.step_time_s)} longer: {name} {t.seconds(differences[name])} more"
 
 
+EXTRA: Final = ("band 90 %", "main loss")
+"""Columns that are left out where there is no room."""
+
+
 def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> None:
     """The plans, their degrees and choices as columns; what is equal in all of them stands once above."""
     plans = result.plans[:top]
-    banded = any(e.step_time_band_s is not None for e in plans)
-    timed = any(e.training for e in plans)
-    risky = any(estimate.chance(e) is not None for e in plans)
-    unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
     cells = [plan_cells(e.plan) for e in plans]
     usual = plan_cells({}, every=True)
     names = [name for name in usual if any(name in row for row in cells)]
     values = {name: [row.get(name, usual.get(name, "")) for row in cells] for name in names}
     same = [f"{name} {column[0]}" for name, column in values.items() if len(set(column)) == 1 and column[0]]
-    own = [name for name, column in values.items() if len(set(column)) > 1]
-    tail = ["step", *(["days"] if timed else []), *_billed(result), "MFU", unit, *(["P(oom)"] if risky else [])]
-    rows = []
-    for index, e in enumerate(plans):
-        row = [str(index + 1), *(values[name][index] for name in own), t.seconds(e.step_time_s)]
-        row += [days(e.training["training_days"])] if timed else []
-        row += [_BILL[name](e.run) for name in _billed(result)]
-        row += [t.percent(e.mfu), f"{e.peak_memory_bytes / scale:.1f}", *([estimate.chance(e) or ""] if risky else [])]
-        rows.append(row)
-    head = ["", *own, *tail]
-    extra = [
-        ("band 90 %", [" .. ".join(map(t.seconds, e.step_time_band_s or (math.nan, math.nan))) for e in plans], banded),
-        ("main loss", [t.printable(t.main_loss(e.time)) for e in plans], True),
-    ]
-    hidden: list[str] = []
-    for name, column, wanted in extra:
-        wide = sum(max(map(len, each)) + 2 for each in zip(head, *rows, strict=True)) + max(map(len, [name, *column]))
-        if wanted and wide <= out.width and not hidden:
-            head, rows = [*head, name], [[*row, cell] for row, cell in zip(rows, column, strict=True)]
-        elif wanted:
-            hidden.append(name)
-    table = t.grid(head, left=(1 + own.index("inside"),) if "inside" in own else ())
+    own = {name: column for name, column in values.items() if len(set(column)) > 1}
+    told = _outcomes(result, plans)
+    surely = {name: told[name] for name in told if name not in EXTRA}
+    ranks = {"": [str(rank) for rank in range(1, len(plans) + 1)]}
+    # A folded cell of placements may be as narrow as its heading; a number that is cut is no number.
+    if _width(ranks | own | ({"inside": []} if "inside" in own else {}) | surely) > out.width:
+        words = {"strategy": "", "how": "", "inside": "inside "}
+        pairs = [[words.get(n, n) + cell for cell in column if cell] for n, column in own.items()]
+        own = {"plan": [" ".join(pair) for pair in zip(*pairs, strict=True)]}
+    shown, hidden = ranks | own | told, list[str]()
+    while _width(shown) > out.width and (last := list(shown)[-1]) in EXTRA:
+        hidden.insert(0, last)
+        del shown[last]
+    table = t.grid(list(shown), left=[i for i, name in enumerate(shown) if name in ("inside", "plan")])
     alike: dict[tuple[str, ...], list[str]] = {}
-    for rank, *shown in rows:
-        alike.setdefault(tuple(shown), []).append(rank)
-    for shown_cells, ranks in alike.items():
-        table.add_row(ranks[0], *shown_cells)
+    for rank, *row in zip(*shown.values(), strict=True):
+        alike.setdefault(tuple(row), []).append(rank)
+    for cells_of, ranked in alike.items():
+        table.add_row(ranked[0], *cells_of)
     out.print()
     if same and len(plans) > 1:
         out.print(t.printable(f"all: {', '.join(same)}"))
     out.print(table)
     if len(alike) < len(plans):
-        doubles = ", ".join(f"{ranks[0]} (+{len(ranks) - 1} alike)" for ranks in alike.values() if len(ranks) > 1)
+        doubles = ", ".join(f"{each[0]} (+{len(each) - 1} alike)" for each in alike.values() if len(each) > 1)
         out.print(f"plans that differ in nothing shown are one row: {doubles}")
     if hidden and long:
         out.print(f"not shown at {out.width} columns: {', '.join(hidden)} (--json)")
@@ -226,6 +218,27 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     if advice:
         out.print(t.printable(advice))
     _print_risky(out, result)
+
+
+def _outcomes(result: PlanResult, plans: Sequence[Estimate]) -> dict[str, list[str]]:
+    """What is told of every plan, by the heading of its column."""
+    unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
+    told: dict[str, Callable[[Estimate], str]] = {"step": lambda e: t.seconds(e.step_time_s)}
+    if any(e.training for e in plans):
+        told["days"] = lambda e: days(e.training["training_days"])
+    told |= {name: lambda e, name=name: _BILL[name](e.run) for name in _billed(result)}
+    told |= {"MFU": lambda e: t.percent(e.mfu), unit: lambda e: f"{e.peak_memory_bytes / scale:.1f}"}
+    if any(estimate.chance(e) is not None for e in plans):
+        told["P(oom)"] = lambda e: estimate.chance(e) or ""
+    if any(e.step_time_band_s is not None for e in plans):
+        told["band 90 %"] = lambda e: " .. ".join(map(t.seconds, e.step_time_band_s or (math.nan, math.nan)))
+    told["main loss"] = lambda e: t.printable(t.main_loss(e.time))
+    return {name: [text(e) for e in plans] for name, text in told.items()}
+
+
+def _width(columns: Mapping[str, Sequence[str]]) -> int:
+    """Places that a table takes."""
+    return sum(max(map(len, [name, *cells])) + 2 for name, cells in columns.items()) - 2
 
 
 def plan_cells(plan: Mapping[str, Any], *, every: bool = False) -> dict[str, str]:

@@ -177,9 +177,10 @@ def simulate(
     Takes the options of estimate. --schedule is a name of the command schedules, or a CSV file of PyTorch's pipelining;
     --vpp is the number of virtual stages of a rank.
     """
-    from steptime.cli.job import job_from, needed, plan_given, written_given
+    from steptime.cli.job import asked_job, needed
     from steptime.cli.output import print_json
     from steptime.formats.trace import chrome, perfetto
+    from steptime.plots.asked import drawing
     from steptime.simulation.pytorch_csv import csv_text
     from steptime.simulation.report import print_simulation
     from steptime.simulation.run import Observed, csv_of
@@ -187,12 +188,8 @@ def simulate(
     from steptime.simulation.trace import trace_of
     from steptime.store.files import write_bytes
 
-    draw = None
-    if plot is not None:
-        from steptime.plots.draw import drawing
-
-        draw = drawing("timeline", plot)
-    asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    draw = drawing("timeline", plot)
+    asked = asked_job(model, job)
     found = simulate_stages(
         asked.model,
         needed(asked, "a simulation"),

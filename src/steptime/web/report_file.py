@@ -13,8 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from steptime import api
-from steptime.cli.job import job_from, needed, plan_given, written_given
-from steptime.cli.options import settings_given
+from steptime.cli.job import asked_job, needed
 from steptime.cli.output import plain
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.result import Estimate
@@ -100,7 +99,7 @@ def _written(path: str) -> dict[str, Any]:
 
 def _asked(given: str, options: Mapping[str, Any], length: Mapping[str, Any], top: int) -> dict[str, Any]:
     """Answers that are computed: the estimate of the plan, or of the best one; the ranking, the timeline."""
-    job = job_from(given, options["cluster"], settings_given(options), plan_given(options, written_given(options)))
+    job = asked_job(given, options)
     cluster = needed(job, "a report")
     answers: dict[str, Any] = {}
     plan = dict(job.plan)

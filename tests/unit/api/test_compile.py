@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runner import CliRunner
 
+from cli_runner import CliRunner
 from steptime import api
 from steptime.commands.main import main
 from steptime.errors import FieldError, PlanError
 from steptime.estimate.result import Estimate
 from steptime.launch import read_launch
-
 
 NANOCHAT = Path(__file__).parents[2] / "data" / "cases" / "nanochat.toml"
 

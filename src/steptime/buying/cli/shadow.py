@@ -21,13 +21,13 @@ def command(
     Bandwidths, rates and batch: of this plan. Device memory and devices: of the best plans.
     """
     from steptime.buying.shadow import shadow
-    from steptime.cli.job import job_from, needed, plan_given, written_given
+    from steptime.cli.job import asked_job, needed
     from steptime.errors import FieldError
 
     length = o.training_given(job)
     if not length:
         raise FieldError("", "tokens", "missing; a shadow price is of a whole run", hint="give --tokens 1T")
-    asked = job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    asked = asked_job(model, job)
     found = shadow(
         asked.model,
         needed(asked, "a shadow price"),

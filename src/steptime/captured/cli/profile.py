@@ -11,6 +11,7 @@ from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError, shorten
 from steptime.options import MAX_SEQ
+from steptime.plots.asked import drawing
 
 if TYPE_CHECKING:
     from steptime.captured.formats.snapshot_reader import DeviceMemory
@@ -186,10 +187,8 @@ def _write(found: Any, files: Files) -> None:
         from steptime.captured.formats.step_trace import write_trace
 
         write_trace(found.program, files.trace, seconds=seconds)
-    if files.roofline is not None:
-        from steptime.plots.draw import drawing
-
-        drawing("roofline", files.roofline)(found.to_json())
+    if (draw := drawing("roofline", files.roofline)) is not None:
+        draw(found.to_json())
 
 
 def _measured(path: Path | None) -> DeviceMemory | None:

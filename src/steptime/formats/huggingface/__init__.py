@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from steptime.registry import loaded
+from steptime.registry import public
 
 if TYPE_CHECKING:
     from steptime.formats.huggingface.reader import read_huggingface as read_huggingface
 
 __all__ = ["read_huggingface"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'steptime.formats.huggingface' has no attribute {name!r}")
-    return loaded(f"steptime.formats.huggingface.reader:{name}")
+__getattr__, __dir__ = public(__name__, {"read_huggingface": "steptime.formats.huggingface.reader:read_huggingface"})

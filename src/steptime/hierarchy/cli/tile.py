@@ -40,12 +40,9 @@ def matmul(
     """
     from steptime.cli.output import document, print_json
     from steptime.hierarchy.answers import tile_answer
+    from steptime.plots.asked import drawing
 
-    draw = None
-    if plot is not None:
-        from steptime.plots.draw import drawing
-
-        draw = drawing("hierarchy", plot)
+    draw = drawing("hierarchy", plot)
     plan = tile_answer((m, n, k), dtype, device=device, name=processor, cache=cache)
     answer = document(**{key: getattr(plan, key) for key in plan.__dataclass_fields__})
     if draw is not None:

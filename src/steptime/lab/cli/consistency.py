@@ -67,12 +67,11 @@ def command(
 
 
 def _run(job: dict[str, Any], given: dict[str, Any], quantities: dict[str, str], fail: list[str]) -> None:
-    from steptime.cli.job import job_from, needed, plan_given, written_given
-    from steptime.cli.options import settings_given
+    from steptime.cli.job import asked_job, needed
     from steptime.lab.replicas.updates import consistency
     from steptime.units import parse
 
-    run = job_from(job["model"], job["cluster"], settings_given(job), plan_given(job, written_given(job)))
+    run = asked_job(job["model"], job)
     parsed: dict[str, Any] = {name: parse(text, name.rpartition("_")[2]) for name, text in quantities.items()}
     cluster = needed(run, "this command")
     found = consistency(

@@ -104,11 +104,9 @@ def command(
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
     options = o.given(**{name: value for name, value in locals().items() if name not in ("json", "plot", "curve")})
-    draw = None
-    if plot is not None:
-        from steptime.plots.draw import drawing
+    from steptime.plots.asked import drawing
 
-        draw = drawing("limits", plot)
+    draw = drawing("limits", plot)
     options["overlap"] = _rules(options, curve=curve or plot is not None)
     result = _limits(options)
     if draw is not None:

@@ -33,12 +33,10 @@ def command(
 
     What it has no option for stands in comments; a plan that it cannot run is refused with the rule.
     """
-    from steptime.cli.job import job_from, needed, plan_given, written_given
-    from steptime.formats.plan_document import run_of_plan
+    from steptime.cli.job import asked_job, needed
     from steptime.launch.write import export_run, summary
 
-    base = run_of_plan(model)
-    asked = base or job_from(model, job["cluster"], o.settings_given(job), plan_given(job, written_given(job)))
+    asked = asked_job(model, job)
     if asked.cluster is not None:
         needed(asked, "a launch file")
     found = export_run(asked, software)
