@@ -11,8 +11,8 @@ from steptime.estimate.memory import peak_bytes
 from steptime.estimate.result import planned_job
 from steptime.estimate.single import Setting
 from steptime.estimate.sizes import Sizes
-from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, layout_of, unlinked_inputs
-from steptime.estimate.traffic import PARAMETERS_REGARDLESS, layer_copy_s
+from steptime.estimate.step_inputs import MESSAGES_REGARDLESS, unlinked_inputs
+from steptime.estimate.traffic import PARAMETERS_REGARDLESS
 from steptime.num import Array, distinct, places_in_runs
 from steptime.plan.plans import FULL_RECOMPUTE, MEMORY, RISK, Plans, as_float, rows_of
 from steptime.plan.space import Constraint, Listing, Space
@@ -167,7 +167,7 @@ def _configured(task: Task, listing: Listing, shape: Array, sizes: Sizes) -> Con
     planned = every.take(at, as_float(fit))
     return Configured(
         at=at, planned=planned, every=peak, peak=peak[at], shape=shape[at],
-        unlinked=unlinked_inputs(planned, machine, layout_of(planned), layer_copy_s(planned, machine)),
+        unlinked=unlinked_inputs(planned, machine),
         messages=kinds_of(fit, len(at), MESSAGES_REGARDLESS),
         parameters=kinds_of(fit, len(at), PARAMETERS_REGARDLESS),
     )  # fmt: skip
