@@ -15,7 +15,7 @@ from explained_terms import lines_of
 from steptime.estimate.band import bracket_s
 from steptime.estimate.ledger import exposed_terms, fullest_stage, hidden_terms, memory_terms
 from steptime.estimate.single import Setting, estimate_plan
-from steptime.estimate.step import DataParallel, Step
+from steptime.estimate.step import Step
 from steptime.hardware import load_cluster
 from steptime.plan.framework import IDEAL
 from steptime.plan.plans import RECOMPUTE_CODES, broken_rules
@@ -23,9 +23,8 @@ from steptime.plan.strategies import CORRECTED
 
 RATES = ("matrix_flops_per_s", "attention_flops_per_s", "vector_flops_per_s", "memory_Bps", "fast_Bps")
 LATENCIES = ("kernel_latency_s", "fast_latency_s", "slow_latency_s")
-PARTS = ("stage", "data", "exchanges")
+PARTS = ("counts", "stage_s", "data_s", "data_busy_s", "exchanges")
 STEP = [field.name for field in fields(Step) if field.name not in PARTS]
-DATA = DataParallel._fields
 
 
 @ENGINE
@@ -37,13 +36,13 @@ def test_a_block_of_plans_is_its_plans_one_by_one(data):
     low, high = (np.broadcast_to(bound, len(plans)) for bound in bracket_s(block))
     for i, one in enumerate(plans):
         alone = case.evaluate(one)
-        for many, single, names in (
-            (block.step, alone.step, (*STEP, "total_s")),
-            (block.step.data, alone.step.data, DATA),
-        ):
-            for name in names:
-                value = np.broadcast_to(getattr(many, name), len(plans))[i]
-                assert close(float(value), float(getattr(single, name))), name
+        for name in (*STEP, "total_s"):
+            value = np.broadcast_to(getattr(block.step, name), len(plans))[i]
+            assert close(float(value), float(getattr(alone.step, name))), name
+        for part in PARTS:
+            many, single = getattr(block.step, part), getattr(alone.step, part)
+            for name in single.keys() & many.keys():
+                assert close(float(np.broadcast_to(many[name], len(plans))[i]), float(single[name])), name
         assert close(float(np.broadcast_to(block.peak_bytes, len(plans))[i]), float(alone.peak_bytes))
         own = bracket_s(alone)
         assert close(float(low[i]), float(own[0])) and close(float(high[i]), float(own[1]))

@@ -122,9 +122,9 @@ def test_layers_over_stages_are_all_layers(drawn, pp, dp):
         assert split.first == layers
     assert split.middle == layers // pp + (extra > 0)
     e = case.evaluate(Plans(pp=pp))
-    one_layer_s = float(e.passes.layer.both_s)
-    ends_s = float(e.passes.first.both_s + e.passes.last.both_s)
-    assert close(float(e.step.stage.all_stages_s), layers * one_layer_s + ends_s)
+    one_layer_s = float(e.passes["layer"].both_s)
+    ends_s = float(e.passes["first"].both_s + e.passes["last"].both_s)
+    assert close(float(e.step.stage_s["all_stages_s"]), layers * one_layer_s + ends_s)
 
 
 @ENGINE

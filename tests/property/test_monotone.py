@@ -6,6 +6,7 @@ and what was found in the wild.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,8 +16,7 @@ from steptime import api
 from steptime.api.jobs import Request
 from steptime.estimate.evaluate import Evaluation, evaluate, utilisation
 from steptime.estimate.single import Setting
-from steptime.estimate.step import Passes, critical_stage
-from steptime.estimate.step_inputs import Layout
+from steptime.estimate.step import critical_stage
 from steptime.estimate.work import Pass
 from steptime.plan.plans import Plans
 from steptime.search.modes import MODES
@@ -123,11 +123,14 @@ def test_one_stage_has_no_bubble_and_one_device_no_exchange() -> None:
 
 def test_the_stage_that_makes_the_step_longest_sets_the_pace() -> None:
     """ZB-H2 with nothing left to fill: the last stage's gradients of weights make it slower after all."""
-    layout = Layout(first=1, middle=1, last=1, stages=8, virtual_stages=1, whole=8, recomputed=0.0, held=1, paired=0.0)
-    passes = Passes(
-        layer=Pass(forward_s=2.0, backward_s=4.0, weights_s=2.0),
-        first=Pass(forward_s=1.0, backward_s=2.0, weights_s=1.5),
-        last=Pass(forward_s=1.0, backward_s=3.0, weights_s=3.0),
+    e = evaluated(setting("command-r", "l40s-8", 16, 64, schedule="zb-h2"), Plans(pp=8, dp=2))
+    inputs = replace(e.inputs, first_layers=1, middle_layers=1, last_layers=1, layers=8, filling=14.0, micro_batches=20)
+    passes = {
+        "layer": Pass(forward_s=2.0, backward_s=4.0, weights_s=2.0),
+        "first": Pass(forward_s=1.0, backward_s=2.0, weights_s=1.5),
+        "last": Pass(forward_s=1.0, backward_s=3.0, weights_s=3.0),
+    }
+    counts, stage_s = critical_stage(inputs, passes, 0.0, 0.0)
+    assert (stage_s["slowest_stage_s"], counts["last"]) == (10.0, 1.0), (
+        "20 x 10 s, longer than 20 x 9 s through the first"
     )
-    stage = critical_stage(layout, passes, 0.0, 0.0, filling=14.0, micro_batches=20)
-    assert (stage.slowest_s, stage.last) == (10.0, 1.0), "20 x 10 s, longer than 20 x 9 s through the first"

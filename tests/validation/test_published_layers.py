@@ -70,7 +70,7 @@ def _figures(r: dict[str, Any], e: Evaluation) -> Iterator[tuple[Any, ...]]:
     yield "t", e.step_time_s, totals["t"]
     yield "t_pp_comm", e.step.pipeline_comm_s, totals["t_pp_comm"]
     yield "t_bubble", e.step.bubble_s, totals["t_bubble"]
-    yield "t_dp_comm", e.step.data.gradient_s + e.step.data.weight_gather_s, totals["t_dp_comm"]
+    yield "t_dp_comm", e.step.data_s["gradients"] + e.step.data_s["weights"], totals["t_dp_comm"]
     yield "mem", e.peak_bytes * 1e-9, totals["mem"]
 
 

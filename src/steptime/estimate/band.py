@@ -19,7 +19,7 @@ from steptime.estimate.evaluate import Evaluation, Works
 from steptime.estimate.layer import BACKWARD, FORWARD, PARTS, RECOMPUTE, PhaseTime, factor_of, kind_of, links_busy_s
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import KINDS, OPERATORS
-from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step import Step, compose
 from steptime.estimate.step_inputs import inputs_of
 from steptime.estimate.traffic import layer_copy_s
 from steptime.estimate.work import NUMBERS, Pass, PhaseWork, paced_s, pass_of, phase_work, stacked
@@ -94,15 +94,15 @@ def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, f
     return dict(zip((*PARAMETERS, DEVICE), (logs[:-1] - logs[-1]).tolist(), strict=True))
 
 
-def _passes(works: Works, many: Framework) -> Passes:
+def _passes(works: Works, many: Framework) -> dict[str, Pass]:
     """Time of each part of the model under frameworks in columns, all parts at once as rows of arrays."""
     parts = [works[part] for part in PARTS]
     rows = {phase: _in_rows([phase_work(part, phase) for part in parts]) for phase in parts[0]}
     each: Any = pass_of(rows, many)
-    layer, first, last = (
-        Pass(**{field.name: taken(getattr(each, field.name), i) for field in fields(Pass)}) for i in range(len(PARTS))
-    )
-    return Passes(layer=layer, first=first, last=last)
+    return {
+        part: Pass(**{field.name: taken(getattr(each, field.name), i) for field in fields(Pass)})
+        for i, part in enumerate(PARTS)
+    }
 
 
 def _in_rows(works: list[PhaseWork]) -> PhaseWork:
@@ -215,11 +215,11 @@ def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: 
     return Pass(forward_s=forward, backward_s=backward, ended_s=forward - again)
 
 
-def _compose(e: Evaluation, machine: Machine, passes: Passes, overlap: bool, framework: Framework) -> Step:
+def _compose(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], overlap: bool, framework: Framework) -> Step:
     """A step of which all traffic overlaps or none; where it does, copies to the host make no stage slower."""
     inputs, copy_s = e.inputs, 0.0 if overlap else layer_copy_s(e, machine)
     if machine is not e.machine:
-        inputs = inputs_of(e, machine, inputs.layout, copy_s)
+        inputs = inputs_of(e, machine)
     hides = float(overlap)
     inputs = replace(inputs, hides_data=hides, hides_stages=hides, hides_copies=hides, copy_s=copy_s)
     return compose(inputs, passes, framework)
@@ -247,27 +247,26 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
             part: _fastest(*_each(directions, partial(_resources, framework=eased)), splits=splits)
             for part, directions in parts.items()
         }
-        return minimum(_lowest_s(e, e.machine, Passes(**passes), eased), e.step.total_s), maximum(
-            highest_s, e.step.total_s
-        )
+        return minimum(_lowest_s(e, e.machine, passes, eased), e.step.total_s), maximum(highest_s, e.step.total_s)
     least = {
         part: _fastest(*_each(directions, partial(_bound_resources, plans=e.plans, bound=bound)), splits=splits)
         for part, directions in parts.items()
     }
-    return minimum(_lowest_s(e, bound, Passes(**least), IDEAL), e.step.total_s), maximum(highest_s, e.step.total_s)
+    return minimum(_lowest_s(e, bound, least, IDEAL), e.step.total_s), maximum(highest_s, e.step.total_s)
 
 
-def _lowest_s(e: Evaluation, machine: Machine, passes: Passes, framework: Framework) -> Num:
+def _lowest_s(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], framework: Framework) -> Num:
     low = _compose(e, machine, passes, True, framework)
     hidden = low.steady_s + low.idle_s + low.optimizer_s + low.matrix_update_s
-    layout, one_s = e.inputs.layout, layer_copy_s(e, machine) * low.micro_batches
-    fullest = maximum(maximum(layout.first, layout.last), where(layout.stages > 2, layout.middle, 0.0))
-    return maximum(maximum(hidden, low.data.busy_s), one_s * fullest)
+    inputs, one_s = e.inputs, layer_copy_s(e, machine) * low.micro_batches
+    middle = where(inputs.stages > 2, inputs.middle_layers, 0.0)
+    fullest = maximum(maximum(inputs.first_layers, inputs.last_layers), middle)
+    return maximum(maximum(hidden, sum(low.data_busy_s.values())), one_s * fullest)
 
 
 def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:
     framework = without_hiding(e.job.framework)
-    passes = Passes(**{part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()})
+    passes = {part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()}
     return _compose(e, e.machine, passes, False, framework).total_s
 
 

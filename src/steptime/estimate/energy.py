@@ -13,7 +13,8 @@ from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, model_flops_per_step, recomputed_flops_per_step
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob
-from steptime.estimate.step import Passes, Step
+from steptime.estimate.step import Step
+from steptime.estimate.work import Pass
 from steptime.hardware.records import Device
 from steptime.num import Array, Num, minimum
 from steptime.plan.job import Job
@@ -36,7 +37,7 @@ class Activity:
         return device_power_W(idle_W, peak_W, self.running, self.matrix, self.memory, self.links)
 
 
-def activity(planned: PlannedJob, machine: Machine, passes: Passes, step: Step, flops: Num) -> Activity:
+def activity(planned: PlannedJob, machine: Machine, passes: Mapping[str, Pass], step: Step, flops: Num) -> Activity:
     """What a device does in a step.
 
     Args:
@@ -46,7 +47,7 @@ def activity(planned: PlannedJob, machine: Machine, passes: Passes, step: Step, 
         step: the step composed of them.
         flops: matrix operations of the step of the whole job, those of recomputation included.
     """
-    total_s, layer = step.total_s, passes.layer
+    total_s, layer = step.total_s, passes["layer"]
     matrix = flops / (total_s * planned.job.gpus * machine.peak_flops_per_s)
     running = (step.steady_s + step.optimizer_s + step.matrix_update_s) / total_s
     links_s = layer.forward_near_s + layer.forward_far_s + layer.backward_near_s + layer.backward_far_s
@@ -54,7 +55,7 @@ def activity(planned: PlannedJob, machine: Machine, passes: Passes, step: Step, 
         running=running,
         matrix=matrix,
         memory=memory_share(running, matrix),
-        links=minimum(step.micro_batches * step.stage.layers * links_s / total_s, 1.0),
+        links=minimum(step.micro_batches * step.counts["layer"] * links_s / total_s, 1.0),
     )
 
 

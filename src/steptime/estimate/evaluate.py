@@ -17,9 +17,8 @@ from steptime.estimate.memory import StageMemory, fullest_bytes, memory_of
 from steptime.estimate.operators import OPERATORS
 from steptime.estimate.result import PlannedJob, planned_job
 from steptime.estimate.sizes import sizes_of
-from steptime.estimate.step import Passes, Step, compose
-from steptime.estimate.step_inputs import StepInputs, inputs_of, layout_of
-from steptime.estimate.traffic import layer_copy_s
+from steptime.estimate.step import Step, compose
+from steptime.estimate.step_inputs import StepInputs, inputs_of
 from steptime.estimate.work import Pass, PhaseWork, pass_of, work_of
 from steptime.num import Num
 from steptime.plan.attention import FROZEN
@@ -42,7 +41,8 @@ class Evaluation(PlannedJob):
     """Times of the rows, by part of the model."""
     works: Works
     inputs: StepInputs
-    passes: Passes
+    passes: Mapping[str, Pass]
+    """Time of each part of the model for one micro-batch."""
     step: Step
     memory: Mapping[str, StageMemory]
     """By pipeline stage."""
@@ -60,10 +60,9 @@ def works_of(times: dict[str, tuple[PhaseTime, ...]], job: Job, plans: Plans) ->
     return {part: work_of(each, plans, splits=splits, graphs=graphs, reads_sizes=reads) for part, each in times.items()}
 
 
-def passes_of(works: Works, framework: Framework) -> Passes:
+def passes_of(works: Works, framework: Framework) -> dict[str, Pass]:
     """Time of each part for one micro-batch under a framework."""
-    each: dict[str, Pass] = {part: pass_of(works[part], framework, part) for part in PARTS}
-    return Passes(layer=each["layer"], first=each["first"], last=each["last"])
+    return {part: pass_of(works[part], framework, part) for part in PARTS}
 
 
 def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Evaluation:
@@ -80,7 +79,7 @@ def evaluate(method: Method, strategy: Strategy, job: Job, machine: Machine, pla
     works = works_of(times, job, plans)
     passes = passes_of(works, job.framework)
     # What happens once a step: gradients, gathered weights, messages between stages, the optimiser (traffic.py).
-    inputs = inputs_of(planned, machine, layout_of(planned), layer_copy_s(planned, machine))
+    inputs = inputs_of(planned, machine)
     # The stage that sets the pace, its bubble, the traffic that computation does not overlap, overheads (step.py).
     step = compose(inputs, passes, job.framework, machine.host_basis)
     return Evaluation(

@@ -7,7 +7,6 @@ from steptime.estimate.layer import part_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.step import compose
 from steptime.estimate.step_inputs import inputs_of
-from steptime.estimate.traffic import layer_copy_s
 from steptime.terms import Terms
 
 #: What a what-if multiplies: name -> factors of the machine's rates.
@@ -42,5 +41,4 @@ def what_if(e: Evaluation) -> dict[str, float]:
 def step_time_on(e: Evaluation, machine: Machine) -> float:
     """Step time of the same plan on another machine."""
     passes = passes_of(works_of(part_times(e.block, e.plans, machine), e.job, e.plans), e.job.framework)
-    inputs = inputs_of(e, machine, e.inputs.layout, layer_copy_s(e, machine))
-    return float(compose(inputs, passes, e.job.framework).total_s)
+    return float(compose(inputs_of(e, machine), passes, e.job.framework).total_s)

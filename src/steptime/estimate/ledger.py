@@ -39,10 +39,9 @@ def explained(
 
 def _layer_terms(e: Evaluation, tape: Tape) -> Iterator[Term]:
     """Terms of the rows of each part of the model on the critical stage, and of its waits for the host."""
-    stage, again = e.step.stage, float(e.inputs.layout.recomputed)
-    counts = {"layer": stage.layers, "first": stage.first, "last": stage.last}
+    again = float(e.inputs.recomputed)
     for part, times in e.times.items():
-        count = float(counts[part] * e.step.micro_batches)
+        count = float(e.step.counts[part] * e.step.micro_batches)
         if not count:
             continue
         shown = _shown_exchange(e) if part == "layer" else {}

@@ -5,9 +5,9 @@ How the layers lie on the stages of a pipeline, how long each takes, and which s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from steptime.cost.network import fair_share_wait_s
 from steptime.cost.pipeline import pipeline_bubble_s, waited_messages, zero_bubble_s
 from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.operators import formula_of
-from steptime.estimate.step_inputs import Layout, StepInputs, of_mirrored
-from steptime.estimate.traffic import Sums
+from steptime.estimate.step_inputs import StepInputs, of_mirrored
 from steptime.estimate.work import Pass, fitted_parameter
 from steptime.num import Num, maximum, where
 from steptime.plan.framework import Framework
@@ -33,54 +32,24 @@ from steptime.schedule import SCHEDULES, Schedule
 from steptime.terms import at, call, part, term
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """Time of each part of the model for one micro-batch."""
-
-    layer: Pass
-    first: Pass
-    last: Pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticalStage:
-    """The stage that sets the pace of the pipeline."""
-
-    layers: Num
-    first: Num
-    """Share of the micro-batches that pass the embedding there: 1, 0, or a half where it is mirrored."""
-    last: Num
-    """Share of the micro-batches that pass the head there."""
-    all_stages_s: Num
-    """One micro-batch through all stages, forward and backward."""
-    slowest_s: Num
-    """The part of it that is spent on this stage."""
-    all_weights_s: Num
-    """Parts of both that make gradients of weights, and that of the first stage."""
-    slowest_weights_s: Num
-    first_weights_s: Num
-    slowest_forward_s: Num
-    """Forward pass of the slowest stage; of the last one its gradients of weights (:func:`zero_bubble_s`)."""
-
-
-def shared_ends(layout: Layout, first: Num, last: Num) -> tuple[Num, Num]:
+def shared_ends(inputs: StepInputs, first: Num, last: Num) -> tuple[Num, Num]:
     """What the first and the last rank have of the two ends of the model, for one micro-batch."""
-    if isinstance(layout.folded, np.ndarray) or layout.folded:
-        first, last = where(layout.folded > 0, first + last, first), where(layout.folded > 0, 0.0 * last, last)
-    return of_mirrored(layout.held, first, last)
+    if isinstance(inputs.folded, np.ndarray) or inputs.folded:
+        first, last = where(inputs.folded > 0, first + last, first), where(inputs.folded > 0, 0.0 * last, last)
+    return of_mirrored(inputs.held, first, last)
 
 
-def overlapped_exchanges(layout: Layout, layer: Pass) -> dict[str, Num]:
+def overlapped_exchanges(paired: Num, layer: Pass) -> dict[str, Num]:
     """Overlapped time of the exchange of experts in a layer's forward and backward pass; empty where no pass is paired.
 
-    Each runs behind the rest of the opposite pass of another micro-batch.
+    Each runs behind the rest of the opposite pass of another micro-batch. ``paired``: share of the passes.
     """
-    if not isinstance(layout.paired, np.ndarray) and not layout.paired:
+    if not isinstance(paired, np.ndarray) and not paired:
         return {}
     forward_s, backward_s = layer.forward_exchange_s, layer.backward_exchange_s
     behind_s = {FORWARD: layer.backward_s - backward_s, BACKWARD: layer.forward_s - forward_s}
     return {
-        phase: call(hidden_exchange_s, exchange_s=exchange_s, behind_s=behind_s[phase], share=layout.paired)
+        phase: call(hidden_exchange_s, exchange_s=exchange_s, behind_s=behind_s[phase], share=paired)
         for phase, exchange_s in ((FORWARD, forward_s), (BACKWARD, backward_s))
     }
 
@@ -94,54 +63,63 @@ def exposed_pass(layer: Pass, overlapped: Mapping[str, Num]) -> Pass:
 
 
 def critical_stage(
-    layout: Layout, passes: Passes, wait_s: Num, more_s: Num, filling: Num, micro_batches: Num
-) -> CriticalStage:  # fmt: skip
+    inputs: StepInputs, passes: Mapping[str, Pass], wait_s: Num, more_s: Num
+) -> tuple[dict[str, Num], dict[str, Num]]:
     """Of the first, a middle and the last stage the one through which a step takes longest; ties go to the first.
 
     Args:
-        layout: layers of the stages.
+        inputs: layers of the stages, micro-batches, and what fills the bubble.
         passes: time of each part for one micro-batch, without what is overlapped of it.
         wait_s: wait of a layer for copies of its activations, for one micro-batch.
         more_s: how much longer that is where nothing of the backward pass makes gradients of weights.
-        filling: passes for gradients of weights that fill the bubble (:func:`filling_passes`).
-        micro_batches: micro-batches of a step.
+
+    Returns:
+        How often a micro-batch passes each part of the model on that stage: its layers, and of embedding and head 1, 0,
+        or a half where they are mirrored. And seconds of one micro-batch, forward and backward, by the names of the
+        arguments of :func:`steptime.cost.pipeline.zero_bubble_s`: what the bubble follows from.
     """
-    layer, alone = passes.layer, layout.stages <= 1
-    one_layer_s = layer.forward_s + layer.backward_with_s(layout.recomputed)
-    first_s, last_s = shared_ends(layout, passes.first.both_s, passes.last.both_s)
+    layer, first, last, alone = passes["layer"], passes["first"], passes["last"], inputs.stages <= 1
+    one_layer_s = layer.forward_s + layer.backward_with_s(inputs.recomputed)
+    first_s, last_s = shared_ends(inputs, first.both_s, last.both_s)
     # Two stages have no middle, and a single one has both ends: stages that are not there are empty, and never longest.
-    layers = layout.first, where(layout.stages > 2, layout.middle, 0.0), where(alone, 0.0, layout.last)
+    layers = (
+        inputs.first_layers,
+        where(inputs.stages > 2, inputs.middle_layers, 0.0),
+        where(alone, 0.0, inputs.last_layers),
+    )
     busy_s = (
         layers[0] * one_layer_s + first_s + where(alone, last_s, 0.0),
         layers[1] * one_layer_s,
         layers[2] * one_layer_s + where(alone, 0.0, last_s),
     )
-    first_weights_s, last_weights_s = shared_ends(layout, passes.first.weights_s, passes.last.weights_s)
+    first_weights_s, last_weights_s = shared_ends(inputs, first.weights_s, last.weights_s)
     ends_weights_s = first_weights_s, 0.0, last_weights_s
-    whole = {
-        "all_stages_s": layout.whole * one_layer_s + first_s + last_s,
-        "all_weights_s": layout.whole * layer.weights_s + sum(ends_weights_s),
-        "first_weights_s": layout.first * layer.weights_s + first_weights_s,
+    times_s = {
+        "all_stages_s": inputs.layers * one_layer_s + first_s + last_s,
+        "all_weights_s": inputs.layers * layer.weights_s + sum(ends_weights_s),
+        "first_weights_s": inputs.first_layers * layer.weights_s + first_weights_s,
     }
     # In the steady state every stage waits for the one whose passes take longest, copies to the host included.
-    pace_s = _lasting_s(busy_s, layers, wait_s)
-    forward_s = layout.first * layer.forward_s + passes.first.forward_s, layout.middle * layer.forward_s
-    fills = isinstance(filling, np.ndarray) or bool(filling)
+    waits = isinstance(wait_s, np.ndarray) or bool(wait_s)
+    pace_s = [each_s + n * wait_s if waits else each_s for each_s, n in zip(busy_s, layers, strict=True)]
+    forward_s = inputs.first_layers * layer.forward_s + first.forward_s, inputs.middle_layers * layer.forward_s
+    fills = isinstance(inputs.filling, np.ndarray) or bool(inputs.filling)
     if fills:
         # A stage that is long for its gradients of weights has more of them to fill its bubble with, so that another
         # may make the step longer: of each stage the step through it, all micro-batches and the bubble, is compared.
+        all_s = times_s["all_stages_s"]
         others = {
-            "all_stages_s": _lasting_s([whole["all_stages_s"]], [layout.whole], wait_s)[0],
-            "all_weights_s": whole["all_weights_s"] - layout.whole * more_s,
-            "first_weights_s": whole["first_weights_s"] - layout.first * more_s,
-            "filling": filling,
-            "virtual_stages": layout.virtual_stages,
+            "all_stages_s": all_s + inputs.layers * wait_s if waits else all_s,
+            "all_weights_s": times_s["all_weights_s"] - inputs.layers * more_s,
+            "first_weights_s": times_s["first_weights_s"] - inputs.first_layers * more_s,
+            "filling": inputs.filling,
+            "virtual_stages": inputs.virtual_stages,
         }
         weights_s = [n * (layer.weights_s - more_s) + end_s for n, end_s in zip(layers, ends_weights_s, strict=True)]
         # Forward passes fill too; on the last stage, which is the first to go back, gradients of weights alone do.
         fillers_s = *forward_s, weights_s[2]
         pace_s = [
-            micro_batches * each_s
+            inputs.micro_batches * each_s
             + zero_bubble_s(slowest_stage_s=each_s, slowest_weights_s=own_s, slowest_forward_s=fill_s, **others)
             for each_s, own_s, fill_s in zip(pace_s, weights_s, fillers_s, strict=True)
         ]
@@ -152,40 +130,37 @@ def critical_stage(
     def of_it(first: Num, middle: Num, last: Num) -> Num:
         return where(is_first, first, where(is_last, last, middle))
 
-    count = of_it(layout.first, layout.middle, layout.last)
-    first, last = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
-    first_held, last_held = of_mirrored(layout.held, first, where(layout.folded > 0, first, last))
-    slowest_weights_s = count * layer.weights_s + first * first_weights_s + last * last_weights_s
-    return CriticalStage(
-        layers=count, first=first_held, last=last_held, slowest_s=of_it(*busy_s), slowest_weights_s=slowest_weights_s,
-        slowest_forward_s=of_it(*forward_s, slowest_weights_s) if fills else 0.0, **whole,
-    )  # fmt: skip
+    count = of_it(inputs.first_layers, inputs.middle_layers, inputs.last_layers)
+    embeds, heads = where(is_first, 1.0, 0.0), where(is_last, 1.0, where(is_first & alone, 1.0, 0.0))
+    own_weights_s = count * layer.weights_s + embeds * first_weights_s + heads * last_weights_s
+    times_s |= {
+        "slowest_stage_s": of_it(*busy_s), "slowest_weights_s": own_weights_s,
+        "slowest_forward_s": of_it(*forward_s, own_weights_s) if fills else 0.0,
+    }  # fmt: skip
+    embeds, heads = of_mirrored(inputs.held, embeds, where(inputs.folded > 0, embeds, heads))
+    return {"layer": count, "first": embeds, "last": heads}, times_s
 
 
-def _lasting_s(busy_s: Sequence[Num], layers: Sequence[Num], wait_s: Num) -> list[Num]:
-    """Passes of stages of some layers each, with the waits of these for copies."""
-    if not isinstance(wait_s, np.ndarray) and not wait_s:
-        return list(busy_s)
-    return [each_s + count * wait_s for each_s, count in zip(busy_s, layers, strict=True)]
-
-
-def _mean_passes(layout: Layout, passes: Passes) -> dict[str, Num]:
+def _mean_passes(inputs: StepInputs, passes: Mapping[str, Pass]) -> dict[str, Num]:
     """Passes of a rank, the mean over the ranks, without overlap; and what a pair of passes overlaps."""
-    layer, ends, again = passes.layer, (passes.first, passes.last), layout.recomputed
-    pair = exposed_pass(layer, overlapped_exchanges(replace(layout, paired=where(layout.paired > 0, 1.0, 0.0)), layer))
-    hidden_s = layout.whole * (layer.forward_s - pair.forward_s + layer.backward_s - pair.backward_s)
-    forward_s = layout.whole * layer.forward_s + sum(end.forward_s for end in ends)
-    backward_s = layout.whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
-    weights_s = layout.whole * layer.weights_s + sum(end.weights_s for end in ends)
+    layer, ends = passes["layer"], (passes["first"], passes["last"])
+    pair = exposed_pass(layer, overlapped_exchanges(where(inputs.paired > 0, 1.0, 0.0), layer))
+    hidden_s = inputs.layers * (layer.forward_s - pair.forward_s + layer.backward_s - pair.backward_s)
+    forward_s = inputs.layers * layer.forward_s + sum(end.forward_s for end in ends)
+    backward_s = inputs.layers * layer.backward_with_s(inputs.recomputed) + sum(end.backward_s for end in ends)
+    weights_s = inputs.layers * layer.weights_s + sum(end.weights_s for end in ends)
     sums_s = {"forward_s": forward_s, "inputs_s": backward_s - weights_s, "weights_s": weights_s, "hidden_s": hidden_s}
-    return {name: sum_s / layout.stages for name, sum_s in sums_s.items()}
+    return {name: sum_s / inputs.stages for name, sum_s in sums_s.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Terms of one optimiser step on the critical stage; exposed unless the name says otherwise."""
 
-    stage: CriticalStage
+    counts: Mapping[str, Num]
+    """How often a micro-batch passes each part of the model on the critical stage (:func:`critical_stage`)."""
+    stage_s: Mapping[str, Num]
+    """Seconds of one micro-batch on that stage and on all, by the names of the arguments of formulas of the bubble."""
     micro_batches: Num
     steady_s: Num
     """All micro-batches through the critical stage."""
@@ -201,9 +176,12 @@ class Step:
     """Those."""
     stage_host_s: Num
     """Time that the host loses per micro-batch."""
-    data: DataParallel
+    data_s: Mapping[str, Num]
+    """Exposed traffic over the data-parallel group, embedding and head included: ``gradients`` reduced, ``weights``
+    gathered, and ``weights_again`` for the backward pass (ZeRO-3); below the time that it keeps the links busy."""
+    data_busy_s: Mapping[str, Num]
     updates: Num
-    """Updates of the weights in the step; the times below and those of ``data`` are of all of them."""
+    """Updates of the weights in the step; the times below and those of data-parallel traffic are of all of them."""
     replicated_s: Num
     """Gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
@@ -239,7 +217,7 @@ class Step:
     def update_s(self) -> Num:
         """What one update takes: its exposed traffic, and its pass of the optimiser."""
         update_s = self.optimizer_s + self.matrix_update_s + self.momentum_gather_s
-        return (self.data.exposed_s + self.replicated_s + update_s) / self.updates
+        return (sum(self.data_s.values()) + self.replicated_s + update_s) / self.updates
 
     @property
     def total_s(self) -> Num:
@@ -247,7 +225,7 @@ class Step:
         return self.work_s + self.overhead_s + self.growth_s
 
 
-def _split(inputs: StepInputs, passes: Passes) -> Passes:
+def _split(inputs: StepInputs, passes: Mapping[str, Pass]) -> Mapping[str, Pass]:
     """The passes, of which only plans whose schedule splits backward passes have gradients of weights apart.
 
     Plans with several schedules side by side all have the column, which means something for some of them.
@@ -255,25 +233,24 @@ def _split(inputs: StepInputs, passes: Passes) -> Passes:
     if len(inputs.schedules) == 1:
         return passes
     splits = _by_schedule(inputs, lambda row: float(row.splits))
-    parts = {part: getattr(passes, part) for part in ("layer", "first", "last")}
-    return Passes(**{part: replace(each, weights_s=each.weights_s * splits) for part, each in parts.items()})
+    return {part: replace(each, weights_s=each.weights_s * splits) for part, each in passes.items()}
 
 
-def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis: str = "") -> Step:
-    """One optimiser step from the times of its parts, the terms of a report in their order.
+def compose(inputs: StepInputs, passes: Mapping[str, Pass], framework: Framework, host_basis: str = "") -> Step:
+    """One optimiser step from the times of its parts by part of the model, the terms of a report in their order.
 
     ``host_basis``: what the rate of the link to the host rests on, for the tape.
     """
-    layout, passes, updates = inputs.layout, _split(inputs, passes), inputs.updates
+    passes, updates = _split(inputs, passes), inputs.updates
     with at("exchange"):
-        exchanges = overlapped_exchanges(layout, passes.layer)
-    layer = exposed_pass(passes.layer, exchanges)
+        exchanges = overlapped_exchanges(inputs.paired, passes["layer"])
+    layer = exposed_pass(passes["layer"], exchanges)
     copies = _layer_copies(inputs, layer)
-    stage = critical_stage(layout, replace(passes, layer=layer), *copies, inputs.filling, inputs.micro_batches)
-    steady_s = inputs.micro_batches * stage.slowest_s
-    backward_s = layer.backward_with_s(layout.recomputed)
-    head_s = where(layout.stages > 1, 0.0, passes.last.backward_s)
-    data = _data_parallel(inputs, framework, *_free_s(inputs, layer, backward_s), head_s)
+    counts, stage_s = critical_stage(inputs, {**passes, "layer": layer}, *copies)
+    steady_s = inputs.micro_batches * stage_s["slowest_stage_s"]
+    backward_s = layer.backward_with_s(inputs.recomputed)
+    head_s = where(inputs.stages > 1, 0.0, passes["last"].backward_s)
+    data_s, data_busy_s = _data_parallel(inputs, framework, *_free_s(inputs, layer, backward_s), head_s)
     _traffic_parts(framework)
     replicated_s = term("dp_comm/replicated_weights", inputs.replicated_s * updates, times_per_step=updates)
     # Messages between stages: those that a step waits for in between, and those that fill and drain the pipeline.
@@ -283,12 +260,12 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis
         "pp_comm", waited * link_s, lambda: waited_messages(*_sent(inputs), 0.0) * link_s,
         times_per_step=waited, framework_factor=links,
     )  # fmt: skip
-    contention_s = _contention_s(inputs, data, link_s)
-    idle_s = term("bubble", _bubble_s(inputs, passes, stage))
+    contention_s = _contention_s(inputs, data_busy_s["gradients"], link_s)
+    idle_s = term("bubble", _bubble_s(inputs, passes, stage_s))
     bubble_links_s = filling * link_s
     term("bubble", bubble_links_s, None, "pp_comm", times_per_step=filling, framework_factor=links)
-    copies_busy_s = 2 * inputs.copy_s * inputs.micro_batches * stage.layers
-    copies_s = _copies_s(inputs, layer, stage, copies, host_basis)
+    copies_busy_s = 2 * inputs.copy_s * inputs.micro_batches * counts["layer"]
+    copies_s = _copies_s(inputs, layer, counts["layer"], stage_s, copies, host_basis)
     term("offload/activations", copies_s, lambda: maximum(copies_busy_s, copies_s))
     part("offload/activations/one_layer")
     device_s = term("optimizer", inputs.optimizer_s * framework.optimizer * updates, None, "optimizer/device",
@@ -301,7 +278,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis
     with at("host/stages"):
         stage_host_s = term("host/stages", call(
             stage_issue_s, fitted_parameter(framework, "stage_s"), micro_batches=inputs.host_starts,
-            virtual_stages=layout.virtual_stages, stages=layout.stages, stage_s=framework.stage_s,
+            virtual_stages=inputs.virtual_stages, stages=inputs.stages, stage_s=framework.stage_s,
         ))  # fmt: skip
     with at("overhead"):
         overhead_s = term("overhead", call(
@@ -309,7 +286,7 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis
             tensors=inputs.tensors,
         ))  # fmt: skip
     work_s = (
-        steady_s + pipeline_comm_s + (idle_s + bubble_links_s) + data.exposed_s + replicated_s
+        steady_s + pipeline_comm_s + (idle_s + bubble_links_s) + sum(data_s.values()) + replicated_s
         + (device_s + host_s) + matrix_s + momentum_s + stage_host_s + copies_s + contention_s
     )  # fmt: skip
     with at("scaling"):
@@ -318,10 +295,10 @@ def compose(inputs: StepInputs, passes: Passes, framework: Framework, host_basis
             growth=framework.growth,
         ))  # fmt: skip
     return Step(
-        stage=stage, micro_batches=inputs.micro_batches, steady_s=steady_s, stage_link_s=link_s,
+        counts=counts, stage_s=stage_s, micro_batches=inputs.micro_batches, steady_s=steady_s, stage_link_s=link_s,
         waited_messages=waited, filling_messages=filling, pipeline_comm_s=pipeline_comm_s, idle_s=idle_s,
-        bubble_links_s=bubble_links_s, stage_host_s=stage_host_s, data=data, updates=updates,
-        replicated_s=replicated_s, optimizer_s=device_s + host_s, matrix_update_s=matrix_s,
+        bubble_links_s=bubble_links_s, stage_host_s=stage_host_s, data_s=data_s, data_busy_s=data_busy_s,
+        updates=updates, replicated_s=replicated_s, optimizer_s=device_s + host_s, matrix_update_s=matrix_s,
         momentum_gather_s=momentum_s, owned=inputs.owned, exchanges=exchanges, copies_s=copies_s,
         copies_busy_s=copies_busy_s, overhead_s=overhead_s, contention_s=contention_s, work_s=work_s,
         growth_s=grown_s, behind_forward_s=layer.forward_s, behind_backward_s=backward_s,
@@ -338,7 +315,7 @@ def _traffic_parts(framework: Framework) -> None:
     part("dp_comm/gradients/replicas", framework_factor=links)
 
 
-def _contention_s(inputs: StepInputs, data: DataParallel, link_s: Num) -> Num:
+def _contention_s(inputs: StepInputs, gradients_s: Num, link_s: Num) -> Num:
     """How much longer messages between stages take while gradients are reduced in the background of the same links.
 
     Each virtual stage has one during the last backward pass, behind which its gradients go.
@@ -348,8 +325,8 @@ def _contention_s(inputs: StepInputs, data: DataParallel, link_s: Num) -> Num:
     with at("pp_comm/contention"):
         return term("pp_comm/contention", call(
             fair_share_wait_s, "messages share the links of a node with gradients",
-            background_s=data.gradient_busy_s * inputs.hides_data * inputs.shares_far,
-            exposed_s=inputs.layout.virtual_stages * link_s * inputs.stages_far,
+            background_s=gradients_s * inputs.hides_data * inputs.shares_far,
+            exposed_s=inputs.virtual_stages * link_s * inputs.stages_far,
         ))  # fmt: skip
 
 
@@ -363,39 +340,35 @@ def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
 
 def _sent(inputs: StepInputs) -> tuple[Num, Num, Num]:
     """Stages, messages in one direction between two of them, virtual stages."""
-    return inputs.layout.stages, inputs.micro_batches * inputs.slices, inputs.layout.virtual_stages
+    return inputs.stages, inputs.micro_batches * inputs.slices, inputs.virtual_stages
 
 
 def _messages(inputs: StepInputs) -> tuple[Num, Num]:
     """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
-    layout = inputs.layout
     names = ("stages", "micro_batches", "virtual_stages", "hides")
     arguments = dict(zip(names, (*_sent(inputs), inputs.hides_stages), strict=True))
     waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
-    return waited, _by_schedule(inputs, lambda row: 2 * (layout.stages - 1) if row.synchronous else 0.0)
+    return waited, _by_schedule(inputs, lambda row: 2 * (inputs.stages - 1) if row.synchronous else 0.0)
 
 
-def _bubble_s(inputs: StepInputs, passes: Passes, stage: CriticalStage) -> Num:
+def _bubble_s(inputs: StepInputs, passes: Mapping[str, Pass], stage_s: Mapping[str, Num]) -> Num:
     """Bubble of the schedule in seconds; ``passes``: with the exchanges that are overlapped."""
     means: dict[str, Num] = {}
 
     def of_row(row: Schedule) -> Num:
         formula = row.closed_forms()[0]
         if not means and "forward_s" in formula_of(formula).arguments:
-            means.update(_mean_passes(inputs.layout, passes))
+            means.update(_mean_passes(inputs, passes))
         with at("bubble"):
-            return _waits_s(inputs, stage, formula, slices=inputs.slices, **means)
+            return _waits_s(inputs, stage_s, formula, slices=inputs.slices, **means)
 
-    return where(inputs.layout.stages > 1, _by_schedule(inputs, of_row), 0.0)
+    return where(inputs.stages > 1, _by_schedule(inputs, of_row), 0.0)
 
 
-def _waits_s(inputs: StepInputs, stage: CriticalStage, formula: Callable[..., Num], **further: Num) -> Num:
+def _waits_s(inputs: StepInputs, stage_s: Mapping[str, Num], formula: Callable[..., Num], **further: Num) -> Num:
     """A formula of waits on what it takes of the times of stages."""
     arguments = {
-        "all_stages_s": stage.all_stages_s, "slowest_stage_s": stage.slowest_s,
-        "all_weights_s": stage.all_weights_s, "slowest_weights_s": stage.slowest_weights_s,
-        "first_weights_s": stage.first_weights_s, "slowest_forward_s": stage.slowest_forward_s,
-        "stages": inputs.layout.stages, "virtual_stages": inputs.layout.virtual_stages,
+        **stage_s, "stages": inputs.stages, "virtual_stages": inputs.virtual_stages,
         "micro_batches": inputs.micro_batches, "filling": inputs.filling, **further,
     }  # fmt: skip
     return call(formula, **{name: arguments[name] for name in formula_of(formula).arguments})
@@ -403,7 +376,7 @@ def _waits_s(inputs: StepInputs, stage: CriticalStage, formula: Callable[..., Nu
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
     """Parts of a layer's passes, forward and backward, beside which data-parallel traffic finds its links free."""
-    again, near, far = inputs.layout.recomputed, inputs.shares_near, inputs.shares_far
+    again, near, far = inputs.recomputed, inputs.shares_near, inputs.shares_far
     forward_busy_s = near * layer.forward_near_s + far * layer.forward_far_s
     again_busy_s = forward_busy_s - near * layer.ended_near_s - far * layer.ended_far_s
     backward_busy_s = near * layer.backward_near_s + far * layer.backward_far_s + again * again_busy_s
@@ -414,10 +387,10 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
     return forward, backward
 
 
-def _filled_bubble_s(inputs: StepInputs, stage: CriticalStage) -> Num:
+def _filled_bubble_s(inputs: StepInputs, stage_s: Mapping[str, Num]) -> Num:
     """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
     fills = isinstance(inputs.filling, np.ndarray) or inputs.filling
-    return _waits_s(inputs, stage, zero_bubble_s if fills else pipeline_bubble_s)
+    return _waits_s(inputs, stage_s, zero_bubble_s if fills else pipeline_bubble_s)
 
 
 def _layer_copies(inputs: StepInputs, layer: Pass) -> tuple[Num, Num]:
@@ -435,62 +408,42 @@ def _layer_copies(inputs: StepInputs, layer: Pass) -> tuple[Num, Num]:
 
 def _copy_wait_s(inputs: StepInputs, layer: Pass, basis: str = "") -> Num:
     """Wait of a layer for copies of its activations, for one micro-batch."""
-    backward_s = layer.backward_with_s(inputs.layout.recomputed)
+    backward_s = layer.backward_with_s(inputs.recomputed)
     return call(exposed_copies_s, basis, copy_s=inputs.copy_s, forward_s=layer.forward_s, backward_s=backward_s,
                 hides=inputs.hides_copies)  # fmt: skip
 
 
-def _copies_s(inputs: StepInputs, layer: Pass, stage: CriticalStage, copies: tuple[Num, Num], basis: str) -> Num:
+def _copies_s(
+    inputs: StepInputs, layer: Pass, layers: Num, stage_s: Mapping[str, Num], copies: tuple[Num, Num], basis: str
+) -> Num:
     """Waits for copied activations: of all micro-batches on the critical stage, and what they add to the bubble."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
         return 0.0
-    path, times = "offload/activations", inputs.micro_batches * stage.layers
+    path, times = "offload/activations", inputs.micro_batches * layers
     with at(path, times_per_step=times):
         waits_s = _copy_wait_s(inputs, layer, basis) * times
     wait_s, more_s = copies
     if isinstance(wait_s, float) and not wait_s:
         return waits_s
-    layout, layers, piped = inputs.layout, stage.layers, where(inputs.layout.stages > 1, 1.0, 0.0)
-    lasting = replace(
-        stage, all_stages_s=stage.all_stages_s + layout.whole * wait_s,
-        slowest_s=stage.slowest_s + layers * wait_s,
-        all_weights_s=stage.all_weights_s - layout.whole * more_s,
-        slowest_weights_s=stage.slowest_weights_s - layers * more_s,
-        first_weights_s=stage.first_weights_s - layout.first * more_s,
-    )  # fmt: skip
+    piped = where(inputs.stages > 1, 1.0, 0.0)
+    lasting_s = {
+        **stage_s,
+        "all_stages_s": stage_s["all_stages_s"] + inputs.layers * wait_s,
+        "slowest_stage_s": stage_s["slowest_stage_s"] + layers * wait_s,
+        "all_weights_s": stage_s["all_weights_s"] - inputs.layers * more_s,
+        "slowest_weights_s": stage_s["slowest_weights_s"] - layers * more_s,
+        "first_weights_s": stage_s["first_weights_s"] - inputs.first_layers * more_s,
+    }
     with at(path, times_per_step=piped):
-        longer_s = _filled_bubble_s(inputs, lasting) * piped
+        longer_s = _filled_bubble_s(inputs, lasting_s) * piped
     with at(path, times_per_step=-piped):
-        return waits_s + longer_s + _filled_bubble_s(inputs, stage) * -piped
-
-
-class DataParallel(NamedTuple):
-    """Traffic over the data-parallel group, embedding and head included."""
-
-    gradient_s: Num
-    """Reduction of gradients."""
-    gradient_busy_s: Num
-    backward_gather_s: Num
-    """Weights gathered again for the backward pass (ZeRO-3)."""
-    backward_gather_busy_s: Num
-    weight_gather_s: Num
-    weight_gather_busy_s: Num
-
-    @property
-    def exposed_s(self) -> Num:
-        """All that it adds to a step."""
-        return self.gradient_s + self.backward_gather_s + self.weight_gather_s
-
-    @property
-    def busy_s(self) -> Num:
-        """Time on the links."""
-        return self.gradient_busy_s + self.backward_gather_busy_s + self.weight_gather_busy_s
+        return waits_s + longer_s + _filled_bubble_s(inputs, stage_s) * -piped
 
 
 def _data_parallel(
     inputs: StepInputs, framework: Framework, forward_s: Num, backward_s: Num, head_s: Num
-) -> DataParallel:
-    """Traffic over the data-parallel group, exposed and busy, beside what passes of a layer and of the head leave.
+) -> tuple[dict[str, Num], dict[str, Num]]:
+    """Traffic over the data-parallel group, exposed and busy, next to what passes of a layer and of the head leave.
 
     Without ZeRO-3 gradients travel in buckets behind the last backward pass of a step, weights before its first forward
     pass. With it every pass gathers the weights of its layers, and the backward pass gathers them again and reduces
@@ -499,45 +452,41 @@ def _data_parallel(
     links = framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
     sharded = where(inputs.by_unit, 1.0, 0.0)
-    reduce, gather = inputs.reduce.times(links), inputs.gather.times(links)
-    layers, again_s = inputs.layout.first * inputs.layout.held, sharded * gather.one_layer_s
+    reduce, gather = (
+        {name: each if name == "bucket" else each * links for name, each in one.items()}
+        for one in (inputs.reduce, inputs.gather)
+    )
+    layers, again_s = inputs.first_layers * inputs.held, sharded * gather["one_layer_s"]
     replicas_s = inputs.replicas_s * links
-    summed_s = reduce.one_layer_s + replicas_s
-    ends = {"shown_end_s": reduce.shown_end_s, "hidden_end_s": reduce.hidden_end_s}
-    again = {"gather_s": again_s, "layers": layers, **ends}
+    summed_s = reduce["one_layer_s"] + replicas_s
     units = {
-        "reduce_s": reduce.one_layer_s,
-        "replicas_s": replicas_s,
-        "behind_s": backward_s,
-        "head_s": head_s,
-        **again,
-    }
+        "reduce_s": reduce["one_layer_s"], "replicas_s": replicas_s, "behind_s": backward_s, "head_s": head_s,
+        "gather_s": again_s, "layers": layers,
+        "shown_end_s": reduce["shown_end_s"], "hidden_end_s": reduce["hidden_end_s"],
+    }  # fmt: skip
     alone = {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0}
     back_s, back_busy_s, whole_s = _layerwise(
         "dp_comm/backward", exposed, inputs.reductions, sharded,
-        (exposed_buckets_s, *_buckets(inputs, replace(reduce, one_layer_s=summed_s), backward_s, inputs.reductions)),
+        (exposed_buckets_s, *_buckets(inputs, {**reduce, "one_layer_s": summed_s}, backward_s, inputs.reductions)),
         (exposed_sharded_s, units, alone),
     )  # fmt: skip
-    units = {"one_layer_s": gather.one_layer_s, "layers": layers, "shown_end_s": gather.shown_end_s,
-             "hidden_end_s": gather.hidden_end_s, "behind_s": forward_s}  # fmt: skip
+    units = {"one_layer_s": gather["one_layer_s"], "layers": layers, "shown_end_s": gather["shown_end_s"],
+             "hidden_end_s": gather["hidden_end_s"], "behind_s": forward_s}  # fmt: skip
     there_s, there_busy_s, _ = _layerwise(
         "dp_comm/forward", exposed, inputs.gathers, sharded,
         (exposed_buckets_s, *_buckets(inputs, gather, forward_s, inputs.gathers)),
         (exposed_gather_s, units, {"behind_s": 0.0}),
     )  # fmt: skip
     share = layers * again_s / where(whole_s > 0, whole_s, 1.0)
-    data = DataParallel(
-        gradient_s=back_s * (1.0 - share), gradient_busy_s=back_busy_s * (1.0 - share),
-        backward_gather_s=back_s * share, backward_gather_busy_s=back_busy_s * share,
-        weight_gather_s=there_s, weight_gather_busy_s=there_busy_s,
-    )  # fmt: skip
-    again_s, again_busy_s = data.backward_gather_s, data.backward_gather_busy_s
-    term("dp_comm/gradients", data.gradient_s, data.gradient_busy_s, "dp_comm/backward",
-         times_per_step=inputs.reductions, share_of_traffic=1.0 - share)  # fmt: skip
-    term("dp_comm/weights", there_s, there_busy_s, "dp_comm/forward", times_per_step=inputs.gathers)
-    term("dp_comm/weights_again", again_s, again_busy_s, "dp_comm/backward", times_per_step=inputs.reductions,
-         share_of_traffic=share)  # fmt: skip
-    return data
+    data_s = {"gradients": back_s * (1.0 - share), "weights_again": back_s * share, "weights": there_s}
+    busy_s = {"gradients": back_busy_s * (1.0 - share), "weights_again": back_busy_s * share, "weights": there_busy_s}
+    for name, path, times, shares in (
+        ("gradients", "dp_comm/backward", inputs.reductions, {"share_of_traffic": 1.0 - share}),
+        ("weights", "dp_comm/forward", inputs.gathers, {}),
+        ("weights_again", "dp_comm/backward", inputs.reductions, {"share_of_traffic": share}),
+    ):
+        term(f"dp_comm/{name}", data_s[name], busy_s[name], path, times_per_step=times, **shares)
+    return data_s, busy_s
 
 
 Layerwise: TypeAlias = tuple[Callable[..., Num], dict[str, Num], dict[str, Num]]
@@ -565,11 +514,13 @@ def _layerwise(
     return partly_hidden_s(least_s, whole_s, exposed_share) * times, whole_s * times, whole_s
 
 
-def _buckets(inputs: StepInputs, sums: Sums, behind_s: Num, times: Num) -> tuple[dict[str, Num], dict[str, Num]]:
+def _buckets(
+    inputs: StepInputs, sums: Mapping[str, Num], behind_s: Num, times: Num
+) -> tuple[dict[str, Num], dict[str, Num]]:
     """Buckets of layers; what travels with every micro-batch has the passes of that one only to overlap with."""
-    stages = where(times > 1, 1.0, inputs.layout.stages)
+    stages = where(times > 1, 1.0, inputs.stages)
     return {
-        "one_layer_s": sums.one_layer_s, "layers": inputs.layout.first * inputs.layout.held, "bucket": sums.bucket,
-        "chunks": inputs.chunks, "stages": stages, "shown_end_s": sums.shown_end_s,
-        "hidden_end_s": sums.hidden_end_s, "behind_s": behind_s,
+        "one_layer_s": sums["one_layer_s"], "layers": inputs.first_layers * inputs.held, "bucket": sums["bucket"],
+        "chunks": inputs.chunks, "stages": stages, "shown_end_s": sums["shown_end_s"],
+        "hidden_end_s": sums["hidden_end_s"], "behind_s": behind_s,
     }, {"behind_s": 0.0}  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,8 +13,8 @@ from steptime.estimate.communication import boundary_times_s, message_basis
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near
 from steptime.estimate.traffic import (
-    Sums,
     host_optimizer_time_s,
+    layer_copy_s,
     matrix_time_s,
     optimizer_time_s,
     owned_parameters,
@@ -24,41 +24,8 @@ from steptime.estimate.work import EXPERT_AXIS
 from steptime.num import Num, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
-from steptime.plan.strategies import Method, StageSplit
+from steptime.plan.strategies import Method
 from steptime.terms import at, call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout(StageSplit):
-    """How the layers lie on the stages."""
-
-    stages: Num
-    virtual_stages: Num
-    whole: Num
-    """Layers of all stages."""
-    recomputed: Num
-    """Share of the layers whose forward runs once more."""
-    held: Num
-    """Stages that a rank holds; where two, ``first`` and ``last`` are their mean."""
-    folded: Num = 0.0
-    """1 where the first rank has embedding and head."""
-    paired: Num
-    """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
-
-
-def layout_of(planned: PlannedJob) -> Layout:
-    """Layers per stage, and how many of them are recomputed."""
-    split, plans, held = planned.split, planned.plans, planned.job.stages_held
-    equal = (split.first == split.middle) & (split.middle == split.last)
-    whole = where(equal, split.first * plans.pp, float(planned.job.model.layers))
-    full = where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
-    first, last = of_mirrored(held, split.first, split.last)
-    return Layout(
-        stages=plans.pp, virtual_stages=plans.vpp, first=first, middle=split.middle, last=last,
-        whole=where(plans.pp <= 1, split.first, whole), recomputed=plans.recomputed, held=held,
-        folded=float(planned.job.pipeline.folded),
-        paired=_paired(planned) * (1.0 - full),
-    )  # fmt: skip
 
 
 def of_mirrored(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
@@ -77,14 +44,28 @@ def _paired(planned: PlannedJob) -> Num:
     return paired_share(planned.micro_batches, plans.vpp, plans.pp)
 
 
-NO_TRAFFIC: Final = Sums(0.0, 1.0, 0.0, 0.0)
+NO_TRAFFIC: Final[Mapping[str, Num]] = {"one_layer_s": 0.0, "bucket": 1.0, "shown_end_s": 0.0, "hidden_end_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """What a step is composed of beside the passes through its parts; before the framework has its say."""
+    """What a step is composed of next to the passes through its parts; before the framework has its say."""
 
-    layout: Layout
+    first_layers: Num
+    """Layers of the first stage; below of a middle one, of the last, and of all stages."""
+    middle_layers: Num
+    last_layers: Num
+    layers: Num
+    stages: Num
+    virtual_stages: Num
+    recomputed: Num
+    """Share of the layers whose forward runs once more."""
+    held: Num
+    """Stages that a rank holds; where two, layers of the first and of the last are their mean."""
+    folded: Num = 0.0
+    """1 where the first rank has embedding and head."""
+    paired: Num
+    """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
     devices: Num
     micro_batches: Num
     host_starts: Num
@@ -114,16 +95,17 @@ class StepInputs:
     """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
     slow_link_s: Num = 0.0
     stage_link_s: Num = 0.0
-    reduce: Sums = NO_TRAFFIC
+    reduce: Mapping[str, Num] = field(default_factory=lambda: NO_TRAFFIC)
     """Reductions of gradients over the ranks that share weights or hold the same, on the first stage, on free links.
 
     The last backward pass of a step is that of the first stage, and its gradients are the last to be reduced; those of
     stage $s$ are ready $s$ backward passes earlier, behind which their reduction runs. Likewise the weights that the
-    first stage gathers are needed first.
+    first stage gathers are needed first. By the names of arguments of
+    :func:`steptime.cost.data_parallel.exposed_buckets_s`.
     """
     replicas_s: Num = 0.0
     """Sum of the shards of a layer over their replicas."""
-    gather: Sums = NO_TRAFFIC
+    gather: Mapping[str, Num] = field(default_factory=lambda: NO_TRAFFIC)
     """Gathering of weights (0 where every rank keeps them whole)."""
     by_unit: Any
     """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
@@ -148,9 +130,9 @@ class StepInputs:
     momentum_gather_s: Num = 0.0
 
 
-def inputs_of(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
-    """What the machine's links and memory determine of a step; ``copy_s`` as in :func:`critical_stage`."""
-    unlinked = unlinked_inputs(planned, machine, layout, copy_s)
+def inputs_of(planned: PlannedJob, machine: Machine) -> StepInputs:
+    """What the machine's links and memory determine of a step."""
+    unlinked = unlinked_inputs(planned, machine)
     sent = messages_of(planned, machine), parameter_traffic(planned, machine)
     return linked_inputs(unlinked, planned.method, planned.job, planned.plans, machine, *sent)
 
@@ -190,21 +172,27 @@ def linked_inputs(
     )  # fmt: skip
 
 
-def unlinked_inputs(planned: PlannedJob, machine: Machine, layout: Layout, copy_s: Num) -> StepInputs:
+def unlinked_inputs(planned: PlannedJob, machine: Machine) -> StepInputs:
     """As :func:`inputs_of` on links that take no time, whatever the placement."""
     job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
     owned, updates, sizes = owned_parameters(planned), job.updates(plans), planned.sizes
     passes = micro_batches / job.stages_held  # of two mirrored stages each sees half of them
+    split, full = planned.split, where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
+    equal = (split.first == split.middle) & (split.middle == split.last)
+    whole = where(plans.pp <= 1, split.first, where(equal, split.first * plans.pp, float(job.model.layers)))
+    first, last = of_mirrored(job.stages_held, split.first, split.last)
     return StepInputs(
-        layout=layout, devices=job.gpus, micro_batches=micro_batches,
+        first_layers=first, middle_layers=split.middle, last_layers=last, layers=whole,
+        stages=plans.pp, virtual_stages=plans.vpp, recomputed=plans.recomputed, held=job.stages_held,
+        folded=float(row.folded), paired=_paired(planned) * (1.0 - full), devices=job.gpus, micro_batches=micro_batches,
         host_starts=micro_batches * row.usual_slices if job.graphs != "step" else 0.0, slices=row.usual_slices,
         schedules={row.name: 1.0},
         filling=filling_passes(row.fills, plans.pp, micro_batches) if row.fills else 0.0,
         hides_data=float("dp" in job.overlap), hides_stages=float("pp" in job.overlap),
-        hides_copies=float("offload" in job.overlap), copy_s=copy_s, by_unit=plans.shares("weights"),
-        chunks=plans.vpp if planned.method.calibrated else 1, reductions=plans.reductions(passes, updates),
-        gathers=plans.gathers(passes, updates), owned=owned,
-        tensors=(layout.whole * sizes.layer.tensors + sizes.first.tensors + sizes.last.tensors) / layout.stages,
+        hides_copies=float("offload" in job.overlap), copy_s=layer_copy_s(planned, machine),
+        by_unit=plans.shares("weights"), chunks=plans.vpp if planned.method.calibrated else 1,
+        reductions=plans.reductions(passes, updates), gathers=plans.gathers(passes, updates), owned=owned,
+        tensors=(whole * sizes.layer.tensors + sizes.first.tensors + sizes.last.tensors) / plans.pp,
         optimizer_s=optimizer_time_s(planned, owned, machine),
         host_optimizer_s=host_optimizer_time_s(job, owned, machine),
         matrix_update_s=matrix_time_s(planned, machine), updates=updates,

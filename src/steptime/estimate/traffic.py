@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,30 +13,13 @@ from steptime.cost.roofline import memory_s
 from steptime.estimate.communication import Group, collective_in, group_of
 from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
-from steptime.estimate.memory import STAGES, StageParts, kept_of_layer, on_stage, stage_parts
+from steptime.estimate.memory import STAGES, kept_of_layer, on_stage, stage_parts
 from steptime.estimate.result import PlannedJob
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MOMENTUM_BYTES, nothing
 from steptime.plan.plans import Plans
 from steptime.terms import at, call
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Time of a kind of collective."""
-
-    one_layer_s: Num
-    bucket: Num
-    """Layers that travel as one message."""
-    shown_end_s: Num
-    """Of the end that nothing is left to hide, the embedding; below of the other, the head."""
-    hidden_end_s: Num
-
-    def times(self, factor: Num) -> Sums:
-        """All of it so many times as long."""
-        return Sums(self.one_layer_s * factor, self.bucket, self.shown_end_s * factor, self.hidden_end_s * factor)
-
 
 PARAMETERS_REGARDLESS = ("micro_batch", "panels", "recompute", "recompute_every")
 """Columns of plans on which :func:`parameter_traffic` does not depend: parameters have the same sizes and groups."""
@@ -48,28 +29,31 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
     """Collectives of gradients, weights and momentum on free links, by their names in
     :class:`~steptime.estimate.step_inputs.StepInputs`.
     """
-    shared = shared_of(planned)
+    sent, links = shared_of(planned), dict[str, dict[str, Num]]()
+    for name in ("gradients", "weights"):
+        layer = sent[f"{name}/one_layer"]
+        seconds = [sent_s(machine, [one], f"dp_comm/{name}/one_layer") for one in layer]
+        one_layer_s = sum(seconds, start=0.0)
+        messages_s = sum((each_s * one.layers for each_s, one in zip(seconds, layer, strict=True)), start=0.0)
+        links[name] = {
+            "one_layer_s": one_layer_s,
+            # Layers that travel as one message, those of several collectives weighted by their time.
+            "bucket": maximum(messages_s / where(one_layer_s > 0, one_layer_s, 1.0), 1.0),
+            "shown_end_s": sent_s(machine, sent[f"{name}/embedding"], f"dp_comm/{name}/embedding"),
+            "hidden_end_s": sent_s(machine, sent[f"{name}/head"], f"dp_comm/{name}/head"),
+        }
+    replicas_s = sent_s(machine, sent["gradients/replicas"], "dp_comm/gradients/replicas")
+    if "parameters" in planned.job.offload:  # each rank first reads its shard from the host's memory
+        with at("offload/parameters/one_layer"):
+            layer_s = host_read_s(machine, sent["weights/one_layer"])
+        shown_s, hidden_s = (host_read_s(machine, sent[f"weights/{end}"]) for end in ("embedding", "head"))
+        more = {"one_layer_s": layer_s, "shown_end_s": shown_s, "hidden_end_s": hidden_s}
+        links["weights"] |= {name: links["weights"][name] + more_s for name, more_s in more.items()}
     return {
-        "reduce": _sums(machine, "gradients", shared.reduce, shared.reduce_ends),
-        "replicas_s": sent_s(machine, shared.replicas, "dp_comm/gradients/replicas"),
-        "gather": _read_from_host(
-            planned, machine, shared, _sums(machine, "weights", shared.gather, shared.gather_ends)
-        ),
+        "reduce": links["gradients"], "replicas_s": replicas_s, "gather": links["weights"],
         "replicated_s": replicated_s(planned, machine),
         "momentum_gather_s": sent_s(machine, momentum_of(planned), "optimizer/momentum"),
     }  # fmt: skip
-
-
-def _read_from_host(planned: PlannedJob, machine: Machine, shared: Shared, gather: Sums) -> Sums:
-    """Gathering of weights where each rank first reads its shard from the host's memory."""
-    if "parameters" not in planned.job.offload:
-        return gather
-    with at("offload/parameters/one_layer"):
-        layer_s = host_read_s(machine, shared.gather)
-    shown_s, hidden_s = (host_read_s(machine, sent) for sent in shared.gather_ends)
-    return Sums(
-        gather.one_layer_s + layer_s, gather.bucket, gather.shown_end_s + shown_s, gather.hidden_end_s + hidden_s
-    )
 
 
 def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
@@ -79,16 +63,6 @@ def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
         kept_bytes = one.times * one.size_bytes / one.group[0]
         total = total + call(host_copy_s, machine.host_basis, kept_bytes=kept_bytes, host_Bps=machine.host_Bps)
     return total
-
-
-def _sums(machine: Machine, name: str, layer: list[Sent], ends: Ends) -> Sums:
-    seconds = [sent_s(machine, [one], f"dp_comm/{name}/one_layer") for one in layer]
-    one_layer_s = sum(seconds, start=0.0)
-    messages_s = sum((each_s * one.layers for each_s, one in zip(seconds, layer, strict=True)), start=0.0)
-    bucket = messages_s / where(one_layer_s > 0, one_layer_s, 1.0)
-    shown_s = sent_s(machine, ends.shown, f"dp_comm/{name}/embedding")
-    hidden_s = sent_s(machine, ends.hidden, f"dp_comm/{name}/head")
-    return Sums(one_layer_s, maximum(bucket, 1.0), shown_s, hidden_s)
 
 
 class Sent(NamedTuple):
@@ -104,24 +78,6 @@ class Sent(NamedTuple):
     """Layers whose parts it carries."""
 
 
-class Ends(NamedTuple):
-    """Collectives of embedding and head: of what nothing is left to hide, and of what is ready before the layers."""
-
-    shown: list[Sent]
-    hidden: list[Sent]
-
-
-class Shared(NamedTuple):
-    """Collectives over the data-parallel group."""
-
-    reduce: list[Sent]
-    """Of the gradients of one layer; below of their shards over replicas, of its weights, and of embedding and head."""
-    replicas: list[Sent]
-    gather: list[Sent]
-    reduce_ends: Ends
-    gather_ends: Ends
-
-
 def sent_s(machine: Machine, sent: list[Sent], path: str) -> Num:
     """Time of some collectives, one after the other; ``path``: for the tape."""
     total: Num = 0.0
@@ -132,42 +88,66 @@ def sent_s(machine: Machine, sent: list[Sent], path: str) -> Num:
     return total
 
 
-def shared_of(planned: PlannedJob) -> Shared:
-    """The collectives of :func:`parameter_traffic`; those of a layer are its share of a bucket, but for ZeRO-3."""
-    plans, sizes, stage = planned.plans, planned.sizes, stage_parts(planned, "first")
-    pools = [Pool(weights="weights", frozen="frozen_bytes", group=_group(planned, planned.strategy.gradient_axes))]
+def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
+    """The collectives of :func:`parameter_traffic` over the data-parallel group, by the ends of their paths.
+
+    Gradients are reduced, each shard on its ranks and then over its replicas, and weights gathered that are shared out.
+    Those of a layer are its share of a bucket, but for ZeRO-3; the embedding has nothing left to hide behind, and the
+    head is ready before the layers.
+    """
+    job, plans, sizes, stage = planned.job, planned.plans, planned.sizes, stage_parts(planned, "first")
+    pools = [("weights", "frozen_bytes", planned.strategy.gradient_axes)]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
-        pools.append(Pool(weights="expert_weights", frozen="frozen_expert_bytes", group=_group(planned, ("edp",))))
-    together = _ends_together(planned)
+        pools.append(("expert_weights", "frozen_expert_bytes", ("edp",)))
+    together, sharded = _ends_together(planned), where(plans.shares("optimizer"), 1.0, 0.0)
 
-    def shown(name: str) -> Num:
-        total: Num = getattr(sizes.first, name) * stage.first + together * getattr(sizes.last, name) * stage.last
-        return total
+    def parts(name: str) -> dict[str, Num]:
+        first, last = getattr(sizes.first, name), getattr(sizes.last, name)
+        return {
+            "one_layer": getattr(sizes.layer, name),
+            "embedding": first * stage.first + together * last * stage.last,
+            "head": (1.0 - together) * last * stage.last,
+        }
 
-    def hidden(name: str) -> Num:
-        size: Num = (1.0 - together) * getattr(sizes.last, name) * stage.last
-        return size
-
-    def layer(name: str) -> Num:
-        size: Num = getattr(sizes.layer, name)
-        return size
-
-    def each(sent: Sender, size: Size) -> list[Sent]:
-        return [one for pool in pools for one in sent(planned.job, plans, pool, size)]
-
-    def bucketed(sent: Sender) -> list[Sent]:
-        if not planned.method.calibrated:
-            return each(sent, layer)
-        found = [(pool, sent(planned.job, plans, pool, layer)) for pool in pools]
-        return [one for pool, some in found for one in _in_buckets(some, pool, plans, layer, stage)]
-
-    def both(size: Size) -> list[Sent]:
-        return [*each(_reductions, size), *each(_over_replicas, size)]
-
-    return Shared(
-        reduce=bucketed(_reductions), replicas=bucketed(_over_replicas), gather=bucketed(_gathers),
-        reduce_ends=Ends(both(shown), both(hidden)), gather_ends=Ends(each(_gathers, shown), each(_gathers, hidden)),
-    )  # fmt: skip
+    found: dict[str, list[Sent]] = {
+        f"{what}/{part}": []
+        for what in ("gradients", "replicas", "weights")
+        for part in ("one_layer", "embedding", "head")
+    }
+    for trained, frozen, axes in pools:
+        every = _group(planned, axes)
+        group, copies = _shards(plans, every) if plans.has_shards else (every, None)
+        # Ranks of a domain whose NICs carry the traffic of ZeRO; None: all.
+        senders = where(plans.shares("weights"), 1, group[1]) if job.single_ring else None
+        weights, more = parts(trained), parts(frozen)
+        for part, count in weights.items():
+            gradient_bytes = count * job.gradient_bytes
+            weight_bytes = count * job.precision.element_bytes
+            weight_bytes = weight_bytes + more[part] * where(plans.shares("weights"), 1.0, 0.0)  # frozen: ZeRO-3 alone
+            reduced = (  # each rank ends with its shard of the sums, and without ZeRO with all of them
+                Sent("reduce_scatter", gradient_bytes, group, senders, times=sharded),
+                Sent("all_reduce", gradient_bytes, group, times=1.0 - sharded),
+            )
+            own = {
+                "gradients": [one for one in reduced if np.any(one.times)],
+                "replicas": [] if copies is None else [Sent("all_reduce", gradient_bytes / group[0], copies)],
+                "weights": [Sent("all_gather", weight_bytes, group, senders, sharded)],
+            }
+            if part == "one_layer" and planned.method.calibrated:
+                layers = layers_per_bucket(count, every[0], stage.layers)
+                layers = where(plans.shares("weights"), 1.0, layers)
+                own = {
+                    what: [
+                        one._replace(size_bytes=one.size_bytes * layers, times=one.times / layers, layers=layers)
+                        for one in some
+                    ]
+                    for what, some in own.items()
+                }
+            for what, some in own.items():
+                found[f"{what}/{part}"] += some
+    for end in ("embedding", "head"):
+        found[f"gradients/{end}"] += found.pop(f"replicas/{end}")
+    return found | {"gradients/replicas": found.pop("replicas/one_layer")}
 
 
 def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
@@ -182,64 +162,6 @@ def _ends_together(planned: PlannedJob) -> Num:
     if not planned.method.calibrated:
         return 1.0
     return where(planned.plans.shares("weights"), 1.0, 0.0) if planned.job.root_unit else 0.0
-
-
-class Pool(NamedTuple):
-    """Parameters that are reduced and shared out together: names of their sums, ranks of their group, those inside."""
-
-    weights: str
-    frozen: str
-    group: Group
-
-
-Size = Callable[[str], Num]
-"""Bytes or parameters of a pool by the name of their sum."""
-Sender = Callable[[Job, Plans, Pool, Size], list[Sent]]
-"""Collectives of a pool for so many bytes or parameters."""
-
-
-def _in_buckets(sent: list[Sent], pool: Pool, plans: Plans, size: Size, stage: StageParts) -> list[Sent]:
-    """A layer's part of messages of several layers."""
-    layers = layers_per_bucket(size(pool.weights), pool.group[0], stage.layers)
-    layers = where(plans.shares("weights"), 1.0, layers)
-    return [one._replace(size_bytes=one.size_bytes * layers, times=one.times / layers, layers=layers) for one in sent]
-
-
-def _reductions(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
-    """Reduction of gradients, each shard on its ranks."""
-    group = _sharing(plans, pool.group)
-    return _reduced(plans, size(pool.weights) * job.gradient_bytes, group, _senders(job, plans, group))
-
-
-def _over_replicas(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
-    """Sum of the shards of gradients over their replicas."""
-    if not plans.has_shards:
-        return []
-    shards, copies = _shards(plans, pool.group)
-    return [Sent("all_reduce", size(pool.weights) * job.gradient_bytes / shards[0], copies)]
-
-
-def _reduced(plans: Plans, size_bytes: Num, group: Group, senders: Num | None = None) -> list[Sent]:
-    """Each rank ends with its shard of the sums, and without ZeRO with all of them."""
-    sharded = where(plans.shares("optimizer"), 1.0, 0.0)
-    found = (
-        Sent("reduce_scatter", size_bytes, group, senders, times=sharded),
-        Sent("all_reduce", size_bytes, group, times=1.0 - sharded),
-    )
-    return [sent for sent in found if np.any(sent.times)]
-
-
-def _gathers(job: Job, plans: Plans, pool: Pool, size: Size) -> list[Sent]:
-    """Gathering of weights that are shared out; frozen ones only under ZeRO-3."""
-    group, gathered = _sharing(plans, pool.group), where(plans.shares("optimizer"), 1.0, 0.0)
-    size_bytes = size(pool.weights) * job.precision.element_bytes
-    size_bytes = size_bytes + size(pool.frozen) * where(plans.shares("weights"), 1.0, 0.0)
-    return [Sent("all_gather", size_bytes, group, _senders(job, plans, group), gathered)]
-
-
-def _senders(job: Job, plans: Plans, group: Group) -> Num | None:
-    """Ranks of a domain whose NICs carry the traffic of ZeRO; None: all."""
-    return where(plans.shares("weights"), 1, group[1]) if job.single_ring else None
 
 
 def _sharing(plans: Plans, group: Group) -> Group:

@@ -245,7 +245,7 @@ def staged(job: Job, parties: Parties, laid: _Laid, counts: Sequence[int]) -> St
 
 def _more(e: Evaluation, layers: int) -> float:
     """Layers of a stage over those of the estimate, in proportion to which what a step has once grows."""
-    return layers / max(float(e.inputs.layout.first), 1.0)
+    return layers / max(float(e.inputs.first_layers), 1.0)
 
 
 def _span_s(depth: int, micro_batches: int, durations: Durations, *, overlap: bool) -> float:

@@ -63,21 +63,6 @@ def kept(meshes: Plans, constraints: Sequence[Constraint]) -> Plans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configurations:
-    """Meshes and configurations of a job that break no rule, on fast domains of any size."""
-
-    meshes: Plans
-    plans: Plans
-    """Degrees and configuration, one row each; rows of a mesh are contiguous."""
-    mesh_of: Array
-    """Mesh of each."""
-    rejected: dict[str, int]
-    """Reason -> meshes and configurations that it rules out."""
-    rejected_rows: int
-    """Meshes and configurations that were ruled out, each counted once whatever its placements."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """All candidates of a job under one strategy, not yet multiplied."""
 
@@ -151,15 +136,6 @@ class Space(ABC):
 
         ``farthest``: fast domains in the largest block of the network, within which the order of the axes matters.
         """
-        configured = self.configured(job, strategy, rules, constraints)
-        return self.placed(
-            configured, job, strategy, fast_domain, constraints, nearer_is_faster=nearer_is_faster, farthest=farthest
-        )
-
-    def configured(
-        self, job: Job, strategy: Strategy, rules: Sequence[Rule], constraints: Sequence[Constraint] = ()
-    ) -> Configurations:
-        """Meshes and configurations that the constraints on plans admit; those that break a rule are counted."""
         on_plan = [c for c in constraints if not c.column.startswith("in_")]
         meshes = kept(self.meshes(job, strategy), on_plan)
         whole = rows_of(meshes)
@@ -174,24 +150,7 @@ class Space(ABC):
         rejected_here += len(mesh_of) - len(legal)
         if len(legal) < len(mesh_of):
             mesh_of, configurations = mesh_of[legal], configurations.take(legal)
-        return Configurations(
-            meshes=meshes, plans=configurations, mesh_of=mesh_of, rejected=rejected, rejected_rows=rejected_here
-        )
-
-    def placed(
-        self,
-        configured: Configurations,
-        job: Job,
-        strategy: Strategy,
-        fast_domain: int,
-        constraints: Sequence[Constraint] = (),
-        *,
-        nearer_is_faster: bool = True,
-        farthest: int = 1,
-    ) -> Listing:
-        """The candidates of configurations on fast domains of a size; the arguments are those of :meth:`list`."""
         on_placement = [c for c in constraints if c.column.startswith("in_")]
-        meshes = configured.meshes
         placed, placements = self.placements(strategy, meshes, job.gpus, fast_domain, nearer_is_faster=nearer_is_faster)
         if farthest > 1:
             axes = (*strategy.tensor_axes, "dp", "pp")
@@ -200,13 +159,13 @@ class Space(ABC):
         placed, placements = placed[picked], placements.take(picked)
         count = np.bincount(placed, minlength=rows_of(meshes))
         return Listing(
-            configurations=configured.plans,
-            mesh_of=configured.mesh_of,
+            configurations=configurations,
+            mesh_of=mesh_of,
             placements=placements,
             placement_start=np.cumsum(count) - count,
             placement_count=count,
-            rejected=configured.rejected,
-            rejected_rows=configured.rejected_rows,
+            rejected=rejected,
+            rejected_rows=rejected_here,
         )
 
 

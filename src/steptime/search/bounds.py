@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 
 import numpy as np
 
-from steptime.estimate.step import Passes, compose
+from steptime.estimate.step import compose
 from steptime.estimate.step_inputs import StepInputs
 from steptime.estimate.work import Pass
 from steptime.num import Array, Num
@@ -35,12 +34,12 @@ def least_step_s(inputs: StepInputs, framework: Framework, table: LayerTable, sh
         table: passes of every shape and placement.
         shape: shape of each configuration.
     """
-    passes, at = least_passes(table, pairs=bool(np.any(np.asarray(inputs.layout.paired) > 0)))
+    passes, at = least_passes(table, pairs=bool(np.any(np.asarray(inputs.paired) > 0)))
     least: Array = np.asarray(compose(inputs, rows(passes, at[shape]), framework).total_s) * (1 - ROUNDING)
     return np.broadcast_to(least, shape.shape)
 
 
-def least_passes(table: LayerTable, *, pairs: bool) -> tuple[Passes, Array]:
+def least_passes(table: LayerTable, *, pairs: bool) -> tuple[dict[str, Pass], Array]:
     """Least passes of every shape that is costed, and the place of each shape among them; -1: not costed.
 
     ``pairs``: without exchanges of experts, which other passes may overlap.
@@ -54,8 +53,7 @@ def least_passes(table: LayerTable, *, pairs: bool) -> tuple[Passes, Array]:
     def over(ufunc: np.ufunc, value: Num) -> Num:
         return ufunc.reduceat(value[rows], starts) if isinstance(value, np.ndarray) else value
 
-    parts = {f.name: _least(getattr(table.passes, f.name), over, pairs=pairs) for f in fields(Passes)}
-    return Passes(**parts), at
+    return {part: _least(each, over, pairs=pairs) for part, each in table.passes.items()}, at
 
 
 def _least(each: Pass, over: Callable[[np.ufunc, Num], Num], *, pairs: bool) -> Pass:

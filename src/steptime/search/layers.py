@@ -12,8 +12,7 @@ from steptime.estimate.evaluate import Works, passes_of, works_of
 from steptime.estimate.layer import PARTS, part_times
 from steptime.estimate.machine import Machine
 from steptime.estimate.sizes import Sizes, sizes_of
-from steptime.estimate.step import Passes
-from steptime.estimate.work import NUMBERS, PhaseWork, phase_work
+from steptime.estimate.work import NUMBERS, Pass, PhaseWork, phase_work
 from steptime.num import Array, Num, joined, taken
 from steptime.plan.job import Job
 from steptime.plan.plans import Plans, as_float
@@ -111,12 +110,12 @@ def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
 class LayerTable:
     """Times of every distinct layer configuration: a shape with a placement of its tensor axes."""
 
-    passes: Passes
+    passes: Mapping[str, Pass]
     row: Array
     """Row of (shape, inner placement); -1: not costed."""
     count: int
 
-    def take(self, shape: Array, inner: Array) -> Passes:
+    def take(self, shape: Array, inner: Array) -> Mapping[str, Pass]:
         """Times for pairs of a shape and an inner placement."""
         return rows(self.passes, self.row[shape, inner])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,13 +11,14 @@ import numpy as np
 from steptime.estimate.energy import activity, flops_of
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.single import Setting
-from steptime.estimate.step import Passes, Step
+from steptime.estimate.step import Step
+from steptime.estimate.work import Pass
 from steptime.num import Array
 from steptime.plan.plans import Plans, rows_of
 from steptime.search.accumulators import pareto_front
 from steptime.search.objective import Objective
 
-Made: TypeAlias = tuple[PlannedJob, Passes, Step]
+Made: TypeAlias = tuple[PlannedJob, Mapping[str, Pass], Step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

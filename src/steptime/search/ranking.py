@@ -1,11 +1,11 @@
-"""Ranks the candidates of searches: bounds first, then only what a bound does not rule out."""
+"""Ranks the candidates of a search: bounds first, then only what a bound does not rule out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from steptime.plan.space import MESH_COLUMNS, Listing
 from steptime.records import rows
 from steptime.search.accumulators import Best, pareto_front
 from steptime.search.bounds import least_step_s
-from steptime.search.layers import LayerTable, distinct_rows
+from steptime.search.layers import Codes, LayerTable, distinct_rows
 from steptime.search.priced import Made, Priced
 
 ROUND, BLOCK = 1 << 11, 1 << 14
@@ -31,29 +31,18 @@ ROUND, BLOCK = 1 << 11, 1 << 14
 RISKY_SHOWN = 3
 """Plans too likely to run out of memory to be first that are shown where they would be faster."""
 
-Done = Callable[[int], None]
 Sent: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """Configurations of a mesh that share what some columns of their plans determine."""
-
-    of: Array
-    """Number of the kind of each configuration."""
-    count: int
-
-
-def kinds_of(plans: Plans, count: int, regardless: tuple[str, ...]) -> Kinds:
-    """Kinds of ``count`` configurations by the columns that are no degrees of the mesh, without some."""
+def kinds_of(plans: Plans, count: int, regardless: tuple[str, ...]) -> Codes:
+    """Kinds of ``count`` configurations of a mesh: those that share the columns that are no degrees, without some."""
     left = (*MESH_COLUMNS, *regardless)
     columns = tuple(
         name for name, column in plans.columns().items()
         if isinstance(column, np.ndarray) and name not in left and name[:3] not in ("in_", "at_")
     )  # fmt: skip
-    codes = distinct_rows([plans], [count], columns)
-    return Kinds(codes.inverse, codes.count)
+    return distinct_rows([plans], [count], columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,47 +54,19 @@ class Configured:
     planned: PlannedJob
     unlinked: StepInputs
     """What the step of each is composed of on links that take no time."""
+    every: Array
+    """Peak memory of all configurations of the listing; below of those that fit."""
     peak: Array
     shape: Array
     """Row of each in the table of layers."""
-    messages: Kinds
+    messages: Codes
     """Configurations of a mesh with the same messages between stages; below with the same traffic of parameters."""
-    parameters: Kinds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What no placement of each configuration is below, and whether one may fit."""
-
-    least_s: Array
-    likely: Array
-    """Whether a placement may likely not run out of memory; nobody asks where memory is that of a paper."""
-    first: Array | None
-    """Whether a placement may be put first; None: any may."""
-
-    def of(self, part: slice) -> tuple[Array, Array, Array | None]:
-        """Those of a part."""
-        return self.least_s[part], self.likely[part], None if self.first is None else self.first[part]
-
-
-class Costed(NamedTuple):
-    """Candidates with their times."""
-
-    position: Array
-    """Configuration of each, ascending."""
-    place: Array
-    times: Array
-    made: Callable[[], Made]
-    """What prices them."""
-
-    def part(self, which: slice) -> Costed:
-        """Some that follow each other; the price is that of all."""
-        return Costed(self.position[which], self.place[which], self.times[which], self.made)
+    parameters: Codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Configurations of searches that fit, and what costs their candidates."""
+    """Configurations of a search that fit, and what costs their candidates."""
 
     setting: Setting
     configured: Configured
@@ -131,21 +92,11 @@ class Fitting:
         """Job under the plans of some candidates."""
         return self.configured.planned.take(position, self.plans(position, place))
 
-    def bounds(self, *, of_time: bool) -> Bounds:
-        """What a search need not cost; ``of_time``: where time is least, of which alone there is a bound."""
-        unlinked, shape, calibrated = self.configured.unlinked, self.configured.shape, self.setting.method.calibrated
-        first, framework = self.setting.first_limit, self.setting.job.framework
-        return Bounds(
-            least_s=least_step_s(unlinked, framework, self.table, shape) if of_time else np.zeros(len(shape)),
-            likely=self._may_fit(LIKELY_FITS) if calibrated else np.zeros(len(shape), dtype=bool),
-            first=None if first is None else self._may_fit(first),
-        )
-
     def sent(self, position: Array, place: Array) -> Callable[[slice | Array], Sent]:
         """What some candidates send outside their passes, each kind costed once: of those at some places among them."""
 
-        def costed(kinds: Kinds, of: Callable[[PlannedJob, Machine], T]) -> tuple[T, Array]:
-            code = place * kinds.count + kinds.of[position]  # the placement says which mesh it is of
+        def costed(kinds: Codes, of: Callable[[PlannedJob, Machine], T]) -> tuple[T, Array]:
+            code = place * kinds.count + kinds.inverse[position]  # the placement says which mesh it is of
             one, number = distinct([code])
             return of(self.planned(position[one], place[one]), self.setting.machine), number
 
@@ -153,8 +104,8 @@ class Fitting:
         parameters, of_parameters = costed(self.configured.parameters, parameter_traffic)
         return lambda at: (rows(messages, of_messages[at]), rows(parameters, of_parameters[at]))
 
-    def costed(self, position: Array, place: Array, sent: Sent) -> Costed:
-        """Candidates with their times, those that a limit on running out of memory rules out left out."""
+    def costed(self, position: Array, place: Array, sent: Sent) -> tuple[Array, Array, Array, Callable[[], Made]]:
+        """Candidates without those that a limit on running out of memory rules out, their times, what prices them."""
         plans, limit = self.plans(position, place), self.setting.oom_limit
         if limit is not None:
             safe = np.flatnonzero(self.fits(plans, position, limit))
@@ -165,7 +116,7 @@ class Fitting:
         unlinked = rows(self.configured.unlinked, position)
         step = compose(linked_inputs(unlinked, method, job, plans, machine, *sent), passes, job.framework)
         times = np.broadcast_to(np.asarray(step.total_s), position.shape)
-        return Costed(position, place, times, lambda: (self.planned(position, place), passes, step))
+        return position, place, times, lambda: (self.planned(position, place), passes, step)
 
     def fits(self, plans: Plans, position: Array, chance: float) -> Array:
         """Whether each candidate runs out of memory with that chance at most."""
@@ -174,7 +125,7 @@ class Fitting:
         fits: Array = likely_fits(peak, plans, framework, machine.memory_bytes, chance, is_host=machine.is_host)
         return np.broadcast_to(fits, position.shape)
 
-    def _may_fit(self, chance: float) -> Array:
+    def may_fit(self, chance: float) -> Array:
         """Whether some placement of each configuration may run out of memory with that chance at most."""
         machine = self.setting.machine
         name, capacity = self.setting.job.memory.name, machine.memory_bytes
@@ -188,15 +139,13 @@ class Ranking:
     objective none is.
 
     Args:
-        fitting: the configurations of this search and of others, and what costs their candidates.
-        part: those of this search, which follow each other.
+        of: the configurations, and what costs their candidates.
         top: how many of the best are kept.
         priced: what prices candidates where there is an objective.
     """
 
-    def __init__(self, fitting: Fitting, part: slice, top: int, priced: Priced | None = None) -> None:
-        self._of, self.part, self.priced = fitting, part, priced
-        self.peak, self._counts = fitting.configured.peak[part], fitting.counts[part]
+    def __init__(self, of: Fitting, top: int, priced: Priced | None = None) -> None:
+        self.of, self.priced, self.peak, self._counts = of, priced, of.configured.peak, of.counts
         count = len(self.peak)
         self.best = Best(top)
         """Of those that run out of memory with the chance at most that a first plan may have; all without a limit."""
@@ -211,36 +160,60 @@ class Ranking:
         """Candidates that fit."""
         self.costed = self.risky = self.settled = 0
 
-    def rounds(self, bounds: Bounds) -> Iterator[Array]:
-        """Configurations all of whose candidates have to be costed, ascending, round by round; before the next one
-        they are taken in.
+    def run(self) -> Iterator[int]:
+        """Costs candidates round by round, those with the least bounds first, until no other can be kept.
 
-        Args:
-            bounds: of all configurations that fit.
+        Yields:
+            Candidates that are settled, after each block.
         """
+        of, setting, counts = self.of, self.of.setting, self._counts
         if not self.within:
             return
-        limit = self._of.setting.oom_limit
-        if limit is not None:
-            self._count_risky(limit)
-        least_s, likely, first = bounds.of(self.part)
-        unknown, most = self._counts > 0, ROUND
+        configured, shape = of.configured, of.configured.shape
+        # What no placement of a configuration is below, whether one may likely not run out of memory, and whether one
+        # may be put first; there are bounds of time alone, and nobody asks where memory is that of a paper.
+        least_s, likely = np.zeros(len(shape)), np.zeros(len(shape), dtype=bool)
+        if self.priced is None:
+            least_s = least_step_s(configured.unlinked, setting.job.framework, of.table, shape)
+        if setting.method.calibrated:
+            likely = of.may_fit(LIKELY_FITS)
+        first = None if setting.first_limit is None else of.may_fit(setting.first_limit)
+        if setting.oom_limit is not None:
+            self._count_risky(setting.oom_limit)
+        unknown, most = counts > 0, ROUND
         chosen = np.flatnonzero(unknown)
         if least_s.any():
             fastest = chosen[np.argsort(least_s[chosen], kind="stable")]
             chosen = np.concatenate((self._first(fastest, ROUND), _front_of(chosen, least_s, self.peak)))
             chosen = np.unique(chosen, return_index=True)[0]  # with an index, as without one it loads numpy.ma
         while len(chosen):
-            yield chosen + self.part.start
+            yield self.settled
+            yield from self._cost(chosen)
             unknown[chosen] = False
             needed = unknown & (least_s <= np.maximum(self._to_beat(first), np.where(likely, self.likely_s, -np.inf)))
-            self.settled = int(self._counts[~needed].sum())
+            self.settled = int(counts[~needed].sum())
             open_ = np.flatnonzero(needed)
             most = min(2 * most, BLOCK)
             chosen = np.sort(self._first(open_[np.argsort(least_s[open_], kind="stable")], most))
+        yield self.settled
+
+    def _cost(self, chosen: Array) -> Iterator[int]:
+        """Costs all candidates of some configurations, in ascending order."""
+        position, place = self.of.candidates(chosen)
+        sent, lasts = self.of.sent(position, place), np.cumsum(self._counts[chosen])
+        stop = 0
+        while stop < len(position):
+            start, at = stop, int(np.searchsorted(lasts, stop + BLOCK, side="right"))
+            stop = int(lasts[max(at - 1, int(np.searchsorted(lasts, stop, side="right")))])
+            here = slice(start, stop)
+            self.costed += stop - start
+            costed = self.of.costed(position[here], place[here], sent(here))
+            if len(costed[0]):
+                self._take_in(*costed)
+            yield self.settled + stop
 
     def front(self) -> Array:
-        """Places in :attr:`part` of the configurations that no other beats in both time and memory."""
+        """Configurations that no other beats in both time and memory."""
         return _front_of(np.flatnonzero(np.isfinite(self.time_s)), self.time_s, self.peak)
 
     def _first(self, ordered: Array, most: int) -> Array:
@@ -269,33 +242,33 @@ class Ranking:
         return beaten
 
     def _count_risky(self, limit: float) -> None:
-        for start in range(self.part.start, self.part.stop, BLOCK):
-            position, place = self._of.candidates(np.arange(start, min(start + BLOCK, self.part.stop)))
-            self.risky += int((~self._of.fits(self._of.plans(position, place), position, limit)).sum())
+        for start in range(0, len(self.peak), BLOCK):
+            position, place = self.of.candidates(np.arange(start, min(start + BLOCK, len(self.peak))))
+            self.risky += int((~self.of.fits(self.of.plans(position, place), position, limit)).sum())
 
-    def take_in(self, costed: Costed) -> None:
-        """Keeps what is to be kept of costed candidates: all that a limit leaves of each configuration."""
-        position, place, times = costed.position, costed.place, costed.times
+    def _take_in(self, position: Array, place: Array, times: Array, made: Callable[[], Made]) -> None:
+        """Keeps what is to be kept of costed candidates: all that a limit leaves of each configuration, ascending.
+
+        ``made``: what prices them.
+        """
         values, at = times, (position, place)
         if self.priced is not None:
-            ids = position, self._of.configured.at[position], place
-            values, kept = self.priced.values(costed.made(), times, ids)
+            values, kept = self.priced.values(made(), times, (position, self.of.configured.at[position], place))
             at = position[kept], place[kept]
         self._offer(values, *at)
-        if self._of.setting.method.calibrated:
+        if self.of.setting.method.calibrated:
             self._offer_likely(times, position, place)
         starts = np.flatnonzero(np.diff(position, prepend=-1))
         low = np.minimum.reduceat(times, starts)
-        here = position[starts] - self.part.start
-        self.time_s[here] = low
-        self.place[here] = _first_equal(times, starts, low, place)
+        self.time_s[position[starts]] = low
+        self.place[position[starts]] = _first_equal(times, starts, low, place)
 
     def _fits(self, position: Array, place: Array, chance: float) -> Array:
-        return self._of.fits(self._of.plans(position, place), position, chance)
+        return self.of.fits(self.of.plans(position, place), position, chance)
 
     def _offer(self, values: Array, position: Array, place: Array) -> None:
         """Offers candidates to the best, or by their chance of running out of memory to those shown next to them."""
-        limit, of = self._of.setting.first_limit, self._of
+        limit, of = self.of.setting.first_limit, self.of
         if limit is None:
             return self.best.add(values, of.configured.at[position], place)
         near = np.flatnonzero(values <= max(self.best.threshold, self.risky_best.threshold))
@@ -313,59 +286,9 @@ class Ranking:
         if not len(near):
             return
         first = near[np.lexsort((place[near], position[near], times[near]))[0]]
-        at = np.array([self._of.configured.at[position[first]], place[first]])
+        at = np.array([self.of.configured.at[position[first]], place[first]])
         if times[first] < self.likely_s or self.likely is None or tuple(at) < tuple(self.likely):
             self.likely_s, self.likely = float(times[first]), at
-
-
-def rank(of: Fitting, rankings: Sequence[Ranking], done: Done) -> None:
-    """Ranks searches whose configurations lie in one table: what all of them have to cost next is costed together.
-
-    Args:
-        of: the configurations of all of them.
-        rankings: one for each search, in the order of their parts.
-        done: is told the number of candidates that are settled.
-    """
-    if not of.counts.any():
-        return
-    bounds = of.bounds(of_time=all(ranking.priced is None for ranking in rankings))
-    running = [(ranking, ranking.rounds(bounds)) for ranking in rankings]
-    while running:
-        wanted = [(ranking, rounds, next(rounds, None)) for ranking, rounds in running]
-        done(settled := sum(ranking.settled for ranking in rankings))
-        running = [(ranking, rounds) for ranking, rounds, chosen in wanted if chosen is not None]
-        if running:
-            chosen = np.concatenate([each for _, _, each in wanted if each is not None])
-            _cost(of, [ranking for ranking, _ in running], chosen, partial(_further, done, settled))
-
-
-def _cost(of: Fitting, rankings: Sequence[Ranking], chosen: Array, done: Done) -> None:
-    """Costs all candidates of some configurations, in ascending order."""
-    position, place = of.candidates(chosen)
-    sent, lasts = of.sent(position, place), np.cumsum(of.counts[chosen])
-    stop = 0
-    while stop < len(position):
-        start, at = stop, int(np.searchsorted(lasts, stop + BLOCK, side="right"))
-        stop = int(lasts[max(at - 1, int(np.searchsorted(lasts, stop, side="right")))])
-        here = slice(start, stop)
-        block = of.costed(position[here], place[here], sent(here))
-        for ranking, part in zip(rankings, _parts(rankings, position[here]), strict=True):
-            ranking.costed += part.stop - part.start
-        for ranking, part in zip(rankings, _parts(rankings, block.position), strict=True):
-            if part.start < part.stop:
-                ranking.take_in(block if len(rankings) == 1 else block.part(part))
-        done(stop)
-
-
-def _parts(rankings: Sequence[Ranking], position: Array) -> list[slice]:
-    """Which of some ascending configurations are of each search."""
-    starts = np.searchsorted(position, [ranking.part.start for ranking in rankings])
-    stops = np.searchsorted(position, [ranking.part.stop for ranking in rankings])
-    return [slice(*each) for each in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-
-def _further(done: Done, settled: int, more: int) -> None:
-    done(settled + more)
 
 
 def _front_of(some: Array, time_s: Array, peak: Array) -> Array:

@@ -282,7 +282,7 @@ def items_of(e: Evaluation) -> ModelItems:
     is_next = [row.name.startswith(PREDICTED) and row.block != "head" for row in e.block.last]
     predicted = [row for row, each in zip(e.block.last, is_next, strict=True) if each]
     head = [row for row, each in zip(e.block.last, is_next, strict=True) if not each]
-    again = float(e.inputs.layout.recomputed)
+    again = float(e.inputs.recomputed)
     kinds = [_end(e, "E", e.block.first), *_layers(e, again), *[_end(e, "m", predicted)] * depth, _end(e, "L", head)]
     shares = np.array([1] * (1 + layers) + [depth] * depth + [1])
     columns = {
@@ -370,7 +370,7 @@ def _layers(e: Evaluation, again: float) -> list[_Kind]:
 def _layer(e: Evaluation, rows: Sequence[Row], ahead: float, again: float) -> _Kind:
     """A layer of these rows."""
     whole = _pass(e, rows)
-    exposed = exposed_pass(whole, overlapped_exchanges(e.inputs.layout, whole))
+    exposed = exposed_pass(whole, overlapped_exchanges(e.inputs.paired, whole))
     kept = kept_of_layer(part_of(rows).kept_bytes, e.sizes.boundary_bytes, e.plans)
     return _kind(exposed, again, float(kept), _held(e, e.sizes.last, 1.0, ahead, 0.0, 0.0))
 

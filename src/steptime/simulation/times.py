@@ -24,8 +24,12 @@ from steptime.simulation.stage_times import StageTimes
 
 def mean_times(e: Evaluation) -> Times:
     """Times of a stage of mean length, for orders that follow from times."""
-    layer, ends, stages = exposed_pass(e.passes.layer, e.step.exchanges), (e.passes.first, e.passes.last), e.plans.pp
-    whole, again = float(e.inputs.layout.whole), e.inputs.layout.recomputed
+    layer, ends, stages = (
+        exposed_pass(e.passes["layer"], e.step.exchanges),
+        (e.passes["first"], e.passes["last"]),
+        e.plans.pp,
+    )
+    whole, again = float(e.inputs.layers), e.inputs.recomputed
     forward_s = whole * layer.forward_s + sum(end.forward_s for end in ends)
     backward_s = whole * layer.backward_with_s(again) + sum(end.backward_s for end in ends)
     weights_s = whole * layer.weights_s + sum(end.weights_s for end in ends)
@@ -44,7 +48,7 @@ def durations_of(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
 
     Passes that run together share two streams where exchanges of experts overlap; otherwise they take as long as both.
     """
-    layer, again = exposed_pass(e.passes.layer, e.step.exchanges), e.inputs.layout.recomputed
+    layer, again = exposed_pass(e.passes["layer"], e.step.exchanges), e.inputs.recomputed
 
     def of_stages(of_layer: Any, of_first: Any, of_last: Any) -> Array:
         seconds = layers * float(of_layer)
@@ -52,7 +56,7 @@ def durations_of(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
         seconds[-1] += float(of_last)
         return seconds
 
-    first, last = e.passes.first, e.passes.last
+    first, last = e.passes["first"], e.passes["last"]
     backward_s = of_stages(layer.backward_with_s(again), first.backward_s, last.backward_s)
     weights_s = of_stages(layer.weights_s, first.weights_s, last.weights_s)
     forward_s = of_stages(layer.forward_s, first.forward_s, last.forward_s)
@@ -82,8 +86,8 @@ def _slice_s(e: Evaluation, length: int, before: float) -> float:
     slices = e.job.pipeline.usual_slices
     job = e.job.slice_of(length, before, slices)
     works = works_of(part_times(e.strategy.block(job, e.plans), e.plans, e.machine), job, e.plans)
-    layer = passes_of(works, e.job.framework).layer
-    return float(layer.forward_s + layer.backward_with_s(e.inputs.layout.recomputed))
+    layer = passes_of(works, e.job.framework)["layer"]
+    return float(layer.forward_s + layer.backward_with_s(e.inputs.recomputed))
 
 
 def slice_factors(e: Evaluation, lengths: Sequence[int]) -> Array:
@@ -117,7 +121,7 @@ def _tensor_shares(e: Evaluation, layers: Array, forward_s: Array, backward_s: A
 
     Products that make gradients of weights communicate nothing of their own.
     """
-    again, framework = e.inputs.layout.recomputed, e.job.framework
+    again, framework = e.inputs.recomputed, e.job.framework
 
     def of(phase: str) -> Array:
         layer, first, last = (float(exposed_links_s(phase_work(e.works[part], phase), framework)) for part in PARTS)
@@ -270,7 +274,7 @@ def once_of(e: Evaluation, pipeline_s: float, *, updates: bool = False) -> dict[
     """
     step = e.step
     of_update = {
-        "data_parallel": float(step.data.exposed_s + step.replicated_s),
+        "data_parallel": float(sum(step.data_s.values()) + step.replicated_s),
         "optimizer": float(step.optimizer_s + step.matrix_update_s + step.momentum_gather_s),
     }
     found = {

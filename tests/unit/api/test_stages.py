@@ -44,7 +44,7 @@ def test_items_of_a_model_with_experts_add_up_to_the_estimate() -> None:
     assert "".join(items.letters) == "E" + "t" * 60 + "L"
     assert items.seconds[1] < items.seconds[2] and items.state_bytes[1] < items.state_bytes[2]
     assert np.ptp(items.seconds[2:-1]) == 0
-    whole = sum(each.both_s for each in (e.passes.first, e.passes.last)) + 60 * e.passes.layer.both_s
+    whole = sum(each.both_s for each in (e.passes["first"], e.passes["last"])) + 60 * e.passes["layer"].both_s
     assert items.seconds.sum() == pytest.approx(whole, rel=0.01)
     held = {
         name: sum(float(call.value) for path, call in of.held.items() if not path.startswith("buffers"))

@@ -139,13 +139,13 @@ def evaluated(schedule: str, plans: Plans, *, batch: int = 64, model: str = "lla
 def test_the_step_is_the_closed_form() -> None:
     """The ends of the model share a pair of ranks: each has half of the head's work for every micro-batch."""
     e, whole = (evaluated(name, Plans(pp=8)) for name in ("dualpipe", "1f1b"))
-    layer, ends_s = e.passes.layer, float(e.passes.first.both_s + e.passes.last.both_s)
+    layer, ends_s = e.passes["layer"], float(e.passes["first"].both_s + e.passes["last"].both_s)
     assert float(e.step.steady_s) == pytest.approx(64 * (4 * float(layer.both_s) + ends_s / 2))
     assert float(whole.step.steady_s) > float(e.step.steady_s)
-    assert (float(e.step.stage.first), float(e.step.stage.last)) == (0.5, 0.5)
-    weights_s = float(32 * layer.weights_s + e.passes.first.weights_s + e.passes.last.weights_s) / 8
-    backward_s = float(32 * layer.backward_s + e.passes.first.backward_s + e.passes.last.backward_s) / 8
-    forward_s = float(32 * layer.forward_s + e.passes.first.forward_s + e.passes.last.forward_s) / 8
+    assert (float(e.step.counts["first"]), float(e.step.counts["last"])) == (0.5, 0.5)
+    weights_s = float(32 * layer.weights_s + e.passes["first"].weights_s + e.passes["last"].weights_s) / 8
+    backward_s = float(32 * layer.backward_s + e.passes["first"].backward_s + e.passes["last"].backward_s) / 8
+    forward_s = float(32 * layer.forward_s + e.passes["first"].forward_s + e.passes["last"].forward_s) / 8
     all_s, slowest_s = 32 * float(layer.both_s) + ends_s, float(e.step.steady_s) / 64
     expected = dual_pipe_bubble_s(8, 1, forward_s, backward_s - weights_s, weights_s, 0.0, all_s, slowest_s)
     assert float(e.step.idle_s) == pytest.approx(float(expected))
@@ -178,7 +178,7 @@ def test_a_rank_holds_two_stages() -> None:
 @pytest.mark.parametrize(("inside", "near"), [(8, 2), (4, 1)])
 def test_copies_are_near_where_the_pipeline_is(inside: int, near: int) -> None:
     plans = Plans(pp=8, dp=2, in_pp=inside, in_dp=8 // inside)
-    (sent,) = shared_of(evaluated("dualpipe", plans, batch=128)).reduce
+    (sent,) = shared_of(evaluated("dualpipe", plans, batch=128))["gradients/one_layer"]
     assert sent.group[:2] == (4, 8 // inside * near)
 
 
@@ -187,7 +187,7 @@ def test_both_copies_sum_their_gradients(zero: int) -> None:
     """Of the layers of two stages, over twice the ranks."""
     plans = Plans(pp=4, dp=8, ep=8, zero=zero)
     e, whole = (evaluated(name, plans, model="mixtral-8x7b", batch=512) for name in ("dualpipe", "1f1b"))
-    for dual, single in zip(shared_of(e).reduce, shared_of(whole).reduce, strict=True):
+    for dual, single in zip(shared_of(e)["gradients/one_layer"], shared_of(whole)["gradients/one_layer"], strict=True):
         assert dual.group[:2] == (2 * single.group[0], single.group[1])
     assert float(tape_of(e).calls["dp_comm/backward"][0].arguments["layers"]) == 16
     assert float(tape_of(whole).calls["dp_comm/backward"][0].arguments["layers"]) == 8
@@ -196,11 +196,11 @@ def test_both_copies_sum_their_gradients(zero: int) -> None:
 def test_the_exchange_of_experts_hides_without_virtual_stages() -> None:
     plans = Plans(pp=4, dp=8, ep=8)
     e, whole = (evaluated(name, plans, model="mixtral-8x7b", batch=512) for name in ("dualpipe", "1f1b"))
-    assert float(e.inputs.layout.paired) == pytest.approx(float(dual_paired_share(64, 4)))
-    assert not float(whole.inputs.layout.paired)
-    assert float(e.step.stage.slowest_s) < float(whole.step.stage.slowest_s)
+    assert float(e.inputs.paired) == pytest.approx(float(dual_paired_share(64, 4)))
+    assert not float(whole.inputs.paired)
+    assert float(e.step.stage_s["slowest_stage_s"]) < float(whole.step.stage_s["slowest_stage_s"])
     shown = evaluated("dualpipe", plans, model="mixtral-8x7b", batch=512, overlap=frozenset({"dp"}))
-    assert not float(shown.inputs.layout.paired) and float(shown.step.total_s) > float(e.step.total_s)
+    assert not float(shown.inputs.paired) and float(shown.step.total_s) > float(e.step.total_s)
     states = "expert_optimizer/parameter_bytes"
     dual, single = (float(each.memory["middle"].calls()[states].value) for each in (e, whole))
     assert dual == pytest.approx(single) and dual > 0
@@ -209,10 +209,8 @@ def test_the_exchange_of_experts_hides_without_virtual_stages() -> None:
 def test_the_bubble_has_pairs_that_hide_all_they_can() -> None:
     """Of the pairs that fill and drain the pipeline each hides what one in its middle does."""
     e = evaluated("dualpipe", Plans(pp=4, dp=8, ep=8), model="mixtral-8x7b", batch=512)
-    layer, ends = e.passes.layer, (e.passes.first, e.passes.last)
-    hidden_s = sum(
-        float(seconds) for seconds in overlapped_exchanges(replace(e.inputs.layout, paired=1.0), layer).values()
-    )
+    layer, ends = e.passes["layer"], (e.passes["first"], e.passes["last"])
+    hidden_s = sum(float(seconds) for seconds in overlapped_exchanges(1.0, layer).values())
     mean_s, forward_s, backward_s, weights_s = (
         (32 * float(of_layer) + sum(map(float, of_ends))) / 4
         for of_layer, of_ends in (
@@ -222,9 +220,16 @@ def test_the_bubble_has_pairs_that_hide_all_they_can() -> None:
             (layer.weights_s, [end.weights_s for end in ends]),
         )
     )
-    shown_s = mean_s - 8 * float(e.inputs.layout.paired) * hidden_s
+    shown_s = mean_s - 8 * float(e.inputs.paired) * hidden_s
     expected = dual_pipe_bubble_s(
-        4, 1, forward_s, backward_s - weights_s, weights_s, 8 * hidden_s, 4 * shown_s, float(e.step.stage.slowest_s)
+        4,
+        1,
+        forward_s,
+        backward_s - weights_s,
+        weights_s,
+        8 * hidden_s,
+        4 * shown_s,
+        float(e.step.stage_s["slowest_stage_s"]),
     )
     assert hidden_s > 0 and float(e.step.idle_s) == pytest.approx(float(expected))
 

@@ -161,7 +161,7 @@ def test_full_recomputation_keeps_the_input_of_each_layer():
     e = _evaluated(Plans(recompute=2))
     terms = stage_terms(e, "first")
     assert terms["activations/layers/activation_bytes"] == GPT.layers * 2 * GPT.seq_len * GPT.hidden
-    assert e.inputs.layout.recomputed == 1
+    assert e.inputs.recomputed == 1
 
 
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), (4, 16), (8, 8)])

@@ -82,7 +82,7 @@ def test_all_parts_at_once_take_as_long_as_one_by_one(case: Any) -> None:
     at_once, one_by_one = _passes(e.works, many), passes_of(e.works, many)
     for part in e.times:
         for name in ("forward_s", "backward_s", "weights_s"):
-            whole, alone = (getattr(getattr(passes, part), name) for passes in (at_once, one_by_one))
+            whole, alone = (getattr(passes[part], name) for passes in (at_once, one_by_one))
             assert np.allclose(whole, alone, rtol=1e-15, atol=0.0)
 
 

@@ -86,14 +86,14 @@ SLOW = replace(IDEAL, name="slow", matrix=1.5, narrow=0.8, expert_links=2.0)
 def test_what_hides_is_no_longer_than_the_opposite_pass() -> None:
     """With a framework's factors on both; what stays is what an estimate without overlap has, less that."""
     plain, hidden = made(framework=SLOW), made(framework=SLOW, overlap=BOTH)
-    layer, share = plain.passes.layer, paired_share(16, 2, 4)
-    assert hidden.passes.layer == layer and hidden.inputs.layout.paired == share
-    forward, backward = overlapped_exchanges(hidden.inputs.layout, layer).values()
+    layer, share = plain.passes["layer"], paired_share(16, 2, 4)
+    assert hidden.passes["layer"] == layer and hidden.inputs.paired == share
+    forward, backward = overlapped_exchanges(hidden.inputs.paired, layer).values()
     sent = [SLOW.expert_links * links_s(plain, phase) for phase in ("forward", "backward")]
     assert forward == pytest.approx(share * min(sent[0], layer.backward_s - sent[1]))
     assert backward == pytest.approx(share * min(sent[1], layer.forward_s - sent[0]))
-    assert hidden.step.stage.slowest_s == pytest.approx(
-        plain.step.stage.slowest_s - plain.step.stage.layers * (forward + backward)
+    assert hidden.step.stage_s["slowest_stage_s"] == pytest.approx(
+        plain.step.stage_s["slowest_stage_s"] - plain.step.counts["layer"] * (forward + backward)
     )
 
 

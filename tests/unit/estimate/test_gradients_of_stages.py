@@ -28,8 +28,9 @@ def evaluated(layers: int, vocab: int, batch: int) -> Evaluation:
 
 def played_s(e: Evaluation) -> float:
     """End of the last reduction, where every stage reduces its gradients when it has done all its passes."""
-    layout, layer, first, last = e.inputs.layout, e.passes.layer, e.passes.first, e.passes.last
-    count, step = [layout.first, *[layout.middle] * (PP - 2), layout.last], int(e.inputs.micro_batches)
+    inputs, layer, first, last = e.inputs, e.passes["layer"], e.passes["first"], e.passes["last"]
+    count = [inputs.first_layers, *[inputs.middle_layers] * (PP - 2), inputs.last_layers]
+    step = int(inputs.micro_batches)
     ends = [first, *[None] * (PP - 2), last]
     parts = [e.sizes.first, *[None] * (PP - 2), e.sizes.last]
     time_s = {
@@ -63,6 +64,6 @@ def test_what_shows_of_the_reduction_is_the_first_stages(layers: int, vocab: int
     third, where no stage waits for one neighbour alone, the closed form of the passes is an upper bound.
     """
     e = evaluated(layers, vocab, batch)
-    ours = float(e.step.steady_s + e.step.idle_s + e.step.data.gradient_s)
-    assert e.step.data.gradient_s > 0
+    ours = float(e.step.steady_s + e.step.idle_s + e.step.data_s["gradients"])
+    assert e.step.data_s["gradients"] > 0
     assert played_s(e) * (1 - 1e-9) <= ours <= played_s(e) * (1 + error)

@@ -16,7 +16,7 @@ from steptime.api.models import load_model
 from steptime.commands.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.memory import stage_of, stage_terms
-from steptime.estimate.step import Passes, Step, compose
+from steptime.estimate.step import Step, compose
 from steptime.estimate.work import Pass, stacked
 from steptime.plan.framework import IDEAL
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
@@ -59,7 +59,7 @@ def step_of(e: Evaluation, times: Times, last_s: float = 0.0) -> Step:
                  weights_s=times.weight_gradient_s * each * e.job.splits_backward)  # fmt: skip
     nothing = Pass(forward_s=0.0, backward_s=0.0)
     last = Pass(forward_s=last_s, backward_s=2 * last_s, weights_s=last_s * e.job.splits_backward)
-    return compose(e.inputs, Passes(layer=layer, first=nothing, last=last), IDEAL)
+    return compose(e.inputs, {"layer": layer, "first": nothing, "last": last}, IDEAL)
 
 
 def played_s(row: Schedule, pipeline: Pipeline, last_s: float = 0.0) -> float:
@@ -149,8 +149,8 @@ def test_versions_of_weights_by_hand() -> None:
 def test_a_folded_pipeline_has_both_ends_on_its_first_rank() -> None:
     e = evaluated(SCHEDULES["zb-v"], Plans(pp=4, vpp=2), 16)
     step = step_of(e, Times(), 0.4)
-    assert (float(step.stage.first), float(step.stage.last)) == (1.0, 1.0)
-    assert float(step.stage.slowest_s) == pytest.approx(3.0 + 3 * 0.4)
+    assert (float(step.counts["first"]), float(step.counts["last"])) == (1.0, 1.0)
+    assert float(step.stage_s["slowest_stage_s"]) == pytest.approx(3.0 + 3 * 0.4)
     first, last = (stage_of(e, name) for name in ("first", "last"))
     assert (first.first, first.last, first.ahead) == (1.0, 1.0, 6.0) and (last.first, last.last) == (0.0, 0.0)
 
@@ -173,11 +173,11 @@ def test_plans_with_several_schedules_side_by_side_cost_what_each_of_them_does()
     each = [evaluated(SCHEDULES[name], Plans(pp=4), 16) for name in names]
     works, inputs = stacked([e.works for e in each]), stacked([e.inputs for e in each])
     head = Pass(forward_s=0.01, backward_s=0.02, weights_s=0.01)
-    passes = replace(passes_of(works, IDEAL), last=head)
+    passes = passes_of(works, IDEAL) | {"last": head}
     together = compose(inputs, passes, IDEAL).total_s
     for e, seconds in zip(each, together, strict=True):
         last = replace(head, weights_s=head.weights_s * e.job.splits_backward)
-        alone = compose(e.inputs, replace(passes_of(e.works, IDEAL), last=last), IDEAL)
+        alone = compose(e.inputs, passes_of(e.works, IDEAL) | {"last": last}, IDEAL)
         assert float(alone.total_s) == pytest.approx(float(seconds), rel=1e-12), e.job.schedule
 
 

@@ -24,9 +24,9 @@ def test_means_over_stages_add_up_to_all_stages(recompute: int) -> None:
               optimizer=OPTIMIZERS["adam"], overlap=frozenset())  # fmt: skip
     plans = Plans(pp=4, recompute=recompute)
     e = evaluate(CORRECTED, CORRECTED.strategies["1d"], job, machine_of(1e11), plans)
-    found, stage = mean_stage_s(e), e.step.stage
-    assert 4 * sum(found[name] for name in ("T_F", "T_B", "T_W")) == pytest.approx(float(stage.all_stages_s))
-    assert 4 * found["T_W"] == pytest.approx(float(stage.all_weights_s)) and found["T_W"] > 0
+    found, stage_s = mean_stage_s(e), e.step.stage_s
+    assert 4 * sum(found[name] for name in ("T_F", "T_B", "T_W")) == pytest.approx(float(stage_s["all_stages_s"]))
+    assert 4 * found["T_W"] == pytest.approx(float(stage_s["all_weights_s"])) and found["T_W"] > 0
 
     assert found["T_B"] > found["T_W"]
 

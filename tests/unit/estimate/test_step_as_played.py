@@ -41,8 +41,8 @@ def of_part(part: Pass, splits: bool = False) -> dict[str, float]:
 
 def of_chunk(e: Evaluation, splits: bool = False) -> dict[str, float]:
     """Seconds of the passes of one virtual stage."""
-    layers = float(e.inputs.layout.middle) / float(e.plans.vpp)
-    return {kind: layers * each for kind, each in of_part(e.passes.layer, splits).items()}
+    layers = float(e.inputs.middle_layers) / float(e.plans.vpp)
+    return {kind: layers * each for kind, each in of_part(e.passes["layer"], splits).items()}
 
 
 def of_whole(seconds: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -86,7 +86,7 @@ def test_bubble_of_zero_bubble_schedules(pp: int, rounds: int, vocab: int, sched
     count = pp * rounds
     e = evaluated(Plans(pp=pp), count, schedule=schedule, vocab=vocab)
     seconds = [of_chunk(e, splits=True) for _ in range(pp)]
-    for s, part in ((0, e.passes.first), (pp - 1, e.passes.last)):
+    for s, part in ((0, e.passes["first"]), (pp - 1, e.passes["last"])):
         seconds[s] = {kind: seconds[s][kind] + more for kind, more in of_part(part, splits=True).items()}
     whole_s = passes_s(e, lambda s: order_of_zero_bubble(s, pp, count, DEPTHS[schedule]), seconds)
     assert float(e.step.steady_s + e.step.idle_s) == pytest.approx(whole_s, rel=2e-3)
@@ -138,7 +138,7 @@ def replica_s(e: Evaluation) -> float:
 
     Part 0 is the embedding, the last the head, whose passes the model has beside those of its layers.
     """
-    parts, count, step = int(e.inputs.layout.first) + 2, int(e.inputs.micro_batches), e.step
+    parts, count, step = int(e.inputs.first_layers) + 2, int(e.inputs.micro_batches), e.step
     compute: list[Key] = []
     for i in range(count):
         compute += [("F", i, n) for n in range(parts)] + [("B", i, n) for n in reversed(range(parts))]
@@ -146,11 +146,11 @@ def replica_s(e: Evaluation) -> float:
     traffic = e.inputs
     sent: list[Key] = [("G", 0, n) for n in range(parts)] + [("R", 0, n) for n in reversed(range(parts))]
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "end": 0.0}
-    seconds |= {"G": traffic.gather.one_layer_s, "R": traffic.reduce.one_layer_s}
+    seconds |= {"G": traffic.gather["one_layer_s"], "R": traffic.reduce["one_layer_s"]}
     taken = {k: float(seconds[k[0]]) for k in (*compute, *sent)}  # type: ignore[index]
-    for n, name, passes in ((0, "shown_end_s", e.passes.first), (parts - 1, "hidden_end_s", e.passes.last)):
-        taken |= {("R", 0, n): float(getattr(traffic.reduce, name))}
-        taken |= {("G", 0, n): float(getattr(traffic.gather, name))}
+    for n, name, passes in ((0, "shown_end_s", e.passes["first"]), (parts - 1, "hidden_end_s", e.passes["last"])):
+        taken |= {("R", 0, n): float(traffic.reduce[name])}
+        taken |= {("G", 0, n): float(traffic.gather[name])}
         for i in range(count):
             taken |= {("F", i, n): float(passes.forward_s), ("B", i, n): float(passes.backward_s)}
     after: dict[Key, list[Key]] = {("F", 0, n): [("G", 0, n)] for n in range(parts)}
@@ -165,7 +165,7 @@ def replica_s(e: Evaluation) -> float:
 def test_traffic_of_replicas(count: int, zero: int, link_Bps: float, vocab: int) -> None:
     """Layer by layer; the head's is ready first and needed last, so that the layers hide it as far as they can."""
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=zero), count, link_Bps, vocab=vocab)
-    ours_s = float(e.step.steady_s + e.step.data.exposed_s)
+    ours_s = float(e.step.steady_s + sum(e.step.data_s.values()))
     assert ours_s == pytest.approx(replica_s(e), rel=2e-3)
 
 
@@ -174,7 +174,7 @@ def sharded_s(e: Evaluation) -> float:
 
     Shards are summed over their replicas on links of their own, if there are any.
     """
-    layers, count, step = int(e.inputs.layout.first), int(e.inputs.micro_batches), e.step
+    layers, count, step = int(e.inputs.first_layers), int(e.inputs.micro_batches), e.step
     compute: list[Key] = []
     sent: list[Key] = []
     after: dict[Key, list[Key]] = {}
@@ -196,8 +196,8 @@ def sharded_s(e: Evaluation) -> float:
             after["A", i, n - 1] = [("F", i, layers - 1) if n == layers - 1 else ("B", i, n + 1)]
         after.pop(("A", i, -1))
     traffic = e.inputs
-    seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "R": traffic.reduce.one_layer_s}
-    seconds |= {"G": traffic.gather.one_layer_s, "A": traffic.gather.one_layer_s, "X": traffic.replicas_s}
+    seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s, "R": traffic.reduce["one_layer_s"]}
+    seconds |= {"G": traffic.gather["one_layer_s"], "A": traffic.gather["one_layer_s"], "X": traffic.replicas_s}
     taken = {k: float(seconds[k[0]]) for k in (*compute, *sent, *summed)}  # type: ignore[index]
     return max(played({"compute": compute, "links": sent, "others": summed}, taken, after).values())
 
@@ -209,8 +209,8 @@ def test_traffic_of_fully_sharded_replicas(count: int, link_Bps: float, shard: i
     """The closed form gathers the last layer again for its backward pass too, behind that of the head."""
     e = evaluated(Plans(dp=DP, in_dp=DP, zero=3, shard=shard), count, link_Bps)
     whole_s = sharded_s(e)
-    over_s = float(e.step.steady_s + e.step.data.exposed_s) - whole_s
-    again_s = count * max(float(e.inputs.gather.one_layer_s) - float(e.passes.last.backward_s), 0.0)
+    over_s = float(e.step.steady_s + sum(e.step.data_s.values())) - whole_s
+    again_s = count * max(float(e.inputs.gather["one_layer_s"]) - float(e.passes["last"].backward_s), 0.0)
     assert -2e-3 * whole_s <= over_s <= 2e-3 * whole_s + again_s
 
 
@@ -220,12 +220,12 @@ def piped_replica_s(e: Evaluation) -> float:
     The first chunk of a stage layer by layer; others, which have the passes of all chunks to hide behind, at once.
     """
     stages, count, chunks = int(e.plans.pp), int(e.inputs.micro_batches), int(e.plans.vpp)
-    layers = int(e.inputs.layout.first) // chunks
+    layers = int(e.inputs.first_layers) // chunks
     streams: dict[Key, list[Key]] = {}
     after: dict[Key, list[Key]] = {}
     step, traffic = e.step, e.inputs
     seconds = {"F": step.behind_forward_s, "B": step.behind_backward_s}
-    seconds |= {"G": traffic.gather.one_layer_s, "R": traffic.reduce.one_layer_s}
+    seconds |= {"G": traffic.gather["one_layer_s"], "R": traffic.reduce["one_layer_s"]}
     taken: dict[Key, float] = {}
     for s in range(stages):
         compute: list[Key] = []
@@ -260,5 +260,5 @@ def piped_replica_s(e: Evaluation) -> float:
 def test_traffic_of_replicas_with_stages(pp: int, rounds: int, vpp: int, link_Bps: float) -> None:
     """What the other stages send is hidden while the pipeline fills and drains."""
     e = evaluated(Plans(dp=DP, in_dp=DP, pp=pp, vpp=vpp, zero=1), pp * rounds, link_Bps, layers=32)
-    ours_s = float(e.step.steady_s + e.step.idle_s + e.step.data.exposed_s)
+    ours_s = float(e.step.steady_s + e.step.idle_s + sum(e.step.data_s.values()))
     assert ours_s == pytest.approx(piped_replica_s(e), rel=2e-3 if vpp == 1 else 1e-2)

@@ -139,15 +139,15 @@ def test_a_framework_slows_transfers_and_what_hides_them(links: float, matrix: f
         sent_s = links * sum(float(t.busy_s) for t in time.transfers)
         hides_s = float(time.own_s) * matrix * 7 / 8 if time.row.name in SENDING else 0.0
         shown_all_s += max(sent_s - hides_s, 0.0)
-    assert float(e.passes.layer.both_s) == pytest.approx(own_s + shown_all_s, rel=1e-9)
+    assert float(e.passes["layer"].both_s) == pytest.approx(own_s + shown_all_s, rel=1e-9)
 
 
 def test_jobs_in_several_formats_are_costed_as_one_as_they_are_alone() -> None:
     """The same row is narrow in one of them, and overlaps its transfers once."""
     each = [made(overlap=HIDES, precision=PRECISIONS[name]) for name in ("bf16", "fp8")]
     framework = Framework(matrix=1.1, narrow=1.2, tensor_links=1.3)
-    both = passes_of(stacked([e.works for e in each]), framework).layer
+    both = passes_of(stacked([e.works for e in each]), framework)["layer"]
     for i, e in enumerate(each):
-        alone = passes_of(e.works, framework).layer
+        alone = passes_of(e.works, framework)["layer"]
         assert both.forward_s[i] == pytest.approx(float(alone.forward_s), rel=1e-12)
         assert both.backward_s[i] == pytest.approx(float(alone.backward_s), rel=1e-12)

@@ -40,7 +40,7 @@ def evaluated(schedule: str, plans: Plans, *, batch: int = 64, fitted: bool = Tr
 
 def expected_bubble_s(e: Evaluation, filling: int) -> float:
     """Passes of the seven stages before the last, which has the head, but for the weights that its own passes fill."""
-    layer, first, last = e.passes.layer, e.passes.first, e.passes.last
+    layer, first, last = e.passes["layer"], e.passes["first"], e.passes["last"]
     others_s = 28 * (layer.both_s - layer.weights_s) + first.both_s - first.weights_s
     of_first_s, of_last_s = (4 * layer.weights_s + end.weights_s for end in (first, last))
     return float(np.maximum(others_s + of_first_s - (filling + 1) * of_last_s, 0.0))
@@ -52,11 +52,11 @@ def expected_bubble_s(e: Evaluation, filling: int) -> float:
 def test_the_bubble_by_hand(schedule: str, batch: int, filling: int) -> None:
     """Stages put off one or two passes for gradients of weights per stage before, but no more than there are."""
     e, whole = (evaluated(name, Plans(pp=8), batch=batch) for name in (schedule, "1f1b"))
-    layer, first = e.passes.layer, e.passes.first
-    assert float(e.step.stage.last) == 1 and layer.weights_s > 0
+    layer, first = e.passes["layer"], e.passes["first"]
+    assert float(e.step.counts["last"]) == 1 and layer.weights_s > 0
     assert float(e.step.idle_s) == pytest.approx(expected_bubble_s(e, filling))
     assert float(whole.step.idle_s) == pytest.approx(float(28 * layer.both_s + first.both_s))
-    assert layer.both_s == whole.passes.layer.both_s and not whole.passes.layer.weights_s
+    assert layer.both_s == whole.passes["layer"].both_s and not whole.passes["layer"].weights_s
 
 
 def _weights_products_s(e: Evaluation) -> Any:

@@ -60,7 +60,7 @@ def test_a_faster_device_makes_no_step_slower(case: str, pp: int, batch: int, sc
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_put_off_is_what_the_pass_is_shorter_without_it(case: str) -> None:
     """A pass that waits is no shorter for products that it would have done meanwhile."""
-    slow, fast = (made(rate, schedule="zb-h1", **CASES[case]).passes.layer for rate in (RATES[0], RATES[-1]))
+    slow, fast = (made(rate, schedule="zb-h1", **CASES[case]).passes["layer"] for rate in (RATES[0], RATES[-1]))
     assert 0.3 < slow.weights_s / slow.backward_s < 0.5
     if case == "host":
         assert 0 < fast.weights_s < 0.4 * fast.backward_s
@@ -69,11 +69,11 @@ def test_what_is_put_off_is_what_the_pass_is_shorter_without_it(case: str) -> No
 
 
 def waits(e: Evaluation) -> float:
-    return float(e.step.idle_s + e.step.copies_s) - float(e.micro_batches * e.step.stage.layers * one_s(e))
+    return float(e.step.idle_s + e.step.copies_s) - float(e.micro_batches * e.step.counts["layer"] * one_s(e))
 
 
 def one_s(e: Evaluation) -> float:
-    layer, copy_s = e.passes.layer, float(e.inputs.copy_s)
+    layer, copy_s = e.passes["layer"], float(e.inputs.copy_s)
     return max(copy_s - float(layer.forward_s), 0.0) + max(copy_s - float(layer.backward_s), 0.0)
 
 

@@ -50,11 +50,10 @@ def test_links_carry_both(link_Bps: float, zero: int) -> None:
     Under ZeRO-3 the pass of the head, too short to matter here, counts as that of a layer.
     """
     e = evaluated(Plans(tp=4, dp=4, in_tp=4, in_dp=4, zero=zero), link_Bps)
-    layers, data = float(e.inputs.layout.first), e.step.data
-    lasting_s = (layers + (zero == 3)) * float(e.step.behind_backward_s) + float(
-        data.gradient_s + data.backward_gather_s
-    )
-    carried_s = layers * tensor_s(e, "backward") + float(data.gradient_busy_s + data.backward_gather_busy_s)
+    layers = float(e.inputs.first_layers)
+    shown_s, busy_s = (each["gradients"] + each["weights_again"] for each in (e.step.data_s, e.step.data_busy_s))
+    lasting_s = (layers + (zero == 3)) * float(e.step.behind_backward_s) + float(shown_s)
+    carried_s = layers * tensor_s(e, "backward") + float(busy_s)
     assert lasting_s >= carried_s * (1 - 1e-9)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -59,7 +60,8 @@ def test_what_is_sent_is_what_each_candidate_sends(job: dict[str, Any], monkeypa
     """Columns by which candidates are not told apart have no say in their messages and traffic."""
     checked = []
 
-    def rank(of: ranking.Fitting, rankings: Any, done: ranking.Done) -> None:
+    def run(self: ranking.Ranking) -> Iterator[int]:
+        of = self.of
         position, place = of.candidates(np.arange(len(of.configured.at)))
         found, planned = of.sent(position, place)(slice(None)), of.planned(position, place)
         alone = messages_of(planned, of.setting.machine), parameter_traffic(planned, of.setting.machine)
@@ -67,22 +69,22 @@ def test_what_is_sent_is_what_each_candidate_sends(job: dict[str, Any], monkeypa
                               leaves({"found": alone[0], "more": alone[1]}), strict=True):  # fmt: skip
             assert np.array_equal(np.broadcast_to(one, position.shape), np.broadcast_to(other, position.shape))
         checked.append(len(position))
-        original(of, rankings, done)
+        yield from original(self)
 
-    original = exhaustive.rank
-    monkeypatch.setattr(exhaustive, "rank", rank)
+    original = ranking.Ranking.run
+    monkeypatch.setattr(ranking.Ranking, "run", run)
     api.plan(cluster="dgx-h100", global_batch=48, **job)
     assert max(checked) > 200
 
 
-def test_tasks_that_differ_in_fast_domains_share_configurations_and_find_what_each_finds_alone(
+def test_tasks_that_differ_in_fast_domains_share_layers_and_find_what_each_finds_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tasks = [_task(domain, gpus) for domain in (4, 8) for gpus in (16, 32)]
-    configured, original = [], exhaustive._configured
-    monkeypatch.setattr(exhaustive, "_configured", lambda *given: configured.append(given) or original(*given))
+    costed, original = [], exhaustive.layer_table
+    monkeypatch.setattr(exhaustive, "layer_table", lambda *given: costed.append(given) or original(*given))
     together = search(tasks, 3)
-    assert [len(jobs) for jobs, _ in configured] == [2]
+    assert len(costed) == 1
     for found, task in zip(together, tasks, strict=True):
         (alone,) = search([task], 3)
         assert _told(found) == _told(alone)

@@ -132,13 +132,13 @@ def statistics(e: Evaluation) -> dict[str, Any]:
     in the published code, in none of the components.
     """
     times = [time for time in e.times["layer"] if time.phase != RECOMPUTE]
-    count = e.step.micro_batches * e.step.stage.layers
+    count = e.step.micro_batches * e.step.counts["layer"]
     t = e.step_time_s
     parts = {
         "comp": sum(time.compute_s for time in times) * count,
         "mem": sum(time.exposed_memory_s for time in times) * count,
         "tp_comm": sum(sum(shown_s(time)) for time in times) * count,
-        "dp_comm": e.step.data.gradient_s + e.step.data.weight_gather_s,
+        "dp_comm": e.step.data_s["gradients"] + e.step.data_s["weights"],
         "pp_comm": e.step.pipeline_comm_s,
         "bubble": e.step.bubble_s,
     }

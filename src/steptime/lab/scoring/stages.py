@@ -128,13 +128,13 @@ def mean_stage_s(e: Evaluation) -> dict[str, float]:
     The gradient of inputs is the backward pass, with what is recomputed, without the products that make gradients of
     weights.
     """
-    layers, stages, passes = float(e.inputs.layout.whole), float(e.inputs.layout.stages), e.passes
-    parts = ((layers, passes.layer), (1.0, passes.first), (1.0, passes.last))
-    again = e.inputs.layout.recomputed
+    layers, stages, passes = float(e.inputs.layers), float(e.inputs.stages), e.passes
+    parts = ((layers, passes["layer"]), (1.0, passes["first"]), (1.0, passes["last"]))
+    again = e.inputs.recomputed
     forward = sum(n * float(part.forward_s) for n, part in parts) / stages
     weights = sum(n * float(part.weights_s) for n, part in parts) / stages
-    backward = layers * float(passes.layer.backward_with_s(again))
-    backward = (backward + float(passes.first.backward_s) + float(passes.last.backward_s)) / stages
+    backward = layers * float(passes["layer"].backward_with_s(again))
+    backward = (backward + float(passes["first"].backward_s) + float(passes["last"].backward_s)) / stages
     return {"T_F": forward, "T_B": backward - weights, "T_W": weights, "T_comm": float(e.step.stage_link_s)}
 
 
