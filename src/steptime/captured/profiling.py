@@ -71,12 +71,11 @@ class NotedLoss:
 
     def __call__(self, output: Any) -> Any:
         """The loss that the module returns, else the sum of its output."""
-        from torch.utils import _pytree
-
+        from steptime.captured import torch_parts as parts
         from steptime.captured.record.training import given_loss, own_loss
 
         value = own_loss(output)
-        own = value is given_loss(output) or any(value is leaf for leaf in _pytree.tree_leaves(output))
+        own = value is given_loss(output) or any(value is leaf for leaf in parts.pytree.tree_leaves(output))
         self.text = OWN_LOSS if own else NO_LOSS
         return value
 
@@ -124,15 +123,15 @@ def input_texts(program: Program) -> tuple[str, ...]:
 def texts_of_tensors(inputs: Any) -> tuple[str, ...]:
     """Tensors that a module is called with; those of a mapping are keyword arguments."""
     import torch
-    from torch.utils import _pytree
 
+    from steptime.captured import torch_parts as parts
     from steptime.captured.record.values import dtype_name
 
     named = inputs.items() if isinstance(inputs, Mapping) else (("", given) for given in inputs)
     return tuple(
         tensor_text(TensorType(tuple(tensor.shape), dtype_name(tensor.dtype)), str(name))
         for name, given in named
-        for tensor in _pytree.tree_leaves(given)
+        for tensor in parts.pytree.tree_leaves(given)
         if isinstance(tensor, torch.Tensor)
     )
 

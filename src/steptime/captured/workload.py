@@ -48,6 +48,8 @@ def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]
 
     import torch
 
+    from steptime.captured import torch_parts as parts
+
     wanted = getattr(torch, TYPES[dtype])
     if any(t.is_floating_point() and t.dtype != wanted for t in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).to(device="meta", dtype=wanted)
@@ -56,7 +58,7 @@ def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]
         def one(tensor: Any) -> Any:
             return tensor.to(wanted) if tensor.is_floating_point() else tensor
 
-        return torch.utils._pytree.tree_map_only(torch.Tensor, one, inputs)
+        return parts.pytree.tree_map_only(torch.Tensor, one, inputs)
 
     return module, cast
 

@@ -172,12 +172,14 @@ def broken(module: Any, inputs: Any) -> tuple[Piece, ...]:
         UserError: the module cannot be traced.
     """
     import torch
-    from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
-    torch._dynamo.reset()
-    clear_compilation_metrics()
+    from steptime.captured import torch_parts as parts
+
+    explain, forget, counted = parts.tracer()
+    torch.compiler.reset()
+    forget()
     try:
-        given = torch._dynamo.explain(module)
+        given = explain(module)
         with torch.no_grad():
             found = given(**inputs) if isinstance(inputs, Mapping) else given(*inputs)
     except Exception as error:  # whatever the user's module raises
@@ -185,7 +187,7 @@ def broken(module: Any, inputs: Any) -> tuple[Piece, ...]:
     reasons = [_reason(each) for each in found.break_reasons]
     counts = [sum(node.op.startswith("call_") for node in each.graph.nodes) for each in found.graphs] or [0]
     ends = [*reasons, *[("", "")] * len(counts)][: len(counts) - 1]
-    guards = [int(each.guard_count or 0) for each in get_compilation_metrics() if each.graph_op_count]
+    guards = [int(each.guard_count or 0) for each in counted() if each.graph_op_count]
     guards = guards if len(guards) == len(counts) else [0] * len(counts)
     return tuple(
         Piece(operators=count, reason=reason, line=line, guards=checked)
@@ -212,16 +214,17 @@ def inductor_here(module: Any, inputs: Any) -> Inductor:
 
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         raise UserError("--compile needs a C++ compiler", hint="apt install g++")
-    from torch._inductor import metrics as counted
-    from torch._inductor.utils import run_and_get_code
+    from steptime.captured import torch_parts as parts
 
-    torch._dynamo.reset()
+    counted, run_and_get_code = parts.inductor()
+    torch.compiler.reset()
     counted.reset()
     start = time.perf_counter()
     positional, named = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     try:
-        with torch.no_grad(), torch._inductor.config.patch(fx_graph_cache=False):
-            _, codes = run_and_get_code(torch.compile(module), *positional, **named)
+        with torch.no_grad():
+            compiled = torch.compile(module, options={"fx_graph_cache": False})
+            _, codes = run_and_get_code(compiled, *positional, **named)
     except Exception as error:  # whatever the compiler or the module raises
         raise UserError(f"torch.compile fails here: {shorten(str(error), 200)}") from None
     spent = time.perf_counter() - start

@@ -13,6 +13,7 @@ import torch
 from steptime import __version__
 from steptime.captured.graph import Node, Value, topological
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.torch_parts import schema_of
 from steptime.errors import UserError, shorten
 from steptime.rewrite.flow import COMPOSITE, WEIGHTS, Flow
 from steptime.rewrite.fused import opened, results_of
@@ -89,7 +90,7 @@ class _Writer:
 
 def _makes_from_nothing(call: CallSpec) -> bool:
     """Whether an operator makes a tensor without reading one, on a device that it is told."""
-    known = getattr(call.function, "_schema", None)
+    known = schema_of(call.function) if hasattr(call.function, "namespace") else None
     if known is None or not any(each.name == "device" and each.kwarg_only for each in known.arguments):
         return False
     given = (*call.arguments, *call.keywords.values())

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph import Node, Nodes, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.captured.record.values import TORCH_DTYPES
@@ -70,11 +71,11 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _fits(overload: Any, tensors: Mapping[str, Sequence[Value]], numbers: Mapping[str, Any]) -> bool:
-    known = {argument.name: argument for argument in overload._schema.arguments}
+    known = {argument.name: argument for argument in parts.schema_of(overload).arguments}
     if not set(tensors) | set(numbers) <= set(known):
         return False
     lists = {len(tensors[name]) for name in tensors if "List" in str(known[name].type)}
-    if len(lists) > 1 and overload._schema.name.startswith("aten::_foreach"):
+    if len(lists) > 1 and parts.schema_of(overload).name.startswith("aten::_foreach"):
         return False  # one tensor for all of them is another overload
     for name, argument in known.items():
         kind = str(argument.type)
@@ -120,7 +121,7 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
         raise UserError(f"PyTorch has no operator {shorten(node.op)!r} that takes what this graph gives it")
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for place, argument in enumerate(overload._schema.arguments):
+    for place, argument in enumerate(parts.schema_of(overload).arguments):
         name = argument.name
         if name not in tensors and name not in numbers and argument.has_default_value():
             continue
@@ -145,7 +146,7 @@ def _listed(values: Sequence[Value], places: tuple[int, ...] | None) -> list[Val
 
 
 def _taken(node: Node, overload: Any) -> tuple[int | None, ...]:
-    returns = overload._schema.returns
+    returns = parts.schema_of(overload).returns
     count = len(node.outputs)
     if len(returns) == 1:
         return (None,) if str(returns[0].type) == "Tensor" else tuple(range(count))

@@ -74,7 +74,7 @@ def runner(flow: Flow, backend: str = "eager") -> Run:
     contents = random_contents(read)
     inputs = [as_tensor(contents[_name(v.node)], v.type.dtype, wide=False) for v in flow.inputs]
     if backend != "onnxruntime":
-        torch._dynamo.reset()
+        torch.compiler.reset()
         made = graph_module(flow, contents)
         module: Run = torch.compile(made) if backend == "inductor" else made
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph import Attribute, Category, Nodes, Value
 from steptime.captured.record.problems import CaptureError
 from steptime.captured.record.recorder import Recorder
@@ -41,7 +39,7 @@ class Watching:
         if what == "end":
             self._updated(recorder, made)
             return
-        found = [leaf for leaf in _pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        found = [leaf for leaf in parts.pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
         for number, tensor in enumerate(found):
             self.outputs[what if len(found) == 1 else f"{what}.{number}"] = recorder.value(tensor)
 
@@ -87,7 +85,7 @@ class _Watched(Recorder):  # type: ignore[no-untyped-call]
         if number == before and source is None and number < len(self._held):
             real = tensor if type(tensor) is torch.Tensor else getattr(tensor, "constant", None)
             if real is not None and not real.is_meta and real.numel() <= LARGEST:
-                with _disable_current_modes():
+                with parts.without_modes():
                     self.watching.numbers[self._held[number].name] = real.detach().clone()
         return number
 
@@ -103,7 +101,7 @@ class _Watched(Recorder):  # type: ignore[no-untyped-call]
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return super()._call(func, args, kwargs)
-        except DataDependentOutputException:
+        except parts.DataDependentOutputException:
             watching = self.watching
             is_truth = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool
             if not watching.decides or not is_truth:

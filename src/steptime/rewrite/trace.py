@@ -61,7 +61,7 @@ def trace(
     require_torch()
     import torch
 
-    from steptime.captured.record.step import StepOptions, as_module, observed
+    from steptime.captured.record.step import StepOptions, as_module, record
     from steptime.rewrite.recording import Watching as Seen
     from steptime.rewrite.recording import recorder_class
 
@@ -71,7 +71,7 @@ def trace(
     chosen = StepOptions(training=training, target=target, fold=False, name=name or type(found).__name__, **options)
     watching = watching or Seen()
     given: Any = (inputs,) if torch.is_tensor(inputs) else inputs
-    program = observed(found, given, chosen, seen=watching.seen, recorder=recorder_class(watching))
+    program = record(found, given, chosen, seen=watching.seen, recorder=recorder_class(watching))
     flow, repeats = flow_of(
         program,
         watching.nodes,

@@ -11,20 +11,19 @@ every process ``torch.distributed`` with one process for each device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptime.captured.graph import Attribute, TensorType
+from steptime.captured import torch_parts as parts
+from steptime.captured.graph import TensorType
 from steptime.captured.record.fake import with_loss
 from steptime.captured.record.training import LOSSES, Loss, own_loss
-from steptime.captured.record.values import TORCH_DTYPES, signature
+from steptime.captured.record.values import TORCH_DTYPES, signature, tensors_in
 from steptime.errors import UserError
 from steptime.sharding.devices import Devices, Piece
 from steptime.sharding.kernels import KERNELS, Local
@@ -40,12 +39,12 @@ class Whole(torch.Tensor):
     """A tensor of the step as the module sees it: its shape, and the number of the storage that devices have."""
 
     storage_number: int
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = parts.no_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, storage: int, type: TensorType, device: torch.device) -> Whole:
         """A wrapper without memory."""
-        made: Whole = torch.Tensor._make_wrapper_subclass(
+        made: Whole = parts.wrapper(
             cls, type.shape, strides=type.strides, dtype=TORCH_DTYPES[type.dtype], device=device
         )
         made.storage_number = storage
@@ -62,7 +61,7 @@ class Whole(torch.Tensor):
         )
 
 
-class _Step(TorchDispatchMode):
+class _Step(parts.TorchDispatchMode):
     """One forward and backward."""
 
     def __init__(self, script: Script, devices: Devices, known: dict[int, int], held: dict[int, Piece]) -> None:
@@ -74,12 +73,13 @@ class _Step(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.name in _QUERIES or func.namespace == "profiler":
-            return getattr(args[0], func._schema.name.removeprefix("prim::"))
+        query = parts.schema_of(func).name
+        if query in _QUERIES or func.namespace == "profiler":
+            return getattr(args[0], query.removeprefix("prim::"))
         known = signature(func)
         given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
         call = self._next(known.name)
-        tensors = [each for value in given.values() for each in _tensors(value)]
+        tensors = [each for value in given.values() for each in tensors_in(value)]
         self._check(call, tensors)
         result = self._view(func, call, tensors) if call.view else self._run(func, known.written, call, given, tensors)
         for storage in call.freed:
@@ -123,7 +123,7 @@ class _Step(TorchDispatchMode):
 
     def _view(self, func: Any, call: ScriptCall, tensors: Sequence[torch.Tensor]) -> Any:
         made = [Whole(write.storage, write.type, tensors[0].device) for write in call.writes]
-        return made[0] if str(func._schema.returns[0].type) == "Tensor" else made
+        return made[0] if str(parts.schema_of(func).returns[0].type) == "Tensor" else made
 
     def _run(
         self,
@@ -137,18 +137,18 @@ class _Step(TorchDispatchMode):
             self.held[piece] = brought(self.devices, self.held[storage], way)
         pieces = [brought(self.devices, self.held[read.piece], read.way) for read in call.reads]
         rest = iter(pieces)
-        local = {name: _mapped(value, lambda _: next(rest).local) for name, value in given.items()}
+        local: dict[str, Any] = parts.pytree.tree_map_only(torch.Tensor, lambda _: next(rest).local, dict(given))
         if not pieces:
-            return self._made(func(**_keywords(func, local)), call)
+            return self._made(func(**_keywords(local)), call)
         local |= call.attributes
         rest = iter(pieces)
-        named = {name: next(rest) for name, value in given.items() for _ in _tensors(value)}
+        named = {name: next(rest) for name, value in given.items() for _ in tensors_in(value)}
         kernel = KERNELS.get(call.op)
-        run = Local(self.devices, lambda **each: func(**_keywords(func, each)), local, named, call.writes)
+        run = Local(self.devices, lambda **each: func(**_keywords(each)), local, named, call.writes)
         with torch.no_grad():
             result = run.plain() if kernel is None else kernel(run)
         originals = {id(piece.local): tensor for piece, tensor in zip(pieces, tensors, strict=True)} if written else {}
-        results = list(_tensors(result)) or [each for name in written for each in _tensors(local[name])]
+        results = tensors_in(result) or [each for name in written for each in tensors_in(local[name])]
         wholes = []
         for tensor, write in zip(results, call.writes, strict=True):
             wholes.append(originals.get(id(tensor)) if written else None)
@@ -160,7 +160,7 @@ class _Step(TorchDispatchMode):
             old, write = next(made), next(writes)
             return Whole(write.storage, write.type, tensor.device) if old is None else old
 
-        return _mapped(result, whole)
+        return parts.pytree.tree_map_only(torch.Tensor, whole, result)
 
     def _made(self, result: Any, call: ScriptCall) -> Any:
         """Of what is made from numbers alone every device makes all, and keeps its piece."""
@@ -172,7 +172,7 @@ class _Step(TorchDispatchMode):
             self.held[write.storage] = self.devices.cut(tensor, write.layout)
             return Whole(write.storage, write.type, tensor.device)
 
-        return _mapped(result, whole)
+        return parts.pytree.tree_map_only(torch.Tensor, whole, result)
 
     def _keep(self, tensor: torch.Tensor, write: Any) -> None:
         wanted = tuple(size for _, size in self.devices.box(Piece(tensor, write.type.shape, write.layout)))
@@ -198,25 +198,7 @@ def _place(call: ScriptCall) -> str:
     return call.module or "no module"
 
 
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (list, tuple)):
-        for item in given:
-            yield from _tensors(item)
-
-
-def _mapped(given: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same with every tensor changed, in their order."""
-    if isinstance(given, torch.Tensor):
-        return change(given)
-    if isinstance(given, (list, tuple)):
-        each = [_mapped(item, change) for item in given]
-        return tuple(each) if isinstance(given, tuple) else each
-    return given
-
-
-def _keywords(func: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name; tuples as lists."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
@@ -235,13 +217,9 @@ def _looked(piece: Piece, view: View) -> Piece:
         local = piece.local.reshape(size)
     else:
         x = piece.local.contiguous() if view.op == "as_strided" else piece.local
-        result = getattr(torch.ops.aten, view.op)(x, **{name: _plain(each) for name, each in given.items()})
+        result = getattr(torch.ops.aten, view.op)(x, **_keywords(given))
         local = result[view.output] if isinstance(result, (list, tuple)) else result
     return Piece(local, view.shape, view.target)
-
-
-def _plain(given: Attribute) -> Any:
-    return list(given) if isinstance(given, tuple) else given
 
 
 def placements_of(layout: Layout) -> list[Any]:
@@ -301,9 +279,10 @@ class Trainer:
         )
         new = torch.nn.Parameter(spread, requires_grad=old.requires_grad)
         for child in self.module.modules():
-            for key, each in child._parameters.items():
+            parameters, _ = parts.tables_of(child)
+            for key, each in parameters.items():
                 if each is old:
-                    child._parameters[key] = new
+                    parameters[key] = new
         for cell in getattr(self._loss, "__closure__", None) or ():
             if cell.cell_contents is old:
                 cell.cell_contents = new
@@ -333,7 +312,7 @@ class Trainer:
         """Pieces of what is there before the step, and the storages of the tensors that the module has of it."""
         held: dict[int, Piece] = {}
         known = {id(parameter): storage for storage, parameter in self._parameters.items()}
-        tensors = [each for each in _pytree.tree_leaves(inputs) if isinstance(each, torch.Tensor)]
+        tensors = [each for each in parts.pytree.tree_leaves(inputs) if isinstance(each, torch.Tensor)]
         given = {f"input.{number}": tensor for number, tensor in enumerate(tensors)}
         given |= dict(self.module.named_buffers())
         for source in self.script.sources:
@@ -363,7 +342,8 @@ class Trainer:
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = parameter._local_tensor  # type: ignore[attr-defined]
+    with torch.no_grad():  # the piece itself, not a look at it
+        local: torch.Tensor = parameter.to_local()  # type: ignore[attr-defined]
     return local
 
 

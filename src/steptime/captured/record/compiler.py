@@ -1,4 +1,4 @@
-"""PyTorch's compiler (``torch._dynamo``), which a capture does not run and most captures need not load.
+"""PyTorch's compiler, which a capture does not run and most captures need not load.
 
 PyTorch asks it before its optimisers, checkpoints and reference kernels run whether it should leave them alone, and
 loads it, with what it needs, for the answer. While nobody compiles the answer is known.
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-NAME: Final = "torch._dynamo"
-_MARK: Final = "__dynamo_disable"
-"""Attribute in which PyTorch keeps what the compiler made of a function that it is to leave alone."""
+from steptime.captured.torch_parts import DYNAMO, LEFT_ALONE, Source
+
+_ATTRIBUTE = DYNAMO.rpartition(".")[2]
 
 
 class _Module(ModuleType):
@@ -29,7 +29,7 @@ class _Module(ModuleType):
         vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and (name, self.__name__) != ("__path__", NAME):  # where importing its modules begins
+        if name.startswith("__") and (name, self.__name__) != ("__path__", DYNAMO):  # with which imports of parts begin
             raise AttributeError(name)
         self._load()
         return getattr(importlib.import_module(self.__name__), name)
@@ -44,9 +44,9 @@ class _RandomValueSource:
     """Where PyTorch says that a tensor holds random numbers: none of a capture does."""
 
 
-def _nowhere(name: str) -> torch._guards.Source:
+def _nowhere(name: str) -> Any:
     """Where a tensor comes from that no compiled function was given."""
-    return torch._guards.Source()
+    return Source()
 
 
 class _Absent:
@@ -55,22 +55,22 @@ class _Absent:
     def __init__(self, loaded: Callable[[ModuleType], None]) -> None:
         self._loaded = loaded
         self._marked: list[Any] = []
-        sources = _Module(f"{NAME}.source", self._load, ConstantSource=_nowhere, RandomValueSource=_RandomValueSource)
+        sources = _Module(f"{DYNAMO}.source", self._load, ConstantSource=_nowhere, RandomValueSource=_RandomValueSource)
         compiler = _Module(
-            NAME, self._load, disable=self._disable, graph_break=lambda msg="": None, source=sources, config=None
+            DYNAMO, self._load, disable=self._disable, graph_break=lambda msg="": None, source=sources, config=None
         )
-        self._modules = {NAME: compiler, sources.__name__: sources}
+        self._modules = {DYNAMO: compiler, sources.__name__: sources}
         sys.modules.update(self._modules)
-        torch._dynamo = compiler
-        compiler.__path__ = [f"{place}/_dynamo" for place in torch.__path__]
-        vars(compiler)["config"] = importlib.import_module(f"{NAME}.config")
+        setattr(torch, _ATTRIBUTE, compiler)
+        compiler.__path__ = [f"{place}/{_ATTRIBUTE}" for place in torch.__path__]
+        vars(compiler)["config"] = importlib.import_module(f"{DYNAMO}.config")
         del compiler.__path__
 
     def _disable(self, fn: Any = None, *args: Any, **options: Any) -> Any:
         """A function of PyTorch as it is; for another one, which may be compiled some day, the compiler is loaded."""
         if not getattr(fn, "__module__", "").startswith("torch."):
             self._load()
-            return sys.modules[NAME].disable(fn, *args, **options)
+            return sys.modules[DYNAMO].disable(fn, *args, **options)
         if not options.get("wrapping", True):
             self._marked.append(fn)
         return fn
@@ -78,14 +78,14 @@ class _Absent:
     def _load(self) -> None:
         if self._modules:
             self.removed()
-            self._loaded(importlib.import_module(NAME))
+            self._loaded(importlib.import_module(DYNAMO))
 
     def removed(self) -> None:
         """Takes it away; who looks for the compiler from now on finds the real one."""
         for fn in self._marked:
-            vars(fn).pop(_MARK, None)
-        if vars(torch).get("_dynamo") is self._modules.get(NAME, self):
-            del torch._dynamo
+            vars(fn).pop(LEFT_ALONE, None)
+        if vars(torch).get(_ATTRIBUTE) is self._modules.get(DYNAMO, self):
+            delattr(torch, _ATTRIBUTE)
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -102,9 +102,9 @@ def compiling_nothing() -> Iterator[None]:
         def loaded(compiler: ModuleType) -> None:
             stack.enter_context(compiler.set_stance("force_eager"))
 
-        if NAME in sys.modules:
-            if not isinstance(sys.modules[NAME], _Module):
-                loaded(sys.modules[NAME])
+        if DYNAMO in sys.modules:
+            if not isinstance(sys.modules[DYNAMO], _Module):
+                loaded(sys.modules[DYNAMO])
         else:
             absent = _Absent(loaded)
             stack.callback(absent.removed)

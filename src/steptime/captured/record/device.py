@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.record.cuda_attention import HALVES, attended_by_products, by_rows, widened_softmax
-from steptime.errors import UserError
 from steptime.num import round_up
 
 SPACE = "steptime_cuda"
@@ -70,17 +68,6 @@ def fused_rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: f
 TARGETS = ("cpu", "cuda")
 WIDEST_FLASH_HEAD = 256
 """Head width up to which PyTorch takes flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
-
-
-def check_target(name: str) -> str:
-    """The name of a target.
-
-    Raises:
-        UserError: there is no such target.
-    """
-    if name not in TARGETS:
-        raise UserError(f"target {name!r} is unknown", hint=f"one of {', '.join(TARGETS)}")
-    return name
 
 
 _DROPOUT, _ATTENTION = functional.dropout, functional.scaled_dot_product_attention
@@ -141,13 +128,13 @@ def _as_cuda_casts(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     def widened(tensor: Any) -> Any:
         return tensor.to(torch.float32) if tensor.dtype in HALVES else tensor
 
-    args, kwargs = _pytree.tree_map_only(torch.Tensor, widened, (args, kwargs))
+    args, kwargs = parts.pytree.tree_map_only(torch.Tensor, widened, (args, kwargs))
     return args, kwargs
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or p == 0 or inplace:
-        return torch._VF.dropout_(input, p, training) if inplace else torch._VF.dropout(input, p, training)  # type: ignore[attr-defined]
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
     return torch.native_dropout(input, p, True)[0]
 
 
@@ -156,9 +143,7 @@ def _attention(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     if query.dim() != 4:
-        return torch._C._nn.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if torch.is_autocast_enabled("cpu"):
         kind = torch.get_autocast_dtype("cpu")
         query, key, value = (each.to(kind) for each in (query, key, value))
@@ -313,7 +298,7 @@ def _frozen(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
 @cache
 def _run_bytes(shapes: tuple[Any, ...], dtype: torch.dtype, scalars: tuple[Any, ...], length: int) -> int:
     """Size that one call with few time steps really has; the workspace depends on the processor."""
-    with _disable_current_modes(), torch.enable_grad():
+    with parts.without_modes(), torch.enable_grad():
         tensors = [None if shape is None else torch.zeros(shape, dtype=dtype) for shape in shapes]
         batch_first = bool(scalars[7])
         steps, width = length, shapes[0][2]

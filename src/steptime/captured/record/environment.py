@@ -10,23 +10,14 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.record.compiler import compiling_nothing
 from steptime.captured.record.fake import Replaced, all_modules, take_weights
 from steptime.captured.record.guards import unread
@@ -34,30 +25,17 @@ from steptime.captured.record.problems import explaining
 from steptime.captured.record.results import NEW, RESULTS
 from steptime.captured.record.values import DEVICE, Values, tensors_in
 
-aten = torch.ops.aten
-STRUCTURED = frozenset(
-    {
-        aten.addmm.default,
-        aten.gelu.default,
-        aten.gelu_backward.default,
-        aten.silu.default,
-        aten.silu_backward.default,
-        aten.threshold_backward.default,
-        aten.tanh_backward.default,
-        aten.sigmoid_backward.default,
-        aten._softmax.default,
-        aten._softmax_backward_data.default,
-        aten._log_softmax.default,
-        aten._log_softmax_backward_data.default,
-        aten.nll_loss_forward.default,
-        aten.nll_loss_backward.default,
-    }
-)
+STRUCTURED = frozenset(parts.operators(
+    "addmm.default", "gelu.default", "gelu_backward.default", "silu.default", "silu_backward.default",
+    "threshold_backward.default", "tanh_backward.default", "sigmoid_backward.default", "_softmax.default",
+    "_softmax_backward_data.default", "_log_softmax.default", "_log_softmax_backward_data.default",
+    "nll_loss_forward.default", "nll_loss_backward.default",
+))  # fmt: skip
 """Operators whose kernel for shapes is that of every device. PyTorch decomposes them for the sake of sizes that are
 symbols; here sizes are numbers, and the kernel is ten times as fast."""
 
 
-class Fakes(FakeTensorMode):
+class Fakes(parts.NotCompiled, parts.FakeTensorMode):
     """Fake tensors that look up what an operator gave for such tensors before."""
 
     def __init__(self, **options: Any) -> None:
@@ -66,13 +44,8 @@ class Fakes(FakeTensorMode):
         self.values = Values()
         self._inside = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while a module is captured."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():
+        with parts.DisableTorchFunction():
             return self.dispatch(func, types, args, kwargs)
 
     def cpp_meta_supports_symint(self, func: Any) -> bool:
@@ -123,15 +96,15 @@ class Fakes(FakeTensorMode):
             if key is not None:
                 RESULTS.learn(key, RESULTS.key(self, func, args, kwargs), self, tensors, output)
             return output
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except (parts.DataDependentOutputException, parts.DynamicOutputShapeException):
             if not self.values.are_known(func, args, tensors):
                 raise
         self.values.read((args, kwargs))
         found = self.values.arguments(args, kwargs)
-        with _disable_current_modes(), torch.no_grad():
+        with parts.without_modes(), torch.no_grad():
             real = func(*found[0], **found[1])
         with self:
-            return _pytree.tree_map_only(torch.Tensor, _like, real)
+            return parts.pytree.tree_map_only(torch.Tensor, _like, real)
 
 
 def _like(real: torch.Tensor) -> torch.Tensor:
@@ -168,18 +141,19 @@ def _largest(values: Values, lengths: Any) -> int:
     if not isinstance(lengths, torch.Tensor):
         return max(lengths)
     values.read(lengths)
-    with _disable_current_modes():
+    with parts.without_modes():
         real = values.of(lengths)
         if real is None:
-            raise DataDependentOutputException(aten._ctc_loss.Tensor)
+            raise parts.DataDependentOutputException(torch.ops.aten._ctc_loss.Tensor)
         return int(real.max())
 
 
 #: Operators whose fake kernels refuse what the real ones take -> the shape and element type of their result.
 SHAPES: Mapping[Any, Callable[..., Any]] = {
-    aten._grouped_mm.default: _grouped_mm, aten.masked_select.default: _masked_select,
-    aten._ctc_loss.default: _ctc_loss, aten._ctc_loss.Tensor: _ctc_loss,
-}  # fmt: skip
+    **dict.fromkeys(parts.operators("_grouped_mm.default"), _grouped_mm),
+    **dict.fromkeys(parts.operators("masked_select.default"), _masked_select),
+    **dict.fromkeys(parts.operators("_ctc_loss.default", "_ctc_loss.Tensor"), _ctc_loss),
+}
 
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
@@ -194,16 +168,16 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
-            args = (_pytree.tree_map_only(FakeTensor, self._number, args[0]), *args[1:])
-        if func in _READS and isinstance(args[0], FakeTensor):
-            with _disable_current_modes():
+            args = (parts.pytree.tree_map_only(parts.FakeTensor, self._number, args[0]), *args[1:])
+        if func in _READS and isinstance(args[0], parts.FakeTensor):
+            with parts.without_modes():
                 real = self._values.of(args[0])
                 if real is not None:
                     self._values.read(args[0])
                     return func(real.clone(), *args[1:], **kwargs)
         try:
             return func(*args, **kwargs)
-        except DataDependentOutputException:
+        except parts.DataDependentOutputException:
             stands = unread(func, args, self._values, sys._getframe(1))
             if stands is NotImplemented:
                 raise
@@ -211,7 +185,7 @@ class _Reads(TorchFunctionMode):
 
     def _number(self, tensor: torch.Tensor) -> Any:
         """The number in place of a tensor among what a new one is made of."""
-        with _disable_current_modes():
+        with parts.without_modes():
             real = self._values.of(tensor) if not tensor.dim() else None
             if real is None:
                 return tensor
@@ -252,9 +226,9 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
         stack.enter_context(_settings_kept())
         stack.enter_context(_state_kept(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_masks_not_read())
+        stack.enter_context(parts.masks_not_read())
         stack.enter_context(_said_once())
-        stack.enter_context(_conversions_to_the_same())
+        stack.enter_context(parts.conversions_to_the_same())
         stack.enter_context(fakes)
         stack.enter_context(values_read(fakes.values))
         stack.enter_context(_asked_if_fake())
@@ -292,7 +266,7 @@ def _state_kept(module: torch.nn.Module) -> Iterator[None]:
     # TorchScript keeps tensors and the mode outside of Python's attributes.
     scripts = [child for child in all_modules(module) if isinstance(child, torch.jit.ScriptModule)]
     modes = [(child, child.training) for child in scripts]
-    tables: list[Any] = [table for child in scripts for table in (child._parameters, child._buffers)]
+    tables: list[Any] = [table for child in scripts for table in parts.tables_of(child)]
     tensors = [(table, dict(table.items())) for table in tables]
     try:
         yield
@@ -320,11 +294,6 @@ def _refill(value: Any, content: Any) -> None:
         value.extend(content) if isinstance(value, list) else value.update(content)
 
 
-def _masks_not_read() -> AbstractContextManager[object]:
-    """`nn.Transformer` compares a mask with the causal one by value; here it is what the caller says it is."""
-    return patch.object(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
-
-
 #: Module -> function in it that is asked whether a tensor is fake, by code that then avoids reading values.
 ASKED_IF_FAKE = {"transformers.utils.import_utils": "is_fake_tensor"}
 
@@ -339,25 +308,10 @@ def _asked_if_fake() -> Iterator[None]:
         yield
 
 
-def _conversions_to_the_same() -> AbstractContextManager[object]:
-    """A module that is converted to what it is, in its forward, keeps its weights; PyTorch would swap fake ones."""
-    before: Any = torch.nn.Module._apply
-
-    def apply(module: Any, fn: Any, recurse: bool = True) -> Any:
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        held = [t for table in (module._parameters, module._buffers) for t in table.values() if t is not None]
-        with torch.no_grad():
-            same = all(fn(tensor) is tensor for tensor in held)
-        return module if same else before(module, fn, recurse=False)
-
-    return patch.object(torch.nn.Module, "_apply", apply)
-
-
 @contextmanager
 def _said_once() -> Iterator[None]:
     """PyTorch logs what fails under fake tensors with its own stack; it is raised too, and explained."""
-    log = logging.getLogger(fake_tensor.__name__)
+    log = logging.getLogger(parts.FakeTensorMode.__module__)
     before = log.level
     log.setLevel(logging.CRITICAL)
     try:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree
-from torch.utils._device import _device_constructors
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.record.compiler import compiling_nothing
 from steptime.captured.record.results import fresh
 from steptime.captured.record.values import ONES, Values
@@ -41,7 +40,7 @@ class Replaced:
         """The fake copy; a parameter stays a parameter."""
         found = self._twins.get(id(tensor))
         if found is None:
-            with torch._C.DisableTorchFunction():
+            with parts.DisableTorchFunction():
                 found = self._twins[id(tensor)] = (tensor, self._copied(tensor))
         return found[1]
 
@@ -50,7 +49,7 @@ class Replaced:
         if tensor.requires_grad:
             made.requires_grad_()
         if isinstance(tensor, torch.nn.Parameter):
-            vars(made)["_is_param"] = True
+            vars(made)[parts.IS_PARAMETER] = True
         if not made.requires_grad:
             self._tell(self.values, tensor, made)
         return made
@@ -74,7 +73,7 @@ class Replaced:
 
     def of_tree(self, tree: Any) -> Any:
         """The same nest of lists, tuples, dicts (and registered classes) with every tensor replaced."""
-        return _pytree.tree_map(self._leaf, tree)
+        return parts.pytree.tree_map(self._leaf, tree)
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -131,7 +130,7 @@ def check_module(module: torch.nn.Module, name: str) -> None:
 def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
     """Put fake copies in place of all tensors that the module holds; whoever calls it keeps what was there."""
     for child in all_modules(module):
-        tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers, child.__dict__)
+        tables: tuple[dict[str, Any], ...] = (*parts.tables_of(child), child.__dict__)
         for table in tables:
             for name, held in list(table.items()):
                 if isinstance(held, torch.Tensor) and held.layout is torch.strided:
@@ -141,27 +140,27 @@ def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
 class _WithLoss(torch.nn.Module):
     """A module and what its loss learns, under one root: the module keeps its names, the others begin with ``loss``."""
 
-    def __init__(self, module: torch.nn.Module, parts: Mapping[str, Any]) -> None:
+    def __init__(self, module: torch.nn.Module, others: Mapping[str, Any]) -> None:
         super().__init__()
-        self._modules[""] = module
-        self._modules.update({name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)})
-        self._parameters.update({name: part for name, part in parts.items() if isinstance(part, torch.nn.Parameter)})
+        parts.members_of(self)[""] = module
+        parts.members_of(self).update({n: each for n, each in others.items() if isinstance(each, torch.nn.Module)})
+        parts.tables_of(self)[0].update({n: each for n, each in others.items() if isinstance(each, torch.nn.Parameter)})
 
     def train(self, mode: bool = True) -> _WithLoss:
         """The module alone: a teacher inside a loss stays as it is."""
-        self._modules[""].train(mode)  # type: ignore[union-attr]
+        parts.members_of(self)[""].train(mode)
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
-        return self._modules[""](*args, **kwargs)  # type: ignore[misc]
+        return parts.members_of(self)[""](*args, **kwargs)
 
 
 def with_loss(module: torch.nn.Module, loss: Any) -> torch.nn.Module:
     """A module with the modules and parameters that its loss is or has from around it; itself where there are none."""
     known = {id(one) for one in (*all_modules(module), *module.parameters())}
-    parts = dict(_parts("loss", loss, known))
-    return _WithLoss(module, parts) if parts else module
+    others = dict(_parts("loss", loss, known))
+    return _WithLoss(module, others) if others else module
 
 
 def _parts(name: str, held: Any, known: set[int]) -> Iterator[tuple[str, torch.nn.Module | torch.nn.Parameter]]:
@@ -223,7 +222,7 @@ class _IntegersWithValues(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        if func not in _device_constructors() or kwargs.get("device") is not None:
+        if func not in parts.constructors() or kwargs.get("device") is not None:
             return made
         if not isinstance(made, torch.Tensor) or made.device.type != "meta" or made.numel() > SMALL_ELEMENTS:
             return made

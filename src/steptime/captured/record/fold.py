@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch.autograd import _get_sequence_nr as sequence_number  # type: ignore[attr-defined]
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph.segments import KEPT, Run
 from steptime.captured.record.environment import Fakes, capturing
 from steptime.captured.record.results import NEW
@@ -42,7 +41,7 @@ def runs(module: torch.nn.Module) -> list[Run]:
         if any(path.startswith(f"{outer}.") for outer in inside):
             continue
         if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) and type(child).forward in _PLAIN:
-            blocks = list(child._modules.values())
+            blocks = list(parts.members_of(child).values())
             run = _longest(path, _signatures([block for block in blocks if block is not None]))
             if run is not None and not _shares(module, blocks):
                 found.append(run)
@@ -112,16 +111,15 @@ def _structure(module: torch.nn.Module) -> Any:
     """Classes, shapes, hooks."""
     tensors = [
         (name, None if t is None else (tuple(t.shape), t.dtype, t.requires_grad))
-        for table in (module._parameters, module._buffers)
+        for table in parts.tables_of(module)
         for name, t in table.items()
     ]
-    hooks = tuple(len(getattr(module, name)) for name in _HOOKS)
+    hooks = tuple(map(len, parts.hooks_of(module)))
     children = tuple((name, _structure(child)) for name, child in module.named_children())
     return type(module), tuple(tensors), hooks, children
 
 
 _PLUMBING = frozenset(torch.nn.Module().__dict__) - {"forward"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def setting(name: str, value: Any) -> str:
@@ -144,23 +142,23 @@ def setting(name: str, value: Any) -> str:
 @contextmanager
 def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
     """Keep only a few blocks of each run, and mark the others; the module is whole again when it ends."""
-    undo: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+    undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
         for run in found:
-            container = module.get_submodule(run.container)
-            held = dict(container._modules)
+            members = parts.members_of(module.get_submodule(run.container))
+            held = dict(members)
             blocks = list(held.values())
             kept = blocks[: run.first + KEPT * run.period] + blocks[run.first + run.count :]
-            undo.append((container, held))
-            container._modules.clear()
-            container._modules.update({str(number): block for number, block in enumerate(kept)})
+            undo.append((members, held))
+            members.clear()
+            members.update({str(number): block for number, block in enumerate(kept)})
             for block in blocks[run.first + KEPT * run.period : run.first + run.count]:
                 vars(block)[LEFT_OUT] = True
         yield
     finally:
-        for container, held in undo:
-            container._modules.clear()
-            container._modules.update(held)
+        for members, held in undo:
+            members.clear()
+            members.update(held)
             for left in held.values():
                 vars(left).pop(LEFT_OUT, None)
 
@@ -181,7 +179,7 @@ class _End(NamedTuple):
     name: int
 
 
-class Watch(TorchDispatchMode):
+class Watch(parts.NotCompiled, parts.TorchDispatchMode):
     """Notes of every operator: which, its arguments, where its tensors come from, and which storages end.
 
     A tensor of another block is named by how many periods away that block is, one of the first period or from outside
@@ -194,7 +192,7 @@ class Watch(TorchDispatchMode):
         self.periods = [run.count // run.period if count >= run.first + run.count else KEPT
                         for run, count in zip(found, blocks, strict=True)]  # fmt: skip
         self.ran: list[Any] = []
-        self.start = sequence_number()
+        self.start = parts.sequence_number()
         self.here = START
         self._origin: dict[int, tuple[Origin, weakref.ref[Any]]] = {}
         """Storage -> where it was first seen, and what tells when it ends."""
@@ -224,21 +222,16 @@ class Watch(TorchDispatchMode):
 
         return noted
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while a module is captured."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE:
             return args[0].device
-        with torch._C.DisableTorchFunction():
+        with parts.DisableTorchFunction():
             return self._noted(func, args, kwargs or {})
 
     def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
         one, tensors = signature(func), tensors_in((args, kwargs))
-        given = [self._argument(leaf, one.name == "pow") for leaf in _leaves((args, kwargs))]
-        self.ran.append(hash((one, *given, *flags(), sequence_number() - self.start)))
+        given = [self._argument(leaf, one.name == "pow") for leaf in parts.pytree.tree_leaves((args, kwargs))]
+        self.ran.append(hash((one, *given, *flags(), parts.sequence_number() - self.start)))
         output = self.fakes.again(func, args, kwargs, tensors)
         if output is NEW:
             output = func(*args, **kwargs)
@@ -258,7 +251,7 @@ class Watch(TorchDispatchMode):
         all_ended = [
             (place, 0 in seen, self.periods[place[0][0]] - 1 in seen) for place, seen in sorted(together.items())
         ]
-        self.ran, self.start = [], sequence_number()
+        self.ran, self.start = [], parts.sequence_number()
         return (*kept, *all_ended)
 
     # -- where tensors come from --------------------------------------------------------------------------------------
@@ -275,7 +268,7 @@ class Watch(TorchDispatchMode):
     def _known(self, tensor: torch.Tensor, made: bool = False) -> Origin:
         """Where its storage was first seen: here, if it is new, as a result or as something that was there before."""
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = id(storage)
         found = self._origin.get(address)
         if found is not None:
             return found[0]
@@ -314,18 +307,9 @@ class Watch(TorchDispatchMode):
         return "at", run, block - left_out, way, local, between
 
 
-def _leaves(given: Any) -> Iterator[Any]:
-    """Arguments of a call, lists and mappings opened."""
-    for one in given.values() if isinstance(given, dict) else given:
-        if isinstance(one, (list, tuple, dict)):
-            yield from _leaves(one)
-        else:
-            yield one
-
-
 def flags() -> tuple[bool, ...]:
     """Gradients, automatic mixed precision, hooks for saved tensors (recomputation): whether each is on."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    hooks = parts.top_hooks(True) is not None
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), hooks
 
 
@@ -337,15 +321,15 @@ def own_functions(output: Any, starts: Sequence[int]) -> dict[int, tuple[str, ..
         starts: number of autograd's next node when watching began and at every note.
     """
     found: dict[int, list[tuple[int, str]]] = {}
-    leaves = torch.utils._pytree.tree_leaves(output)
+    leaves = parts.pytree.tree_leaves(output)
     todo = [leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
     seen = set(todo)
     while todo:
         node: Any = todo.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            number = node._sequence_nr()
+            number = parts.number_of(node)
             held = sorted((name, setting(name, value)) for name, value in vars(node).items() if name != "to_save")
-            text = f"{type(node).__qualname__} {held} saves {len(node._raw_saved_tensors)}"
+            text = f"{type(node).__qualname__} {held} saves {len(parts.saved_by(node))}"
             found.setdefault(bisect_left(starts, number + 1) - 1, []).append((number, text))
         fresh = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= fresh
@@ -375,11 +359,11 @@ def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str
 
 def _notes(module: torch.nn.Module, arguments: Any, fakes: Fakes, found: list[Run], training: bool) -> list[Note]:
     notes: list[Note] = []
-    starts = [sequence_number()]
-    watch = Watch(fakes, found, [len(module.get_submodule(run.container)._modules) for run in found])
+    starts = [parts.sequence_number()]
+    watch = Watch(fakes, found, [len(parts.members_of(module.get_submodule(run.container))) for run in found])
 
     def note(run: int, block: int, way: str, tensors: Any) -> None:
-        now = sequence_number()
+        now = parts.sequence_number()
         notes.append((run, block, way, now - starts[-1], (*flags(), *_shapes(tensors), watch.taken())))
         starts.append(now)
         watch.here = (run, block, way)
@@ -412,7 +396,7 @@ def _watching(module: torch.nn.Module, found: list[Run], note: Any) -> Iterator[
 
 
 def _shapes(tensors: Any) -> tuple[Any, ...]:
-    leaves = torch.utils._pytree.tree_leaves(tensors)
+    leaves = parts.pytree.tree_leaves(tensors)
     return tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in leaves if isinstance(t, torch.Tensor))
 
 

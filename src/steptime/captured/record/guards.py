@@ -10,8 +10,8 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.record.values import FINITE, Values
 
 CHECK = "a check of values passes"
@@ -94,7 +94,7 @@ def _answer(frame: FrameType | None, values: Values) -> bool:
     """The truth value that lets a frame go on.
 
     Raises:
-        DataDependentOutputException: both do, so the model depends on its data.
+        parts.DataDependentOutputException: both do, so the model depends on its data.
     """
     found = None if frame is None else _code(frame.f_code).passing(frame.f_lasti)
     if found is None:
@@ -104,7 +104,7 @@ def _answer(frame: FrameType | None, values: Values) -> bool:
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise DataDependentOutputException(_READ)
+    raise parts.DataDependentOutputException(_READ)
 
 
 class _Truth:
@@ -164,7 +164,7 @@ def unread(func: Any, args: Any, values: Values, frame: FrameType | None) -> Any
     """
     if func is torch.Tensor.__bool__:
         return _answer(frame, values)
-    if func is torch._assert:
+    if func is parts.assertion:
         return values.take(CHECK)
     if func is torch.Tensor.item and args[0].is_floating_point():
         values.take(NUMBER)
@@ -179,5 +179,5 @@ def unread(func: Any, args: Any, values: Values, frame: FrameType | None) -> Any
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are the same look at the same storage."""
-    layouts = [(t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()) for t in (one, other)]
+    layouts = [(id(t.untyped_storage()), t.storage_offset(), t.shape, t.stride()) for t in (one, other)]
     return layouts[0] == layouts[1]

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from steptime.captured import torch_parts as parts
 from steptime.errors import UserError, shorten
 
 _OURS = Path(__file__).parents[2]
@@ -52,12 +51,12 @@ def explained(error: BaseException, what: str) -> CaptureError:
     """The error that the user sees."""
     place = user_line(error)
     at = f"\n  at {place}" if place else ""
-    if isinstance(error, (DynamicOutputShapeException, GuardOnDataDependentSymNode)):
+    if isinstance(error, (parts.DynamicOutputShapeException, parts.GuardOnDataDependentSymNode)):
         problem = "the shape of a result depends on the data" + at
         hint = "say how much of a mask is true with --nonzero-share (experts: experts per token / experts), or use a \
 formulation with static shapes"
         return CaptureError(f"{what}: {problem}", hint=hint)
-    if isinstance(error, DataDependentOutputException):
+    if isinstance(error, parts.DataDependentOutputException):
         problem = "Python code reads the value of a tensor (.item(), .tolist(), int(), if tensor: ...)" + at
         hint = (
             "capture runs without data; take that branch by a Python value, or capture the part that has no such line"

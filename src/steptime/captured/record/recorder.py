@@ -13,11 +13,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
-from torch.autograd import _get_sequence_nr as sequence_number  # type: ignore[attr-defined]
 from torch.nn.modules import module as hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph import BEFORE, Attribute, Call, Category, Nodes, Phase, Storage, TensorType, Value
 from steptime.captured.graph.program import OUTSIDE
 from steptime.captured.record.device import WITH_WORKSPACES, filled, scratch_bytes
@@ -53,7 +51,7 @@ class Paths:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow every module's forward."""
-        self._next = sequence_number()
+        self._next = parts.sequence_number()
         enter = hooks.register_module_forward_pre_hook(self._enter)
         leave = hooks.register_module_forward_hook(self._leave, always_call=True)
         try:
@@ -84,7 +82,7 @@ class Paths:
 
     def note(self) -> None:
         """Give the nodes that autograd has made since the last note to the module that runs."""
-        now = sequence_number()
+        now = parts.sequence_number()
         path = self._stack[-1] if self._stack else ""
         for number in range(self._next, now):
             self._of_sequence[number] = path
@@ -96,7 +94,7 @@ class Paths:
         if self._stack:
             self._last = self._stack[-1]
             return self._last
-        node = torch._C._current_autograd_node()
+        node = parts.current_node()
         if node is None:
             self._last = self._last if backward else ""
             return self._last
@@ -104,7 +102,7 @@ class Paths:
         if variable is not None:
             self._last = self._owner.get(id(variable), self._last)
         else:
-            self._last = self._of_sequence.get(node._sequence_nr(), self._last)
+            self._last = self._of_sequence.get(parts.number_of(node), self._last)
         return self._last
 
 
@@ -129,7 +127,7 @@ class _Held:
     """Values that are looks at the present content."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
     """Dispatch mode that records calls; run it inside a fake-tensor mode.
 
     It keeps no reference to any tensor: storages are known by number, and a weak reference tells when each is freed,
@@ -150,10 +148,6 @@ class Recorder(TorchDispatchMode):
         self._draws = 0
         self._outside = 0
 
-    def dtype(self, tensor: torch.Tensor) -> str:
-        """Our name of its element type."""
-        return dtype_name(tensor.dtype)
-
     # -- storages -----------------------------------------------------------------------------------------------------
 
     def name(self, tensor: torch.Tensor, category: Category, name: str) -> int:
@@ -169,14 +163,14 @@ class Recorder(TorchDispatchMode):
 
     def _storage(self, tensor: torch.Tensor, born: int, source: tuple[Category, str] | None = None) -> int:
         storage = tensor.untyped_storage()
-        number = self._number.get(storage._cdata)
+        number = self._number.get(id(storage))
         if number is not None:
             return number
         number = len(self._held)
         held = _Held(storage.nbytes(), born)
         self._held.append(held)
-        self._number[storage._cdata] = number
-        held.storage = weakref.ref(storage, partial(self._free, storage._cdata, number))
+        self._number[id(storage)] = number
+        held.storage = weakref.ref(storage, partial(self._free, id(storage), number))
         if born == BEFORE:
             category, name = source or ("input", f"{OUTSIDE}{self._outside}")
             self._outside += source is None
@@ -238,15 +232,10 @@ class Recorder(TorchDispatchMode):
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while a module is captured."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE:
             return args[0].device
-        with torch._C.DisableTorchFunction():
+        with parts.DisableTorchFunction():
             return self._recorded(func, args, kwargs or {})
 
     def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -265,7 +254,7 @@ class Recorder(TorchDispatchMode):
         if self._nonzero_share is not None and func is torch.ops.aten.nonzero.default:
             try:
                 return func(*args, **kwargs)
-            except DynamicOutputShapeException:
+            except parts.DynamicOutputShapeException:
                 mask = args[0]
                 rows = max(round(self._nonzero_share * mask.numel()), 1)
                 return torch.empty((rows, mask.dim()), dtype=torch.int64)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.record.values import Signature, signature
 
 _PLAIN: Final = frozenset({
@@ -68,7 +68,7 @@ class Results:
         self._entries: dict[Key, _Entry] = {}
         self._refused: dict[Signature, bool] = {}
 
-    def key(self, mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
+    def key(self, mode: parts.FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
         """What the results of a call follow from; None where that is not known."""
         one = signature(func)
         refused = self._refused.get(one)
@@ -81,7 +81,7 @@ class Results:
             return None
         return tuple(key)
 
-    def known(self, key: Key, mode: FakeTensorMode, tensors: Sequence[Any]) -> Any:
+    def known(self, key: Key, mode: parts.FakeTensorMode, tensors: Sequence[Any]) -> Any:
         """What a call that was made before gives for the tensors among its arguments; ``NEW``: it was not made."""
         entry = self._entries.get(key)
         if entry is None:
@@ -89,7 +89,9 @@ class Results:
         made = [_made(mode, one, tensors) for one in entry.results]
         return made[0] if entry.kind is None else entry.kind(made)
 
-    def learn(self, key: Key, again: Key | None, mode: FakeTensorMode, tensors: Sequence[Any], output: Any) -> None:
+    def learn(
+        self, key: Key, again: Key | None, mode: parts.FakeTensorMode, tensors: Sequence[Any], output: Any
+    ) -> None:
         """Note what a call gave, where a later one is sure to give the same.
 
         Args:
@@ -113,20 +115,20 @@ class Results:
             self._entries[key] = _Entry(tuple(found), kind)
 
 
-def _is_refused(mode: FakeTensorMode, func: Any) -> bool:
+def _is_refused(mode: parts.FakeTensorMode, func: Any) -> bool:
     """Whether more than shapes decides what an operator gives, or it is not one of PyTorch's or ours."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in _SPACES or func in mode.lift_fns:
+    if not isinstance(func, type(_INDEX)) or func.namespace not in _SPACES or func in mode.lift_fns:
         return True
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    composite = parts.has_kernel(func.name(), "CompositeImplicitAutograd")
     return (func is not _INDEX and not _REFUSED.isdisjoint(func.tags)) or (func.is_view and composite)
 
 
-def _add(key: list[Any], given: Sequence[Any], mode: FakeTensorMode) -> bool:
+def _add(key: list[Any], given: Sequence[Any], mode: parts.FakeTensorMode) -> bool:
     """Put arguments into a key; False where one cannot be part of one."""
     key.append(len(given))
     for one in given:
         kind = type(one)
-        if kind is FakeTensor:
+        if kind is parts.FakeTensor:
             if not _is_plain(one, mode):
                 return False
             key += (one.shape, one.stride(), one.storage_offset(), one.dtype, one.fake_device)
@@ -138,9 +140,9 @@ def _add(key: list[Any], given: Sequence[Any], mode: FakeTensorMode) -> bool:
     return True
 
 
-def _is_plain(one: Any, mode: FakeTensorMode) -> bool:
+def _is_plain(one: Any, mode: parts.FakeTensorMode) -> bool:
     """Whether a tensor is a fake one of a mode, without a value of its own and without what its layout leaves open."""
-    if type(one) is not FakeTensor or one.fake_mode is not mode or one.constant is not None:
+    if type(one) is not parts.FakeTensor or one.fake_mode is not mode or one.constant is not None:
         return False
     return one.layout is torch.strided and not one.dtype.is_complex and not one.is_inference()
 
@@ -157,8 +159,7 @@ def _result(given: Any, tensors: Sequence[Any]) -> _Result:
 
 
 def _address(tensor: Any) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
+    return id(tensor.untyped_storage())
 
 
 def _differ(addresses: list[int]) -> bool:
@@ -176,42 +177,26 @@ def _is_like(made: Any, given: Any) -> bool:
         made.untyped_storage().nbytes() == given.untyped_storage().nbytes()
         and made.storage_offset() == given.storage_offset()
         and made.requires_grad == given.requires_grad
-        and torch._C._dispatch_key_set(made) == torch._C._dispatch_key_set(given)
+        and parts.dispatch_keys(made) == parts.dispatch_keys(given)
     )
 
 
-def _made(mode: FakeTensorMode, one: _Result, tensors: Sequence[Any]) -> Any:
+def _made(mode: parts.FakeTensorMode, one: _Result, tensors: Sequence[Any]) -> Any:
     """A result for the tensors among the arguments of a call."""
     if isinstance(one, _Given):
         return tensors[one.number]
     if not isinstance(one, _New):
         return one
-    with torch._C._DisableTorchDispatch():
+    with parts.DisableTorchDispatch():
         made = torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device="meta")
         if one.of is not None:
             made.set_(tensors[one.of].untyped_storage(), one.offset, one.shape, one.stride)
-    return _fake(mode, made, one.device)
+    return parts.fake(mode, made, one.device)
 
 
-def fresh(mode: FakeTensorMode, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
+def fresh(mode: parts.FakeTensorMode, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
     """A new fake tensor of the CPU, without asking the dispatcher: a capture makes one of every weight and state."""
     return _made(mode, _New(shape, stride, 0, dtype, CPU, None), ())
-
-
-def _fake(mode: FakeTensorMode, made: torch.Tensor, device: torch.device) -> Any:
-    """A fake tensor with the attributes of one that its class has made for the same mode: that is slow."""
-    of_mode: dict[torch.device, dict[str, Any]] = vars(mode).setdefault("steptime_attributes", {})
-    if device not in of_mode:
-        of_mode[device] = dict(vars(FakeTensor(mode, made, device)))
-    fake = torch.Tensor._make_subclass(  # type: ignore[attr-defined]
-        FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device
-    )
-    if mode._allow_unsafe_data_ptr_access:
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
-    else:
-        torch._C._set_throw_on_mutable_data_ptr(fake)
-    vars(fake).update(of_mode[device])
-    return fake
 
 
 RESULTS: Final = Results()

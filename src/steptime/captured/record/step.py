@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch.fx import Interpreter, Node
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph import Parameter, Program
 from steptime.captured.graph.segments import Run
 from steptime.captured.graph.unroll import unroll
-from steptime.captured.record.device import check_target, cuda_kernels
+from steptime.captured.record.device import TARGETS, cuda_kernels
 from steptime.captured.record.environment import capturing
 from steptime.captured.record.fake import Replaced, check_module, with_loss, without_closed_over
 from steptime.captured.record.fold import repeats, runs, shortened
 from steptime.captured.record.problems import CaptureError
 from steptime.captured.record.recorder import Paths, Recorder
 from steptime.captured.record.training import LOSSES, Loss, Optimizers, is_ours, optimizer_of, own_loss
-from steptime.captured.record.values import TORCH_DTYPES
+from steptime.captured.record.values import TORCH_DTYPES, dtype_name
 from steptime.errors import UnknownNameError, UserError
 
 
@@ -32,7 +33,7 @@ class Exported(torch.nn.Module):
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__()
-        self._modules[""] = program.module()
+        parts.members_of(self)[""] = program.module()
         self.paths: Paths | None = None
 
     def train(self, mode: bool = True) -> Exported:
@@ -42,7 +43,7 @@ class Exported(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the program."""
-        graph: Any = self._modules[""]
+        graph: Any = parts.members_of(self)[""]
         return _Walk(graph, self.paths).run(*args, **kwargs) if not kwargs else graph(*args, **kwargs)
 
 
@@ -61,8 +62,8 @@ class _Walk(Interpreter):
             return super().run_node(n)
 
 
-#: Class of a module around a whole one -> the name of that. Both leave its weights whole.
-AROUND = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel")
+"""Classes of modules whose only child is a whole one, with its weights whole."""
 
 
 def as_module(given: Any) -> Any:
@@ -70,7 +71,7 @@ def as_module(given: Any) -> Any:
     if isinstance(given, torch.export.ExportedProgram):
         return Exported(given)
     while isinstance(given, torch.nn.Module) and type(given).__name__ in AROUND:
-        given = vars(given)["_modules"][AROUND[type(given).__name__]]
+        (given,) = given.children()
     return given
 
 
@@ -79,7 +80,12 @@ class StepOptions:
     """How the step is run."""
 
     optimizer: Optimizers = "adamw"
+    """``adamw``, ``adamw-loop``, ``adamw-fused``, ``sgd``, ... , an optimiser of this module's parameters, a function
+    from parameters to an optimiser, or None for none. Its states are there from the start: the step is any but the
+    first."""
     loss: Loss | None = None
+    """Function from the module's output to a scalar, or the name of one; None: the loss that the module returns, else
+    the sum of its output."""
     autocast: str | None = None
     """Element type of automatic mixed precision, ``bf16`` or ``fp16``."""
     training: bool = True
@@ -91,25 +97,16 @@ class StepOptions:
     target: str = "cpu"
     """Whose kernels: ``cpu`` as PyTorch runs here, ``cuda`` as it would on an NVIDIA GPU."""
     fold: bool = True
-    """Record a few blocks of each run of equal ones and unroll them."""
+    """Record four blocks of each run of equal ones and unroll the program, where comparing two of them shows that this
+    gives the same; False records every block."""
     alike: tuple[Run, ...] = ()
     """Runs of this module that were folded before, for the same inputs: their blocks need not be compared again."""
     name: str = ""
+    """For reports; a capture names it after the module's class where it is not given."""
 
 
 def capture(
-    module: torch.nn.Module | torch.export.ExportedProgram,
-    inputs: Sequence[Any] | Mapping[str, Any],
-    *,
-    optimizer: Optimizers = "adamw",
-    loss: Loss | None = None,
-    autocast: str | None = None,
-    training: bool = True,
-    keep_output: bool = True,
-    nonzero_share: float | None = None,
-    target: str = "cpu",
-    fold: bool = True,
-    name: str = "",
+    module: torch.nn.Module | torch.export.ExportedProgram, inputs: Sequence[Any] | Mapping[str, Any], **options: Any
 ) -> Program:
     """Record one step of a module without running it: no weights, no data, no GPU.
 
@@ -119,19 +116,7 @@ def capture(
     Args:
         module: any module, or a program of ``torch.export``; its weights are not read, and it is unchanged afterwards.
         inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
-        optimizer: ``adamw``, ``adamw-loop``, ``adamw-fused``, ``sgd``, ... , an optimiser of this module's parameters,
-            a function from parameters to an optimiser, or None for none. Its states are there from the start: the
-            step is any but the first.
-        loss: function from the module's output to a scalar, or the name of one; None: the loss that the module
-            returns, else the sum of its output.
-        autocast: ``bf16`` or ``fp16`` for automatic mixed precision.
-        training: False records the forward pass only, without gradients.
-        keep_output: whether the training loop still holds the module's output in the backward pass.
-        nonzero_share: share of a mask's elements to take as true where a shape depends on data.
-        target: ``cpu`` records the operators that run here; ``cuda`` takes CUDA's for dropout and fused attention.
-        fold: record four blocks of each run of equal ones and unroll the program, where comparing two of them shows
-            that this gives the same; False records every block.
-        name: for reports.
+        options: those of :class:`StepOptions`.
 
     Returns:
         The recorded program: calls, storages and how long each lives.
@@ -140,16 +125,36 @@ def capture(
         CaptureError: the module raises, or its control flow or shapes depend on data; the message names the line.
     """
     plain = as_module(module)
-    options = StepOptions(
-        optimizer=optimizer, loss=loss, autocast=autocast, training=training, keep_output=keep_output,
-        nonzero_share=nonzero_share, target=target, fold=fold, name=name or type(plain).__name__,
-    )  # fmt: skip
-    return record(plain, inputs, options)
+    return record(plain, inputs, StepOptions(**options | {"name": options.get("name") or type(plain).__name__}))
 
 
-def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], options: StepOptions) -> Program:
-    """:func:`capture` with its options in one record."""
-    check_target(options.target)
+Seen = Callable[[Recorder, str, Any], None]
+"""Is told what a step has made, while it is recorded: ``output``, ``loss``, and the module at its ``end``."""
+
+
+def _unseen(_recorder: Recorder, _what: str, _made: Any) -> None:
+    """Nobody asks."""
+
+
+def record(
+    module: torch.nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    options: StepOptions,
+    *,
+    seen: Seen = _unseen,
+    recorder: type[Recorder] = Recorder,
+) -> Program:
+    """:func:`capture` with its options in one record.
+
+    Args:
+        module: any module.
+        inputs: arguments of its forward.
+        options: how the step is run.
+        seen: called with the recorder, a word, and the output, the loss or the module, where nothing is folded.
+        recorder: class of the recorder, where nothing is folded.
+    """
+    if options.target not in TARGETS:
+        raise UserError(f"target {options.target!r} is unknown", hint=f"one of {', '.join(TARGETS)}")
     if isinstance(options.loss, str) and options.loss not in LOSSES:
         raise UnknownNameError("loss", options.loss, LOSSES)
     if options.autocast not in (None, "bf16", "fp16"):
@@ -158,39 +163,12 @@ def record(module: torch.nn.Module, inputs: Sequence[Any] | Mapping[str, Any], o
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     found = runs(module) if options.fold else []
     if not found:
-        return _recorded(module, given, options)
+        return _recorded(module, given, options, recorder, seen)
     whole = _unrolled(module, given, options, found)
     if isinstance(whole, Program):
         return whole
     lists = ", ".join(run.container or "(root)" for run in found)
     return replace(_recorded(module, given, options), unfolded=f"{lists}: {whole}")
-
-
-Seen = Callable[[Recorder, str, Any], None]
-"""Is told what a step has made, while it is recorded: ``output``, ``loss``, and the module at its ``end``."""
-
-
-def observed(
-    module: torch.nn.Module,
-    inputs: Sequence[Any] | Mapping[str, Any],
-    options: StepOptions,
-    *,
-    seen: Seen,
-    recorder: type[Recorder] = Recorder,
-) -> Program:
-    """:func:`record` of every block, which tells a function what the step makes.
-
-    Args:
-        module: any module.
-        inputs: arguments of its forward.
-        options: how the step is run; nothing is folded.
-        seen: called with the recorder, a word, and the output, the loss or the module.
-        recorder: class of the recorder.
-    """
-    check_target(options.target)
-    check_module(with_loss(module, options.loss), options.name)
-    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-    return _recorded(module, given, options, recorder, seen)
 
 
 def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | str:
@@ -210,10 +188,6 @@ def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found:
             return "the recorded blocks differ, or what follows them reads several of them"
         program = longer
     return program
-
-
-def _unseen(_recorder: Recorder, _what: str, _made: Any) -> None:
-    """Nobody asks."""
 
 
 def _recorded(
@@ -239,7 +213,7 @@ def _run(
     if isinstance(module, Exported):
         module.paths = paths
     recorder = kind(paths, replaced.mode, options.nonzero_share)
-    with torch._C.DisableTorchFunction():
+    with parts.DisableTorchFunction():
         parameters = _named(recorder, whole, arguments, optimizer)
     with paths.watching(), recorder:
         _step(recorder, whole, arguments, optimizer, options, seen)
@@ -259,13 +233,13 @@ def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> t
         found.append(
             Parameter(
                 name=name, storage=number, elements=weight.numel(), size_bytes=weight.untyped_storage().nbytes(),
-                trained=weight.requires_grad, dtype=recorder.dtype(weight),
+                trained=weight.requires_grad, dtype=dtype_name(weight.dtype),
             )
         )  # fmt: skip
     for name, buffer in module.named_buffers():
         if buffer.layout is torch.strided:
             recorder.name(buffer, "buffer", name)
-    for number, tensor in enumerate(torch.utils._pytree.tree_leaves(arguments)):
+    for number, tensor in enumerate(parts.pytree.tree_leaves(arguments)):
         if isinstance(tensor, torch.Tensor):
             recorder.name(tensor, "input", f"input.{number}")
     names = {id(weight): name for name, weight in module.named_parameters()}
@@ -292,13 +266,15 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
         if not options.keep_output:
             del output
         with recorder.in_phase("backward"):
-            _backward(loss)
-    with torch._C.DisableTorchFunction():
+            # Tensor.backward would lift the mode of CUDA's kernels off what a checkpoint runs again
+            seed = torch.ones_like(loss, memory_format=torch.preserve_format)
+            parts.engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    with parts.DisableTorchFunction():
         _name_gradients(recorder, module, optimizer)
     if optimizer is not None:
         plain: AbstractContextManager[Any] = nullcontext()
         if is_ours(options.optimizer):
-            plain = torch._C.DisableTorchFunction()
+            plain = parts.DisableTorchFunction()
         with recorder.in_phase("optimizer"), plain:
             optimizer.step()
             seen(recorder, "end", module)
@@ -306,13 +282,6 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
     else:
         seen(recorder, "end", module)
         module.zero_grad(set_to_none=True)
-
-
-def _backward(loss: torch.Tensor) -> None:
-    """As ``Tensor.backward``, which would lift the mode of CUDA's kernels off what a checkpoint runs again."""
-    seed = torch.ones_like(loss, memory_format=torch.preserve_format)
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
@@ -341,5 +310,5 @@ def _name_gradients(recorder: Recorder, module: torch.nn.Module, optimizer: Any)
 
 def _batch(arguments: Any) -> int | None:
     """First dim of the first input tensor."""
-    tensors = [t for t in torch.utils._pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()]
+    tensors = [t for t in parts.pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor) and t.dim()]
     return int(tensors[0].shape[0]) if tensors else None

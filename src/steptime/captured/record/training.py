@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn import functional
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.record.fake import Replaced
 from steptime.captured.record.results import fresh
 from steptime.captured.record.values import Values
@@ -38,7 +36,7 @@ def main_output(output: Any) -> torch.Tensor:
 
 
 def _floating_point(output: Any) -> list[torch.Tensor]:
-    return [t for t in _pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return [t for t in parts.pytree.tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def given_loss(output: Any) -> Any:
@@ -155,7 +153,7 @@ def _start(optimizer: torch.optim.Optimizer, own: object, replaced: Replaced) ->
     """Give an optimiser its states: those that it made before where it is of our tables (``own``), else by a step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     real = torch.get_default_dtype()
-    with torch._C.DisableTorchFunction():
+    with parts.DisableTorchFunction():
         keys = [(own, real, weight.shape, weight.stride(), weight.dtype) for weight in weights]
         if own is not None and all(key in _STATES for key in keys):
             for weight, key in zip(weights, keys, strict=True):
@@ -178,7 +176,7 @@ def _start(optimizer: torch.optim.Optimizer, own: object, replaced: Replaced) ->
 def _noted(state: Any, values: Values) -> Any:
     if not isinstance(state, torch.Tensor):
         return state
-    with _disable_current_modes():
+    with parts.without_modes():
         content = values.of(state)
         return _State(tuple(state.shape), state.stride(), state.dtype, None if content is None else content.clone())
 
@@ -198,13 +196,8 @@ def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in given.defaults.items() if name in taken}
 
 
-class ScalarsRead(TorchDispatchMode):
+class ScalarsRead(parts.NotCompiled, parts.TorchDispatchMode):
     """Values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while a module is captured."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -216,5 +209,5 @@ def scalar_read(func: Any, args: Any) -> Any:
     """The value of a scalar tensor where it is known, else one."""
     try:
         return func(*args)
-    except DataDependentOutputException:
+    except parts.DataDependentOutputException:
         return 1.0

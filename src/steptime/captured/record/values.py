@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph import Attribute
 from steptime.captured.record.problems import is_of_user
 from steptime.errors import UserError
@@ -78,7 +76,7 @@ def signature(overload: Any) -> Signature:
 
 
 def _read(overload: Any) -> Signature:
-    schema = overload._schema
+    schema = parts.schema_of(overload)
     space, _, name = schema.name.partition("::")
     plain = name.removesuffix("_") if not name.startswith("__") else name
     written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
@@ -129,19 +127,18 @@ FINITE = "no number is infinite or undefined"
 DRAWN = "a random number is 0.5"
 ONES = "integer inputs without values are ones"
 
-aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
 """Asks a fake tensor for its device, as PyTorch does many times for each operator."""
-_OF_SHAPE = frozenset({
-    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.new_zeros.default,
-    aten.new_ones.default, aten.new_full.default,
-})  # fmt: skip
+_OF_SHAPE = frozenset(parts.operators(
+    "zeros_like.default", "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default",
+    "new_full.default",
+))  # fmt: skip
 """Operators whose result depends on the shape of their tensor alone."""
-_DRAWN = frozenset({aten.rand.default, aten.rand_like.default, aten.uniform.default, aten.uniform_.default})
-_EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
-_OVERWRITE = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
-_ARE_EQUAL, _DIFFER = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
-_UNDEFINED = (aten.isnan.default, aten.isinf.default)
+_DRAWN = frozenset(parts.operators("rand.default", "rand_like.default", "uniform.default", "uniform_.default"))
+_EMPTY = frozenset(parts.operators("empty.memory_format", "empty_strided.default"))
+_OVERWRITE = frozenset(parts.operators("fill_.Scalar", "fill_.Tensor", "zero_.default", "copy_.default"))
+_ARE_EQUAL, _DIFFER = parts.operators("eq.Tensor", "eq.Scalar"), parts.operators("ne.Tensor", "ne.Scalar")
+_UNDEFINED = parts.operators("isnan.default", "isinf.default")
 _ASSUMED = frozenset({*_ARE_EQUAL, *_DIFFER, *_UNDEFINED, *_DRAWN})
 """Operators whose result is assumed where their tensors are not known."""
 
@@ -171,28 +168,28 @@ class Values:
         """Say what a new fake tensor holds; of what is too large nothing is kept."""
         if not _fits(fake) or fake.storage_offset() or real.dtype != fake.dtype or real.shape != fake.shape:
             return
-        with _disable_current_modes():
+        with parts.without_modes():
             held = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
             self._keep(fake, Content(held.copy_(real.detach()).untyped_storage(), assumed))
 
     def put_all(self, fake: torch.Tensor, number: float, assumed: frozenset[str]) -> None:
         """Say that all elements of a new fake tensor are one number."""
-        with _disable_current_modes():
+        with parts.without_modes():
             one = torch.tensor([number], dtype=fake.dtype)
         self._keep(fake, Content(one.untyped_storage(), assumed, uniform=True))
 
     def _keep(self, fake: torch.Tensor, content: Content) -> None:
         storage = fake.untyped_storage()
-        if storage._cdata not in self._known:
-            weakref.finalize(storage, self._known.pop, storage._cdata, None).atexit = False
-        self._known[storage._cdata] = content
+        if id(storage) not in self._known:
+            weakref.finalize(storage, self._known.pop, id(storage), None).atexit = False
+        self._known[id(storage)] = content
 
     def _content(self, tensor: torch.Tensor) -> Content | None:
-        return self._known.get(tensor.untyped_storage()._cdata) if isinstance(tensor, FakeTensor) else None
+        return self._known.get(id(tensor.untyped_storage())) if isinstance(tensor, parts.FakeTensor) else None
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real tensor with the same numbers, or None where they are not known."""
-        if not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, parts.FakeTensor):
             return tensor.detach() if _is_plain(tensor) else None
         content = self._content(tensor)
         if content is None or (content.uniform and content.storage.nbytes() != tensor.element_size()):
@@ -229,8 +226,8 @@ class Values:
             found = self.of(tensor)
             return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape) if found is None else found
 
-        with _disable_current_modes():
-            out: tuple[Any, Any] = _pytree.tree_map_only(torch.Tensor, real, (args, kwargs))
+        with parts.without_modes():
+            out: tuple[Any, Any] = parts.pytree.tree_map_only(torch.Tensor, real, (args, kwargs))
         return out
 
     def _is_overwritten(self, tensor: torch.Tensor, args: Any) -> bool:
@@ -238,7 +235,7 @@ class Values:
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         if tensor is not args[0] or not whole or any(map(self._is_unknown, tensors_in(args[1:]))):
             return False
-        with _disable_current_modes():
+        with parts.without_modes():
             zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
         self.put(tensor, zeros)
         return self._content(tensor) is not None
@@ -273,7 +270,7 @@ class Values:
 
     def _forget(self, written: list[torch.Tensor]) -> None:
         for tensor in written:
-            self._known.pop(tensor.untyped_storage()._cdata, None)
+            self._known.pop(id(tensor.untyped_storage()), None)
 
     def _rests_on(self, args: Any, kwargs: Any) -> frozenset[str]:
         contents = (self._content(tensor) for tensor in tensors_in((args, kwargs)))
@@ -283,7 +280,7 @@ class Values:
         self, func: Any, written: list[torch.Tensor], fresh: list[torch.Tensor], args: Any, kwargs: Any
     ) -> None:
         assumed, real = self._rests_on(args, kwargs), self.arguments(args, kwargs)
-        with _disable_current_modes(), torch.no_grad():
+        with parts.without_modes(), torch.no_grad():
             try:
                 results = tensors_in(func(*real[0], **real[1]))
             except Exception:  # It would fail in a real run too, where only weights are wrong: leave it to what reads.
@@ -303,8 +300,8 @@ class Values:
         tensors = tensors_in(real)
         if not all(tensor.numel() == 1 or not any(tensor.stride()) for tensor in tensors):
             return
-        with _disable_current_modes(), torch.no_grad():
-            ones = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.as_strided((), ()), real)
+        with parts.without_modes(), torch.no_grad():
+            ones = parts.pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.as_strided((), ()), real)
             result = func(*ones[0], **ones[1])
             self.put_all(fresh[0], result.item(), self._rests_on(args, kwargs))
 
@@ -313,7 +310,7 @@ class Values:
         if len(results) != 1:
             return
         same = len(args) > 1 and (args[0] is args[1] or _is_infinite(args[1]))
-        with _disable_current_modes():
+        with parts.without_modes():
             if func in _UNDEFINED or (func in _ARE_EQUAL and len(args) > 1 and _is_infinite(args[1])):
                 self.put_all(results[0], 0, frozenset({FINITE}))
             elif same and func in (*_ARE_EQUAL, *_DIFFER):
@@ -344,8 +341,8 @@ def _collect(given: Iterable[Any], out: list[torch.Tensor]) -> None:
 
 def _fresh(tensors: list[torch.Tensor], output: Any) -> list[torch.Tensor]:
     """Results in other storages than those of the arguments."""
-    given = {tensor.untyped_storage()._cdata for tensor in tensors}
-    return [tensor for tensor in tensors_in(output) if tensor.untyped_storage()._cdata not in given]
+    given = {id(tensor.untyped_storage()) for tensor in tensors}
+    return [tensor for tensor in tensors_in(output) if id(tensor.untyped_storage()) not in given]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch.utils import checkpoint as recompute
 
+from steptime.captured import torch_parts as parts
 from steptime.captured.graph.segments import Checkpoint, Saves, Tree, leaves
 from steptime.captured.record.factory import SIZES, found_factory
 from steptime.captured.record.fold import LEFT_OUT
@@ -132,7 +133,7 @@ class _Handed:
         """
         if LEFT_OUT in vars(self._block):
             return first
-        if self._block._forward_hooks or self._block._forward_pre_hooks:
+        if any(parts.hooks_of(self._block)[:2]):
             return self._run(first, *args, **kwargs)
         self._within = True
         try:
@@ -204,7 +205,7 @@ def _unpacked(held: Any) -> torch.Tensor:
 
 def _is_weight(tensor: torch.Tensor) -> bool:
     """Whether it is a parameter, a look at one, or a copy of one in another type."""
-    if isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter):
+    if isinstance(tensor, torch.nn.Parameter) or isinstance(parts.base_of(tensor), torch.nn.Parameter):
         return True
     node: Any = tensor.grad_fn
     for _ in range(3):
@@ -259,7 +260,7 @@ def resized(inputs: Any, batch: int, given: int | None) -> Any:
             return tensor
         return torch.empty((batch, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, other, inputs)
+    return parts.pytree.tree_map_only(torch.Tensor, other, inputs)
 
 
 def batch_parameter(text: str) -> inspect.Parameter | None:
@@ -295,7 +296,7 @@ def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
     Raises:
         UserError: no input has a dim, there is no sample in them, or the batch may be elsewhere.
     """
-    tensors = [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
+    tensors = [t for t in parts.pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
     sizes = {int(tensor.shape[0]) for tensor in tensors}
     if not sizes:
         raise UserError(f"{text}: no input has a batch dim", hint=TAKE_BATCH)

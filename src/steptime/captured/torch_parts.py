@@ -1,0 +1,155 @@
+"""What steptime takes of PyTorch beyond its public interface, each part with its use; no other module names one.
+
+A version that lacks a part, or is older than :data:`OLDEST`, is refused before anything is captured; every other one is
+taken. The page on `steptime profile` lists the versions that were tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter, methodcaller
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch.nn.modules import transformer
+
+from steptime.errors import UserError
+
+OLDEST: Final = "2.9"  #: Lower end of the range in `pyproject.toml`.
+
+
+@contextmanager
+def taking(version: Any = torch.__version__) -> Iterator[None]:
+    """Take parts of PyTorch.
+
+    Raises:
+        UserError: this version lacks one, or is below the range.
+    """
+    hint = f"steptime runs with torch>={OLDEST}; its page on profile lists the versions that were tested"
+    if version < OLDEST:
+        raise UserError(f"PyTorch {version} is too old", hint=hint)
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        raise UserError(f"PyTorch {version} lacks a part that steptime needs: {error}", hint=hint) from None
+
+
+with taking():
+    from torch._subclasses import fake_tensor
+    from torch.fx.experimental import symbolic_shapes
+    from torch.utils import _device, _python_dispatch, _pytree
+
+    # -- fake tensors -------------------------------------------------------------------------------------------------
+    FakeTensor = fake_tensor.FakeTensor  #: A tensor with a shape and no memory.
+    FakeTensorMode = fake_tensor.FakeTensorMode  #: Where operators give fake tensors.
+    DataDependentOutputException = fake_tensor.DataDependentOutputException  #: Python reads a value of a fake tensor.
+    DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException  #: The shape of a result depends on values.
+    GuardOnDataDependentSymNode = symbolic_shapes.GuardOnDataDependentSymNode  #: A branch depends on such a shape.
+    constructors = _device._device_constructors  #: Gives the functions that make tensors from none.
+    _make_subclass: Any = torch.Tensor._make_subclass
+    _warning, _refusing = torch._C._set_warn_deprecated_on_mutable_data_ptr, torch._C._set_throw_on_mutable_data_ptr
+
+    # -- dispatch -----------------------------------------------------------------------------------------------------
+    TorchDispatchMode = _python_dispatch.TorchDispatchMode  #: Sees every operator.
+    without_modes = _python_dispatch._disable_current_modes  #: Where operators run on real tensors.
+    DisableTorchFunction = torch._C.DisableTorchFunction  #: Where no function mode, slow as it is, sees a call.
+    DisableTorchDispatch = torch._C._DisableTorchDispatch  #: Where no dispatch mode sees an operator.
+    no_torch_function = torch._C._disabled_torch_function_impl  #: Of a class that sees operators, not functions.
+    wrapper: Any = torch.Tensor._make_wrapper_subclass  #: Makes a tensor of a class with a shape and no memory.
+    dispatch_keys: Any = torch._C._dispatch_key_set  #: What decides which kernel a tensor gets.
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  #: Whether an operator has one for a dispatch key.
+    schema_of = attrgetter("_schema")  #: Names and types of an operator's arguments and results.
+
+    # -- autograd -----------------------------------------------------------------------------------------------------
+    sequence_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  #: Of the node to be made next.
+    number_of = methodcaller("_sequence_nr")  #: The sequence number of a node.
+    saved_by = attrgetter("_raw_saved_tensors")  #: What a node saved, not unpacked.
+    current_node: Any = torch._C._current_autograd_node  #: The node whose backward runs.
+    engine: Any = torch.autograd.Variable._execution_engine  #: Runs the backward pass.
+    top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  #: Those that pack what is saved.
+    base_of = attrgetter("_base")  #: The tensor that another one is a view of.
+
+    # -- modules and functions ----------------------------------------------------------------------------------------
+    pytree = _pytree  #: Nests of lists, tuples, mappings and classes that users registered.
+    tables_of = attrgetter("_parameters", "_buffers")  #: A module's own by name, None among them; they may be written.
+    members_of = attrgetter("_modules")  #: A module's children by name; they may be written.
+    hooks_of = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    IS_PARAMETER: Final = "_is_param"  #: Attribute that makes a tensor of another class a parameter.
+    assertion = torch._assert  #: Checks a value of a tensor.
+    # What is read from objects is missed here, not in the middle of a capture.
+    (schema_of(torch.ops.prim.device.default), base_of(torch.empty(0)), hooks_of(torch.nn.Module()))
+
+    # -- the compiler -------------------------------------------------------------------------------------------------
+    DYNAMO: Final = "torch._dynamo"  #: Its module.
+    LEFT_ALONE: Final = "__dynamo_disable"  #: Attribute with what it made of a function that it is to leave alone.
+    Source: Any = torch._guards.Source  #: Where a tensor of a compiled function comes from.
+
+
+def operators(*names: str) -> tuple[Any, ...]:
+    """Overloads of ATen by name; those that this version does not have are left out.
+
+    >>> operators("gelu.default", "gelu.of_another_version", "of_another_version.default")
+    (<OpOverload(op='aten.gelu', overload='default')>,)
+    """
+    found = [(getattr(torch.ops.aten, name, None), overload) for name, _, overload in (n.partition(".") for n in names)]
+    return tuple(getattr(packet, overload) for packet, overload in found if hasattr(packet, overload))
+
+
+def fake(mode: Any, made: torch.Tensor, device: torch.device) -> Any:
+    """A fake tensor with the attributes of one that its class has made for the same mode: that is slow."""
+    of_mode: dict[torch.device, dict[str, Any]] = vars(mode).setdefault("steptime_attributes", {})
+    if device not in of_mode:
+        of_mode[device] = dict(vars(FakeTensor(mode, made, device)))
+    fake = _make_subclass(FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device)
+    (_warning if mode._allow_unsafe_data_ptr_access else _refusing)(fake)
+    vars(fake).update(of_mode[device])
+    return fake
+
+
+class NotCompiled:
+    """A mode that PyTorch need not keep from its compiler: nothing is compiled while a module is captured."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def masks_not_read() -> AbstractContextManager[object]:
+    """`nn.Transformer` compares a mask with the causal one by value; here it is what the caller says it is."""
+    return patch.object(
+        transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal), create=True
+    )
+
+
+def conversions_to_the_same() -> AbstractContextManager[object]:
+    """A module that is converted to what it is, in its forward, keeps its weights; PyTorch would swap fake ones."""
+    before: Any = torch.nn.Module._apply
+
+    def apply(module: Any, fn: Any, recurse: bool = True) -> Any:
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        held = [t for table in tables_of(module) for t in table.values() if t is not None]
+        with torch.no_grad():
+            same = all(fn(tensor) is tensor for tensor in held)
+        return module if same else before(module, fn, recurse=False)
+
+    return patch.object(torch.nn.Module, "_apply", apply)
+
+
+def tracer() -> tuple[Any, Any, Any]:
+    """The compiler's account of a module's graphs, and what forgets and gives the counts of its compilations."""
+    with taking():
+        from torch._dynamo import explain, utils
+
+        return explain, utils.clear_compilation_metrics, utils.get_compilation_metrics
+
+
+def inductor() -> tuple[Any, Any]:
+    """Inductor's counts of a compilation, and the function that runs what is compiled and gives its code."""
+    with taking():
+        from torch._inductor import metrics
+        from torch._inductor.utils import run_and_get_code
+
+        return metrics, run_and_get_code
