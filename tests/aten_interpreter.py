@@ -43,6 +43,8 @@ def _fits(overload, tensors, numbers):
             return False
         if name in numbers and ("Tensor" in kind or (kind in ("int", "float") and isinstance(numbers[name], tuple))):
             return False
+        if name in numbers and "str" in kind and not isinstance(numbers[name], str):
+            return False  # dims by name: some versions list that overload first
         required = not argument.has_default_value() and "Optional" not in kind
         if required and name not in tensors and name not in numbers:
             return False

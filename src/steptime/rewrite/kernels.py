@@ -89,6 +89,8 @@ def _fits(overload: Any, tensors: Mapping[str, Sequence[Value]], numbers: Mappin
                 return False
             if "List" in kind and not isinstance(numbers[name], list) and "Optional" not in kind:
                 return False
+            if "str" in kind and not isinstance(numbers[name], str):  # dims by name: a tensor has none
+                return False
         elif not argument.has_default_value() and "Optional" not in kind:
             return False
     return True

@@ -241,7 +241,8 @@ def test_checkpoints_that_cannot_be_captured_are_left_out_with_a_note(path: Path
     one = engine(path, "forgetful", 4)
     keys = [each.key for each in one.checkpoints("fp32", 4)]
     assert "selective" not in keys and "all" in keys
-    assert "RuntimeError" in one.refused["selective checkpointing"]
+    refusal = one.refused["selective checkpointing"]
+    assert "RuntimeError" in refusal or "CheckpointError" in refusal  # the latter, a RuntimeError, in PyTorch 2.9
     result = fit(one.bench.text, "rtx-3090", batch=4, allow="none")
     assert any("selective checkpointing is left out" in note for note in result.notes)
 

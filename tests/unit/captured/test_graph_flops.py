@@ -81,10 +81,15 @@ def test_full_size_modules_have_the_parameters_of_the_published_checkpoints(name
 SOURCES = {"parameter", "buffer", "input", "state", "constant"}
 
 
+LATER = {"_foreach_clone", "_foreach_mm", "_foreach_powsum"}
+"""Operators that PyTorch 2.13 has and an older version may lack: rows that never match there."""
+
+
 def test_the_tables_name_operators_of_aten():
     """A misspelt name would count nothing, and nobody would see it."""
     names = {name for name in (*ROWS, *VIEWS) if "::" not in name} - SOURCES
-    assert {n for n in names if not (hasattr(torch.ops.aten, n) or hasattr(torch.ops.aten, f"{n}_"))} == set()
+    missing = {n for n in names if not (hasattr(torch.ops.aten, n) or hasattr(torch.ops.aten, f"{n}_"))}
+    assert missing <= (LATER if torch.__version__ < "2.13" else set())
 
 
 def test_pytorchs_own_registry_is_covered():

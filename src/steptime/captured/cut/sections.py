@@ -72,7 +72,9 @@ _MEMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 def find_blocks(program: Program) -> Blocks | None:
     """The longest run of blocks that do the same, where it makes most of the forward pass."""
-    calls = [call for call in program.calls if call.phase == "forward" and not call.view]
+    # Checkpoints of PyTorch before 2.10 make tensors without elements, outside of the blocks.
+    made = [call for call in program.calls if sum(each.elements for each in call.node.outputs) or not call.node.outputs]
+    calls = [call for call in made if call.phase == "forward" and not call.view]
     found: list[tuple[int, Blocks]] = []
     for container in _containers(call.module for call in calls):
         work: dict[int, list[str]] = {}
