@@ -95,18 +95,12 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
         out.print(t.printable(f"note: {note}"))
 
 
-#: What a bill adds to the table of plans -> its text.
-_BILL: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "done in": lambda run: days(run["goodput"]["wall_days"]),
-    "MWh": lambda run: t.count(run["energy"]["kWh"] / 1e3),
-    "cost": lambda run: f"{t.big(run['money']['cost'])} {run['money']['currency']}",
+#: What a bill adds to the table of plans -> the part of the bill, and its text.
+_BILL: Final[Mapping[str, tuple[str, Callable[[Estimate], str]]]] = {
+    "done in": ("goodput", lambda e: days(e.run["goodput"]["wall_days"])),
+    "MWh": ("energy", lambda e: t.count(e.run["energy"]["kWh"] / 1e3)),
+    "cost": ("money", lambda e: f"{t.big(e.run['money']['cost'])} {e.run['money']['currency']}"),
 }
-
-
-def _billed(result: PlanResult) -> list[str]:
-    """Columns of the bill that the plans have."""
-    run = result.plans[0].run
-    return [name for name, part in (("done in", "goodput"), ("MWh", "energy"), ("cost", "money")) if part in run]
 
 
 def _print_recommended(out: Console, result: PlanResult) -> None:
@@ -187,7 +181,7 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     values = {name: [row.get(name, usual.get(name, "")) for row in cells] for name in names}
     same = [f"{name} {column[0]}" for name, column in values.items() if len(set(column)) == 1 and column[0]]
     own = {name: column for name, column in values.items() if len(set(column)) > 1}
-    told = _outcomes(result, plans)
+    told = _outcomes(plans)
     surely = {name: told[name] for name in told if name not in EXTRA}
     ranks = {"": [str(rank) for rank in range(1, len(plans) + 1)]}
     # A folded cell of placements may be as narrow as its heading; a number that is cut is no number.
@@ -220,13 +214,13 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     _print_risky(out, result)
 
 
-def _outcomes(result: PlanResult, plans: Sequence[Estimate]) -> dict[str, list[str]]:
+def _outcomes(plans: Sequence[Estimate]) -> dict[str, list[str]]:
     """What is told of every plan, by the heading of its column."""
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
     told: dict[str, Callable[[Estimate], str]] = {"step": lambda e: t.seconds(e.step_time_s)}
     if any(e.training for e in plans):
         told["days"] = lambda e: days(e.training["training_days"])
-    told |= {name: lambda e, name=name: _BILL[name](e.run) for name in _billed(result)}
+    told |= {name: text for name, (part, text) in _BILL.items() if part in plans[0].run}
     told |= {"MFU": lambda e: t.percent(e.mfu), unit: lambda e: f"{e.peak_memory_bytes / scale:.1f}"}
     if any(estimate.chance(e) is not None for e in plans):
         told["P(oom)"] = lambda e: estimate.chance(e) or ""
