@@ -269,6 +269,7 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
             # Tensor.backward would lift the mode of CUDA's kernels off what a checkpoint runs again
             seed = torch.ones_like(loss, memory_format=torch.preserve_format)
             parts.engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+            del seed
     with parts.DisableTorchFunction():
         _name_gradients(recorder, module, optimizer)
     if optimizer is not None:
