@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from steptime.cost import elementwise, memory_bound
 from steptime.cost.attention import (
     attention_backward_bytes,
     attention_backward_pair_flops,
@@ -31,7 +30,7 @@ from steptime.cost.matmul import LOOSE_BYTES, ODD_BYTES, off_boundary
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.quantisation import nvfp4_element_bytes
 from steptime.estimate.measured import CONVOLVED, LOOPED, OWN, curves_of, measured_name, work_of
-from steptime.estimate.operators import Formula
+from steptime.estimate.operators import OPERATORS, Formula
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import ALIKE, Curve, Device, Profile
 from steptime.model.spec import ELEMENT_BYTES
@@ -386,7 +385,8 @@ def timed(
     if measured is not None:
         return Timed(model=measured, shapes=(work_of(measured.curve, {**shape, **work}),))
     calls = CALLS.get(operator)
-    return None if calls is None else calls(models, operator, shape, backward)
+    found = None if calls is None else calls(models, operator, shape, backward)
+    return found or memory_timed(models, operator, shape, backward=backward)
 
 
 def called_once(operator: str, *, on_host: bool) -> bool:
@@ -470,133 +470,49 @@ def most_rows(curve: Curve) -> float:
     return most if most > 0 else math.inf
 
 
-def _call(moved: Num, rows: Num = 0.0, reread: Num = 0.0, flops: Num = 0.0) -> dict[str, Num]:
-    return {"moved_bytes": moved, "rows": rows, "reread_bytes": reread, "vector_flops": flops}
+class Use(NamedTuple):
+    """The role that plays an operator in one direction, and what of its shape the role's curve was fitted to.
 
-
-def _layer_norm(s: Shape) -> dict[str, Num]:
-    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
-    return _call(elementwise.layer_norm_bytes(x, rows, width, size), rows, 0.0, elementwise.layer_norm_flops(x))
-
-
-def _layer_norm_backward(s: Shape) -> dict[str, Num]:
-    return _call(elementwise.layer_norm_backward_bytes(s["elements"], s["width"], s["element_bytes"]), s["rows"])
-
-
-def _one_pass_layer_norm_backward(s: Shape) -> dict[str, Num]:
-    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
-    moved = elementwise.one_pass_layer_norm_backward_bytes(x, rows, width, size)
-    return _call(moved, flops=elementwise.layer_norm_backward_flops(x, rows, width))
-
-
-def _rms_norm(s: Shape) -> dict[str, Num]:
-    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
-    return _call(elementwise.rms_norm_bytes(x, rows, width, size), rows, 0.0, elementwise.rms_norm_flops(x))
-
-
-def _rms_norm_backward(s: Shape) -> dict[str, Num]:
-    x, rows, width, size = s["elements"], s["rows"], s["width"], s["element_bytes"]
-    return _call(elementwise.rms_norm_backward_bytes(x, rows, width, size), rows)
-
-
-def _softmax(s: Shape) -> dict[str, Num]:
-    return _normalised(s, 2, 1, SOFTMAX_FLOPS * s["elements"])
-
-
-def _softmax_backward(s: Shape) -> dict[str, Num]:
-    return _normalised(s, 3, 2, 0.0)
-
-
-def _triangular_softmax(s: Shape) -> dict[str, Num]:
-    """A warp keeps its row, of any length that the kernel takes, so that all of it is one stream."""
-    x = s["elements"]
-    return _call(elementwise.triangular_softmax_bytes(x, s["element_bytes"]), flops=SOFTMAX_FLOPS * x)
-
-
-def _triangular_softmax_backward(s: Shape) -> dict[str, Num]:
-    return _call(elementwise.triangular_softmax_backward_bytes(s["elements"], s["element_bytes"]))
-
-
-def _normalised(s: Shape, tensors: int, read: int, flops: Num) -> dict[str, Num]:
-    """Rows that are read, and read again where a block cannot hold them."""
-    x, size = s["elements"], s["element_bytes"]
-    again = where(x > ONE_BLOCK * s["rows"], read * x * size, 0.0)
-    return _call(tensors * x * size, s["rows"], again, flops)
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """The role that plays an operator in one direction, and how its shape is made from a row's."""
+    Bytes are those of the operator's own formula.
+    """
 
     role: str
-    shape: Callable[[Shape], dict[str, Num]]
+    flops: float | None = None
+    """Vector instructions per element; None: those of the operator's own formula, if it has one."""
+    rows: str = ""
+    """Name of the number of its rows, where each costs something of its own."""
+    reread: int = 0
+    """Tensors that are read again where a block cannot hold a row."""
 
-
-def _map(flops: Callable[[Shape], Num], moved: Callable[[Shape], Num]) -> Callable[[Shape], dict[str, Num]]:
-    return lambda s: _call(moved(s), 0.0, 0.0, flops(s))
-
-
-_E = elementwise
-_MAP = _map(lambda s: GELU_FLOPS * s["elements"], lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
-_MAP_BACKWARD = _map(
-    lambda s: _E.gelu_backward_flops(s["elements"]), lambda s: _E.map_backward_bytes(s["elements"], s["element_bytes"])
-)
-_GATED = _map(lambda s: _E.gated_flops(s["elements"]), lambda s: _E.gated_bytes(s["elements"], s["element_bytes"]))
-_GATED_BACKWARD = _map(
-    lambda s: _E.gated_backward_flops(s["elements"]),
-    lambda s: _E.gated_backward_bytes(s["elements"], s["element_bytes"]),
-)
-_DROPOUT = Formula(_E.dropout_bytes)
-_DROPOUT_ADD, _DROPOUT_ADD_BACKWARD = Formula(_E.dropout_add_bytes), Formula(_E.dropout_add_backward_bytes)
-_BIAS, _RESIDUAL, _EMBEDDING = Formula(_E.bias_bytes), Formula(_E.residual_bytes), Formula(_E.embedding_bytes)
-_ROPE = _map(lambda s: _E.rope_flops(s["elements"]), lambda s: _E.map_bytes(s["elements"], s["element_bytes"]))
-_COMPLEX_ROPE = _map(lambda s: _E.rope_flops(s["elements"]), Formula(_E.complex_rope_bytes))
-_LOSS_FLOPS: Callable[[Shape], Num] = lambda s: _E.cross_entropy_flops(s["elements"])  # noqa: E731
-_MOVED = _map(lambda s: 0.0, lambda s: s["read_bytes"] + s["written_bytes"])
-_LOOPED = _map(lambda s: 0.0, lambda s: s["moved_bytes"])
-_ELEMENTS: Callable[[Shape], Num] = lambda s: s["elements"]  # noqa: E731
 
 NOTHING: Final = "nothing"
 """Role of a direction in which an operator has no work; no model has it."""
+_STREAM, _MOVED, _LOOKED_UP = Use("stream"), Use("stream", 0), Use("embedding", 0, "tokens")
 
 #: Operator -> forward, backward.
 USES: Final[Mapping[str, tuple[Use, Use]]] = {
-    "layer_norm": (Use("norm", _layer_norm), Use("norm_backward", _layer_norm_backward)),
-    "one_pass_layer_norm": (Use("norm", _layer_norm), Use("stream", _one_pass_layer_norm_backward)),
-    "rms_norm": (Use("norm", _rms_norm), Use("norm_backward", _rms_norm_backward)),
-    "plain_rms_norm": (
-        Use("stream", _map(lambda s: _E.rms_norm_flops(s["elements"]), Formula(memory_bound.plain_rms_norm_bytes))),
-        Use("stream", _map(_ELEMENTS, Formula(memory_bound.plain_rms_norm_backward_bytes))),
-    ),
-    "activation": (Use("stream", _MAP), Use("stream", _MAP_BACKWARD)),
-    "gated_activation": (Use("gate", _GATED), Use("stream", _GATED_BACKWARD)),
-    "dropout": (
-        Use("dropout", _map(lambda s: DROPOUT_FLOPS * s["elements"], _DROPOUT)),
-        Use("stream", _map(_ELEMENTS, _DROPOUT)),
-    ),
-    "dropout_add": (
-        Use("dropout", _map(lambda s: (DROPOUT_FLOPS + 1) * s["elements"], _DROPOUT_ADD)),
-        Use("stream", _map(lambda s: _E.dropout_add_flops(s["elements"]), _DROPOUT_ADD_BACKWARD)),
-    ),
-    "residual": (Use("stream", _map(_ELEMENTS, _RESIDUAL)), Use("stream", _map(_ELEMENTS, _RESIDUAL))),
-    "bias": (Use("stream", _map(_ELEMENTS, _BIAS)), Use("stream", _map(_ELEMENTS, _BIAS))),
-    "rope": (Use("rope", _ROPE), Use("rope", _ROPE)),
-    "complex_rope": (Use("stream", _COMPLEX_ROPE), Use("stream", _COMPLEX_ROPE)),
-    "move": (Use("stream", _MOVED), Use("stream", _MOVED)),
-    "move_forward": (Use("stream", _MOVED), Use(NOTHING, _MOVED)),
-    "move_backward": (Use(NOTHING, _MOVED), Use("stream", _MOVED)),
-    **dict.fromkeys(LOOPED, (Use("stream", _LOOPED), Use("stream", _LOOPED))),
-    "top_k": (Use("stream", _MOVED), Use("stream", _MOVED)),
-    "triangular_softmax": (Use("stream", _triangular_softmax), Use("stream", _triangular_softmax_backward)),
-    "softmax": (Use("softmax", _softmax), Use("softmax_backward", _softmax_backward)),
-    "cross_entropy": (
-        Use("stream", _map(_LOSS_FLOPS, Formula(_E.cross_entropy_bytes))),
-        Use("stream", _map(_LOSS_FLOPS, Formula(_E.cross_entropy_backward_bytes))),
-    ),
-    "embedding": (
-        Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),
-        Use("embedding", lambda s: _call(_EMBEDDING(s), s["tokens"])),
-    ),
+    "layer_norm": (Use("norm", rows="rows"), Use("norm_backward", 0, "rows")),
+    "one_pass_layer_norm": (Use("norm", rows="rows"), _STREAM),
+    "rms_norm": (Use("norm", rows="rows"), Use("norm_backward", 0, "rows")),
+    "plain_rms_norm": (_STREAM, Use("stream", 1)),
+    "activation": (Use("stream", GELU_FLOPS), _STREAM),
+    "gated_activation": (Use("gate"), _STREAM),
+    "dropout": (Use("dropout", DROPOUT_FLOPS), _STREAM),
+    "dropout_add": (Use("dropout", DROPOUT_FLOPS + 1), _STREAM),
+    "residual": (_STREAM, _STREAM),
+    "bias": (_STREAM, _STREAM),
+    "rope": (Use("rope"), Use("rope")),
+    "complex_rope": (_STREAM, _STREAM),
+    "move": (_MOVED, _MOVED),
+    "move_forward": (_MOVED, Use(NOTHING)),
+    "move_backward": (Use(NOTHING), _MOVED),
+    **dict.fromkeys(LOOPED, (_MOVED, _MOVED)),
+    "top_k": (_MOVED, _MOVED),
+    # A warp keeps its row, of any length that the kernel takes, so that all of a triangular softmax is one stream.
+    "triangular_softmax": (Use("stream", SOFTMAX_FLOPS), _MOVED),
+    "softmax": (Use("softmax", SOFTMAX_FLOPS, "rows", 1), Use("softmax_backward", 0, "rows", 2)),
+    "cross_entropy": (_STREAM, _STREAM),
+    "embedding": (_LOOKED_UP, _LOOKED_UP),
 }
 
 
@@ -607,9 +523,26 @@ def memory_timed(models: Models, operator: str, shape: Shape, *, backward: bool)
     use = USES[operator][backward]
     if use.role not in models:
         return None
-    return Timed(model=models[use.role], shapes=(use.shape(shape),))
+    own, moved = OPERATORS.get(operator), shape.get("moved_bytes", 0.0)
+    flops: Num = use.flops * shape["elements"] if use.flops else 0.0
+    if own is not None:
+        phase = own.backward if backward else own.forward
+        moved = phase.moved_bytes(shape) if phase.moved_bytes is not None else moved
+        if use.flops is None and phase.vector_flops is not None:
+            flops = phase.vector_flops(shape)
+    call = {
+        "moved_bytes": moved,
+        "rows": shape[use.rows] if use.rows else 0.0,
+        "reread_bytes": 0.0,
+        "vector_flops": flops,
+    }
+    if use.reread:
+        again = use.reread * shape["elements"] * shape["element_bytes"]
+        call["reread_bytes"] = where(shape["elements"] > ONE_BLOCK * call["rows"], again, 0.0)
+    return Timed(model=models[use.role], shapes=(call,))
 
 
 def streamed(models: Models, moved_bytes: Num) -> Timed | None:
     """One pass over large tensors (the optimiser), or None where the roofline has to do."""
-    return Timed(model=models["stream"], shapes=(_call(moved_bytes),)) if "stream" in models else None
+    call = {"moved_bytes": moved_bytes, "rows": 0.0, "reread_bytes": 0.0, "vector_flops": 0.0}
+    return Timed(model=models["stream"], shapes=(call,)) if "stream" in models else None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.communication import collective_of
-from steptime.estimate.kernels import Timed, called_once, memory_timed, timed
+from steptime.estimate.kernels import Timed, called_once, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
 from steptime.num import Num, maximum, where
@@ -261,8 +261,7 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
             return None
         operator, shape, backward = row.timing.operator, row.timing.shape, row.timing.backward
     work = {"matrix_flops": matrix, "vector_flops": vector, "moved_bytes": moved}
-    found = timed(machine.models, operator, shape, work, backward=backward)
-    return found or memory_timed(machine.models, operator, shape, backward=backward)
+    return timed(machine.models, operator, shape, work, backward=backward)
 
 
 def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:

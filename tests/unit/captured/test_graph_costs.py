@@ -94,7 +94,7 @@ def test_maps_and_norms_take_the_curves_of_the_analytic_estimate():
     add = nodes.apply("add", {"self": x, "other": x}, outputs=[tensor(512, 1024)])
     moved = memory_timed(models, "move", {"read_bytes": 2.0**20, "written_bytes": 2.0**20}, backward=False)
     assert Timer(device=H100).cost(add).seconds == moved.seconds
-    assert timed(models, "layer_norm", shape, {}, backward=False) is None
+    assert timed(models, "layer_norm", shape, {}, backward=False) == same
 
 
 def layer_norm_backward(nodes):

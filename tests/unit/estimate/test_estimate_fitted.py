@@ -14,7 +14,7 @@ from steptime.cost.collective_algorithms import candidate_s
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.estimate.communication import TEXTBOOK, collective_of, message_time_s
 from steptime.estimate.fabrics import fabric_model
-from steptime.estimate.kernels import USES, memory_models, memory_timed, streamed
+from steptime.estimate.kernels import memory_models, memory_timed, streamed
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.profiles import load_fabric_profiles, load_profile, profile_names
@@ -120,7 +120,9 @@ def test_shapes_are_those_of_the_rows_that_were_fitted(operator: str, backward: 
              "tokens": rows}  # fmt: skip
     if operator == "gated_activation":
         given["elements"] /= 2  # of the result; the rows of tables count what goes in
-    call = USES[operator][backward].shape(given)
+    timed = memory_timed(machine("dgx-h100").models, operator, given, backward=backward)
+    assert timed is not None
+    (call,) = timed.shapes
     expected = shape(_table(rows=rows, cols=width, numel=rows * width))  # type: ignore[operator]
     for name in ("moved_bytes", "reread_bytes", "vector_flops"):
         assert float(call[name]) == pytest.approx(float(expected[name][0]), rel=1e-12), name

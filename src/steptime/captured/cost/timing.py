@@ -20,7 +20,7 @@ from steptime.captured.graph import Node
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
-from steptime.estimate.kernels import Timed, called_once, memory_timed, timed, winograd_saved_flops
+from steptime.estimate.kernels import Timed, called_once, timed, winograd_saved_flops
 from steptime.estimate.learned import Correction, described
 from steptime.estimate.machine import Machine, issue_sharpness
 from steptime.estimate.measured import CPU_CALL, CPU_TURN, CPU_VIEW
@@ -349,5 +349,4 @@ def fitted(machine: Machine, call: KernelCall, work: Mapping[str, Num]) -> Timed
         return None
     shape = {name: float(value) for name, value in call.shape.items()}
     counts = {name: float(value) for name, value in work.items()}
-    found = timed(machine.models, call.operator, shape, counts, backward=call.backward)
-    return found or memory_timed(machine.models, call.operator, shape, backward=call.backward)
+    return timed(machine.models, call.operator, shape, counts, backward=call.backward)
