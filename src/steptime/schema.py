@@ -8,8 +8,9 @@ values of a parsed file, numbers in SI, or names every field that is wrong.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
 from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
@@ -30,16 +31,19 @@ class Field:
     dimension: str | None = None
     """Key of :data:`steptime.units.UNITS`; None: a bare number."""
     low: float
-    high: float
+    high: float = math.inf
+    """Infinite: any finite number from ``low``."""
     whole: bool = False
     required: bool = True
-    example: str
+    example: str = ""
     """How a user writes it; shown when the unit is missing."""
+    meaning: str = ""
+    """What a bare number counts, for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of a file."""
+    """A table of a file; a key whose value is null, which JSON has, is as if it was not there."""
 
     rows: Mapping[str, Row] = field(default_factory=dict)
     named: Row | None = None
@@ -66,20 +70,34 @@ class Each:
     """What holds of its values together."""
 
 
-Row = Field | Table | Each | Check
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Null:
+    """A row that may be null, and what that means."""
+
+    row: Row
+    means: Any = None
+
+
+Row = Field | Table | Each | Null | Check
 _Problems = list[tuple[str, str, str]]
 
 
-def text(*allowed: str, empty: bool = True) -> Check:
-    """Row of a text, one of ``allowed`` where these are given.
+def text(*allowed: str, pattern: str = ".*", called: str = "a text") -> Check:
+    """Row of a text.
 
-    >>> text("a", "b")("a")
-    'a'
+    Args:
+        allowed: all that it may be; none: any that matches.
+        pattern: regular expression that it matches as a whole.
+        called: how errors call such a text.
+
+    >>> text("a", "b")("a"), text(pattern="[a-z]+", called="small letters")("ab")
+    ('a', 'ab')
     """
+    matches = re.compile(pattern, re.DOTALL).fullmatch
 
     def check(given: object) -> str:
-        if not isinstance(given, str) or not (given or empty):
-            raise UserError(f"{shown(given)} is not a valid string")
+        if not isinstance(given, str) or not matches(given):
+            raise UserError(f"{shown(given)} is not {called}")
         if allowed and given not in allowed:
             many = len(allowed) > SHOWN
             names = "the names that may stand here" if many else ", ".join(allowed)
@@ -87,6 +105,11 @@ def text(*allowed: str, empty: bool = True) -> Check:
         return given
 
     return check
+
+
+def letters(most: int) -> Check:
+    """Row of a text that is neither empty nor longer than ``most``."""
+    return text(pattern=f".{{1,{most}}}", called=f"a text of 1 to {most} letters")
 
 
 def flag(given: object) -> bool:
@@ -107,11 +130,39 @@ def number(given: object) -> float:
     return found
 
 
-def positive(given: object) -> float:
-    """Row of any positive number."""
-    if (found := number(given)) <= 0:
-        raise UserError(f"{found:g} is not positive")
-    return found
+def above(least: float) -> Check:
+    """Row of any finite number above another."""
+
+    def check(given: object) -> float:
+        if (found := number(given)) <= least:
+            raise UserError(f"{shown(given)} is not above {least:g}")
+        return found
+
+    return check
+
+
+def as_given(row: Field | Check) -> Check:
+    """Row of a number that stays as it is given: a whole one stays one."""
+
+    def check(given: object) -> object:
+        value_of(given, row) if isinstance(row, Field) else row(given)
+        return given
+
+    return check
+
+
+def rows_of(record: Any, types: Mapping[str, Row], own: Mapping[str, Row]) -> dict[str, Row]:
+    """Rows of the fields of a dataclass: each its own, or that of its type as the class writes it, None left out.
+
+    >>> list(rows_of(Each, {"Row": text(), "int": number, "str": text()}, {"also": flag})), needed_by(Each)
+    (['row', 'least', 'most', 'called', 'also'], ['row'])
+    """
+    return {f.name: own[f.name] if f.name in own else types[f.type.removesuffix(" | None")] for f in fields(record)}
+
+
+def needed_by(record: Any) -> list[str]:
+    """Fields of a dataclass that have no default."""
+    return [f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING]
 
 
 def filled(given: Mapping[str, Any]) -> None:
@@ -125,6 +176,13 @@ def anything(given: object) -> object:
     return given
 
 
+def mapping(given: object) -> Mapping[str, Any]:
+    """Row of a table that stays as it is given."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"{shown(given)} is not a table")
+    return given
+
+
 def checked(given: object, row: Row, where: str, at: str = "") -> Any:
     """The value of a row, numbers in SI.
 
@@ -135,7 +193,8 @@ def checked(given: object, row: Row, where: str, at: str = "") -> Any:
         at: path of the part in the file, for errors.
 
     Raises:
-        FieldError: names the first wrong field; up to ten problems stand in the message.
+        FieldError: one field is wrong.
+        UserError: several are; the message has up to ten.
 
     >>> memory = Field(dimension="bytes", low=1, high=1e15, example="80 GB")
     >>> checked({"memory": "80 GB"}, Table(rows={"memory": memory}), "own.toml")
@@ -145,18 +204,19 @@ def checked(given: object, row: Row, where: str, at: str = "") -> Any:
     value = _value(given, row, at, problems)
     if not problems:
         return value
-    (first, problem, hint), lines = problems[0], []
-    if len(problems) > 1:
-        problem = f"{problem} ({hint})" if hint else problem
-        lines = [f"{name}: {what}" + (f" ({how})" if how else "") for name, what, how in problems[1:SHOWN]]
-        lines += [f"... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        hint = "\n  ".join(lines)
-    raise FieldError(where, first, problem, hint=hint or None)
+    if len(problems) == 1:
+        name, problem, hint = problems[0]
+        raise FieldError(where, name or "the file", problem, hint=hint or None)
+    lines = [f"{name}: {problem}" + (f" ({hint})" if hint else "") for name, problem, hint in problems[:SHOWN]]
+    lines += [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+    raise UserError(f"{where}: {len(problems)} fields are wrong".removeprefix(": "), hint="\n  ".join(lines))
 
 
 def _value(given: object, row: Row, at: str, problems: _Problems) -> Any:
     """The value of a row; what is wrong is added to the problems, each with its field and a hint."""
     try:
+        if isinstance(row, Null):
+            return row.means if given is None else _value(given, row.row, at, problems)
         if isinstance(row, Table):
             return _table(given, row, at, problems)
         if isinstance(row, Each):
@@ -177,18 +237,19 @@ def _value(given: object, row: Row, at: str, problems: _Problems) -> Any:
 def _table(given: object, table: Table, at: str, problems: _Problems) -> Any:
     if table.short and isinstance(given, str):
         return _value(given, table.rows[table.short], at, problems)
-    if not isinstance(given, Mapping):
-        raise UserError(f"{shown(given)} is not a table")
-    before, out = len(problems), {}
-    for name, one in given.items():
-        path = f"{at}.{shorten(name, 40)}" if at else shorten(name, 40)
+    before, out, unknown = len(problems), {}, False
+    for name, one in mapping(given).items():
+        path = shorten(name, 40) if isinstance(name, str) else shown(name, 40)
+        path = f"{at}.{path}" if at else path
         row = table.rows.get(name, table.named)
         if row is None:
-            problems.append((path, "is unknown", did_you_mean(name, sorted(table.rows))))
-        else:
+            unknown = True
+            told = len(problems) < SHOWN  # looking for the nearest of many keys takes long
+            problems.append((path, "unknown key", did_you_mean(str(name), [*table.rows]) if told else ""))
+        elif one is not None or isinstance(row, Null):
             out[name] = _value(one, row, path, problems)
-    if len(problems) == before:  # a key that is misspelt is not missing too
-        missing = [name for name in table.required if name not in given]
+    if not unknown:  # a key that is misspelt is not missing too
+        missing = [name for name in table.required if name not in out]
         problems += [(f"{at}.{name}" if at else name, "is missing", table.hint) for name in missing]
     if table.also is not None and len(problems) == before:
         table.also(out)
@@ -209,12 +270,10 @@ def value_of(given: object, field: Field) -> float:
     steptime.errors.UserError: 80 has no unit
       write it as text with a unit, for example "80 GB"
     """
-    value = _plain(given, field) if field.dimension is None else _quantity(given, field, field.dimension)
-    if not field.low <= value <= field.high:  # true of nan as well
-        raise UserError(
-            f"{shown(given)} is not between {_bound(field.low, field)} and {_bound(field.high, field)}",
-            hint=f"for example {_example(field)}",
-        )
+    value = _plain(given, field.whole) if field.dimension is None else _quantity(given, field, field.dimension)
+    if not field.low <= value <= field.high or value == math.inf:  # true of nan as well
+        hint = f"for example {_example(field)}" if field.example else None
+        raise UserError(f"{shown(given)} is not {_allowed(field)}", hint=hint)
     return int(value) if field.whole else value
 
 
@@ -228,13 +287,12 @@ def _quantity(given: object, field: Field, dimension: str) -> float:
     raise UserError(f"{shown(given)} is not a text with a number and a unit", hint=f"for example {_example(field)}")
 
 
-def _plain(given: object, field: Field) -> float:
-    allowed: tuple[type, ...] = (int,) if field.whole else (int, float)
-    if isinstance(given, bool) or not isinstance(given, allowed):
-        kind = "whole number" if field.whole else "number"
-        raise UserError(f"{shown(given)} is not a {kind}", hint=f"write it bare, for example {field.example}")
+def _plain(given: object, whole: bool) -> float:
+    """A bare number; nan where it is none, or has a fraction and may have none."""
+    if isinstance(given, bool) or not isinstance(given, int if whole else int | float):
+        return math.nan
     try:
-        return given if isinstance(given, int) and field.whole else float(given)  # type: ignore[arg-type]
+        return given if isinstance(given, int) and whole else float(given)
     except OverflowError:
         return math.inf
 
@@ -243,6 +301,15 @@ def _example(field: Field) -> str:
     return field.example if field.dimension is None else f'"{field.example}"'
 
 
-def _bound(value: float, field: Field) -> str:
-    unit = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s", None: ""}.get(field.dimension, field.dimension or "")
-    return f"{value:g} {unit}".rstrip()
+def _allowed(field: Field) -> str:
+    """The range of a field in words."""
+    if field.dimension is not None:
+        unit = {"bytes": "B", "Bps": "B/s", "flops_per_s": "FLOP/s"}.get(field.dimension, field.dimension)
+        return f"between {field.low:g} {unit} and {field.high:g} {unit}"
+    form, kind = (".0f", "a whole number") if field.whole else ("g", "a number")
+    ends = (
+        f"of {field.low:{form}} or more"
+        if field.high == math.inf
+        else f"from {field.low:{form}} to {field.high:{form}}"
+    )
+    return f"{kind} {ends}" + (f" ({field.meaning})" if field.meaning else "")

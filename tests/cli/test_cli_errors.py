@@ -98,7 +98,7 @@ def test_wrong_arguments(run: Run, api: FakeApi, args: tuple[str, ...], named: s
 RUN_FILES = [
     ("model = 3", "neither a RUN.toml"),
     ("model = ''", "model"),
-    ("[plan]\ntp = 8", "model: missing"),
+    ("[plan]\ntp = 8", "model: is missing"),
     ('model = "toy"\ngpu = 8', "did you mean gpus"),
     ('model = "toy"\ngpus = "8"', "gpus: '8'"),
     ('model = "toy"\ngpus = 8.0', "gpus"),
@@ -166,11 +166,11 @@ def written(**changes: object) -> str:
 
 
 IMPOSSIBLE = [
-    ({"step_time_s": -5}, "step_time_s: -5: has to be above 0"), ({"mfu": 7}, "mfu: 7: has to be 0 to 1"),
-    ({"step_time_bracket_s": [3, 2]}, "step_time_bracket_s: [3, 2]: the lower bound has to come first"),
-    ({"step_time_band_s": [-1, 2]}, "step_time_band_s.0: -1: has to be 0 or more"),
-    ({"time": {"compute/x_s": -1}}, "time.compute/x_s: -1: has to be 0 or more"),
-    ({"memory_capacity_bytes": 0}, "memory_capacity_bytes: 0: has to be above 0"),
+    ({"step_time_s": -5}, "step_time_s: -5 is not above 0"), ({"mfu": 7}, "mfu: 7 is not a number from 0 to 1"),
+    ({"step_time_bracket_s": [3, 2]}, "step_time_bracket_s: [3.0, 2.0]: the lower bound has to come first"),
+    ({"step_time_band_s": [-1, 2]}, "step_time_band_s[0]: -1 is not a number of 0 or more"),
+    ({"time": {"compute/x_s": -1}}, "time.compute/x_s: -1 is not a number of 0 or more"),
+    ({"memory_capacity_bytes": 0}, "memory_capacity_bytes: 0 is not above 0"),
 ]  # fmt: skip
 
 
@@ -188,7 +188,18 @@ def test_a_misspelt_key_in_a_list_is_told_the_right_one(run: Run, tmp_path: Path
     document["details"][0]["valu"] = 1.0
     file.write_text(json.dumps(document))
     said = run("diff", str(file), str(file)).stderr
-    assert said == f"Error: {file}: details.0.valu: unknown key\n  did you mean value?\n"
+    assert said == f"Error: {file}: details[0].valu: unknown key\n  did you mean value?\n"
+
+
+@pytest.mark.parametrize("fabric", [{}, {"domain": 8}, {"domain": [1], "start_s": 3, "hop_s": None}])
+def test_a_fabric_without_what_a_formula_needs_is_named(run: Run, tmp_path: Path, fabric: dict[str, object]) -> None:
+    file = tmp_path / "estimate.json"
+    document = make_estimate().to_json(explain=True)
+    document["details"][0]["arguments"]["fabric"] = fabric
+    file.write_text(json.dumps(document))
+    done = run("diff", str(file), str(file))
+    assert done.exit_code == EXIT_USER and "details[0].arguments.fabric." in done.stderr, done.stderr
+    assert done.stderr.endswith(": is missing\n")
 
 
 def test_what_an_estimate_leaves_open_is_a_dash(run: Run, tmp_path: Path) -> None:
@@ -221,6 +232,7 @@ def test_estimate_survives_writing_and_reading(tmp_path: Path) -> None:
     for estimate in (
         make_estimate(),
         make_estimate(step_time_band_s=(1.0, 2.0), reasons=("memory",), published={"a": 1}),
+        make_estimate(run={"goodput": {"share": 0.9}}, notes=("rounded up",)),
     ):
         file = tmp_path / "a.json"
         file.write_text(json.dumps(estimate.to_json(explain=True)))

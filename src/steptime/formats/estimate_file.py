@@ -1,145 +1,91 @@
-"""Read an estimate that ``steptime estimate --json`` wrote.
-
-What the readers of user files share: a bound on what is read, and validation errors in our own words.
-"""
+"""Read an estimate that ``steptime estimate --json`` wrote."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, NoReturn
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
-
-from steptime.cost.collective_algorithms import fabric_of
-from steptime.errors import FieldError, InputFileError, UserError, did_you_mean, shorten, shown
+from steptime.cost.collective_algorithms import Fabric, fabric_of
+from steptime.errors import FieldError, InputFileError, UserError
 from steptime.estimate.result import SCHEMA_VERSION, Argument, Detail, Estimate, FormulaCall, Provenance
 from steptime.formats.run_spec import read_description
-from steptime.store.files import keys_at
+from steptime.schema import (
+    Each,
+    Field,
+    Null,
+    Row,
+    Table,
+    above,
+    checked,
+    flag,
+    mapping,
+    needed_by,
+    number,
+    rows_of,
+    text,
+)
 from steptime.terms import Terms
 
-MAX_PROBLEMS: Final = 10
+
+def _ordered(bounds: Any) -> None:
+    if bounds[0] > bounds[1]:
+        raise UserError(f"{bounds}: the lower bound has to come first")
 
 
-def as_user_error(error: ValidationError, where: str, root: type[BaseModel]) -> UserError:
-    """All problems of one file as one error; each names its field."""
-    problems = error.errors(include_url=False, include_context=True)
-    first = [_problem(p, root) for p in problems[:MAX_PROBLEMS]]
-    if len(problems) == 1:
-        field, text, hint = first[0]
-        return FieldError(where, field, text, hint=hint)
-    lines = [f"{where}: {len(problems)} fields are wrong"]
-    for field, text, hint in first:
-        lines.append(f"  {field}: {text}" + (f" ({hint})" if hint else ""))
-    if len(problems) > MAX_PROBLEMS:
-        lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
-    return UserError("\n".join(lines))
-
-
-def _problem(problem: Any, root: type[BaseModel]) -> tuple[str, str, str | None]:
-    loc = tuple(part for part in problem["loc"] if isinstance(part, (str, int)))
-    field = shorten(".".join(str(part) for part in loc)) or "document"
-    if problem["type"] == "extra_forbidden":
-        return field, "unknown key", did_you_mean(str(loc[-1]), keys_at(root, loc[:-1]))
-    if problem["type"] == "missing":
-        return field, "missing", None
-    given = shown(problem["input"], 60)
-    return field, f"{given}: {problem['msg'][:1].lower()}{problem['msg'][1:]}", None
+def _argument(given: object) -> Argument:
+    """A number or a name as it is; a record is a fabric, whose infinities are null."""
+    if not isinstance(given, Mapping):
+        return given if isinstance(given, str) else number(given)
+    if missing := [name for name in needed_by(Fabric) if name not in given]:
+        raise FieldError("", missing[0], "is missing")
+    return fabric_of({name: math.inf if item is None else item for name, item in given.items()})
 
 
 #: JSON has no infinity and no NaN; steptime writes null for both.
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+_NUMBER: Final = Null(row=number, means=math.nan)
+_POSITIVE: Final = Null(row=above(0), means=math.nan)
+_AMOUNT: Final = Null(row=Field(low=0), means=math.nan)
+_SHARE: Final = Null(row=Field(low=0, high=1), means=math.nan)
+_BOUNDS: Final = Each(row=_AMOUNT, least=2, most=2, called="two numbers", also=_ordered)
+_TYPES: Final[Mapping[str, Row]] = {
+    "str": text(),
+    "bool": flag,
+    "float": _AMOUNT,
+    "tuple[float, float]": _BOUNDS,
+    "tuple[str, ...]": Each(row=text()),
+    "Terms": Table(named=_AMOUNT),
+    "Mapping[str, float]": Table(named=_AMOUNT),
+    "Mapping[str, Any]": mapping,
+    "Mapping[str, Mapping[str, Any]]": Table(named=mapping),
+    "Mapping[str, Argument]": Table(named=Null(row=_argument, means=math.nan)),
+}
 
 
-def _bounded(words: str, allowed: Callable[[float], bool]) -> AfterValidator:
-    """Refuses a number that is not ``allowed``, in ``words``; null is."""
-
-    def checked(value: float) -> float:
-        if not math.isnan(value) and not (math.isfinite(value) and allowed(value)):
-            raise PydanticCustomError("range", f"has to be {words}")
-        return value
-
-    return AfterValidator(checked)
+def _of(record: type, **own: Row) -> Table:
+    """Rows of a record of an estimate."""
+    return Table(rows=rows_of(record, _TYPES, own), required=needed_by(record))
 
 
-def _ordered(value: list[float]) -> list[float]:
-    """Refuses bounds of which the lower is above the upper."""
-    if value[0] > value[1]:
-        raise PydanticCustomError("order", "the lower bound has to come first")
-    return value
-
-
-Positive = Annotated[Number, _bounded("above 0", lambda value: value > 0)]
-Amount = Annotated[Number, _bounded("0 or more", lambda value: value >= 0)]
-Share = Annotated[Number, _bounded("0 to 1", lambda value: 0 <= value <= 1)]
-Bounds = Annotated[list[Amount], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
-
-
-class _Object(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class _Provenance(_Object):
-    steptime_version: str
-    mode: str
-    model: str
-    model_source: str
-    cluster: str
-    device: str
-    weakest_kind: str
-    constants: dict[str, dict[str, Any]]
-    assumptions: list[str] = Field(default_factory=list)
-    band: str = "uncalibrated"
-    framework: str = "ideal"
-    is_gpu: bool | None = None
-
-
-class _Call(_Object):
-    function: str
-    arguments: dict[str, Number | str | dict[str, Any]]
-    factors: dict[str, Number] = Field(default_factory=dict)
-
-
-class _Detail(_Call):
-    path: str
-    value: Number
-    basis: str = ""
-    further: list[_Call] = Field(default_factory=list)
-
-
-class _Estimate(_Object):
-    schema_version: int
-    flops_convention: str = ""
-    step_time_s: Positive
-    step_time_bracket_s: Bounds
-    step_time_band_s: Bounds | None
-    mfu: Share
-    hfu: Share
-    tokens_per_s_per_gpu: Amount
-    samples_per_s: Amount
-    model_flops: Amount
-    time: dict[str, Amount]
-    overlapped: dict[str, Amount]
-    peak_memory_bytes: Amount
-    memory: dict[str, Amount]
-    memory_capacity_bytes: Positive
-    oom_probability: Share
-    feasible: bool
-    reasons: list[str]
-    bottleneck: str
-    plan: dict[str, Any]
-    provenance: _Provenance
-    workload: dict[str, Any] = Field(default_factory=dict)
-    memory_by_definition: dict[str, Amount] = Field(default_factory=dict)
-    band_shares: dict[str, Amount] = Field(default_factory=dict)
-    what_if: dict[str, Positive] = Field(default_factory=dict)
-    published: dict[str, Any] | None = None
-    training: dict[str, Any] = Field(default_factory=dict)
-    notes: list[str] = Field(default_factory=list)
-    details: list[_Detail] = Field(default_factory=list)
+_FACTORS: Final = Table(named=_NUMBER)
+_CALL: Final = _of(FormulaCall, factors=_FACTORS)
+_DETAIL: Final = _of(Detail, value=_NUMBER, factors=_FACTORS, further=Each(row=_CALL))
+_RESULT: Final = _of(
+    Estimate,
+    **dict.fromkeys(("step_time_s", "memory_capacity_bytes"), _POSITIVE),
+    **dict.fromkeys(("mfu", "hfu", "oom_probability"), _SHARE),
+    step_time_band_s=Null(row=_BOUNDS),
+    what_if=Table(named=_POSITIVE),
+    provenance=_of(Provenance),
+    details=Each(row=_DETAIL),
+)
+_OF_FILE: Final[Mapping[str, Row]] = {
+    "schema_version": Field(low=SCHEMA_VERSION, high=SCHEMA_VERSION, whole=True),
+    "flops_convention": text(),
+}
+_ESTIMATE: Final = Table(rows={**_OF_FILE, **_RESULT.rows}, required=_RESULT.required)
 
 
 def parse_estimate(text: str, path: str) -> Estimate:
@@ -160,10 +106,7 @@ def parse_estimate(text: str, path: str) -> Estimate:
     if document.get("schema_version") != SCHEMA_VERSION:
         given = document.get("schema_version")
         raise FieldError(path, "schema_version", f"{given!r}; this steptime reads {SCHEMA_VERSION}")
-    try:
-        return _record(_Estimate.model_validate(document))
-    except ValidationError as error:
-        raise as_user_error(error, path, _Estimate) from None
+    return _record(checked(document, _ESTIMATE, path))
 
 
 class Written(NamedTuple):
@@ -190,41 +133,18 @@ def read_plan(path: str) -> Written:
     return Written(plan, workload)
 
 
-def _record(given: _Estimate) -> Estimate:
-    fields = {name: getattr(given, name) for name in type(given).model_fields}
-    for name in ("schema_version", "flops_convention"):
-        del fields[name]
-    provenance = given.provenance.model_dump()
-    provenance["assumptions"] = tuple(provenance["assumptions"])
-    fields |= {
-        "step_time_bracket_s": (given.step_time_bracket_s[0], given.step_time_bracket_s[1]),
-        "step_time_band_s": None if given.step_time_band_s is None else tuple(given.step_time_band_s),
-        "time": Terms(given.time),
-        "overlapped": Terms(given.overlapped),
-        "memory": Terms(given.memory),
-        "reasons": tuple(given.reasons),
-        "notes": tuple(given.notes),
-        "provenance": Provenance(**provenance),
-        "details": tuple(_detail(detail) for detail in given.details),
-    }
-    return Estimate(**fields)
+def _record(values: Mapping[str, Any]) -> Estimate:
+    given = _tuples({name: value for name, value in values.items() if name not in _OF_FILE})
+    terms = {name: Terms(given[name]) for name in ("time", "overlapped", "memory")}
+    details = tuple(
+        Detail(**{**detail, "further": tuple(FormulaCall(**call) for call in detail.get("further", ()))})
+        for detail in given.get("details", ())
+    )
+    return Estimate(**{**given, **terms, "provenance": Provenance(**_tuples(given["provenance"])), "details": details})
 
 
-def _detail(given: _Detail) -> Detail:
-    further = tuple(FormulaCall(**_call(call)) for call in given.further)
-    return Detail(path=given.path, value=given.value, basis=given.basis, further=further, **_call(given))
-
-
-def _call(given: _Call) -> dict[str, Any]:
-    arguments = {name: _argument(value) for name, value in given.arguments.items()}
-    return {"function": given.function, "arguments": arguments, "factors": given.factors}
-
-
-def _argument(value: float | str | dict[str, Any]) -> Argument:
-    """A number or a name as it is; a record is a fabric."""
-    if not isinstance(value, dict):
-        return value
-    return fabric_of({name: math.inf if item is None else item for name, item in value.items()})
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _document(text: str, path: str) -> Any:

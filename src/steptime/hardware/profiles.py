@@ -19,7 +19,7 @@ from steptime.errors import FieldError, UserError
 from steptime.hardware.load import MAX_BYTES, read_toml
 from steptime.hardware.records import Curve, Device, Fitted, Profile
 from steptime.hardware.search_path import CATALOGUE, is_path, named_files, search_roots
-from steptime.schema import Check, Each, Field, Row, Table, checked, filled, flag, number, positive, text
+from steptime.schema import Each, Field, Row, Table, above, as_given, checked, filled, flag, letters, number, text
 from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text, write_whole
 
@@ -41,15 +41,15 @@ _FITTED: Final[Mapping[str, Row]] = {
     "ranges": Table(named=Each(row=number, least=2, most=2, called="two numbers"), also=filled),
     **dict.fromkeys(_NUMBERS, number),
     "band": Each(row=number, least=2, most=2, called="two numbers", also=_in_order),
-    "source": text(empty=False),
+    "source": letters(4096),
     "kind": text(*KINDS),
 }
 """Rows of :class:`~steptime.hardware.records.Fitted`."""
 _CURVE: Final = Table(
     rows={
         **_FITTED,
-        "family": text(empty=False),
-        "dtype": text(empty=False),
+        "family": letters(4096),
+        "dtype": letters(4096),
         "timer": text(*TIMERS),
         "coefficients": Table(named=number, also=filled),
         "scatter": number,
@@ -69,7 +69,7 @@ def _once(profile: Any) -> None:
 
 _KEY: Final = ("family", "dtype", "timer")
 _PROFILE: Final = Table(
-    rows={"device": text(empty=False), "curves": Each(row=_CURVE, called="tables, written [[curves]]")},
+    rows={"device": letters(4096), "curves": Each(row=_CURVE, called="tables, written [[curves]]")},
     required=("device",),
     also=_once,
 )
@@ -284,34 +284,24 @@ def _whole(coefficients: Any) -> None:
             raise FieldError("", name, "is missing")
 
 
-def _as_given(row: Check) -> Check:
-    """Row of a number that stays as it is given: a whole one stays one."""
-
-    def check(given: object) -> object:
-        row(given)
-        return given
-
-    return check
-
-
 _COEFFICIENTS: Final = Table(
     rows={
         "trees": flag,
         "domain": Field(low=1, high=1e9, whole=True, example="8"),
         "links_by_group": Each(row=number),
-        "Bps": Each(row=positive, least=3, most=3, called="three numbers"),
+        "Bps": Each(row=above(0), least=3, most=3, called="three numbers"),
         **dict.fromkeys(_TRIPLES, Each(row=number, least=3, most=3, called="three numbers")),
-        **dict.fromkeys(_POSITIVE, _as_given(positive)),
+        **dict.fromkeys(_POSITIVE, as_given(above(0))),
     },
-    named=_as_given(number),
+    named=as_given(number),
     also=_whole,
 )
 _FABRIC: Final = Table(
     rows={
         **_FITTED,
-        **dict.fromkeys(("name", "device", "library"), text(empty=False)),
+        **dict.fromkeys(("name", "device", "library"), letters(4096)),
         "sources": Each(row=text()),
-        "link_Bps": positive,
+        "link_Bps": above(0),
         "nic_Bps": number,
         "coefficients": _COEFFICIENTS,
     },

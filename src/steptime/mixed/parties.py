@@ -10,7 +10,7 @@ from typing import Any, Final
 from steptime.errors import FieldError, UserError
 from steptime.hardware import Cluster, load_cluster
 from steptime.options import MAX_DEVICES
-from steptime.schema import Field, Table, checked, text
+from steptime.schema import Field, Table, checked, letters, text
 from steptime.store.files import parse_toml, read_text
 
 MAX_BYTES: Final = 1 << 20
@@ -46,7 +46,7 @@ def _counted(groups: Mapping[str, Any]) -> None:
 
 _GROUP: Final = Table(
     rows={
-        "cluster": text(empty=False),
+        "cluster": letters(4096),
         "gpus": Field(low=1, high=MAX_DEVICES, whole=True, example="64"),
         "notes": text(),
     },

@@ -26,7 +26,10 @@ MAX_FILE_BYTES: Final = 16 * 2**20
 _HYPHEN: Final = re.compile(r"(?<=[a-z])-(?=v?\d)")
 _TRAINED: Final = re.compile(r"(-(instruct|chat|base|hf|it|pt))+(?=v?[\d.]*$)")
 FOLDER: Final = Path(__file__).parent / "catalogue"
-CODE: Final = tuple(Path(__file__).with_name(f"{name}.py") for name in ("library", "spec", "kinds"))
+CODE: Final = (
+    *(Path(__file__).with_name(f"{name}.py") for name in ("library", "spec", "kinds")),
+    Path(__file__).parents[1] / "schema.py",
+)
 """What a specification follows from in addition to its table: defaults and checks."""
 
 

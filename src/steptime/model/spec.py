@@ -15,13 +15,14 @@ Norm = Literal["layernorm", "rmsnorm"]
 MASKED_SHARE = 80 / 512
 """Predictions per token of BERT pre-training (Devlin et al., arXiv 1810.04805: at most 80 per sequence of 512)."""
 Position = Literal["rope", "learned", "alibi", "none"]
+QkNorm = Literal["none", "head", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
-    q_lora_rank: int | None
+    q_lora_rank: int | None = None
     """Rank of the query compression; None: queries are projected directly."""
     kv_lora_rank: int
     qk_nope_head_dim: int
@@ -58,7 +59,7 @@ class Vision:
 
     image_size: int
     patch_size: int
-    channels: int
+    channels: int = 3
     class_token: bool = True
     patch_bias: bool = True
     """Bias on the patch projection (CLIP has none)."""
@@ -166,7 +167,7 @@ class ModelSpec:
     activation: str
     norm: Norm
     norms_per_layer: int = 2
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: QkNorm = "none"
     """Norm on queries and keys: per head (weights of width head_dim) or over the whole projection."""
     causal: bool
     seq_len: int

@@ -42,7 +42,7 @@ from steptime.plan.framework import (
     widening,
 )
 from steptime.plan.memory_profile import PLAIN, MemoryProfile
-from steptime.schema import Each, Field, Row, Table, anything, checked, flag, text, value_of
+from steptime.schema import Each, Field, Row, Table, anything, as_given, checked, flag, text
 from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text
 
@@ -82,13 +82,9 @@ _BYTES: Final = Field(low=0, high=1e12, example="2.0")
 _STAGE: Final = Field(low=0, high=3, whole=True, example="3")
 _VALUES: Final = {name: _SHARE if name in SHARES else _PARAMETER for name in PARAMETERS}
 _DOUBTS: Final = dict.fromkeys(PARAMETERS, _DOUBT)
+_COUNT: Final = as_given(Field(low=0, high=MANY, example="3"))
+"""A number of runs or sources."""
 _WRITTEN: Final = "steptime calibrate frameworks writes the file"
-
-
-def _count(given: object) -> Any:
-    """A number of runs or sources, as it is given."""
-    value_of(given, Field(low=0, high=MANY, example="3"))
-    return given
 
 
 def _whole(rows: Mapping[str, Row], **more: Any) -> Table:
@@ -109,12 +105,12 @@ _FIT_ROWS: Final[Mapping[str, Row]] = {
     "common": _whole(_VALUES),
     "doubts": _whole(_DOUBTS),
     "generic": _whole({"slower": _PARAMETER}),
-    "band": _whole({"named": _BAND, "generic": _BAND, "model": _whole({**_MODEL, "unknown_sources": _count})}),
+    "band": _whole({"named": _BAND, "generic": _BAND, "model": _whole({**_MODEL, "unknown_sources": _COUNT})}),
     "framework": Table(
-        named=_whole({"runs": _count, **_VALUES, "doubts": _whole(_DOUBTS)}, required=(*PARAMETERS, "doubts"))
+        named=_whole({"runs": _COUNT, **_VALUES, "doubts": _whole(_DOUBTS)}, required=(*PARAMETERS, "doubts"))
     ),
     "device": Table(
-        named=_whole({**dict.fromkeys(BUSY, _PARAMETER), "doubt": _DOUBT, "sources": _count}),
+        named=_whole({**dict.fromkeys(BUSY, _PARAMETER), "doubt": _DOUBT, "sources": _COUNT}),
     ),
 }
 FIT: Final = _whole({**_FIT_ROWS, "open": _OPEN}, required=_FIT_ROWS)
@@ -187,12 +183,12 @@ FRAMEWORK: Final = Table(
             rows={
                 **dict.fromkeys(("optimizer", "weights", "lora_targets", "checkpointing", "padding"), text()),
                 **dict.fromkeys(("paged", "packing"), flag),
-                **dict.fromkeys(("micro_batch", "seq_len", "lora_rank"), _count),
+                **dict.fromkeys(("micro_batch", "seq_len", "lora_rank"), _COUNT),
                 "lora_dropout": Field(low=0, high=1, example="0.05"),
                 **_ORIGIN,
             }
         ),
-        "fitted": Table(rows={"runs": _count, **_VALUES, "doubts": Table(rows=_DOUBTS), **_ORIGIN}),
+        "fitted": Table(rows={"runs": _COUNT, **_VALUES, "doubts": Table(rows=_DOUBTS), **_ORIGIN}),
         "fitted_memory": Table(rows={"slack": Field(low=0, high=1, example="0.05"), "deviation": _DOUBT}),
     }
 )

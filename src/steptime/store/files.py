@@ -6,16 +6,13 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, get_args
+from typing import Any, BinaryIO, Final
 
 from steptime.errors import InputFileError, nearest
 from steptime.store.compiled import compiled
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 #: Where a process finds what it was started with.
 OPENED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -322,30 +319,6 @@ def _try_room(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(ROOM))
         file.flush()
-
-
-def keys_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
-    """Keys that a file may have in the table at ``path`` when its form is the pydantic ``model``.
-
-    Parts of the path that are no field (an index of a list, a name that the user chose) are passed over.
-
-    >>> from pydantic import create_model
-    >>> Link = create_model("Link", source=(str, ...), rate=(float, ...))
-    >>> File = create_model("File", links=(list[Link] | None, None))
-    >>> keys_at(File, []), keys_at(File, ["links", 0])
-    (['links'], ['source', 'rate'])
-    """
-    for part in path:
-        info = model.model_fields.get(str(part))
-        found = _model_in(info.annotation) if info is not None else None
-        model = found if found is not None else model
-    return list(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if hasattr(annotation, "model_fields"):
-        return annotation  # type: ignore[no-any-return]
-    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:

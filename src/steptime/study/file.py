@@ -27,20 +27,17 @@ of the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from typing import Any, Final
 
 from steptime.api.jobs import adapter_of, estimated_optimizer
 from steptime.api.models import load_model
-from steptime.api.request import checked_plan, choice, constraints_of, job_choices, oom_limit_of, text, whole
+from steptime.api.request import checked_plan, choice, constraints_of, job_choices, oom_limit_of, whole
 from steptime.errors import FieldError, UserError, counted
-from steptime.formats.estimate_file import as_user_error
 from steptime.goodput.training import check_training
 from steptime.hardware import load_cluster
 from steptime.hardware.search_path import is_path
@@ -49,6 +46,7 @@ from steptime.model.known import in_catalogue
 from steptime.options import KEYS, MAX_DEVICES, MAX_GLOBAL_BATCH, MAX_SEQ
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import PRECISIONS
+from steptime.schema import Each, Field, Row, Table, anything, checked, flag, letters, text
 from steptime.search.modes import MODES
 from steptime.store.files import parse_toml, read_text
 from steptime.study.hardware import FACTOR, PARAMETERS, cluster_with, si_value
@@ -63,14 +61,9 @@ ASK_ABOVE: Final = 10_000
 STRATEGIES: Final = ("auto", "1d", "context", "2d")
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-def _any(title: str, *names: str) -> Any:
+def _any(*names: str) -> Table:
     """A table whose values are looked at one by one later."""
-    fields: Any = dict.fromkeys(names, (Any, None))
-    return create_model(title, __base__=_Table, **fields)
+    return Table(rows=dict.fromkeys(names, anything))
 
 
 _JOB: Final = (
@@ -78,36 +71,26 @@ _JOB: Final = (
     *("cluster", "global_batch", "gpus"),
 )
 """Fields of a job, those that vary slowest first: neighbours have most in common."""
-_Job: Any = _any("_Job", *_JOB, "fix", "plan")
-_Degrees: Any = _any("_Degrees", *KEYS, "placement", "strategy")
-_Hardware: Any = _any("_Hardware", *PARAMETERS)
-
-
-class _Keep(_Table):
-    top: Annotated[int, Field(ge=1, le=10_000)] = 1
-    front: bool = False
-    terms: bool = False
-
-
-_Zip = list[Annotated[list[str], Field(min_length=2)]]
-_Grid: Any = create_model(
-    "_Grid",
-    __base__=_Table,
-    name=(Annotated[str, Field(min_length=1, max_length=200)] | None, None),
-    job=(_Job, _Job()),
-    hardware=(_Hardware, _Hardware()),
-    training=(Any, None),
-    zip=(_Zip, []),
-)
-_WHAT: Any = (Literal["plan", "estimate"], "plan")
-_File: Any = create_model(
-    "_File",
-    __base__=_Grid,
-    title=(str, ""),
-    source=(str, ""),
-    what=_WHAT,
-    keep=(_Keep, _Keep()),
-    grid=(list[_Grid], []),
+_word: Final = text()
+_DEGREES: Final = (*KEYS, "placement", "strategy")
+_TABLES: Final[Mapping[str, Row]] = {
+    "name": letters(200),
+    "job": Table(rows={**_any(*_JOB).rows, **dict.fromkeys(("fix", "plan"), _any(*_DEGREES))}),
+    "hardware": _any(*PARAMETERS),
+    "training": anything,
+    "zip": Each(row=Each(row=text(), least=2, called="a list of two or more fields"), called="a list of lists"),
+}
+"""What a grid has, and a file that is one grid."""
+_KEEP: Final = Table(rows={"top": Field(low=1, high=10_000, whole=True), "front": flag, "terms": flag})
+_FILE: Final = Table(
+    rows={
+        "title": text(),
+        "source": text(),
+        "what": text("plan", "estimate"),
+        "keep": _KEEP,
+        **_TABLES,
+        "grid": Each(row=Table(rows=_TABLES), called="a list of tables, written [[grid]]"),
+    }
 )
 
 
@@ -157,30 +140,24 @@ def study_of(table: Mapping[str, Any], *, where: str = "study", folder: Path | N
         UserError: as :func:`read_study`.
     """
     forget()
-    try:
-        file = _File.model_validate(dict(table))
-    except ValidationError as error:
-        raise as_user_error(error, where, _File) from None
-    own = {"job": file.job, "hardware": file.hardware, "training": file.training, "zip": file.zip}
-    grids = [_over(own, grid, n) for n, grid in enumerate(file.grid)] or [{**own, "name": file.name or "all", "at": ""}]
-    keep = Keep(top=file.keep.top, front=file.keep.front, terms=file.keep.terms)
-    readers = [_Reader(file.what, keep, grid, where, folder) for grid in grids]
+    file = checked(table, _FILE, where)
+    grids = [_over(file, grid, n) for n, grid in enumerate(file.get("grid", ()))]
+    keep = Keep(**file.get("keep", {}))
+    readers = [
+        _Reader(file.get("what", "plan"), keep, grid, where, folder)
+        for grid in grids or [{"name": "all", "at": "", **file}]
+    ]
     total = sum(reader.count for reader in readers)
     if total > MOST_POINTS:
         raise UserError(f"{where}: {counted(total, 'point', f'{total:,}')}, at most {MOST_POINTS:,}")
-    return Study(title=file.title, cases=tuple(case for reader in readers for case in reader.cases()))
+    return Study(title=file.get("title", ""), cases=tuple(case for reader in readers for case in reader.cases()))
 
 
-def _over(own: Mapping[str, Any], grid: Any, number: int) -> dict[str, Any]:
+def _over(file: Mapping[str, Any], grid: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A grid with the tables of its file below its own."""
-    out: dict[str, Any] = {"name": grid.name or f"grid {number + 1}", "at": f"grid[{number}]."}
-    for name in ("job", "hardware"):
-        mine, base = getattr(grid, name), own[name]
-        given = {key: getattr(mine, key) for key in mine.model_fields_set}
-        out[name] = base.model_copy(update=given)
-    out["training"] = own["training"] if grid.training is None else grid.training
-    out["zip"] = grid.zip or own["zip"]
-    return out
+    tables = {name: {**file.get(name, {}), **grid.get(name, {})} for name in ("job", "hardware")}
+    zipped = grid.get("zip") or file.get("zip", ())
+    return {**file, "name": f"grid {number + 1}", **grid, **tables, "zip": zipped, "at": f"grid[{number}]."}
 
 
 class _Reader:
@@ -190,12 +167,12 @@ class _Reader:
         self.what, self.keep, self.name = what, keep, grid["name"]
         self.where, self.at, self.folder = where, grid["at"], folder or Path()
         self.axes: dict[str, list[Any]] = {}
-        self._read_job(grid["job"])
-        self._read_degrees(grid["job"])
-        self._read_hardware(grid["hardware"])
-        training = grid["training"]
+        self._read_job(grid.get("job", {}))
+        self._read_degrees(grid.get("job", {}))
+        self._read_hardware(grid.get("hardware", {}))
+        training = grid.get("training")
         self.axes["training"] = [{}] if training is None else self._values("training", training, check_training)
-        self.groups = self._grouped(grid["zip"])
+        self.groups = self._grouped(grid.get("zip", ()))
 
     @property
     def count(self) -> int:
@@ -205,10 +182,10 @@ class _Reader:
     def _values(self, path: str, given: Any, convert: Callable[[Any], Any]) -> list[Any]:
         return values_of(given, self.where, f"{self.at}{path}", convert)
 
-    def _read_job(self, job: Any) -> None:
+    def _read_job(self, job: Mapping[str, Any]) -> None:
         needed = ("model", "cluster", "gpus", *(("global_batch",) if self.what == "plan" else ()))
         for name in _JOB:
-            given = getattr(job, name)
+            given = job.get(name)
             if given is None:
                 if name in needed:
                     raise FieldError(self.where, f"{self.at}job.{name}", f"missing; {self.what} needs it")
@@ -228,14 +205,14 @@ class _Reader:
             "mode": lambda v: choice("mode", v, tuple(MODES)),
             "strategy": lambda v: choice("strategy", v, STRATEGIES),
             "dtype": lambda v: choice("dtype", v, tuple(PRECISIONS)),
-            "optimizer": lambda v: estimated_optimizer(text("optimizer", v)) and v,
+            "optimizer": lambda v: estimated_optimizer(_word(v)) and v,
             "framework": lambda v: choice("framework", v, tuple(framework_names())),
             "lora": lambda v: adapter_of(v) and v,
             "limit": _limit,
         }
 
     def _model(self, given: Any) -> str:
-        name = text("model", given)
+        name = _word(given)
         if is_target(name) and not in_catalogue(name):
             hint = "steptime plan and steptime fit take one"
             raise FieldError("", "model", "a study has no modules, only models by their dimensions", hint=hint)
@@ -244,7 +221,7 @@ class _Reader:
         return path
 
     def _cluster(self, given: Any) -> str:
-        name = text("cluster", given)
+        name = _word(given)
         path = self._path(name, not is_path(name))
         load_cluster(path)
         return path
@@ -252,24 +229,19 @@ class _Reader:
     def _path(self, name: str, of_catalogue: bool) -> str:
         return name if of_catalogue else str((self.folder / Path(name).expanduser()).resolve())
 
-    def _read_degrees(self, job: Any) -> None:
+    def _read_degrees(self, job: Mapping[str, Any]) -> None:
         table, other = ("fix", "plan") if self.what == "plan" else ("plan", "fix")
-        if getattr(job, other) is not None:
+        if other in job:
             problem = f'means nothing where what = "{self.what}"'
             raise FieldError(self.where, f"{self.at}job.{other}", problem, hint=f"its degrees stand in job.{table}")
-        given = getattr(job, table) or {}
-        try:
-            degrees = _Degrees.model_validate(given)
-        except ValidationError as error:
-            raise as_user_error(error, f"{self.where}: {self.at}job.{table}", _Degrees) from None
-        for key in (*KEYS, "placement", "strategy"):
-            if key in degrees.model_fields_set:
-                check = _degree(key, self.what)
-                self.axes[f"{table}.{key}"] = self._values(f"job.{table}.{key}", getattr(degrees, key), check)
+        degrees = job.get(table, {})
+        for key in (key for key in _DEGREES if key in degrees):
+            path = f"{table}.{key}"
+            self.axes[path] = self._values(f"job.{path}", degrees[key], _degree(key, self.what))
 
-    def _read_hardware(self, hardware: Any) -> None:
+    def _read_hardware(self, hardware: Mapping[str, Any]) -> None:
         for name in PARAMETERS:
-            given, path = getattr(hardware, name), f"hardware.{name}"
+            given, path = hardware.get(name), f"hardware.{name}"
             if given is None:
                 continue
             if isinstance(given, dict) and FACTOR in given:
@@ -284,7 +256,7 @@ class _Reader:
                 for change in self.axes[path]:
                     cluster_with(base, {name: change}, f"{self.where}: {self.at.rstrip('.') or 'hardware'}")
 
-    def _grouped(self, zipped: list[list[str]]) -> list[list[str]]:
+    def _grouped(self, zipped: Sequence[list[str]]) -> list[list[str]]:
         """Axes in groups that go together, each at the place of its last member."""
         group_of: dict[str, list[str]] = {}
         for n, names in enumerate(zipped):

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from steptime.errors import FieldError, UserError, counted, shown
-from steptime.formats.estimate_file import as_user_error
+from steptime.schema import Field, Table, above, anything, checked, text
 
 MOST_VALUES: Final = 10**6
 """Values that one field may have."""
 _HOW: Final = ("step", "times", "count")
 
 
-class Range(BaseModel):
-    """``{from, to}`` with one of ``step`` (sums), ``times`` (products) or ``count`` (how many, even or in ``log``)."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    low: Any = Field(alias="from")
-    to: Any
-    step: Annotated[float, Field(gt=0)] | None = None
-    times: Annotated[float, Field(gt=1)] | None = None
-    count: Annotated[int, Field(ge=1, le=MOST_VALUES)] | None = None
-    spacing: Literal["even", "log"] = "even"
+_RANGE: Final = Table(
+    rows={
+        "from": anything,
+        "to": anything,
+        "step": above(0),
+        "times": above(1),
+        "count": Field(low=1, high=MOST_VALUES, whole=True),
+        "spacing": text("even", "log"),
+    },
+    required=("from", "to"),
+)
+"""``{from, to}`` with one of ``step`` (sums), ``times`` (products) or ``count`` (how many, even or in ``log``)."""
 
 
 def values_of(given: Any, where: str, path: str, convert: Callable[[Any], Any] = lambda v: v) -> list[Any]:
     """All values of a field.
 
     Args:
-        given: one value, the table of a :class:`Range`, or a list of values and ranges.
+        given: one value, the table of a range (:data:`_RANGE`), or a list of values and ranges.
         where: the file, for errors.
         path: the field in it, for errors.
         convert: checks one value and gives it as it is kept.
@@ -78,19 +78,17 @@ def _converted(value: Any, where: str, path: str, convert: Callable[[Any], Any])
 
 
 def _range(given: dict[str, Any], where: str, path: str, convert: Callable[[Any], Any]) -> list[Any]:
-    try:
-        found = Range.model_validate(given)
-    except ValidationError as error:
-        raise as_user_error(error, f"{where}: {path}", Range) from None
-    how = [name for name in _HOW if getattr(found, name) is not None]
+    found = checked(given, _RANGE, where, path)
+    how = [name for name in _HOW if name in found]
     if len(how) != 1:
         problem = f"{' and '.join(how)} contradict each other" if how else "does not say how it goes on"
         raise FieldError(where, path, problem, hint="a range has one of step, times or count")
-    low, high = (_converted(v, where, f"{path}.{n}", convert) for n, v in (("from", found.low), ("to", found.to)))
+    low, high = (_converted(found[end], where, f"{path}.{end}", convert) for end in ("from", "to"))
     if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (low, high)):
         raise FieldError(where, path, "a range needs two numbers", hint="give a list instead")
     if low > high:
-        raise FieldError(where, path, f"the range is empty: from {shown(found.low)} is above to {shown(found.to)}")
+        ends = f"from {shown(found['from'])} is above to {shown(found['to'])}"
+        raise FieldError(where, path, f"the range is empty: {ends}")
     whole = isinstance(low, int) and isinstance(high, int)
     values = _points(found, how[0], low, high, where, path)
     if not whole:
@@ -101,21 +99,20 @@ def _range(given: dict[str, Any], where: str, path: str, convert: Callable[[Any]
     return list(dict.fromkeys(rounded))
 
 
-def _points(found: Range, how: str, low: float, high: float, where: str, path: str) -> list[float]:
+def _points(found: Mapping[str, Any], how: str, low: float, high: float, where: str, path: str) -> list[float]:
     """Values of a range in SI units; ``step`` is in the unit of ``from`` where that has one."""
-    logarithmic = how == "times" or (how == "count" and found.spacing == "log")
-    if found.spacing == "log" and how != "count":
+    log = found.get("spacing") == "log"
+    logarithmic = how == "times" or (how == "count" and log)
+    if log and how != "count":
         raise FieldError(where, f"{path}.spacing", f"log contradicts {how}", hint="give count, or drop spacing")
     if logarithmic and low <= 0:
-        raise FieldError(
-            where, f"{path}.from", f"{shown(found.low)} is not above zero, from which factors lead nowhere"
-        )
+        problem = f"{shown(found['from'])} is not above zero, from which factors lead nowhere"
+        raise FieldError(where, f"{path}.from", problem)
     if how == "count":
-        return _even(low, high, found.count or 1, logarithmic)
-    if how == "step" and isinstance(found.low, str):
+        return _even(low, high, found["count"], logarithmic)
+    if how == "step" and isinstance(found["from"], str):
         raise FieldError(where, f"{path}.step", "a range with units has count or times", hint="count = 10")
-    width = found.step if how == "step" else found.times
-    assert width is not None
+    width = found[how]
     steps = math.log(high / low) / math.log(width) if logarithmic else (high - low) / width
     number = _number_of(steps, where, path)
     return [low * width**i if logarithmic else low + width * i for i in range(number)]

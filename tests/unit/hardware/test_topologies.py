@@ -24,7 +24,7 @@ REFUSED = [
     (f'{BASE}[topology]\nkind = "cloud"\npool = 4\n', "fewer than the 8 of one node"),
     (f'{BASE}[topology]\nkind = "mesh"\n', "topology.kind"),
     (f'{BASE}[topology]\nkind = "cloud"\npool = 64\nplacement = "near"\n', "topology.placement"),
-    (f'{BASE}{LEAF}[levels.network]\noversubscription = 0.5\n[topology]\nkind = "fat-tree"\n', "not between 1 and"),
+    (f'{BASE}{LEAF}[levels.network]\noversubscription = 0.5\n[topology]\nkind = "fat-tree"\n', "not a number from 1"),
     (f'{BASE}{LEAF}[levels.network]\ndevices = 4096\n[topology]\nkind = "dragonfly"\ngroups = 8\n', "do not hold the"),
 ]  # fmt: skip
 

@@ -37,13 +37,13 @@ from steptime.plan.switches import switches_of
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        ("[common]", "[common]\nmatirx = 9.0", "common.matirx: is unknown\n  did you mean matrix?"),
-        ("unknown_sources", "unknown_sorces", "band.model.unknown_sorces: is unknown\n  did you mean unknown_sources"),
-        ("[doubts]", "[doubt]\nx = 1\n[doubts]", "doubt: is unknown\n  did you mean doubts?"),
-        ('[device."a10"]', '[device."a10"]\nsource = 3', "device.a10.source: is unknown\n  did you mean sources?"),
+        ("[common]", "[common]\nmatirx = 9.0", "common.matirx: unknown key\n  did you mean matrix?"),
+        ("unknown_sources", "unknown_sorces", "band.model.unknown_sorces: unknown key\n  did you mean unknown_sources"),
+        ("[doubts]", "[doubt]\nx = 1\n[doubts]", "doubt: unknown key\n  did you mean doubts?"),
+        ('[device."a10"]', '[device."a10"]\nsource = 3', "device.a10.source: unknown key\n  did you mean sources?"),
         ('[framework."torchtitan".doubts]', '[framework."torchtitan".doubts]\nmatric = 1.0',
-         "framework.torchtitan.doubts.matric: is unknown\n  did you mean matrix?"),
-        ('[framework."torchtitan"]', '[framework."torchtitan"]\nrun = 1', "framework.torchtitan.run: is unknown"),
+         "framework.torchtitan.doubts.matric: unknown key\n  did you mean matrix?"),
+        ('[framework."torchtitan"]', '[framework."torchtitan"]\nrun = 1', "framework.torchtitan.run: unknown key"),
     ],
 )  # fmt: skip
 def test_keys_of_the_file_that_nothing_reads_are_named(
@@ -142,17 +142,18 @@ def test_a_framework_of_the_users_without_a_fit_is_as_one_that_nobody_named(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[habits]\nkernal = 'flash2'", "habits.kernal: is unknown\n  did you mean kernel"),
+        ("[habits]\nkernal = 'flash2'", "habits.kernal: unknown key\n  did you mean kernel"),
         ("[habits]\nkernel = 'flash9'", "habits.kernel: 'flash9' is none of newest, flash4"),
-        ("[habits]\nzero_stages = [4]", "habits.zero_stages[0]: 4 is not between 0 and 3"),
+        ("[habits]\nzero_stages = [4]", "habits.zero_stages[0]: 4 is not a whole number from 0 to 3"),
         ("[habits]\nroot_unit = 1", "habits.root_unit: 1 is neither true nor false"),
-        ("[memory]\nlogit_kept_bytes = -1", "memory.logit_kept_bytes: -1 is not between 0"),
-        ("[fitted]\nmatrix = 0", "fitted.matrix: 0 is not between"),
-        ("[fitted]\ndata_exposed = 1.0", "fitted.data_exposed: 1.0 is not between"),
+        ("[memory]\nlogit_kept_bytes = -1", "memory.logit_kept_bytes: -1 is not a number from 0"),
+        ("[fitted]\nmatrix = 0", "fitted.matrix: 0 is not a number from"),
+        ("[fitted]\ndata_exposed = 1.0", "fitted.data_exposed: 1.0 is not a number from"),
         ("[names]\npatterns = [{ columns = ['framework'], match = '(' }]", "names.patterns[0].match: is no regular"),
         ('base = "own.toml"', "leads back to this file"),
         ('base = "megatron-cor"', "base: there is no framework 'megatron-cor'\n  did you mean megatron-core"),
-        ("[habits]\nzero = 9\n[memory]\npure = 2", "9 is not between 0 and 3 (for example 3)\n  memory.pure: 2"),
+        ("[habits]\nzero = 9\n[memory]\npure = 2",
+         "2 fields are wrong\n  habits.zero: 9 is not a whole number from 0 to 3 (for example 3)\n  memory.pure: 2"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_framework_of_the_users_is_named(tmp_path: Path, text: str, problem: str) -> None:

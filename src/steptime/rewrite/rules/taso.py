@@ -10,46 +10,38 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import Any, Final
 
 from steptime.errors import InputFileError, UserError
 from steptime.rewrite.rules.rule import Rule, unified
 from steptime.rewrite.rules.sizes import Condition, Size, equal, size
 from steptime.rewrite.rules.terms import Shape, Term, Variable, shape_of, term, variable
+from steptime.schema import Each, Field, Row, Table, anything, checked, letters, text
 from steptime.store.files import read_text
 
 RELU: Final = 2
 MAX_FILE_BYTES: Final = 2**22
 
-Name = Annotated[str, Field(pattern=r"^(in\d{1,3}|op\d{1,3}\.\d)$")]
-"""A free input, or an output of an operator of the same side."""
+_NAME: Final = text(pattern=r"in\d{1,3}|op\d{1,3}\.\d", called="a free input, as in0, or an output, as op0.1")
 
 
-class _Operator(BaseModel):
-    op: Annotated[str, Field(max_length=20)]
-    inputs: list[Name]
-    attributes: dict[str, Annotated[int, Field(ge=-99, le=99)]]
+def _whole(**rows: Row) -> Table:
+    """A table that has all of its keys."""
+    return Table(rows=rows, required=rows)
 
 
-class _Ends(BaseModel):
-    source: Name
-    target: Name
-
-
-Side = Annotated[list[_Operator], Field(max_length=9)]
-
-
-class _Substitution(BaseModel):
-    rule: int
-    source: Side
-    target: Side
-    outputs: Annotated[list[_Ends], Field(min_length=1)]
-
-
-class _File(BaseModel):
-    rules: list[_Substitution]
+_SIDE: Final = Each(
+    row=_whole(op=letters(20), inputs=Each(row=_NAME), attributes=Table(named=Field(low=-99, high=99, whole=True))),
+    most=9,
+    called="a list of up to 9 operators",
+)
+_RULE: Final = _whole(
+    rule=Field(low=0, high=10**9, whole=True),
+    source=_SIDE,
+    target=_SIDE,
+    outputs=Each(row=_whole(source=_NAME, target=_NAME), least=1),
+)
+_FILE: Final = Table(rows={"rules": Each(row=_RULE)}, named=anything, required=("rules",))
 
 
 def read(path: Path) -> list[Rule]:
@@ -58,13 +50,13 @@ def read(path: Path) -> list[Rule]:
     Raises:
         InputFileError: it cannot be read, or is another file.
     """
+    given = read_text(path, MAX_FILE_BYTES, "a file of substitutions")
     try:
-        given = json.loads(read_text(path, MAX_FILE_BYTES, "a file of substitutions"))
-        return [rule_of(row) for row in _File.model_validate(given).model_dump()["rules"]]
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise InputFileError(str(path), f"is no file of TASO's substitutions: {where}: {first['msg']}") from None
+        rows = checked(json.loads(given), _FILE, "")["rules"]
+    except (ValueError, RecursionError, UserError) as error:
+        raise InputFileError(str(path), f"is no file of TASO's substitutions: {error}") from None
+    try:
+        return [rule_of(row) for row in rows]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise InputFileError(str(path), f"is no file of TASO's substitutions: {type(error).__name__} {error}") from None
 
