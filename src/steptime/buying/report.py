@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.report import text as t
-from steptime.report.estimate import days
 from steptime.units import format_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def print_fleets(found: Fleets) -> None:
             f"{n + 1}{'*' if n in found.front else ' '}",
             f"{one.gpus} {one.cluster}",
             t.plan_label(one.estimate.plan),
-            f"{days(run['goodput']['wall_days'])} d",
+            f"{t.days(run['goodput']['wall_days'])} d",
             t.percent(run["goodput"]["effective_ratio"]),
             t.count(values["energy"] / 1e3),
             t.big(values["cost"]),

@@ -302,19 +302,10 @@ def _headline_rows(e: Estimate) -> list[tuple[str, str]]:
 def training_line(e: Estimate) -> str:
     """What the whole run takes: days with their band, and device hours."""
     run, band = e.training, e.training["training_band_days"]
-    spread = f" ({days(band[0])} .. {days(band[1])})" if band else ""
+    spread = f" ({t.days(band[0])} .. {t.days(band[1])})" if band else ""
     length = f"{t.big(run['tokens'])} tokens" if "tokens" in run else f"{t.big(run['samples'])} samples"
     hours, device_days = f"{t.count(run['gpu_hours'])} {_noun(e)}-hours", f"{t.count(run['gpu_days'])} {_noun(e)}-days"
-    return f"{days(run['training_days'])} days{spread}, {hours} ({device_days}), {length}"
-
-
-def days(value: float) -> str:
-    """Days as papers print them; of a short run three digits.
-
-    >>> days(97.9627), days(0.0123456)
-    ('97.96', '0.0123')
-    """
-    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+    return f"{t.days(run['training_days'])} days{spread}, {hours} ({device_days}), {length}"
 
 
 def memory_line(e: Estimate) -> str:

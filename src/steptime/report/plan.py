@@ -15,7 +15,7 @@ from steptime.plan.job import sample_noun
 from steptime.plan.plans import MEANING
 from steptime.report import estimate
 from steptime.report import text as t
-from steptime.report.estimate import change_table, days, memory_line, print_notes, training_line
+from steptime.report.estimate import change_table, memory_line, print_notes, training_line
 from steptime.report.text import term_table
 from steptime.search.accumulators import telling_points
 from steptime.search.planner import PlanResult
@@ -97,7 +97,7 @@ def _print_header(out: Console, result: PlanResult, job: Mapping[str, Any]) -> N
 
 #: What a bill adds to the table of plans -> the part of the bill, and its text.
 _BILL: Final[Mapping[str, tuple[str, Callable[[Estimate], str]]]] = {
-    "done in": ("goodput", lambda e: days(e.run["goodput"]["wall_days"])),
+    "done in": ("goodput", lambda e: t.days(e.run["goodput"]["wall_days"])),
     "MWh": ("energy", lambda e: t.count(e.run["energy"]["kWh"] / 1e3)),
     "cost": ("money", lambda e: f"{t.big(e.run['money']['cost'])} {e.run['money']['currency']}"),
 }
@@ -219,7 +219,7 @@ def _outcomes(plans: Sequence[Estimate]) -> dict[str, list[str]]:
     unit, scale = t.memory_unit(e.peak_memory_bytes for e in plans)
     told: dict[str, Callable[[Estimate], str]] = {"step": lambda e: t.seconds(e.step_time_s)}
     if any(e.training for e in plans):
-        told["days"] = lambda e: days(e.training["training_days"])
+        told["days"] = lambda e: t.days(e.training["training_days"])
     told |= {name: text for name, (part, text) in _BILL.items() if part in plans[0].run}
     told |= {"MFU": lambda e: t.percent(e.mfu), unit: lambda e: f"{e.peak_memory_bytes / scale:.1f}"}
     if any(estimate.chance(e) is not None for e in plans):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steptime.report import text as t
-from steptime.report.estimate import days
 from steptime.units import format_seconds, format_si
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def goodput_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     by = run["intervals_s"]
     words = ", ".join(f"{name} {format_seconds(value, 3)}" for name, value in by.items())
     out = [
-        ("done in", f"{days(run['wall_days'])} days (90 %: {days(low)} .. {days(high)})"),
+        ("done in", f"{t.days(run['wall_days'])} days (90 %: {t.days(low)} .. {t.days(high)})"),
         ("effective", f"{t.percent(run['effective_ratio'])} of it trains (90 %: {_percents(run['effective_band'])})"),
         ("failures", f"{run['failures']:.3g} (90 %: {few:.0f} .. {many:.0f}), every {_time(run['mtbf_s'])}"),
         ("checkpoint", f"{run['kind']}, {run['saved_bytes'] / 1e12:.3g} TB, stored in {_time(run['write_s'])}"),

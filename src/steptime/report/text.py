@@ -254,6 +254,15 @@ def _degree(name: str, value: Any) -> str:
     return f"{word}{'=' if word[-1].isdigit() else ''}{number(value)}"
 
 
+def days(value: float) -> str:
+    """Days as papers print them; of a short run three digits.
+
+    >>> days(97.9627), days(0.0123456)
+    ('97.96', '0.0123')
+    """
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
 def main_loss(time: Mapping[str, float]) -> str:
     """The group that costs most after computing, with its share of the step."""
     groups: dict[str, float] = {}

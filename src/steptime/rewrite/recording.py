@@ -12,7 +12,6 @@ from steptime.captured.graph import Attribute, Category, Nodes, Value
 from steptime.captured.record.problems import CaptureError
 from steptime.captured.record.recorder import Recorder
 from steptime.captured.record.values import Signature
-from steptime.rewrite.trace import attribute_of
 
 LARGEST = 2**20
 """Elements of the largest constant of a module that is kept."""
@@ -121,3 +120,14 @@ MOST_BRANCHES = 64
 def recorder_class(watching: Watching) -> type[Recorder]:
     """The class of recorders that tell this watching."""
     return type("Watched", (_Watched,), {"watching": watching})
+
+
+def attribute_of(name: str, given: Any) -> tuple[str, Attribute] | None:
+    """Which members of a list of tensors are given, where some are not: their numbers.
+
+    >>> attribute_of("indices", [None, 3.5])
+    ('indices.at', (1,))
+    """
+    if not isinstance(given, (list, tuple)) or all(item is not None for item in given):
+        return None
+    return f"{name}.at", tuple(n for n, item in enumerate(given) if item is not None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptime.captured.graph import Attribute, Program
+from steptime.captured.graph import Program
 from steptime.captured.record import require_torch
 from steptime.errors import UserError, shorten
 from steptime.rewrite.flow import Flow, Repeat, flow_of
@@ -114,17 +114,6 @@ def trace_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> tuple
         inputs=tuple(node.value() for node in model.graph.sources("input")),
     )
     return Traced(flow=flow, program=program, repeats=repeats, weights=lambda: model.weights(Path(path))), model
-
-
-def attribute_of(name: str, given: Any) -> tuple[str, Attribute] | None:
-    """Which members of a list of tensors are given, where some are not: their numbers.
-
-    >>> attribute_of("indices", [None, 3.5])
-    ('indices.at', (1,))
-    """
-    if not isinstance(given, (list, tuple)) or all(item is not None for item in given):
-        return None
-    return f"{name}.at", tuple(n for n, item in enumerate(given) if item is not None)
 
 
 def check_numbers(flow: Flow) -> None:

@@ -15,6 +15,7 @@ from steptime.captured.cost.elementwise import MAPS
 from steptime.captured.graph import Node, Value
 from steptime.rewrite.mutants.lower import Lowering
 from steptime.rewrite.mutants.moves import ordered, shaped
+from steptime.rewrite.mutants.programs import Convolution
 from steptime.rewrite.rules.domains import FUNCTIONS
 from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule
 from steptime.rewrite.rules.sizes import Size, size
@@ -29,10 +30,31 @@ UNARY: Final = frozenset(name for names in MAPS.values() for name in names.split
 """Functions of one tensor that may stand between two convolutions."""
 
 
+def geometry(node: Node) -> Convolution | None:
+    """The numbers of a two-dimensional convolution, None where a program does not have them."""
+    x, w = node.input("input"), node.input("weight")
+    plain = x is not None and w is not None and x.type.rank == 4 and not node.attribute("transposed")
+    if not plain or w is None or both(node, "stride") != 1:
+        return None
+    pad, dilation = both(node, "padding"), both(node, "dilation")
+    if pad is None or dilation is None:
+        return None
+    high, wide = w.type.shape[2:]
+    groups = int(str(node.attribute("groups", 1)))
+    return Convolution(
+        kernel=(high, wide), pad=pad, dilation=dilation, groups=groups, bias=node.input("bias") is not None
+    )
+
+
+def both(node: Node, name: str) -> int | None:
+    """An attribute that is the same along both dims."""
+    given = node.attribute(name)
+    numbers = {int(str(each)) for each in given} if isinstance(given, tuple) else {int(str(given))}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
 def chains(scene: Scene) -> Iterator[Match]:
     """The longest chains of a graph."""
-    from steptime.rewrite.mutants.passes import geometry
-
     taken: set[Node] = set()
     for first in scene.each("convolution"):
         given = geometry(first)

@@ -13,7 +13,7 @@ from typing import Final
 from steptime.captured.aten import views
 from steptime.captured.graph import Node, Value
 from steptime.errors import UserError
-from steptime.rewrite.mutants.chain import chains
+from steptime.rewrite.mutants.chain import both, chains, geometry
 from steptime.rewrite.mutants.correct import (
     BOXES,
     EXACT,
@@ -38,29 +38,6 @@ class Site:
 
     values: Mapping[str, Value]
     sizes: Mapping[str, int]
-
-
-def geometry(node: Node) -> Convolution | None:
-    """The numbers of a two-dimensional convolution, None where a program does not have them."""
-    x, w = node.input("input"), node.input("weight")
-    plain = x is not None and w is not None and x.type.rank == 4 and not node.attribute("transposed")
-    if not plain or w is None or _both(node, "stride") != 1:
-        return None
-    pad, dilation = _both(node, "padding"), _both(node, "dilation")
-    if pad is None or dilation is None:
-        return None
-    high, wide = w.type.shape[2:]
-    groups = int(str(node.attribute("groups", 1)))
-    return Convolution(
-        kernel=(high, wide), pad=pad, dilation=dilation, groups=groups, bias=node.input("bias") is not None
-    )
-
-
-def _both(node: Node, name: str) -> int | None:
-    """An attribute that is the same along both dims."""
-    given = node.attribute(name)
-    numbers = {int(str(each)) for each in given} if isinstance(given, tuple) else {int(str(given))}
-    return numbers.pop() if len(numbers) == 1 else None
 
 
 def convolution_site(node: Node, groups: int) -> Site:
@@ -117,10 +94,10 @@ def _spreads(scene: Scene) -> Iterator[Match]:
     """Transposed convolutions whose stride is their kernel."""
     for node in scene.each("convolution"):
         x, w, b = (node.input(name) for name in ("input", "weight", "bias"))
-        if not node.attribute("transposed") or x is None or w is None or x.type.rank != 4 or _both(node, "groups") != 1:
+        if not node.attribute("transposed") or x is None or w is None or x.type.rank != 4 or both(node, "groups") != 1:
             continue
-        kernel, zero = set(w.type.shape[2:]), {_both(node, "padding"), _both(node, "output_padding")}
-        if kernel != {_both(node, "stride")} or zero != {0} or _both(node, "dilation") != 1:
+        kernel, zero = set(w.type.shape[2:]), {both(node, "padding"), both(node, "output_padding")}
+        if kernel != {both(node, "stride")} or zero != {0} or both(node, "dilation") != 1:
             continue
         found = corrected_spread(kernel.pop(), bias=b is not None)
         (n, c, h, v), o = x.type.shape, w.type.shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.errors import counted
-from steptime.sharding.cli.shard import by_name
+from steptime.sharding.cli.lists import by_name
 
 if TYPE_CHECKING:
     from steptime.sharding.joint_plan import JointPlan, PlannedStage

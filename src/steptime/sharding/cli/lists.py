@@ -1,0 +1,33 @@
+"""Parameters of lists of layers under one name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Parameters of lists under one name, with their number.
+
+    >>> by_name({"h.0.w": "R S(0)", "h.1.w": "R S(0)", "norm": "R R"})
+    {('h.*.w', 'R S(0)'): 2, ('norm', 'R R'): 1}
+    """
+    return {key: len(names) for key, names in _of_lists(shardings).items()}
+
+
+def listed(shardings: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """Rows of parameters: those of lists under one name with their number, one alone under its own.
+
+    >>> listed({"0.w": "S(0)", "2.w": "S(1)", "4.w": "S(1)"})
+    [('0.w', 1, 'S(0)'), ('*.w', 2, 'S(1)')]
+    """
+    rows = _of_lists(shardings).items()
+    return [(name if len(names) > 1 else names[0], len(names), sharding) for (name, sharding), names in rows]
+
+
+def _of_lists(shardings: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
+    """Names of parameters by their name without numbers, and sharding."""
+    out: dict[tuple[str, str], list[str]] = {}
+    for name, sharding in shardings.items():
+        out.setdefault((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding), []).append(name)
+    return out
