@@ -72,7 +72,7 @@ _MEMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 def find_blocks(program: Program) -> Blocks | None:
     """The longest run of blocks that do the same, where it makes most of the forward pass."""
-    # Checkpoints of PyTorch before 2.10 make tensors without elements, outside of the blocks.
+    # Checkpoints of PyTorch 2.9 make tensors without elements, outside of the blocks.
     made = [call for call in program.calls if sum(each.elements for each in call.node.outputs) or not call.node.outputs]
     calls = [call for call in made if call.phase == "forward" and not call.view]
     found: list[tuple[int, Blocks]] = []
