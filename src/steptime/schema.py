@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
-from steptime.errors import FieldError, UserError, did_you_mean, shorten, shown
+from steptime.errors import FieldError, UserError, did_you_mean, nearest, shorten, shown
 from steptime.units import parse
 
 SHOWN: Final = 10
@@ -101,7 +101,8 @@ def text(*allowed: str, pattern: str = ".*", called: str = "a text") -> Check:
         if allowed and given not in allowed:
             many = len(allowed) > SHOWN
             names = "the names that may stand here" if many else ", ".join(allowed)
-            raise UserError(f"{shown(given)} is none of {names}", hint=did_you_mean(given, allowed) if many else None)
+            hint = did_you_mean(given, allowed) if many or nearest(given, allowed) else None
+            raise UserError(f"{shown(given)} is none of {names}", hint=hint)
         return given
 
     return check

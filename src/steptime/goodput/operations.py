@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from steptime.cost.failures import joined_mtbf_s
 from steptime.errors import FieldError, UnknownNameError, shown
-from steptime.goodput.tables import catalogue, numbers, origin, subtable, user_table
-from steptime.schema import Field
+from steptime.goodput.tables import DATED, ORIGIN, catalogue, user_table
+from steptime.schema import Field, Row, Table, checked, text
 from steptime.units import parse
 
 DEFAULT: Final = "llama3-h100"
@@ -54,9 +54,26 @@ TABLES: Final[Mapping[str, Mapping[str, Field]]] = {
         "jitter": Field(record="jitter", low=0.0, high=1.0, required=False, example="0.02"),
     },
 }
-#: Keys of the tables that are words, or numbers without a unit; and all keys of a file.
-_WORDS: Final = {"checkpoint": ("kind",), "mtbf": ("devices_per_switch", "devices_per_host", "spread")}
-_TOP: Final = ("source", "date", "base", *TABLES)
+_RATIOS: Final = {
+    name: Field(record=name, low=0.0 if name == "spread" else 1.0, high=1e6, example="16")
+    for name in ("devices_per_switch", "devices_per_host", "spread")
+}
+_ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
+    **TABLES,
+    "mtbf": {**TABLES["mtbf"], **_RATIOS},
+    "checkpoint": {**TABLES["checkpoint"], "kind": text(*KINDS)},
+}
+
+
+def _stated(found: Any) -> None:
+    missing = [key for key in ORIGIN if key not in found]
+    if missing and TABLES["mtbf"].keys() & found.get("mtbf", {}).keys():
+        raise FieldError("", missing[0], "is missing", hint=DATED)
+
+
+_FILE: Final = Table(
+    rows={**ORIGIN, "base": text(), **{name: Table(rows=rows) for name, rows in _ROWS.items()}}, also=_stated
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,39 +185,15 @@ def operations_of(given: Any) -> Operations:
 
 
 def _read(where: str, document: Mapping[str, Any]) -> Operations:
-    for key in document:
-        if key not in _TOP:
-            raise UnknownNameError(f"key of {where}", str(key), _TOP)
-    base = document.get("base", "default")
+    found = checked(document, _FILE, where)
+    base = found.get("base", "default")
     if base != "default" and base not in names():
-        raise UnknownNameError("base", str(base), ["default", *names()])
+        raise UnknownNameError("base", base, ["default", *names()])
     out = published(DEFAULT if base == "default" else base)
-    found: dict[str, Any] = {}
-    for name, fields in TABLES.items():
-        table = subtable(where, document, name)
-        found |= {f"{name}:{key}": table[key] for key in _WORDS.get(name, ()) if key in table}
-        own = {key: value for key, value in table.items() if key not in _WORDS.get(name, ())}
-        values = numbers(where, own, fields, f"{name}.")
-        if name == "mtbf" and values:
-            stated = origin(where, document)
-            out = replace(out, mtbf_s=values, name=where, source=stated["source"], date=stated["date"], spread=0.0)
-        elif values:
-            out = _with(out, {name: int(value) if name == "spares" else value for name, value in values.items()})
-    return _worded(where, out, found)
-
-
-def _worded(where: str, out: Operations, found: Mapping[str, Any]) -> Operations:
-    """The keys of a file that are words, or numbers next to the mean times."""
-    for key, value in found.items():
-        table, _, name = key.partition(":")
-        if name == "kind":
-            if value not in KINDS:
-                raise UnknownNameError("kind of checkpoint", str(value), KINDS)
-            out = _with(out, {"kind": value})
-        else:
-            rule = Field(record=name, low=0.0 if name == "spread" else 1.0, high=1e6, example="16")
-            out = _with(out, numbers(where, {name: value}, {name: rule}, f"{table}."))
-    return out
+    if mtbf := {key: value for key, value in found.get("mtbf", {}).items() if key in TABLES["mtbf"]}:
+        out = replace(out, mtbf_s=mtbf, name=where, source=found["source"], date=found["date"], spread=0.0)
+    rows = [(table, key) for table in _ROWS for key in found.get(table, ()) if key not in mtbf]
+    return _with(out, {getattr(_ROWS[table][key], "record", key): found[table][key] for table, key in rows})
 
 
 def _with(out: Operations, given: Mapping[str, Any]) -> Operations:

@@ -7,16 +7,32 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shown
-from steptime.goodput.tables import catalogue, numbers, origin, rate, subtable, user_table
+from steptime.goodput.tables import DATED, ORIGIN, catalogue, rate, user_table
 from steptime.hardware.records import Device
-from steptime.schema import Field
+from steptime.schema import Field, Table, checked, text
 
-_SITE: Final = {
-    "pue": Field(record="pue", low=1.0, high=10.0, required=False, example="1.2"),
-    "host_power": Field(record="host_W", dimension="W", low=0.0, high=1e5, required=False, example="300 W"),
-    "host_power_share": Field(record="host_share", low=0.0, high=10.0, required=False, example="0.4"),
-}
-_TOP: Final = ("source", "date", "kind", "device_hour", "site")
+_CARBON: Final = rate("kWh", "kg")
+_HOUR: Final = rate("h")
+
+
+def _price(given: object) -> Any:
+    """A price, or a table of it with a source of its own."""
+    return checked(given, _PRICE, "") if isinstance(given, Mapping) else {"price": _HOUR(given)}
+
+
+_PRICE: Final = Table(rows={"price": _HOUR, **ORIGIN}, required=("price",))
+_SITE: Final = Table(
+    rows={
+        "electricity": rate("kWh"),
+        "carbon": _CARBON,
+        "pue": Field(low=1.0, high=10.0, example="1.2"),
+        "host_power": Field(dimension="W", low=0.0, high=1e5, example="300 W"),
+        "host_power_share": Field(low=0.0, high=10.0, example="0.4"),
+    }
+)
+_FILE: Final = Table(
+    rows={**ORIGIN, "kind": text(), "device_hour": Table(named=_price), "site": _SITE}, required=ORIGIN, hint=DATED
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,22 +99,18 @@ def prices_of(given: Any) -> Prices:
 
 
 def _read(where: str, document: Mapping[str, Any], *, assumed: bool) -> Prices:
-    for key in document:
-        if key not in _TOP:
-            raise UnknownNameError(f"key of {where}", str(key), _TOP)
-    stated = origin(where, document)
-    devices = {
-        name: _price(where, f"device_hour.{name}", given, stated)
-        for name, given in subtable(where, document, "device_hour").items()
-    }
-    site = dict(subtable(where, document, "site"))
-    base = catalogue("prices.toml")["site"]
-    carbon, _ = rate(where, "site.carbon", site.pop("carbon", base["carbon"]), "kWh", "kg")
-    kWh, coin = rate(where, "site.electricity", site.pop("electricity", "0 USD/kWh"), "kWh")
+    found = checked(document, _FILE, where)
+    stated = {key: found[key] for key in ORIGIN}
+    devices = {}
+    for name, given in found.get("device_hour", {}).items():
+        value, currency = given["price"]
+        devices[name] = Price(value=value, currency=currency, **{key: given.get(key, stated[key]) for key in ORIGIN})
+    site, base = found.get("site", {}), catalogue("prices.toml")["site"]
+    carbon, _ = site.get("carbon") or _CARBON(base["carbon"])
+    kWh, coin = site.get("electricity", (0.0, "USD"))
     coins = sorted({price.currency for price in devices.values()} | ({coin} if kWh else set()))
     if len(coins) > 1:
         raise FieldError(where, "device_hour", f"prices in {' and '.join(coins)}", hint="give all in one currency")
-    values = numbers(where, site, _SITE, "site.")
     return Prices(
         **stated,
         assumed=assumed,
@@ -106,16 +118,7 @@ def _read(where: str, document: Mapping[str, Any], *, assumed: bool) -> Prices:
         currency=(coins or ["USD"])[0],
         kWh=kWh,
         carbon_kg_per_kWh=carbon,
-        pue=values.get("pue", base["pue"]),
-        host_W=values.get("host_W"),
-        host_share=values.get("host_share", base["host_power_share"]),
+        pue=site.get("pue", base["pue"]),
+        host_W=site.get("host_power"),
+        host_share=site.get("host_power_share", base["host_power_share"]),
     )
-
-
-def _price(where: str, field: str, given: Any, around: Mapping[str, Any]) -> Price:
-    table = given if isinstance(given, Mapping) else {"price": given}
-    for key in table:
-        if key not in ("price", "source", "date"):
-            raise UnknownNameError(f"key of {field}", str(key), ("price", "source", "date"))
-    value, currency = rate(where, field, table.get("price"), "h")
-    return Price(value=value, currency=currency, **origin(where, table, around))

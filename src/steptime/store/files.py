@@ -176,13 +176,12 @@ def write_whole(path: str | Path, text: str, *, make_folder: bool = False) -> No
         InputFileError: it cannot be written.
     """
     refuse_special(path)
-    target = Path(path)
     try:
         if make_folder:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target.resolve(), text.encode())
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(path, error) from None
+    write_bytes(path, text.encode())
 
 
 def replace_file(target: Path, data: bytes) -> None:

@@ -66,7 +66,9 @@ def test_prices(tmp_path: Path) -> None:
     ('"250 W"', "250", "no unit"),
     ('"50 g/kWh"', '"50 EUR/kWh"', "another unit"),
     ("[site]", "[sites]", "did you mean site"),
-    ("pue = 1.1", "pua = 1.1", "site.pue"),
+    ("pue = 1.1", "pua = 1.1", "site.pua: unknown key\n  valid: electricity, carbon, pue"),
+    ('price = "€4/h", ', "", "device_hour.b200-sxm.price: is missing"),
+    ("date = 2026-02-01", "date = 2026-02-01T08:00:00", "device_hour.b200-sxm.date: datetime.datetime(2026"),
 ])  # fmt: skip
 def test_prices_refused(tmp_path: Path, old: str, new: str, word: str) -> None:
     assert old in PRICES
@@ -91,6 +93,9 @@ def test_failures(tmp_path: Path) -> None:
     ('kind = "sync"', 'kind = "snc"', "did you mean sync"),
     ("[spares]\nnodes = 3", "[spares]\nnodes = 2.5", "whole number"),
     ("[mtbf]", "mtbf = 1\n[mtbx]", "unknown|mtbf|no key"),
+    ("[mtbf]", "[mtbf]\nspread = -1", "mtbf.spread: -1 is not a number from 0"),
+    ("[mtbf]", 'base = "blom"\n[mtbf]', "did you mean bloom"),
+    ('kind = "sync"', "kind = ['sync']", "checkpoint.kind: ['sync'] is not a text"),
 ])  # fmt: skip
 def test_failures_refused(tmp_path: Path, old: str, new: str, word: str) -> None:
     with pytest.raises(UserError) as error:
