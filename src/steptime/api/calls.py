@@ -248,18 +248,14 @@ def _named(framework: str | None) -> str:
 
 def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Notes on what was not given."""
-    stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"], _shard(found, given))
+    shard = 0 if "shard" in given else int(found.plan["shard"])
+    stage = () if "zero" in given else stage_taken(job.framework.name, found.plan["zero"], shard)
     if "micro_batch" in given:
         return stage
     share = int(replica_sequences(job.global_batch, found.plan["dp"]))
     usual = habits_of(job.framework.name).recompute
     again = () if usual == "none" or "recompute" in given else (recompute_taken(job.framework.name, usual),)
     return (*micro_batch_taken(found.time, share, job.sample), *stage, *again)
-
-
-def _shard(found: Estimate, given: Mapping[str, Any]) -> int:
-    """Ranks that share optimiser states where the user gave no number."""
-    return 0 if "shard" in given else int(found.plan["shard"])
 
 
 def _check_served(setting: Setting, plans: Plans, given: Mapping[str, Any]) -> None:

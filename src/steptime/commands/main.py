@@ -140,35 +140,30 @@ class _PipeClosed(Exception):
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run ``steptime`` with these arguments, or those of the process; what is raised becomes a message and the code."""
-    given = list(sys.argv[1:] if args is None else args)
+    given, code = list(sys.argv[1:] if args is None else args), 0
     try:
         if "_ARGCOMPLETE" in os.environ:
             complete(ROOT)
-        code = _run(given)
+        if given[:1] == ["--version"]:
+            print(f"steptime {__version__}")
+        elif given[:1] == ["--completion"]:
+            from argcomplete.shell_integration import shellcode
+
+            if given[1:] not in SHELLS:
+                raise UserError("--completion takes a shell: bash, zsh or fish", hint="as steptime --completion bash")
+            print(shellcode(["steptime"], shell=given[1]))
+        else:
+            try:
+                found = ROOT.run("steptime", given)
+            except SystemExit as end:  # --help
+                found = end.code
+            code = found if isinstance(found, int) else 0
         flush()
     except BrokenPipeError:
         code = exit_code(_PipeClosed())
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
     return code
-
-
-def _run(args: Sequence[str]) -> int:
-    if args and args[0] == "--version":
-        print(f"steptime {__version__}")
-        return 0
-    if args and args[0] == "--completion":
-        from argcomplete.shell_integration import shellcode
-
-        if args[1:] not in SHELLS:
-            raise UserError("--completion takes a shell: bash, zsh or fish", hint="as steptime --completion bash")
-        print(shellcode(["steptime"], shell=args[1]))
-        return 0
-    try:
-        found = ROOT.run("steptime", args)
-    except SystemExit as end:  # --help
-        found = end.code
-    return found if isinstance(found, int) else 0
 
 
 def flush() -> None:

@@ -30,7 +30,6 @@ from steptime.plan.framework import (
     IDEAL,
     PARAMETERS,
     Framework,
-    Spread,
     from_fitted_scale,
     to_fitted_scale,
     without_hiding,
@@ -74,7 +73,10 @@ def band_of(e: Evaluation) -> StepBand | None:
     spread, framework = e.job.framework.spread, e.job.framework
     if spread is None:
         return None
-    changes = _changes(e, framework, spread)
+    # Change of the logarithm of time when each doubt moves by one standard deviation.
+    many = _doubted(framework, tuple(spread.doubts.items()), spread.device_doubt)
+    logs = np.log(compose(e.inputs, _passes(e.works, many), many).total_s)
+    changes = dict(zip((*PARAMETERS, DEVICE), (logs[:-1] - logs[-1]).tolist(), strict=True))
     noise_variance = spread.noise**2 + (0.0 if e.job.model.experts is None else spread.experts**2)
     variances = {name: change**2 for name, change in changes.items()} | {NOISE: noise_variance}
     total = sum(variances.values())
@@ -85,13 +87,6 @@ def band_of(e: Evaluation) -> StepBand | None:
         low_s=step_s * low, high_s=step_s * high,
         shares={name: value / total for name, value in largest},
     )  # fmt: skip
-
-
-def _changes(e: Evaluation, framework: Framework, spread: Spread) -> dict[str, float]:
-    """Change of the logarithm of time when each doubt moves by one standard deviation."""
-    many = _doubted(framework, tuple(spread.doubts.items()), spread.device_doubt)
-    logs = np.log(compose(e.inputs, _passes(e.works, many), many).total_s)
-    return dict(zip((*PARAMETERS, DEVICE), (logs[:-1] - logs[-1]).tolist(), strict=True))
 
 
 def _passes(works: Works, many: Framework) -> dict[str, Pass]:
@@ -240,19 +235,17 @@ def bracket_s(e: Evaluation) -> tuple[Num, Num]:
     """
     bound, splits = e.machine.bound, e.job.splits_backward
     parts = {part: _directions(times) for part, times in e.times.items()}
-    highest_s = _highest_s(e, parts)
-    if bound is None:
-        eased = _eased(e.job.framework)
-        passes = {
-            part: _fastest(*_each(directions, partial(_resources, framework=eased)), splits=splits)
-            for part, directions in parts.items()
-        }
-        return minimum(_lowest_s(e, e.machine, passes, eased), e.step.total_s), maximum(highest_s, e.step.total_s)
-    least = {
-        part: _fastest(*_each(directions, partial(_bound_resources, plans=e.plans, bound=bound)), splits=splits)
-        for part, directions in parts.items()
-    }
-    return minimum(_lowest_s(e, bound, least, IDEAL), e.step.total_s), maximum(highest_s, e.step.total_s)
+    plain = without_hiding(e.job.framework)
+    slowest = {part: _slowest(rows, e.works[part], plain) for part, rows in parts.items()}
+    highest_s = maximum(_compose(e, e.machine, slowest, False, plain).total_s, e.step.total_s)
+    machine, framework = (e.machine, _eased(e.job.framework)) if bound is None else (bound, IDEAL)
+    busy = (
+        partial(_resources, framework=framework)
+        if bound is None
+        else partial(_bound_resources, plans=e.plans, bound=bound)
+    )
+    fastest = {part: _fastest(*_each(rows, busy), splits=splits) for part, rows in parts.items()}
+    return minimum(_lowest_s(e, machine, fastest, framework), e.step.total_s), highest_s
 
 
 def _lowest_s(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], framework: Framework) -> Num:
@@ -262,12 +255,6 @@ def _lowest_s(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], frame
     middle = where(inputs.stages > 2, inputs.middle_layers, 0.0)
     fullest = maximum(maximum(inputs.first_layers, inputs.last_layers), middle)
     return maximum(maximum(hidden, sum(low.data_busy_s.values())), one_s * fullest)
-
-
-def _highest_s(e: Evaluation, parts: Mapping[str, Directions]) -> Num:
-    framework = without_hiding(e.job.framework)
-    passes = {part: _slowest(rows, e.works[part], framework) for part, rows in parts.items()}
-    return _compose(e, e.machine, passes, False, framework).total_s
 
 
 def _eased(framework: Framework) -> Framework:

@@ -286,7 +286,10 @@ def _outside(
     ``near`` and ``inside`` are the profile and the coefficients inside a domain, ``carried`` whether those were
     carried over from other links.
     """
-    net, network = as_known(level) if _is_network(level) else None, network_profile(_profiles(), near)
+    joins_nodes = level.devices is None or level.devices > LARGEST_NODE
+    net = as_known(level) if joins_nodes else None
+    # The measured fabric whose coefficients between domains are carried over.
+    network = next((p for p in _profiles() if p.name.startswith(NETWORK)), near)
     values = dict(inside)
     if carried or net is None or near.nic_Bps != outer_Bps(net):
         values |= carried_between(net or level, network, int(inside["domain"]))
@@ -328,11 +331,6 @@ def _profiles() -> tuple[FabricProfile, ...]:
     return tuple(p for p in load_fabric_profiles() if p.library == LIBRARY and p.coefficients.get("trees", True))
 
 
-def _is_network(level: Level) -> bool:
-    """Whether a level joins nodes."""
-    return level.devices is None or level.devices > LARGEST_NODE
-
-
 def nearest_profile(cluster: Cluster, profiles: Iterable[FabricProfile]) -> FabricProfile | None:
     """The measured fabric that is most like the inside of a domain: the same device, the nearest link."""
     level = cluster.levels[0]
@@ -346,11 +344,6 @@ def nearest_profile(cluster: Cluster, profiles: Iterable[FabricProfile]) -> Fabr
         return wired, not same, speed, size
 
     return min(profiles, key=distance, default=None)
-
-
-def network_profile(profiles: Iterable[FabricProfile], near: FabricProfile) -> FabricProfile:
-    """The measured fabric whose coefficients between domains are carried over."""
-    return next((p for p in profiles if p.name.startswith(NETWORK)), near)
 
 
 def carried_inside(near: FabricProfile, link_Bps: float, domain: int) -> dict[str, Any]:

@@ -169,6 +169,11 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
             )
         else:
             compute, exposed = fitted.seconds, 0.0 * moved
+    # Products at the peak of the matrix units; of recorded kernels in a format of their own at its peak.
+    peak_s = matrix / (flops_per_s / machine.matrix_efficiency)
+    if fitted is not None and row.timing is not None:
+        own = fitted.model.fixed.get("peak_flops_per_s")
+        peak_s = 0.0 * matrix if own is None else matrix / own
     learned = _learned(row, phase, machine, (matrix, vector, moved), compute + exposed)
     return PhaseTime(
         row=row, phase=phase, matrix_flops=matrix, vector_flops=vector, moved_bytes=moved, compute_s=compute * learned,
@@ -176,7 +181,7 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
         learned=learned, calls=calls,
         transfers=tuple(_transfer_times(row, phase, sent, plans, machine)) if sent else (),
         issued=row.issued if formulas.works else 0.0, narrow=machine.narrow and row.operator in NARROW,
-        peak_s=_peak_s(row, matrix, flops_per_s / machine.matrix_efficiency, fitted),
+        peak_s=peak_s,
     )  # fmt: skip
 
 
@@ -199,14 +204,6 @@ def _learned(row: Row, phase: str, machine: Machine, counts: tuple[Num, Num, Num
     return machine.correction.factor(row.operator, numbers, machine.device)
 
 
-def _peak_s(row: Row, matrix_flops: Num, peak_flops_per_s: Num, fitted: Timed | None) -> Num:
-    """Products of a row at the peak of the matrix units; of recorded kernels in a format of their own at its peak."""
-    if fitted is None or row.timing is None:
-        return matrix_flops / peak_flops_per_s
-    own = fitted.model.fixed.get("peak_flops_per_s")
-    return 0.0 * matrix_flops if own is None else matrix_flops / own
-
-
 def row_rates(row: Row, machine: Machine) -> tuple[Num, Num, Num]:
     """Rates of the matrix and vector units for a row, and the latency of its launches."""
     operator = OPERATORS[row.operator]
@@ -224,31 +221,22 @@ def _launches(row: Row, machine: Machine) -> float:
     return row.timing.launches
 
 
-def _repeated(time: PhaseTime, times: Num) -> tuple[TransferTime, ...]:
-    """The transfers of a row, so many times."""
-    return tuple([t._replace(busy_s=t.busy_s * times, covered_s=t.covered_s * times) for t in time.transfers])
-
-
-def _counted(time: PhaseTime, times: Num, phase: str) -> PhaseTime:
-    """A row in a phase that takes as long, and that a layer has so often."""
+def _counted(time: PhaseTime, times: Num, phase: str, sends: Num = 1.0) -> PhaseTime:
+    """A row in a phase that takes as long, and that a layer has so often; ``sends``: share of its transfers."""
     if isinstance(times, float) and times == 1.0 and phase == time.phase:
         return time
+    sent = time.transfers
+    for factor in (sends, times):
+        if not isinstance(factor, float) or factor != 1.0:
+            sent = tuple([one._replace(busy_s=one.busy_s * factor, covered_s=one.covered_s * factor) for one in sent])
     return PhaseTime(
         row=time.row, phase=phase, matrix_flops=time.matrix_flops * times, vector_flops=time.vector_flops * times,
         moved_bytes=time.moved_bytes * times, compute_s=time.compute_s * times, timed=time.timed,
         memory_busy_s=time.memory_busy_s * times, exposed_memory_s=time.exposed_memory_s * times,
-        transfers=_repeated(time, times), issued=time.issued * times, narrow=time.narrow,
+        transfers=sent, issued=time.issued * times, narrow=time.narrow,
         peak_s=time.peak_s * times, learned=time.learned, times=times,
         calls=time.calls,
     )  # fmt: skip
-
-
-def _sent_again(time: PhaseTime) -> PhaseTime:
-    """A row's forward pass with those of its transfers that recomputation repeats."""
-    share = time.row.sent_again
-    if not time.transfers or (isinstance(share, float) and share == 1.0):
-        return time
-    return time._replace(transfers=_repeated(time, share))
 
 
 def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, moved: Num) -> Timed | None:
@@ -279,5 +267,6 @@ def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[
             if operator.backward.works or row.backward:
                 found.append(_counted(phase_time(row, BACKWARD, plans, machine), row.share, BACKWARD))
             if forward is not None and (not isinstance(row.recomputed, float) or row.recomputed):
-                found.append(_counted(_sent_again(forward), row.recomputed * row.share, RECOMPUTE))
+                again = row.recomputed * row.share
+                found.append(_counted(forward, again, RECOMPUTE, row.sent_again))
     return {part: tuple(found) for part, found in times.items()}

@@ -7,7 +7,7 @@ follow from what the critical stage has of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from steptime.cost.collective_algorithms import Fabric
 from steptime.cost.memory_bound import memory_bound_s
@@ -17,13 +17,13 @@ from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, fac
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import LAYERS_TERM
 from steptime.estimate.operators import formula_of
-from steptime.estimate.result import Argument, Detail, FormulaCall
+from steptime.estimate.result import Detail, FormulaCall
 from steptime.estimate.work import EXPERT_AXIS, PASS_OF, phase_work
 from steptime.num import Num
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
 from steptime.plan.strategies import Method, Strategy
-from steptime.terms import Called, Tape, Term, Terms, made_of, taped
+from steptime.terms import Tape, Term, Terms, made_of, taped
 
 KEPT = "kept_bytes_per_layer"
 
@@ -130,25 +130,21 @@ def details_of(terms: Iterable[Term]) -> tuple[Detail, ...]:
 def _detail(one: Term) -> Detail:
     """The calls of a term, without those that it has at no time or that send nothing."""
     called = [each for each in one.calls if all(each.factors.values()) and ("passes" not in each.factors or each.value)]
-    first, *further = (_formula_call(each, {**one.factors, **each.factors}) for each in called)
+    first, *further = (
+        FormulaCall(
+            function=formula_of(each.formula).name,
+            arguments={  # names and fabrics stay as they are
+                name: value if isinstance(value, (str, Fabric)) else float(value)
+                for name, value in each.arguments.items()
+            },
+            factors={k: float(v) for k, v in {**one.factors, **each.factors}.items() if v != 1.0},  # one says nothing
+        )
+        for each in called
+    )
     bases = dict.fromkeys(each.basis if isinstance(each.basis, str) else each.basis() for each in called)
     return Detail(path=one.path, function=first.function, value=one.exposed_s or one.part_s,
                   arguments=first.arguments, factors=first.factors, basis="; ".join(filter(None, bases)),
                   further=tuple(further))  # fmt: skip
-
-
-def _formula_call(each: Called, factors: Mapping[str, Num]) -> FormulaCall:
-    """A call with plain numbers; a factor of one says nothing."""
-    return FormulaCall(
-        function=formula_of(each.formula).name,
-        arguments={name: _plain(value) for name, value in each.arguments.items()},
-        factors={name: float(value) for name, value in factors.items() if value != 1.0},
-    )
-
-
-def _plain(value: Num | str | Fabric) -> Argument:
-    """An argument as a plain number; names and fabrics as they are."""
-    return value if isinstance(value, (str, Fabric)) else float(value)
 
 
 def fullest_stage(e: Evaluation) -> str:

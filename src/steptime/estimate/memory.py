@@ -297,9 +297,10 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
     sizes, full = planned.sizes, is_set(planned.plans.recompute, FULL_RECOMPUTE)
     kept = _kept_bytes(planned, stage)
     exists = stage.exists if phase == "backward" else stage.last
-    ends = sizes.first.kept_bytes * stage.first * stage.in_flight + sizes.last.kept_bytes * stage.last * _waiting(
-        planned, stage, phase
-    )
+    # Micro-batches whose head's activations are there: in the loss with the one that goes back.
+    waiting = planned.job.pipeline.held_behind_head(_place(planned, stage.name)[0])
+    waiting = waiting if phase == "loss" else waiting - 1.0
+    ends = sizes.first.kept_bytes * stage.first * stage.in_flight + sizes.last.kept_bytes * stage.last * waiting
     kept_bytes, remade_bytes = (
         stage.largest_layer(sizes, pool, planned.job.model.layers) for pool in ("kept_bytes", "remade_bytes")
     )
@@ -314,12 +315,6 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
         ),
         f"working/{phase}/gathered_weights_bytes": _gathered(planned, stage, phase),
     }
-
-
-def _waiting(planned: PlannedJob, stage: Stage, phase: str) -> Num:
-    """Micro-batches whose head's activations are there: in the loss with the one that goes back."""
-    held = planned.job.pipeline.held_behind_head(_place(planned, stage.name)[0])
-    return held if phase == "loss" else held - 1.0
 
 
 def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:

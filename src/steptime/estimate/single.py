@@ -188,6 +188,10 @@ def estimate_plan(
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
     saved_flops = winograd_flops_per_step(job, machine)
+    # What software needs before the first step is a peak of its own, where it needs anything.
+    before_bytes = float(initialisation_bytes(e))
+    peaks = memory_by_definition(e) if method.calibrated else {}
+    peaks |= {"initialisation": before_bytes} if peaks and before_bytes else {}
     hardware_flops = flops - saved_flops
     hardware_flops += recomputed_flops_per_step(job, int(plans.recompute), int(plans.recompute_every))
     return Estimate(
@@ -205,7 +209,7 @@ def estimate_plan(
         peak_memory_bytes=float(e.peak_bytes),
         memory=memory_terms(e, stage),
         memory_capacity_bytes=e.machine.memory_bytes,
-        memory_by_definition=_by_definition(e) if method.calibrated else {},
+        memory_by_definition={name: float(each) for name, each in peaks.items()},
         oom_probability=chance_of(setting, e),
         feasible=mask == 0,
         reasons=names_of(mask),
@@ -218,17 +222,10 @@ def estimate_plan(
         notes=(
             *winograd_note(saved_flops, flops),
             *compared(setting, strategy, plans, e), *notes_on(setting, strategy, plans, time),
-            *before_the_first_step(float(initialisation_bytes(e)), float(e.peak_bytes), machine.memory_bytes),
+            *before_the_first_step(before_bytes, float(e.peak_bytes), machine.memory_bytes),
         ),
         details=(*details_of(terms), *memory_details(e, stage)) if explain else (),
     )  # fmt: skip
-
-
-def _by_definition(e: Evaluation) -> dict[str, float]:
-    """Peaks of a step by definition, and what software needs before the first step where it needs anything."""
-    out = {name: float(value) for name, value in memory_by_definition(e).items()}
-    before = float(initialisation_bytes(e))
-    return out | ({"initialisation": before} if before else {})
 
 
 def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:
@@ -388,6 +385,7 @@ def occupancy(ranks: int, domain_ranks: int, fast_domain: int) -> dict[str, int]
 
 
 def _provenance(setting: Setting, band: StepBand | None) -> Provenance:
+    spread = setting.job.framework.spread
     return Provenance(
         steptime_version=__version__,
         mode=setting.method.name,
@@ -403,13 +401,8 @@ def _provenance(setting: Setting, band: StepBand | None) -> Provenance:
             *_assumed(setting.job),
         ),
         framework=setting.job.framework.name,
-        band=_band_source(setting.job, band),
+        band="uncalibrated" if band is None or spread is None else f"90 %, fitted to {spread.source}",
     )
-
-
-def _band_source(job: Job, band: StepBand | None) -> str:
-    spread = job.framework.spread
-    return "uncalibrated" if band is None or spread is None else f"90 %, fitted to {spread.source}"
 
 
 def _assumed(job: Job) -> tuple[str, ...]:

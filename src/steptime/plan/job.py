@@ -413,7 +413,9 @@ class Job:
 
 def with_habits(job: Job, framework: str) -> Job:
     """The job as a framework does it unless it is told otherwise (:class:`~steptime.plan.framework.Habits`)."""
-    habits = habits_of(framework)
+    habits, paired = habits_of(framework), {"pp"} if job.model.experts is None else {"pp", "ep"}
+    # Where passes run in pairs, this traffic overlaps with the opposite pass in any framework.
+    by_schedule = frozenset(paired if job.pipeline.pairs else ())
     return replace(
         job,
         context=habits.context,
@@ -433,7 +435,7 @@ def with_habits(job: Job, framework: str) -> Job:
         asynchronous_tp=habits.asynchronous_tp,
         dispatcher="deepep" if habits.exchange_once else ALL_TO_ALL,
         memory=compiled(memory_profile_of(framework)) if job.compile else memory_profile_of(framework),
-        overlap=default_overlap(job, framework) | _overlapped_by_schedule(job),
+        overlap=default_overlap(job, framework) | by_schedule,
         gradient_dtype=habits.gradient_dtype if job.precision.element_bytes < 4 else None,
     )
 
@@ -449,10 +451,3 @@ def dispatched_by(job: Job, dispatcher: str) -> Job:
 def default_overlap(job: Job, framework: str) -> frozenset[str]:
     """Traffic that a framework overlaps in a job, whatever its schedule."""
     return habits_of(framework).overlap_with(job.offload, experts=job.model.experts is not None)
-
-
-def _overlapped_by_schedule(job: Job) -> frozenset[str]:
-    """Traffic that overlaps with the opposite pass in any framework, where passes run in pairs."""
-    if not job.pipeline.pairs:
-        return frozenset()
-    return frozenset({"pp"} if job.model.experts is None else {"pp", "ep"})

@@ -233,7 +233,9 @@ def print_estimate(estimate: Estimate, *, show_all: bool = False, explain: bool 
         print_details(out, estimate.details)
         return
     print_terms(out, estimate, show_all=show_all)
-    _print_what_if(out, estimate)
+    if (changes := change_table(estimate)) is not None:
+        out.print()
+        out.print(changes)
     _print_provenance(out, estimate, show_all=show_all)
 
 
@@ -336,13 +338,6 @@ def change_table(e: Estimate) -> Table | None:
         change = (value - e.step_time_s) / e.step_time_s if e.step_time_s else math.nan
         table.add_row(t.printable(name.replace("_", " ")), t.seconds(value), t.change(change))
     return table
-
-
-def _print_what_if(out: Console, e: Estimate) -> None:
-    table = change_table(e)
-    if table is not None:
-        out.print()
-        out.print(table)
 
 
 def _print_provenance(out: Console, e: Estimate, *, show_all: bool) -> None:
