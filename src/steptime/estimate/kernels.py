@@ -445,7 +445,10 @@ def memory_models(device: Device, profile: Profile | None) -> dict[str, KernelMo
     for role, choices in ROLES.items():
         curve = next((c for c in (profile.curve(f, "any", t) for f, t in choices) if c is not None), None)
         if curve is not None:
-            out[role] = KernelModel(formula=MEMORY_BOUND, fixed=_fixed(device, curve), curve=curve)
+            fixed = {**device_numbers(device), **curve.coefficients, "most_rows": most_rows(curve)}
+            if curve.timer == EAGER:
+                fixed |= {"floor_s": 0.0, "launch_s": min(fixed["launch_s"], device.kernel_latency_s)}
+            out[role] = KernelModel(formula=MEMORY_BOUND, fixed=fixed, curve=curve)
     return out
 
 
@@ -455,13 +458,6 @@ def device_numbers(device: Device) -> dict[str, float]:
         "memory_Bps": device.memory_Bps, "l2_bytes": float(device.l2_bytes or L2_BYTES),
         "vector_flops_per_s": device.peak_vector_flops_per_s,
     }  # fmt: skip
-
-
-def _fixed(device: Device, curve: Curve) -> dict[str, float]:
-    numbers = {**device_numbers(device), **curve.coefficients, "most_rows": most_rows(curve)}
-    if curve.timer == EAGER:
-        numbers |= {"floor_s": 0.0, "launch_s": min(numbers["launch_s"], device.kernel_latency_s)}
-    return numbers
 
 
 def most_rows(curve: Curve) -> float:

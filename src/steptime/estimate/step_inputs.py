@@ -17,7 +17,7 @@ from steptime.estimate.traffic import (
     layer_copy_s,
     matrix_time_s,
     optimizer_time_s,
-    owned_parameters,
+    owned_of,
     parameter_traffic,
 )
 from steptime.estimate.work import EXPERT_AXIS
@@ -175,7 +175,7 @@ def linked_inputs(
 def unlinked_inputs(planned: PlannedJob, machine: Machine) -> StepInputs:
     """As :func:`inputs_of` on links that take no time, whatever the placement."""
     job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
-    owned, updates, sizes = owned_parameters(planned), job.updates(plans), planned.sizes
+    owned, updates, sizes = owned_of(planned, "weights"), job.updates(plans), planned.sizes
     passes = micro_batches / job.stages_held  # of two mirrored stages each sees half of them
     split, full = planned.split, where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
     equal = (split.first == split.middle) & (split.middle == split.last)

@@ -99,7 +99,11 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     pools = [("weights", "frozen_bytes", planned.strategy.gradient_axes)]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         pools.append(("expert_weights", "frozen_expert_bytes", ("edp",)))
-    together, sharded = _ends_together(planned), where(plans.shares("optimizer"), 1.0, 0.0)
+    sharded = where(plans.shares("optimizer"), 1.0, 0.0)
+    # 1 where embedding and head are one message, with nothing to hide behind: the root unit of ZeRO-3.
+    together: Num = 1.0
+    if planned.method.calibrated:
+        together = where(plans.shares("weights"), 1.0, 0.0) if job.root_unit else 0.0
 
     def parts(name: str) -> dict[str, Num]:
         first, last = getattr(sizes.first, name), getattr(sizes.last, name)
@@ -155,13 +159,6 @@ def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
     held = planned.job.stages_held
     ranks, inside, reach = group_of(planned.plans, axes)
     return Group(ranks * held, inside * where(planned.copies_near, held, 1), reach)
-
-
-def _ends_together(planned: PlannedJob) -> Num:
-    """1 where embedding and head are one message, with nothing to hide behind."""
-    if not planned.method.calibrated:
-        return 1.0
-    return where(planned.plans.shares("weights"), 1.0, 0.0) if planned.job.root_unit else 0.0
 
 
 def _sharing(plans: Plans, group: Group) -> Group:
@@ -238,16 +235,12 @@ def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
         )  # fmt: skip
 
 
-def owned_parameters(planned: PlannedJob) -> Num:
-    """Parameters that a rank of the stage with most of them updates; 0 where the method leaves the optimiser out.
-
-    All stages update at once, when the norm of all gradients is known; the step ends with the last of them.
-    """
-    return owned_of(planned, "weights")
-
-
 def owned_of(planned: PlannedJob, pool: str) -> Num:
-    """Sum of a pool, that of experts included, over the share of a rank, of the stage that has most of it."""
+    """Sum of a pool, that of experts included, over the share of a rank, of the stage that has most of it.
+
+    All stages update at once, when the norm of all gradients is known; the step ends with the last of them. 0 where the
+    method leaves the optimiser out.
+    """
     plans, sizes = planned.plans, planned.sizes
     if not planned.method.optimizer_step:
         return 0.0 * plans.dp

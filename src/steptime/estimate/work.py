@@ -217,16 +217,11 @@ class Pass:
         return self.forward_s + self.backward_s
 
 
-def products_s(work: PhaseWork, framework: Framework) -> Num:
-    """Time of all products, each as :func:`factor_of` says, whatever the peak."""
-    return (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix + (
-        work.attention_s * framework.attention
-    )
-
-
 def device_s(work: PhaseWork, framework: Framework) -> Num:
     """Time that the device and its links need for some work."""
-    total = products_s(work, framework)
+    total = (work.matrix_s + work.narrow_s * (framework.narrow - 1.0)) * framework.matrix + (
+        work.attention_s * framework.attention
+    )
     total = total + call(held_to_peak_s, timed_s=total, peak_s=work.peak_s) + work.vector_s * framework.vector
     return _with_links_s(total, work, framework)
 
