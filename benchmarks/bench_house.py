@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -67,8 +68,8 @@ def walk(arguments: Sequence[str]) -> None:
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not _ours(frame) or code.co_name in PARTS:
-            return
+        if event != "call" or not _ours(frame) or code.co_name in PARTS or not code.co_flags & CO_OPTIMIZED:
+            return  # the body of a class is no function
         modules.add(code.co_filename)
         functions.add((code.co_filename, code.co_firstlineno))
         if code.co_name == FORMULA and not depths:

@@ -96,7 +96,8 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option: a keyword in Python, a key of RUN.toml and JSON, and ``--name-with-dashes`` on the command line."""
+    """One option: ``--name-with-dashes`` on the command line, a key of RUN.toml and JSON; in Python a keyword of
+    the job, or a key of ``plan=`` of an estimate and ``fix=`` of a search."""
 
     name: str
     takes: Takes

@@ -75,15 +75,13 @@ def estimate(
     """Explains one plan.
 
     Args:
-        plan: degrees and choices: ``dp tp tp2 cp pp vpp ep etp sp micro_batch panels zero shard recompute
-            recompute_every schedule overlap offload attention attention_dtype context gradient_dtype graphs dispatcher
-            document_length expert_imbalance expert_load expert_capacity``, ``placement`` (axis -> ranks inside a fast
-            domain) and ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or
-            ``search``: the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the
-            devices that are left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the
-            framework's. Without a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``,
-            ``dp``, ``pp``); in published mode it is the fastest one. The ``plan`` of an estimate or of a search may be
-            given as it is.
+        plan: degrees and choices, the keys of :data:`steptime.options.KEYS` (``steptime estimate --help`` says what
+            each is; a word with dashes has underscores here), ``placement`` (axis -> ranks inside a fast domain) and
+            ``order`` (of the axes over domains and inside them, as ``"tp-cp-ep-dp-pp"``, ``default``, or ``search``:
+            the fastest). Degrees and the micro-batch are 1 where they are missing, but ``dp`` takes the devices that
+            are left; ``sp`` is on, and what is recomputed, the ZeRO stage and the choices are the framework's. Without
+            a placement the axes fill a fast domain in the order of launchers (``tp``, ``cp``, ``dp``, ``pp``); in
+            published mode it is the fastest one. The ``plan`` of an estimate or of a search may be given as it is.
         failures: how often parts of the cluster fail, and how it saves and restarts: ``default``, a name of
             :func:`steptime.goodput.operations.names`, or a TOML file; then :attr:`Estimate.run` has the goodput.
         prices: ``default`` or a TOML file; then :attr:`Estimate.run` has energy and money.
@@ -202,7 +200,8 @@ def asked_plan(
     model, chosen, given = model_given(model), MODES[text("mode", mode)], table("plan", plan)
     if text("strategy", strategy) == "auto":
         strategy = text("strategy", given.get("strategy", strategy))
-    checked = checked_plan(given, chosen, _named(framework))
+    words = framework_taken(None if framework is None else text("framework", framework))
+    checked = checked_plan(given, chosen, words or "")
     if gpus is not None:
         whole("gpus", gpus, 1, MAX_DEVICES)
     name, checked = strategy_of(strategy, checked, chosen)
@@ -239,11 +238,6 @@ def asked_plan(
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
     return AskedPlan(setting=setting, strategy=chosen.method.strategy(name), plans=placed, given=checked, notes=said)
-
-
-def _named(framework: str | None) -> str:
-    """The framework whose words a plan is in; empty: none is named."""
-    return framework_taken(None if framework is None else text("framework", framework)) or ""
 
 
 def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:

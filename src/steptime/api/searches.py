@@ -243,9 +243,8 @@ def plan(
             them); ``generic`` where it is not known, ``ideal`` for none. None: ``generic``, in published mode
             ``ideal``.
         lora: low-rank adapters on frozen weights, as ``{"rank": 16, "targets": "linear", "qlora": False}``.
-        fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates:
-            ``attention attention_dtype schedule overlap offload context gradient_dtype graphs dispatcher
-            document_length expert_imbalance expert_load expert_capacity``.
+        fix: columns of the plan that may have one value only, as ``{"tp": 8}``, and choices for all candidates,
+            the keys of :data:`steptime.options.CHOICES`.
         limit: bounds, as ``["pp<=16"]``; ``oom_probability<=0.1`` on the chance of running out of memory.
         oom_limit: largest chance of running out of memory with which a plan is put first, as a share; 1: any; None:
             0.05, or what ``limit`` allows. Faster plans above it are in :attr:`PlanResult.risky`, with what would make

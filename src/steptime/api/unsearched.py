@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.api.jobs import with_choices
 from steptime.api.placed import placed_plan
 from steptime.errors import UserError
-from steptime.estimate.evaluate import Evaluation, evaluate
+from steptime.estimate.evaluate import evaluate
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, chance_of, estimate_plan, rules_broken
 from steptime.options import SEARCHED, choices_of
@@ -54,15 +54,12 @@ def unsearched(setting: Setting, first: tuple[Strategy, Plans, float], given: Ma
             e = evaluate(setting.method, strategy, job, setting.machine, plans.with_columns(columns))
             other = replace(setting, job=job)
             if not rules_broken(other, e) and chance_of(other, e) <= (setting.first_limit or 1.0):
-                times[_words(value)] = float(e.step_time_s)
+                words = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+                times[words] = float(e.step_time_s)
         words = min(times, key=lambda each: times[each], default="")
         if words and times[words] < step_s * (1 - LEAST):
             found.append(Change(change=f"{name}={words}", step_time_s=times[words]))
     return Unsearched(names=(*names, *kept), faster=tuple(sorted(found, key=lambda one: one.step_time_s)))
-
-
-def _words(value: Any) -> str:
-    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _others(name: str, job: Job, plans: Plans) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -110,14 +107,15 @@ def why_not(setting: Setting, first: tuple[Strategy, Plans, Estimate], given: Ma
                     evaluate(setting.method, how, setting.job, setting.machine, placed),
                 )
         if found:
-            change, (placed, _) = min(found.items(), key=lambda one: _last(setting, one[1][1], limit))
+            # Those that cannot run last, before them those too likely to run out of memory, by step time.
+            place = {
+                change: (bool(rules_broken(setting, e)), chance_of(setting, e) > limit, float(e.step_time_s))
+                for change, (_, e) in found.items()
+            }
+            change = min(found, key=lambda each: place[each])
+            placed = found[change][0]
             out.append(_why(best, change, estimate_plan(setting, how, placed, what_ifs=False), limit))
     return tuple(out)
-
-
-def _last(setting: Setting, e: Evaluation, limit: float) -> tuple[bool, bool, float]:
-    """Order of plans: those that cannot run last, before them those too likely to run out of memory, by step time."""
-    return bool(rules_broken(setting, e)), chance_of(setting, e) > limit, float(e.step_time_s)
 
 
 def _why(best: Estimate, change: str, e: Estimate, limit: float) -> WhyNot:

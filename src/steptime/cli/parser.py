@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
-from steptime.options import OPTIONS, Count, Flag, Named, OneOf, Option, Place, Ratio, digits
+from steptime.options import KEYS, OPTIONS, Count, Flag, Named, OneOf, Option, Place, Ratio, digits
 from steptime.registry import loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -279,8 +279,11 @@ def given_to(function: Callable[..., Any], words: str, args: Sequence[str]) -> d
     if rest:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         if rest[0].startswith("-") and len(rest[0]) > 1:
-            hint = f"{words} --help lists them"
-            raise UnknownNameError("option", rest[0].partition("=")[0], flags, where=words, otherwise=hint)
+            given = rest[0].partition("=")[0]
+            key = given.removeprefix("--").replace("-", "_")
+            fixed = "--fix" in flags and key in KEYS
+            hint = f"a search takes it as --fix {key}=VALUE" if fixed else f"{words} --help lists them"
+            raise UnknownNameError("option", given, () if fixed else flags, where=words, otherwise=hint)
         raise UserError(f"{words}: {shorten(rest[0])!r} is one argument too many", hint=parser.format_usage().strip())
     out = {}
     for field in _fields(function):

@@ -7,11 +7,13 @@ follow from what the critical stage has of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from steptime.cost.collective_algorithms import Fabric
 from steptime.cost.memory_bound import memory_bound_s
 from steptime.cost.roofline import roofline_compute_s
+from steptime.errors import InternalError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, RECOMPUTE, PhaseTime, factor_of, kind_of, shown_s
 from steptime.estimate.machine import Machine
@@ -31,10 +33,18 @@ KEPT = "kept_bytes_per_layer"
 def explained(
     method: Method, strategy: Strategy, job: Job, machine: Machine, plans: Plans
 ) -> tuple[Evaluation, list[Term]]:
-    """One plan evaluated under a tape, and all terms of its step; the exposed seconds add up to its time."""
+    """One plan evaluated under a tape, and all terms of its step; the exposed seconds add up to its time.
+
+    Raises:
+        InternalError: they do not: a term has no time in `Step.total_s`, or no call within the path that it names.
+    """
     with taped() as tape:
         e = evaluate(method, strategy, job, machine, plans)
-    return e, [*_layer_terms(e, tape), *tape.terms]
+    terms = [*_layer_terms(e, tape), *tape.terms]
+    exposed_s, step_s = math.fsum(float(each.exposed_s) for each in terms), float(e.step.total_s)
+    if not math.isclose(exposed_s, step_s, rel_tol=1e-6):
+        raise InternalError(f"the terms of the step add up to {exposed_s:.6g} s, the step takes {step_s:.6g} s")
+    return e, terms
 
 
 def _layer_terms(e: Evaluation, tape: Tape) -> Iterator[Term]:

@@ -132,7 +132,8 @@ def layer_table(
     ))  # fmt: skip
     costed, shape_at = np.unique(shape_of, return_inverse=True)
     some = as_float(shapes.plans.take(costed))
-    works = works_of(part_times(_without_transfers(strategy.block(job, some)), some, machine), job, some)
+    without = _changed(strategy.block(job, some), lambda row: replace(row, forward=(), backward=()))
+    works = works_of(part_times(without, some, machine), job, some)
     passes = passes_of(_with_links(strategy, job, machine, works, shape_at, plans), job.framework)
     return LayerTable(passes=passes, row=row, count=len(shape_of))
 
@@ -143,7 +144,9 @@ def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, s
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):
         piece = slice(start, start + PIECE)
-        links.append(_links_of(strategy, job, machine, plans.take(piece)))
+        some = plans.take(piece)
+        block = _only_transfers(strategy.block(job, some))
+        links.append(works_of(part_times(block, some, machine), job, some))
         lengths.append(len(shape_at[piece]))
     return {
         part: {
@@ -152,16 +155,6 @@ def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, s
         }
         for part, phases in device.items()
     }
-
-
-def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
-    """Transfers of some placements."""
-    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job, plans)
-
-
-def _without_transfers(block: Block) -> Block:
-    """What a device does, whatever the placement."""
-    return _changed(block, lambda row: replace(row, forward=(), backward=()))
 
 
 def _only_transfers(block: Block) -> Block:
