@@ -13,9 +13,15 @@ from typing import Any, Final
 from steptime.api.request import name_or_path as checked_name
 from steptime.errors import InputFileError, PlanError, UnknownNameError, UserError, counted, first_few, shorten
 from steptime.estimate.single import Setting
-from steptime.formats.huggingface.fields import ImportReport
 from steptime.model.captured import CapturedModel, is_target
-from steptime.model.known import catalogue_names, hub_model, in_catalogue, load_catalogue_model, read_model_toml
+from steptime.model.known import (
+    ImportReport,
+    catalogue_names,
+    hub_model,
+    in_catalogue,
+    load_catalogue_model,
+    read_model_toml,
+)
 from steptime.model.spec import ModelSpec
 from steptime.plan.captured import CAPTURED
 from steptime.plan.job import Precision

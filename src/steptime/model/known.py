@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,21 @@ from steptime.errors import FieldError, UnknownNameError
 from steptime.model.spec import Experts, LatentAttention, LayerKind, LayerOperator, ModelSpec, Vision
 from steptime.store.compiled import compiled
 from steptime.store.files import parse_toml, read_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """Report of an import: keys of the file that were not used, and values that were assumed."""
+
+    source: str
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Key (with its path, ``vision_config``) -> why it was not used."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """Key that the file lacks -> the value taken, and why."""
+    telling: frozenset[str] = frozenset()
+    """Those of both that whoever uses the model's numbers has to know: parts left out, keys that are not known, choices
+    between several readings. Not: keys without a cost, defaults of the family."""
+
 
 MAX_FILE_BYTES: Final = 16 * 2**20
 """Larger files are no descriptions of a model."""

@@ -50,9 +50,10 @@ def goodput_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     causes = [(name, lost) for name, lost in run["losses_s"].items() if lost > LEAST * run["wall_s"]][:SHOWN]
     by = run["intervals_s"]
     words = ", ".join(f"{name} {format_seconds(value, 3)}" for name, value in by.items())
+    effective = " .. ".join(map(t.percent, run["effective_band"]))
     out = [
         ("done in", f"{t.days(run['wall_days'])} days (90 %: {t.days(low)} .. {t.days(high)})"),
-        ("effective", f"{t.percent(run['effective_ratio'])} of it trains (90 %: {_percents(run['effective_band'])})"),
+        ("effective", f"{t.percent(run['effective_ratio'])} of it trains (90 %: {effective})"),
         ("failures", f"{run['failures']:.3g} (90 %: {few:.0f} .. {many:.0f}), every {_time(run['mtbf_s'])}"),
         ("checkpoint", f"{run['kind']}, {run['saved_bytes'] / 1e12:.3g} TB, stored in {_time(run['write_s'])}"),
         ("saved after", f"{_time(run['interval_s'])} of work, a stall of {_time(run['stall_s'])} (best: {words})"),
@@ -107,7 +108,3 @@ def _time(value_s: float) -> str:
     ('28.4 s', '3.09 h', '2.5 min')
     """
     return f"{value_s / 60:.3g} min" if 100.0 <= value_s < 3600.0 else format_seconds(value_s, 3)
-
-
-def _percents(band: Any) -> str:
-    return f"{t.percent(band[0])} .. {t.percent(band[1])}"

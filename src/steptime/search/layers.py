@@ -61,7 +61,9 @@ def distinct_rows(blocks: list[Plans], lengths: list[int], columns: tuple[str, .
         code = code * len(levels) + rank
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     distinct = {name: column[first] for name, column in values.items()}
-    plans = Plans(**{name: _single(column) for name, column in distinct.items()})
+    # Equal entries are one number, so that formulas need not carry an array of ones.
+    same = {name: len(column) and (column == column[0]).all() for name, column in distinct.items()}
+    plans = Plans(**{name: int(column[0]) if same[name] else column for name, column in distinct.items()})
     return Codes(columns=columns, distinct=plans, count=len(first), inverse=inverse)
 
 
@@ -77,11 +79,6 @@ def _ranks(column: Array) -> tuple[Array, Array]:
     lookup = np.zeros(top, dtype=np.int64)
     lookup[levels] = np.arange(len(levels))
     return levels, lookup[column]
-
-
-def _single(column: Array) -> Num:
-    """A column of equal entries as one number, so that formulas need not carry an array of ones."""
-    return int(column[0]) if len(column) and (column == column[0]).all() else column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

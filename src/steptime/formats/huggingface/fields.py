@@ -520,17 +520,3 @@ QWEN = LLAMA | {
     "max_window_layers": 28,
     "sliding_window": 4096,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportReport:
-    """Report of an import: keys of the file that were not used, and values that were assumed."""
-
-    source: str
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    """Key (with its path, ``vision_config``) -> why it was not used."""
-    assumed: Mapping[str, str] = field(default_factory=dict)
-    """Key that the file lacks -> the value taken, and why."""
-    telling: frozenset[str] = frozenset()
-    """Those of both that whoever uses the model's numbers has to know: parts left out, keys that are not known, choices
-    between several readings. Not: keys without a cost, defaults of the family."""

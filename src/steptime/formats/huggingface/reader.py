@@ -23,12 +23,11 @@ from steptime.formats.huggingface.fields import (
     WITHOUT_COST,
     Family,
     Fields,
-    ImportReport,
 )
 from steptime.formats.huggingface.hybrids import HYBRIDS
 from steptime.formats.huggingface.linear import LINEAR
 from steptime.formats.huggingface.towers import WITH_TOWERS
-from steptime.model.known import MAX_FILE_BYTES
+from steptime.model.known import MAX_FILE_BYTES, ImportReport
 from steptime.model.spec import ModelSpec, check_spec
 from steptime.store.files import read_text
 
