@@ -418,6 +418,44 @@ def test_no_number_of_a_plan_is_cut_in_a_narrow_terminal(columns: int) -> None:
     assert all(f"pp{pp}" in shown or f" {pp} " in shown for pp in degrees)
 
 
+@pytest.mark.parametrize("columns", [1, 40, 60])
+def test_plans_with_blank_cells_fit_a_narrow_terminal(columns: int) -> None:
+    job = ("plan", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128")
+    lines = wide(columns, *job, "--framework", "megatron-core", "--top", "5")
+    if columns == 40:
+        table = lines[next(i for i, line in enumerate(lines) if line.startswith("   plan")) :]
+        assert "…" not in " ".join(table) and max(map(len, table)) <= 40
+
+
+def test_what_a_written_plan_was_made_for_is_kept_or_refused(tmp_path: Path, run: Run) -> None:
+    job = ("gpt3_1T", *MACHINE, "--tp", "8", "--pp", "16")
+    file = tmp_path / "e.json"
+    file.write_text(run("estimate", *job, "--mode", "published", "--json").stdout)
+    again = document(run, "estimate", str(file))
+    assert again["step_time_s"] == json.loads(file.read_text())["step_time_s"]
+    for change, said in (
+        ({"provenance": {"model_source": "PyTorch 2.13.0, fake tensors"}}, "was made for a module"),
+        ({"workload": {"lora": []}}, "workload.lora is no table"),
+    ):
+        found = json.loads(file.read_text())
+        for part, values in change.items():
+            found[part] |= values
+        (tmp_path / "bad.json").write_text(json.dumps(found))
+        refused = run("estimate", str(tmp_path / "bad.json"))
+        assert refused.exit_code == 2 and said in refused.stderr, refused.stderr
+
+
+def test_a_plan_of_a_file_stands_alone(tmp_path: Path, run: Run) -> None:
+    base = ("llama3-8b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "128", "--tp", "4")
+    (tmp_path / "base.json").write_text(run("estimate", *base, "--json").stdout)
+    (tmp_path / "run.toml").write_text(
+        'model = "llama3-8b"\ncluster = "dgx-h100"\ngpus = 64\nglobal_batch = 128\n'
+        '[plan]\ntp = 2\nattention_dtype = "fp8"\n'
+    )
+    found = document(run, "estimate", str(tmp_path / "run.toml"), "--plan", str(tmp_path / "base.json"))
+    assert found["step_time_s"] == json.loads((tmp_path / "base.json").read_text())["step_time_s"]
+
+
 @pytest.mark.parametrize(("columns", "last"), [(40, "matrix"), (80, "dp"), (140, "gradients")])
 def test_names_of_frameworks_stay_whole_at_any_width(columns: int, last: str) -> None:
     lines = wide(columns, "frameworks")

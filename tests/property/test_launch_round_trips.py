@@ -20,12 +20,13 @@ from steptime.launch.write import Exported, export_launch
 PLANS = 12
 #: What a comment may have to say, by software; everything else its options say, or the plan is refused.
 NOWHERE = {"placement.tp", "expert_imbalance", "document_length", "graphs", "attention", "attention_dtype", "sp"}
+# torchtitan overlaps traffic of tensor ranks in compiled models alone: then it cannot say that nothing is compiled.
 UNSAID = {
     "megatron-lm": {"gradient_dtype"},
     "megatron-bridge": {"gradient_dtype"},
     "nemo": {"gradient_dtype"},
-    "torchtitan": {"gradient_dtype", "model", "expert_capacity"},
-    "torchtitan-python": {"gradient_dtype", "expert_capacity", "recompute_every", "optimizer"},
+    "torchtitan": {"gradient_dtype", "model", "expert_capacity", "compile"},
+    "torchtitan-python": {"gradient_dtype", "expert_capacity", "recompute_every", "optimizer", "compile"},
     "deepspeed": {"recompute", "recompute_every", "seq", "expert_capacity"},
     "accelerate": {"optimizer", "micro_batch", "global_batch", "seq", "gradient_dtype"},
     "fsdp2": {"zero"},

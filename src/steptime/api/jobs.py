@@ -195,6 +195,11 @@ def with_choices(job: Job, chosen: Mapping[str, Any]) -> Job:
     if "ep" in chosen.get("overlap", ()) and job.model.experts is None:
         has = "has no experts" if job.captured is None else "is captured: its experts are not divided"
         raise UserError(f"overlap ep: {job.model.name} {has}", hint="leave ep out")
+    if chosen.get("compile") and job.captured is not None:
+        raise UserError(
+            f"compile: {job.model.name} is captured: its operators are timed as they were recorded",
+            hint="leave it out; steptime rewrite fuses them",
+        )
     own = {name: chosen.get(name, usual_of(name)) for name in CHOICES if name not in (*OF_FRAMEWORK, *ELSEWHERE)}
     job = replace(job, **own, expert_load=expert_load_of(chosen.get("expert_load"), job.model))
     default = with_habits(job, job.framework.name)

@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 _NEEDED = {"cluster": "--cluster NAME", "gpus": "--gpus N", "global_batch": "--global-batch SEQUENCES"}
 
 
-def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> RunSpec:
-    """The job that the command line describes; options win over what RUN.toml says.
+def job_from(
+    model_or_run: str,
+    cluster: str | None,
+    settings: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    *,
+    whole: bool = False,
+) -> RunSpec:
+    """The job that the command line describes; options win over what RUN.toml says, a ``whole`` plan stands alone.
 
     Raises:
         UserError: RUN.toml is wrong, or an option is given that means nothing without a cluster.
@@ -30,14 +37,15 @@ def job_from(model_or_run: str, cluster: str | None, settings: Mapping[str, Any]
         model=base.model,
         cluster=cluster if cluster is not None else base.cluster,
         settings={**base.settings, **settings, **_lora(base.settings, settings)},
-        plan={**base.plan, **plan},
+        plan={**({} if whole else base.plan), **plan},
     )
 
 
 def asked_job(model_or_run: str, options: Mapping[str, Any]) -> RunSpec:
     """The job of a command that takes every option of a job and its plan, by its parameters."""
-    plan = plan_given(options, written_given(options))
-    return job_from(model_or_run, options["cluster"], settings_given(options), plan)
+    written = written_given(options)
+    plan, whole = plan_given(options, written), written is not None
+    return job_from(model_or_run, options["cluster"], settings_given(options), plan, whole=whole)
 
 
 def _lora(base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

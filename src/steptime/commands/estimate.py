@@ -60,7 +60,7 @@ def command(
         raise FieldError("", "MODEL|RUN.toml", "missing", hint="as steptime estimate llama3-8b")
     length = {**o.training_given(job), **o.given(failures=failures, prices=prices)}
     settings, written = o.settings_given(job), written_given(job)
-    asked = job_from(model, job["cluster"], settings, plan_given(job, written))
+    asked = job_from(model, job["cluster"], settings, plan_given(job, written), whole=written is not None)
     if asked.cluster is None:
         of_a_step = {
             "--predictor corrects times, and there is no step": predictor,

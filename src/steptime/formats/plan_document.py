@@ -38,15 +38,23 @@ def run_of_plan(path: str) -> RunSpec | None:
     if not isinstance(model, str) or not isinstance(cluster, str):
         raise InputFileError(path, "does not say for which model and cluster it was made")
     kind, _, place = str(source.get("model_source", "")).partition(" ")
+    if kind == "PyTorch":
+        hint = "give FILE.py:NAME and the plan with --plan"
+        raise InputFileError(path, f"was made for a module, {model}, and does not hold it", hint=hint)
     if kind in ("file", "config"):
         beside = Path(path).parent / place
         model = os.fspath(beside) if not Path(place).exists() and beside.exists() else place
     settings = {
         own: written.workload[name] for name, own in _SETTINGS.items() if written.workload.get(name) is not None
     }
-    if settings.get("framework") == GENERIC:  # none was named
-        del settings["framework"]
-    return RunSpec(model=model, cluster=cluster, settings=settings, plan=written.plan)
+    if source.get("mode") == "published":
+        settings["mode"] = "published"
+    if settings.get("framework") == GENERIC or "mode" in settings:  # none was named
+        settings.pop("framework", None)
+    if not isinstance(settings.get("lora", {}), dict):
+        raise InputFileError(path, "workload.lora is no table")
+    plan = {name: value for name, value in written.plan.items() if value is not None}
+    return RunSpec(model=model, cluster=cluster, settings=settings, plan=plan)
 
 
 def is_document(path: str) -> bool:

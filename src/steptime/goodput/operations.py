@@ -55,7 +55,7 @@ TABLES: Final[Mapping[str, Mapping[str, Field]]] = {
     },
 }
 _RATIOS: Final = {
-    name: Field(record=name, low=0.0 if name == "spread" else 1.0, high=1e6, example="16")
+    name: Field(record=name, low=0.0 if name == "spread" else 1.0, high=10.0 if name == "spread" else 1e6, example="16")
     for name in ("devices_per_switch", "devices_per_host", "spread")
 }
 _ROWS: Final[Mapping[str, Mapping[str, Row]]] = {

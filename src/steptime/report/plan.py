@@ -187,10 +187,11 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     # A folded cell of placements may be as narrow as its heading; a number that is cut is no number.
     if _width(ranks | own | ({"inside": []} if "inside" in own else {}) | surely) > out.width:
         words = {"strategy": "", "how": "", "inside": "inside "}
-        pairs = [[words.get(n, n) + cell for cell in column if cell] for n, column in own.items()]
-        own = {"plan": [" ".join(pair) for pair in zip(*pairs, strict=True)]}
+        worded = [[cell and words.get(name, name) + cell for cell in column] for name, column in own.items()]
+        own = {"plan": [" ".join(filter(None, row)) for row in zip(*worded, strict=True)]}
     shown, hidden = ranks | own | told, list[str]()
-    while _width(shown) > out.width and (last := list(shown)[-1]) in EXTRA:
+    folded = {name: [" " * len("inside") * 2] for name in own if name in ("inside", "plan")}
+    while (last := list(shown)[-1]) != "step" and _width(shown if last in EXTRA else shown | folded) > out.width:
         hidden.insert(0, last)
         del shown[last]
     table = t.grid(list(shown), left=[i for i, name in enumerate(shown) if name in ("inside", "plan")])

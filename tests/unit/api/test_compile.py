@@ -10,7 +10,7 @@ import pytest
 from cli_runner import CliRunner
 from steptime import api
 from steptime.commands.main import main
-from steptime.errors import FieldError, PlanError
+from steptime.errors import FieldError, PlanError, UserError
 from steptime.estimate.result import Estimate
 from steptime.launch import read_launch
 
@@ -74,3 +74,23 @@ def test_it_goes_into_a_launch_file_and_comes_back(tmp_path: Path) -> None:
     assert read_launch(str(written)).launch.values["compile"] is True
     done = CliRunner().invoke(main, ["export", str(run), "--for", "megatron-lm"])
     assert "no option for: compile" in done.stdout
+
+
+def test_torchtitan_files_say_it_too(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(
+        'model = "llama3-8b"\ncluster = "dgx-h100"\ngpus = 8\nglobal_batch = 16\nframework = "torchtitan"\n'
+        "[plan]\nzero = 3\ncompile = true\n"
+    )
+    done = CliRunner().invoke(main, ["export", str(run), "--for", "torchtitan", "-o", str(tmp_path / "train.toml")])
+    assert done.exit_code == 0, done.stderr
+    written = (tmp_path / "train.toml").read_text()
+    assert "[compile]\nenable = true" in written
+    assert read_launch(str(tmp_path / "train.toml")).launch.values["compile"] is True
+
+
+def test_a_captured_module_is_timed_as_it_was_recorded() -> None:
+    pytest.importorskip("torch")
+    target = str(Path(__file__).parents[3] / "examples" / "gpt.py") + ":gpt2"
+    with pytest.raises(UserError, match="is captured"):
+        api.estimate(target, "dgx-h100", gpus=8, global_batch=16, plan={"compile": True})
