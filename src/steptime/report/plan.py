@@ -185,7 +185,7 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     surely = {name: told[name] for name in told if name not in EXTRA}
     ranks = {"": [str(rank) for rank in range(1, len(plans) + 1)]}
     # A folded cell of placements may be as narrow as its heading; a number that is cut is no number.
-    if _width(ranks | own | ({"inside": []} if "inside" in own else {}) | surely) > out.width:
+    if own and _width(ranks | own | ({"inside": []} if "inside" in own else {}) | surely) > out.width:
         words = {"strategy": "", "how": "", "inside": "inside "}
         worded = [[cell and words.get(name, name) + cell for cell in column] for name, column in own.items()]
         own = {"plan": [" ".join(filter(None, row)) for row in zip(*worded, strict=True)]}
