@@ -141,9 +141,7 @@ def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, s
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):
         piece = slice(start, start + PIECE)
-        some = plans.take(piece)
-        block = _only_transfers(strategy.block(job, some))
-        links.append(works_of(part_times(block, some, machine), job, some))
+        links.append(_links_of(strategy, job, machine, plans.take(piece)))
         lengths.append(len(shape_at[piece]))
     return {
         part: {
@@ -152,6 +150,11 @@ def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, s
         }
         for part, phases in device.items()
     }
+
+
+def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> Works:
+    """Transfers of some placements."""
+    return works_of(part_times(_only_transfers(strategy.block(job, plans)), plans, machine), job, plans)
 
 
 def _only_transfers(block: Block) -> Block:
