@@ -1,4 +1,4 @@
-"""The terms of a step are its time: one without the other is a defect that is told, not a report that contradicts itself."""
+"""The terms of a step are its time: one without the other is told as a defect."""
 
 from __future__ import annotations
 
