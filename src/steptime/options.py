@@ -2,7 +2,7 @@
 
 The command line and its help, the keyword arguments of :mod:`steptime.api` and their checks, RUN.toml, the record of a
 plan, its short form in reports, the columns of studies and the form of the page follow from :data:`OPTIONS`. Imports
-nothing of steptime, so that the command line reads it before it knows what it will do.
+nothing of steptime but its errors, so that the command line reads it before it knows what it will do.
 """
 
 from __future__ import annotations

@@ -184,10 +184,8 @@ def _padded(given: Lengths, job: _Job, at: At, buckets: int) -> list[Way]:
     parts = _coarse(given.shares, 64)
     for length, share in [*parts[:-1], (given.shares[-1][0], parts[-1][1])]:  # the last top holds the longest
         by_length[int(length)] = by_length.get(int(length), 0.0) + share
-    best = best_buckets(by_length, buckets, lambda n: at(_round(n, given.longest)).step_time_s, steps=1, compile_s=0.0)[
-        -1
-    ]
-    tops = sorted({_round(top, given.longest) for top in best.tops})
+    ways = best_buckets(by_length, buckets, lambda n: at(_round(n, given.longest)).step_time_s, steps=1, compile_s=0.0)
+    tops = sorted({_round(top, given.longest) for top in ways[-1].tops})
     bucketed = _to_tops(given.shares, tops)
     longest = _coarse(longest_of(given.shares, job.micro_batch), PARTS)
     rows: tuple[tuple[str, str, Shares], ...] = (

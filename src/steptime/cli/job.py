@@ -32,7 +32,7 @@ def job_from(
     Raises:
         UserError: RUN.toml is wrong, or an option is given that means nothing without a cluster.
     """
-    base = _run_file(model_or_run) or _plan_file(model_or_run) or RunSpec(model=model_or_run)
+    base = _run_file(model_or_run) or plan_file(model_or_run) or RunSpec(model=model_or_run)
     return RunSpec(
         model=base.model,
         cluster=cluster if cluster is not None else base.cluster,
@@ -61,7 +61,7 @@ def _run_file(text: str) -> RunSpec | None:
     return parse_run(document, text) if is_run_document(document) else None
 
 
-def _plan_file(text: str) -> RunSpec | None:
+def plan_file(text: str) -> RunSpec | None:
     """The run of what ``plan --json`` or ``estimate --json`` wrote."""
     if not text.lower().endswith(".json"):
         return None

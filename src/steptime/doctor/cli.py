@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from steptime.cli import options as o
-from steptime.cli.job import over_plan, plan_given, written_given
+from steptime.cli.job import over_plan, plan_file, plan_given, written_given
 from steptime.cli.parser import flag, number, positional, takes
 
 if TYPE_CHECKING:
@@ -94,13 +94,11 @@ def _reference(path: str | None) -> _Reference | None:
     """The run of a launch file, or of a plan that was written with its model and cluster; None: the file is neither."""
     if path is None:
         return None
-    from steptime.formats.plan_document import is_document, run_of_plan
     from steptime.launch.read import read_launch, with_model
     from steptime.launch.table import software_called
 
-    if path.lower().endswith(".json") and is_document(path):
-        run = run_of_plan(path)
-        return None if run is None else _Reference(run, f"reference: the plan of {path}")
+    if (run := plan_file(path)) is not None:
+        return _Reference(run, f"reference: the plan of {path}")
     found = with_model(read_launch(path), None)
     return _Reference(found.run, f"reference: {path}, a launch file of {software_called(found.software).title}")
 

@@ -30,10 +30,12 @@ def run_of_plan(path: str) -> RunSpec | None:
     Raises:
         InputFileError: the document holds no plan, or does not say for which model and cluster it was made.
     """
-    if not is_document(path):
-        return None
+    found = _load(path)
+    if not isinstance(found, dict) or "schema_version" not in found or not {"plan", "plans"} & set(found):
+        return None  # a configuration of another software
     written = read_plan(path)
-    source = _provenance(path)
+    source = (found["plans"][0] if found.get("plans") else found).get("provenance", {})
+    source = source if isinstance(source, dict) else {}
     model, cluster = source.get("model"), source.get("cluster")
     if not isinstance(model, str) or not isinstance(cluster, str):
         raise InputFileError(path, "does not say for which model and cluster it was made")
@@ -55,19 +57,6 @@ def run_of_plan(path: str) -> RunSpec | None:
         raise InputFileError(path, "workload.lora is no table")
     plan = {name: value for name, value in written.plan.items() if value is not None}
     return RunSpec(model=model, cluster=cluster, settings=settings, plan=plan)
-
-
-def is_document(path: str) -> bool:
-    """Whether a file is a plan that steptime wrote, and no configuration of another software."""
-    found = _load(path)
-    return isinstance(found, dict) and ("plan" in found or "plans" in found) and "schema_version" in found
-
-
-def _provenance(path: str) -> dict[str, Any]:
-    found = _load(path)
-    first = found["plans"][0] if found.get("plans") else found
-    out = first.get("provenance", {})
-    return out if isinstance(out, dict) else {}
 
 
 def _load(path: str) -> Any:

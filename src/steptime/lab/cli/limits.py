@@ -11,6 +11,7 @@ from steptime.cli import options as o
 from steptime.cli.parser import flag, number
 from steptime.errors import counted
 from steptime.lab.limits import Figure, Limits, ProductTime
+from steptime.plots.asked import drawing
 from steptime.report import text as t
 from steptime.units import format_seconds
 
@@ -104,8 +105,6 @@ def command(
     The network moves a layer's activations; memory moves its weights; all of it overlaps with compute.
     """
     options = o.given(**{name: value for name, value in locals().items() if name not in ("json", "plot", "curve")})
-    from steptime.plots.asked import drawing
-
     draw = drawing("limits", plot)
     options["overlap"] = _rules(options, curve=curve or plot is not None)
     result = _limits(options)
