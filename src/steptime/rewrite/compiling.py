@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from steptime.captured.aten.views import VIEWS
-from steptime.captured.cost.movements import VIEWS as FREE
-from steptime.captured.cost.timing import ROWS
 from steptime.captured.graph import Node, Value
+from steptime.captured.ops import FREE, OPERATORS, VIEWS
 from steptime.errors import UserError, shorten
 from steptime.hardware.records import Device
 from steptime.rewrite.engine import apply_passes, metrics
@@ -89,7 +87,7 @@ def generated(flow: Flow) -> tuple[int, int]:
         return None if whole is None else (whole, flow.place(node).phase)
 
     groups = sum(1 for _ in Grower(flow, domain, (10**6, 10**6)).groups(least=1))
-    library = sum(1 for node in flow.order if node.op in ROWS and ROWS[node.op][0] in LIBRARY)
+    library = sum(1 for node in flow.order if node.op in OPERATORS and OPERATORS[node.op].family in LIBRARY)
     return groups, library
 
 
@@ -101,9 +99,9 @@ def _wholes(flow: Flow) -> dict[Node, int]:
     """
     wholes: dict[Node, int] = {}
     for node in flow.order:
-        if (node in flow.constant and node.inputs) or is_opaque(node) or node.op in FREE or node.op in VIEWS:
+        if (node in flow.constant and node.inputs) or is_opaque(node) or node.op in FREE:
             continue
-        if node.op not in ROWS or node.op == "arange" or ROWS[node.op][0] in LIBRARY:
+        if node.op not in OPERATORS or node.op == "arange" or OPERATORS[node.op].family in LIBRARY:
             continue
         own = node.outputs[0].elements
         sizes = [own, *(type.elements for type in node.outputs)]

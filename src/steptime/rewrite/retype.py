@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from steptime.captured.aten import views
-from steptime.captured.aten.views import VIEWS, fresh, strides_of, tensor_type
-from steptime.captured.cost.elementwise import MAPS
+from steptime.captured.aten.views import fresh, strides_of, tensor_type
 from steptime.captured.graph import Attribute, Node, Nodes, Value
+from steptime.captured.ops import OPERATORS, VIEWS
 
 
 class RefusedError(Exception):
@@ -45,7 +45,7 @@ def retyped(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> tuple[Value,
     return tuple(made.value(index) for index in range(len(outputs)))
 
 
-POINTWISE: Final = frozenset({name for names in MAPS.values() for name in names.split()} | {"_to_copy"})
+POINTWISE: Final = frozenset(name for name, row in OPERATORS.items() if row.layouts == "pointwise")
 """Operators whose result lies in memory as their inputs do."""
 
 Row = Callable[[Nodes, Node, Value], tuple[Value, ...]]

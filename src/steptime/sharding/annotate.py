@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from steptime.captured.graph import TensorType
+from steptime.captured.ops.placement import Placement, R, Sharding, divides, placement_of, text_of
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
 from steptime.sharding.build import Built
 from steptime.sharding.flow import Flow, Look, root_of
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.options import strategies
-from steptime.sharding.placement import Placement, R, Sharding, divides, placement_of, text_of
 from steptime.sharding.problem import pinned
 
 EQUAL: Final = "they are one tensor, or of equal blocks, which have the same shardings"

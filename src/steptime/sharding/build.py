@@ -19,12 +19,12 @@ import numpy as np
 
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.ops.placement import R, Sharding, divides, pieces, shard
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
 from steptime.sharding.local import local_node
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy, strategies
-from steptime.sharding.placement import R, Sharding, divides, pieces, shard
 from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from steptime.captured.ops.placement import Reduction
 from steptime.errors import UserError
 from steptime.sharding.moves import Layout
-from steptime.sharding.placement import Reduction
 from steptime.sharding.script import Move
 
 Coordinates = tuple[int, ...]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from steptime.captured.graph import Attribute, Nodes, TensorType
 from steptime.captured.graph import Node as Operator
+from steptime.captured.ops.placement import Placement, R, Sharding, text_of
 from steptime.errors import UserError
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Flow, Look, Read, root_of
@@ -15,7 +16,6 @@ from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.local import local_node
 from steptime.sharding.options import Strategy, options
 from steptime.sharding.paths import legs_of
-from steptime.sharding.placement import Placement, R, Sharding, text_of
 from steptime.sharding.planner import ShardingPlan, Solver
 from steptime.sharding.problem import Problem, pinned
 from steptime.sharding.reshard import COPY

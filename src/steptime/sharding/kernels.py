@@ -1,7 +1,7 @@
 """Operators whose devices exchange something while they run, or treat their own indices alone. Needs PyTorch.
 
 Each is called with the pieces of one device and gives its pieces of the results, with the collectives that
-:mod:`steptime.sharding.rows` names: sums over a split dim, the largest number of a row, the weight of all rows.
+:mod:`steptime.captured.ops.labels` names: sums over a split dim, the largest number of a row, the weight of all rows.
 """
 
 from __future__ import annotations

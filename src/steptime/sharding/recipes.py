@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from steptime.captured.ops.placement import Sharding, shard
 from steptime.errors import UserError
 from steptime.sharding.baselines import Budget, Trace
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Item
-from steptime.sharding.placement import Sharding, shard
 from steptime.sharding.problem import Problem, pinned
 from steptime.sharding.structured import recipe
 

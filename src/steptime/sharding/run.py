@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from steptime.captured import torch_parts as parts
 from steptime.captured.graph import TensorType
+from steptime.captured.ops.placement import Placement
 from steptime.captured.record.fake import with_loss
 from steptime.captured.record.training import LOSSES, Loss, own_loss
 from steptime.captured.record.values import TORCH_DTYPES, signature, tensors_in
@@ -28,7 +29,6 @@ from steptime.errors import UserError
 from steptime.sharding.devices import Devices, Piece
 from steptime.sharding.kernels import KERNELS, Local
 from steptime.sharding.moves import Layout
-from steptime.sharding.placement import Placement
 from steptime.sharding.script import Move, Plain, Script, ScriptCall, View, Way, script_of
 
 _QUERIES: Final = ("prim::device", "prim::layout", "prim::dtype")

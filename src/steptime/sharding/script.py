@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from steptime.captured.graph import Attribute, TensorType
+from steptime.captured.ops.placement import Sharding, placement_of
 from steptime.sharding.moves import Layout, layout_of
-from steptime.sharding.placement import Sharding, placement_of
 
 Plain: TypeAlias = tuple[Any, ...]
 _ORDER: Final = re.compile(r" \(dim (\d+) by ([^)]*)\)")

@@ -12,6 +12,7 @@ from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
+from steptime.captured.ops.placement import text_of
 from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
@@ -26,7 +27,6 @@ from steptime.sharding.flow import Flow, flow_of
 from steptime.sharding.ilp import GAP, solve
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
-from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan
 from steptime.sharding.propagate import Propagated
 from steptime.sharding.software import Software, software_of

@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from rewritten import H100, F, Of, nn, ops, rewritten, traced  # noqa: E402
 from steptime.captured.aten import views  # noqa: E402
-from steptime.captured.cost.work import stored_elements  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
+from steptime.captured.ops.work import stored_elements  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.rewrite.buckets import best_buckets, cost_of, parse_lengths, powers_of_two  # noqa: E402
 from steptime.rewrite.compiling import GUARD_S, Piece, branched, broken, compiled, generated  # noqa: E402

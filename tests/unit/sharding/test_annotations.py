@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from sharded_modules import gpt, on_mesh, shardings  # noqa: E402
+from steptime.captured.ops.placement import R, text_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved  # noqa: E402
 from steptime.sharding.build import shardings_of  # noqa: E402
 from steptime.sharding.complete import Directions, completed  # noqa: E402
-from steptime.sharding.placement import R, text_of  # noqa: E402
 from steptime.sharding.planner import planned  # noqa: E402
 from steptime.sharding.propagate import propagated  # noqa: E402
 

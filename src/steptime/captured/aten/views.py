@@ -11,13 +11,6 @@ from collections.abc import Sequence
 
 from steptime.captured.graph.program import Attribute, Nodes, TensorType, Value, contiguous_strides
 
-#: Operators whose (first) output is another look at the storage of their first input.
-VIEWS = frozenset({
-    "view", "_unsafe_view", "_reshape_alias", "t", "transpose", "permute", "expand", "slice", "select", "squeeze",
-    "unsqueeze", "split", "split_with_sizes", "unbind", "detach", "alias", "as_strided", "diagonal", "unfold",
-    "unsafe_split", "unsafe_split_with_sizes", "lift_fresh", "view_as_real", "view_as_complex",
-})  # fmt: skip
-
 
 def strides_of(type: TensorType) -> tuple[int, ...]:
     """Strides in elements; those of a contiguous tensor where none are given.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph.program import Attribute, Node, Nodes, Value
+from steptime.captured.ops import VIEWS
 from steptime.errors import InternalError
 
 #: Gradients by argument name; a list for an argument that is a list of tensors.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph.program import (
     BEFORE,
     SOURCES,
@@ -18,6 +17,7 @@ from steptime.captured.graph.program import (
     Storage,
     Value,
 )
+from steptime.captured.ops import VIEWS
 from steptime.model.spec import FLOATS
 
 _CATEGORIES: Mapping[str, Category] = {

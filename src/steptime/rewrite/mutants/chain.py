@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import lru_cache, reduce
 from typing import Final
 
-from steptime.captured.cost.elementwise import MAPS
 from steptime.captured.graph import Node, Value
 from steptime.rewrite.mutants.lower import Lowering
 from steptime.rewrite.mutants.moves import ordered, shaped
 from steptime.rewrite.mutants.programs import Convolution
+from steptime.rewrite.retype import POINTWISE
 from steptime.rewrite.rules.domains import FUNCTIONS
 from steptime.rewrite.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule
 from steptime.rewrite.rules.sizes import Size, size
@@ -26,7 +26,7 @@ from steptime.rewrite.scene import Match, Scene, shape_text
 
 LEAST: Final = 2
 """Convolutions of a chain."""
-UNARY: Final = frozenset(name for names in MAPS.values() for name in names.split()) & (set(FUNCTIONS) - {"recip"})
+UNARY: Final = POINTWISE & (set(FUNCTIONS) - {"recip"})
 """Functions of one tensor that may stand between two convolutions."""
 
 

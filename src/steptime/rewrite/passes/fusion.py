@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.flow import AGAIN, Flow, is_pure
 from steptime.rewrite.fused import OPERATIONS, ROWS_AT_ONCE, fuse, is_map, is_member
 from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, TensorType, Value
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.fused import OPERATIONS
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, last_dim, number, operands, shape_text
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import VIEWS, is_contiguous
+from steptime.captured.aten.views import is_contiguous
 from steptime.captured.graph import Node, TensorType, Value
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, operands, shape_text
 
 _BATCH_NORMS: Final = (

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from steptime.captured.aten import views
-from steptime.captured.aten.views import VIEWS, is_contiguous, strides_of, view_strides
-from steptime.captured.cost.movements import VIEWS as FREE
+from steptime.captured.aten.views import is_contiguous, strides_of, view_strides
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import FREE, VIEWS
 from steptime.rewrite.flow import FUSED, is_pure
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, shape_text
 
@@ -25,7 +25,7 @@ def _constants(scene: Scene) -> Iterator[Match]:
     for node in flow.order:
         if node not in flow.constant or node.op in SOURCES or node in wide:
             continue
-        free = node.op in FREE or node.op in VIEWS
+        free = node.op in FREE
         works[node] = (not free) or any(works.get(value.node, False) for value in node.inputs)
         if not works[node] or node.op.startswith(("empty", "new_empty")):
             continue

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value, topological
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import VIEWS
 from steptime.model.spec import FLOATS
 from steptime.rewrite.flow import Flow, is_pure
 from steptime.rewrite.retype import retyped

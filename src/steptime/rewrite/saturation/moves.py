@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import VIEWS
 from steptime.errors import UserError
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.retype import RefusedError
@@ -147,7 +147,7 @@ class _Making:
 
     def _folded(self, value: Value, steady: bool) -> Value:
         source = value.node
-        while source.op in views.VIEWS and source.inputs:
+        while source.op in VIEWS and source.inputs:
             source = source.inputs[0].node
         return self.scene.constant(value) if steady and source.op not in SOURCES else value
 

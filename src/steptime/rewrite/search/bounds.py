@@ -34,8 +34,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.flow import CONV_RELU, Flow
 from steptime.rewrite.scene import Folds
 from steptime.rewrite.search.control import Control

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.flow import Flow, removed_and_added, substituted
 from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import Match, Pass

@@ -11,6 +11,7 @@ pytest.importorskip("scipy")
 from layout_cases import cost_model, moved  # noqa: E402
 from rewritten import H100, F, nn, ops, traced  # noqa: E402
 from steptime.captured.graph import TensorType  # noqa: E402
+from steptime.captured.ops import ROWS  # noqa: E402
 from steptime.hardware import device_within  # noqa: E402
 from steptime.rewrite.checking import check  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
@@ -216,10 +217,9 @@ def test_training_graphs_keep_their_results():
     assert laid.cost <= laid.fixed and check(flow, laid.flow).passed
 
 
-def test_no_operator_has_two_rows():
-    names = [name for entry in TABLE for name in entry.operators]
-    assert len(names) == len(set(names))
-    assert all(entry.says and entry.source for entry in TABLE)
+def test_every_word_of_layouts_has_its_entry():
+    assert {row.layouts for row in ROWS} == {*TABLE, "recorded"}
+    assert all(entry.says and entry.source for entry in TABLE.values())
 
 
 def test_names_and_orders_of_strides():

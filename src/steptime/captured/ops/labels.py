@@ -7,12 +7,13 @@ and a term of a sum in an output that lost it. Only what does not follow is writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from steptime.captured.graph import Node, TensorType
-from steptime.sharding.placement import P, Placement, R, shard
+from steptime.captured.ops.placement import P, Placement, R, shard
+from steptime.captured.ops.work import integers
 
 Kind: TypeAlias = Literal["batch", "contracted", "reduced", "halo", "exchanged", "indivisible"]
 """Batch: iterations that do not meet. Contracted: summed away. Reduced: another reduction, or one that is finished in
@@ -171,6 +172,25 @@ def _placements(
     return tuple(out)
 
 
+def spelled(text: str) -> Callable[[Node], OperatorDims]:
+    """Dims of an operator from labels of its inputs and outputs: ``"rows inner, inner columns -> rows columns"``.
+
+    A label that no output has is summed away; one that begins with ``!`` cannot be split, and ``.`` is no dim.
+
+    Args:
+        text: the labels of each tensor, inputs in the order of their arguments.
+    """
+    given, out = ([labels(part) for part in side.split(",")] for side in text.split("->"))
+
+    def rule(node: Node) -> OperatorDims:
+        """Dims of a node; none where it has other tensors than the text."""
+        types = [value.type for value in node.inputs], node.outputs
+        same = [[len(names) for names in side] for side in (given, out)] == [[t.rank for t in side] for side in types]
+        return OperatorDims(dims=labelled(node, given, out) if same else ())
+
+    return rule
+
+
 def terms_of(node: Node, *groups: Iterable[str], outputs: Iterable[int] | None = None) -> tuple[Terms, ...]:
     """Linear in the inputs of each group of argument names together; absent arguments make no group."""
     chosen = set(range(len(node.outputs)) if outputs is None else outputs)
@@ -189,6 +209,21 @@ def by_name(node: Node, table: Mapping[str, Labels]) -> list[tuple[str, ...]]:
         tuple(table[name]) if name in table and len(table[name]) == value.type.rank else unlabelled(value.type)
         for name, value in zip(node.names, node.inputs, strict=True)
     ]
+
+
+def fixed(names: Sequence[str], at: int) -> tuple[str, ...]:
+    """Labels of which the one of a dim cannot be split."""
+    return tuple(f"{FIXED}{name}" if dim == at else name for dim, name in enumerate(names))
+
+
+def without(names: Sequence[str], at: int) -> tuple[str, ...]:
+    """Labels without the one of a dim."""
+    return tuple(name for dim, name in enumerate(names) if dim != at)
+
+
+def at_dim(node: Node, rank: int, name: str = "dim", default: int = 0) -> int:
+    """The dim that an attribute names, from the front."""
+    return (integers(node, name) or (default,))[0] % max(rank, 1)
 
 
 def numbers_of(node: Node, *names: str) -> tuple[int, ...]:

@@ -55,6 +55,10 @@ STREAMED = Formula(streamed_bytes)
 """Every input read once and every output written once."""
 
 
+Kernels = Callable[[Node, Shape], tuple[KernelCall, ...]]
+"""The time models of a node, from its sizes."""
+
+
 def _one(shape: Shape) -> Num:
     return 1.0
 
@@ -74,7 +78,7 @@ class OperatorRow:
     vector_flops: Count | None = None
     moved_bytes: Count = STREAMED
     launches: Count = _one
-    kernels: Callable[[Node, Shape], tuple[KernelCall, ...]]
+    kernels: Kernels
 
 
 def stored_elements(type: TensorType) -> int:
@@ -115,7 +119,7 @@ def dtype_of(node: Node) -> str:
     return next((type.dtype for type in types if type.dtype in FLOATS), "fp32")
 
 
-def as_operator(operator: str, *, backward: bool = False) -> Callable[[Node, Shape], tuple[KernelCall, ...]]:
+def as_operator(operator: str, *, backward: bool = False) -> Kernels:
     """Timed as one operator of the strategy tables, with the sizes of the row."""
     return lambda node, shape: (KernelCall(operator=operator, shape=shape, backward=backward),)
 
