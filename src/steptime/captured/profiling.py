@@ -531,10 +531,10 @@ def target_of(
 
 
 def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:
-    from steptime.captured.onnx import program_of_model, read_onnx
+    from steptime.captured.onnx import read_onnx
 
-    read = read_onnx(path, dims=dims)
-    program = program_of_model(read, path, training=training)
+    read = read_onnx(path, dims=dims, training=training)
+    program = read.program
     loss = OF_ONNX if training else "none"
     return program, Settings(
         inputs=input_texts(program), training=training, optimizer="none", loss=loss, autocast="none",

@@ -7,7 +7,6 @@ from typing import Final
 
 from steptime.captured.aten import layers, maths, views
 from steptime.captured.graph import Value
-from steptime.captured.onnx.shapes import pad
 from steptime.rewrite.rules.terms import VARIABLE, Term
 from steptime.rewrite.scene import Scene
 
@@ -68,13 +67,23 @@ class Lowering:
             inner = inner.children[0]
         x = self.value(inner)
         axes = range(-x.type.rank, 0)
-        return pad(self._nodes, x, [before.get(a, 0) for a in axes], [after.get(a, 0) for a in axes], 0.0)
+        return self._padded(x, [before.get(a, 0) for a in axes], [after.get(a, 0) for a in axes])
 
     def enlarged(self, given: Term) -> Value:
         """Zeros around both last dims of a kernel."""
         x, (border,) = self.value(given.children[0]), self.numbers(given)
         both = [0] * (x.type.rank - 2) + [border] * 2
-        return pad(self._nodes, x, both, both, 0.0)
+        return self._padded(x, both, both)
+
+    def _padded(self, x: Value, before: Sequence[int], after: Sequence[int]) -> Value:
+        """Zeros before and after each dim; PyTorch takes both of the last dim first."""
+        pairs = list(zip(before, after, strict=True))
+        if not any(map(any, pairs)):
+            return x
+        shape = [size + sum(pair) for size, pair in zip(x.type.shape, pairs, strict=True)]
+        pad = tuple(n for pair in reversed(pairs) for n in pair)
+        output = views.tensor_type(shape, x.type.dtype)
+        return self._nodes.apply("constant_pad_nd", {"self": x}, {"pad": pad, "value": 0.0}, outputs=[output]).value()
 
     def sliced(self, given: Term) -> Value:
         """A part of an axis."""
