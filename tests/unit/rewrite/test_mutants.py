@@ -28,12 +28,12 @@ from steptime.rewrite.mutants.moves import cut, padded  # noqa: E402
 from steptime.rewrite.mutants.passes import MUTANT_PASSES  # noqa: E402
 from steptime.rewrite.mutants.programs import Convolution, convolution, product, sizes_for, transposed  # noqa: E402
 from steptime.rewrite.mutants.regions import check_masks, corner_and_neighbours, regions, thresholds  # noqa: E402
-from steptime.rewrite.mutants.search import best_first  # noqa: E402
 from steptime.rewrite.pricing import Prices  # noqa: E402
 from steptime.rewrite.rules.domains import Floats  # noqa: E402
 from steptime.rewrite.rules.evaluation import evaluated  # noqa: E402
 from steptime.rewrite.rules.sizes import size  # noqa: E402
 from steptime.rewrite.rules.terms import parsed, replaced, variable  # noqa: E402
+from steptime.rewrite.search.best_first import best_first  # noqa: E402
 from steptime.rewrite.search.problem import CostModel, Problem, time_weights  # noqa: E402
 
 V100 = device_within("v100-sxm2-16gb")
@@ -213,7 +213,7 @@ def test_the_search_over_parts_takes_the_chain_on_v100():
     cost = CostModel(prices=prices, weights=time_weights(prices, flow))
     moves = tuple(each for each in MUTANT_PASSES if each.name != "batch to rows, boxes again")
     problem = Problem(flow=flow, moves=moves, cost=cost, on_cuda=True)
-    found = best_first(problem, budget=60)
+    found = best_first(problem, together=True, budget=60)
     chain = apply_passes(flow, V100, passes=["dilated chain: space to batch"], everything=True).after
     assert found.cost <= cost.of_graph(chain) < 0.8 * problem.start
 

@@ -129,6 +129,7 @@ def _row(name: str, matches: str, condition: str, makes: str, find: Callable[[Sc
         find=find,
         modes=("inference",),
         reorders=True,
+        mutates=True,
     )
 
 
@@ -233,3 +234,8 @@ MUTANT_PASSES: Final = (
     ),
 )
 """Mutants that any search can use."""
+
+
+def mutants(_given: str = "") -> tuple[Pass, ...]:
+    """The mutants as a set of moves."""
+    return MUTANT_PASSES

@@ -177,6 +177,11 @@ def rule_moves() -> tuple[Pass, ...]:
     return (*passes_of(shipped_ways(), "generated and proved; `steptime rules`"), SIBLINGS)
 
 
+def rules(given: str) -> tuple[Pass, ...]:
+    """Rules as a set of moves: ``shipped``, or a file of a user."""
+    return rule_moves() if given == "shipped" else rules_of_file(Path(given))
+
+
 def rules_of_file(path: Path) -> tuple[Pass, ...]:
     """The rules of a user's file as passes, each certified.
 
