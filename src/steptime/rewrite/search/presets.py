@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import inf
 from typing import Final
 
@@ -22,11 +23,13 @@ MOST_GRAPHS: Final = 10_000
 WHOLE_GRAPHS: Final = 4_000
 PART_GRAPHS: Final = 256
 """Graphs that are followed before the set of a small graph, or of a part, counts as too large to close."""
+BLOCKS: Final = (8, MOST)
+"""Operators of a block that does not repeat, at most; both are tried."""
 PART_BUDGET: Final = 128
 """Graphs that are followed in a part that is not small."""
 WHOLE: Final = 4 * MOST
 """Operators up to which the whole graph is searched best-first too, as TASO does; greedily where it is larger."""
-GREEDY: Final = 2_500
+GREEDY: Final = 6_000
 """Graphs that are priced then."""
 ROUNDS: Final = 3
 """Times that parts and seams are searched again after a change."""
@@ -85,7 +88,7 @@ def _found(problem: Problem, flow: Flow, path: tuple[Move, ...], graphs: int, st
     return Found(flow=flow, cost=problem.cost.guided(flow), bound=None, graphs=graphs, stop=stop, path=path)
 
 
-def equal_blocks(run: Run) -> Found:
+def equal_blocks(run: Run, most: int = MOST) -> Found:
     """Equal blocks once, each with its seams, until neither gains; parts too large for that are cut again."""
     parted = Parted(problem=run.problem, control=run.control)
     space, flow, path = Space(problem=run.problem), run.problem.flow, tuple[Move, ...]()
@@ -106,8 +109,8 @@ def equal_blocks(run: Run) -> Found:
 
     for _ in range(ROUNDS):
         cost = space.cost(flow)
-        flow, more = parted.each(flow, blocks(flow, movable(flow), MOST), inner)
-        flow, seam = parted.each(flow, seams(flow, blocks(flow, movable(flow), MOST)), inner)
+        flow, more = parted.each(flow, blocks(flow, movable(flow), most), inner)
+        flow, seam = parted.each(flow, seams(flow, blocks(flow, movable(flow), most)), inner)
         path = (*path, *more, *seam)
         if space.cost(flow) >= cost * (1 - EPSILON) or run.control.why():
             break
@@ -137,9 +140,9 @@ def _ways(run: Run, starts: tuple[Found, ...]) -> Iterator[Found]:
     problem = run.problem
     plain = tuple(row for row in problem.moves if not row.fuses)
     for moves in (problem.moves, plain) if len(plain) < len(problem.moves) else (problem.moves,):
-        for start in starts:
+        for start, most in product(starts, BLOCKS):
             part = replace(run, problem=replace(problem, flow=start.flow, moves=moves))
-            yield _finished(problem, start, equal_blocks(part))
+            yield _finished(problem, start, equal_blocks(part, most))
     operators_now = operators(starts[0].flow)
     far, most = (run.alpha, inf) if operators_now <= WHOLE else (1.0, GREEDY)
     for way in (cuts, lambda each: each.whole(alpha=far, most=most)):
