@@ -29,6 +29,8 @@ PART_BUDGET: Final = 128
 """Graphs that are followed in a part that is not small."""
 WHOLE: Final = 4 * MOST
 """Operators up to which the whole graph is searched best-first too, as TASO does; greedily where it is larger."""
+STRIDES: Final = {"alpha": inf, "budget": 64, "together": True}
+"""A search of few graphs that strays as far as it likes: moves are made at all equal places at once."""
 GREEDY: Final = 6_000
 """Graphs that are priced then."""
 ROUNDS: Final = 3
@@ -145,7 +147,7 @@ def _ways(run: Run, starts: tuple[Found, ...]) -> Iterator[Found]:
             yield _finished(problem, start, equal_blocks(part, most))
     operators_now = operators(starts[0].flow)
     far, most = (run.alpha, inf) if operators_now <= WHOLE else (1.0, GREEDY)
-    for way in (cuts, lambda each: each.whole(alpha=far, most=most)):
+    for way in (cuts, lambda each: each.whole(alpha=far, most=most), lambda each: each.whole(**STRIDES)):
         if not run.control.why():
             yield _finished(problem, starts[0], way(run))
 

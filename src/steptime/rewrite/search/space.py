@@ -40,7 +40,8 @@ def equal(flow: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
     groups: dict[object, list[Match]] = defaultdict(list)
     for match in apart(flow, matches):
         old, new = removed_and_added(flow, match.replace)
-        groups[kinds(old), kinds(new)].append(match)
+        # Which weights a match reads makes no difference.
+        groups[kinds(n for n in old if n not in flow.constant), kinds(new)].append(match)
     return map(tuple, groups.values())
 
 
