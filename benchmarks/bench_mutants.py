@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from steptime.rewrite.mutants.correct import Corrected, corrected, corrected_product, corrected_spread
-from steptime.rewrite.mutants.programs import Convolution
+from steptime.lab.rules.mutants.correct import Corrected, corrected, corrected_product, corrected_spread
+from steptime.lab.rules.mutants.programs import Convolution
 
 PAGE = Path(__file__).with_name("mutants.md")
 CONVOLUTIONS = {

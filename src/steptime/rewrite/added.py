@@ -14,8 +14,8 @@ RULES: Final = "rules"
 
 SETS: Final = Registry[Callable[[str], tuple[Pass, ...]]]("set of moves", "steptime.moves")
 """Name -> a function from what the user gives with it, or nothing, to passes."""
-SETS.later(MUTANTS, "steptime.rewrite.mutants.passes:mutants")
-SETS.later(RULES, "steptime.rewrite.saturation.moves:rules")
+SETS.later(MUTANTS, "steptime.lab.rules.mutants.passes:mutants")
+SETS.later(RULES, "steptime.lab.rules.moves:rules")
 
 
 def added(name: str, given: str = "") -> tuple[Pass, ...]:

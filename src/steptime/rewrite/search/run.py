@@ -198,14 +198,14 @@ def _rounds(
     for _ in range(ROUNDS if by_time else 0):
         moved = replace(problem, cost=replace(problem.cost, weights=time_weights(prices, found.flow), _sums={}))
         now = moved.cost.guided(found.flow)
-        settled = abs(now - found.cost) <= WORTH * now
-        problem, found = moved, replace(found, cost=now, bound=None)
+        settled = abs(now - found.cost) <= (WORTH if found.bound is None else EPSILON) * now
+        problem, found = moved, replace(found, cost=now, bound=found.bound if settled else None)
         if settled or control.why() or options.search == TEMPLATE or found.stop.startswith(LIMIT):
             break
         other = _run(problem, device, options, control)
         graphs = found.graphs + other.graphs
         better = _time(prices, other.flow) < _time(prices, found.flow) * (1 - EPSILON)
-        found = replace(other if better else found, graphs=graphs)
+        found = replace(other if better else found, graphs=graphs, bound=other.bound)
         if not better:
             break
     return problem, found
