@@ -105,8 +105,8 @@ def test_zero_rows_and_boxes_make_it_exact_and_too_few_zero_rows_do_not():
     assert bare.counterexample is not None and not sound(bare, program) and bare.word == "unsound"
     wide = n2h(Convolution(kernel=(5, 5), pad=2))
     few = cut(replaced(wide.term, {"x": padded(variable("x"), -2, 0, 1)}, {"h": size("h") + 1}), -2, 0, size("h"))
-    assert verified(wide.program, "one zero row, two reached", few, generic=False).counterexample is not None
-    assert sound(verified(wide.program, "", with_zero_rows(wide, 2), generic=False), wide.program)
+    assert verified(wide.program, "one zero row, two reached", few).counterexample is not None
+    assert sound(verified(wide.program, "", with_zero_rows(wide, 2)), wide.program)
 
 
 def test_a_correction_of_too_few_boxes_is_caught():
@@ -116,7 +116,7 @@ def test_a_correction_of_too_few_boxes_is_caught():
         type(box)(intervals=box.intervals, equal=box.equal or str(box.intervals[2][0]) == "h-1") for box in found.boxes
     )
     target, where = with_boxes(type(found)(mutant=mutant, borders=found.borders, boxes=forgotten, places=0))
-    verdict = verified(mutant.program, "last row forgotten", target, where, generic=False)
+    verdict = verified(mutant.program, "last row forgotten", target, where)
     assert (
         verdict.counterexample is not None and verdict.counterexample.index[2] == verdict.counterexample.sizes["h"] - 1
     )

@@ -3,8 +3,8 @@
 Three ways. ``zero rows``: zeros behind each image, so that a window that leaves an image meets no other. ``halo rows``:
 blocks of an image with the rows of their neighbours that their windows reach. ``boxes``: where the mutant is wrong, the
 program itself on the part of the input that its windows reach, joined with the mutant where that is right. The result
-is a rule as any other: random values modulo a prime on at least 50 assignments of sizes without one difference, exact
-polynomials, and the proof for all sizes where it closes.
+is a rule as any other: random values modulo a prime on at least 50 assignments of sizes without one difference, and
+exact polynomials.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from steptime.errors import UserError
-from steptime.lab.rules.certify import Verdict, checked
+from steptime.lab.rules.certify import Verdict
 from steptime.lab.rules.mutants.generate import Mutant, Trial, mutants
 from steptime.lab.rules.mutants.moves import JOINS, blocks, cut, ordered, padded, rounded, shaped, spread
 from steptime.lab.rules.mutants.programs import (
@@ -55,47 +55,35 @@ class Corrected:
         return self.rule.certificate
 
 
-def verified(
-    program: Program, name: str, target: Term, where: tuple[Condition, ...] = (), *, generic: bool = True
-) -> Verdict:
-    """A target in the place of a program, checked as a rule is; with a counter-example where it is wrong.
+def verified(program: Program, name: str, target: Term, where: tuple[Condition, ...] = ()) -> Verdict:
+    """A target in the place of a program, checked by random values and polynomials; with a counter-example where it is
+    wrong.
 
     Args:
         program: what is replaced.
         name: of the rule.
         target: what replaces it.
         where: for which sizes.
-        generic: try the proof for all sizes too, which takes up to seconds.
+
+    Raises:
+        UserError: no sizes fulfil what the operators of both sides need.
     """
-    given = Rule(
-        name=name,
-        variables=program.variables,
-        sources=(program.source,),
-        targets=(target,),
-        where=where,
-        origin="Wang et al., PET, OSDI 2021",
+    fitted = unified(
+        Rule(
+            name=name,
+            variables=program.variables,
+            sources=(program.source,),
+            targets=(target,),
+            where=where,
+            origin="Wang et al., PET, OSDI 2021",
+        )
     )
-    if generic:
-        return _by_cases_too(checked(given), program)
-    fitted = unified(given)
     if fitted is None:
         raise UserError(f"{name}: no sizes fulfil what the operators of both sides need")
     result = fuzzed(fitted)
     if isinstance(result, Counterexample):
         return Verdict(rule=fitted, counterexample=result)
     return Verdict(rule=replace(fitted, certificate=Certificate(random=result, exact=proved_exactly(fitted) or 0)))
-
-
-def _by_cases_too(verdict: Verdict, program: Program) -> Verdict:
-    """The verdict, where the general proof does not close with that by cases."""
-    from steptime.lab.rules.mutants.prove import proved_by_cases
-
-    made = verdict.rule.certificate
-    if verdict.counterexample is not None or made.generic:
-        return verdict
-    dilation = program.convolution.dilation if program.convolution is not None else 1
-    closed = proved_by_cases(verdict.rule, dilation)
-    return replace(verdict, rule=replace(verdict.rule, certificate=replace(made, generic=closed)))
 
 
 def sound(verdict: Verdict, program: Program) -> bool:
@@ -109,13 +97,12 @@ def sound(verdict: Verdict, program: Program) -> bool:
     return same and verdict.counterexample is None and made.random >= LEAST_ASSIGNMENTS and made.exact > 0
 
 
-def corrections(mutant: Mutant, *, boxes: bool = True, generic: bool = True) -> Iterator[Corrected]:
+def corrections(mutant: Mutant, *, boxes: bool = True) -> Iterator[Corrected]:
     """Every way to make a mutant exact that was verified; of an exact one the mutant itself.
 
     Args:
         mutant: equal to its program on a part.
         boxes: also find its regions, and compute what is wrong again.
-        generic: as for :func:`verified`.
     """
     program = mutant.program
     found = None if mutant.exact or not boxes else regions(mutant)
@@ -130,7 +117,7 @@ def corrections(mutant: Mutant, *, boxes: bool = True, generic: bool = True) -> 
         if boxed is not None:
             candidates.append((BOXES, *boxed))
     for correction, target, where in candidates:
-        verdict = verified(program, f"{program.kind}: {mutant} ({correction})", target, where, generic=generic)
+        verdict = verified(program, f"{program.kind}: {mutant} ({correction})", target, where)
         if sound(verdict, program):
             yield Corrected(program=program, path=str(mutant), correction=correction, rule=verdict.rule, regions=found)
 
@@ -245,27 +232,27 @@ def offered(mutant: Mutant) -> bool:
 
 
 @lru_cache(maxsize=256)
-def corrected(given: Convolution, *, boxes: bool = True, generic: bool = False) -> tuple[Corrected, ...]:
+def corrected(given: Convolution, *, boxes: bool = True) -> tuple[Corrected, ...]:
     """Every verified program in the place of a convolution; each geometry is generated and proved once."""
-    return _all(convolution(given), boxes, generic)
+    return _all(convolution(given), boxes)
 
 
 @lru_cache(maxsize=4)
-def corrected_product(*, batched: bool, generic: bool = False) -> tuple[Corrected, ...]:
+def corrected_product(*, batched: bool) -> tuple[Corrected, ...]:
     """Every verified program in the place of a matrix product."""
-    return _all(product(batched=batched), False, generic)
+    return _all(product(batched=batched), False)
 
 
-def _all(program: Program, boxes: bool, generic: bool) -> tuple[Corrected, ...]:
+def _all(program: Program, boxes: bool) -> tuple[Corrected, ...]:
     every = (mutant for mutant in mutants(program) if offered(mutant))
-    return tuple(each for mutant in every for each in corrections(mutant, boxes=boxes, generic=generic))
+    return tuple(each for mutant in every for each in corrections(mutant, boxes=boxes))
 
 
 @lru_cache(maxsize=16)
-def corrected_spread(kernel: int, *, bias: bool, generic: bool = False) -> tuple[Corrected, ...]:
+def corrected_spread(kernel: int, *, bias: bool) -> tuple[Corrected, ...]:
     """A transposed convolution as a product at every pixel and channels to space."""
     program = transposed(kernel, bias=bias)
-    verdict = verified(program, f"transposed convolution {kernel}", spread(kernel, bias=bias), generic=generic)
+    verdict = verified(program, f"transposed convolution {kernel}", spread(kernel, bias=bias))
     path = "product at every pixel, channels to space"
     made = Corrected(program=program, path=path, correction=EXACT, rule=verdict.rule)
     return (made,) if sound(verdict, program) else ()
