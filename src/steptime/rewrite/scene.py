@@ -106,10 +106,8 @@ class Pass:
     """It costs time and saves memory: applied where memory is the objective."""
     only_cuda: bool = False
     """Its kernel is one on CUDA only."""
-    touches: frozenset[str] = frozenset()
-    """Operators that its matches, and their readers that it looks at, may have; empty: any. Bounds rest on it."""
-    keeps_convolutions: bool = False
-    """It never lowers the operations of convolutions, nor how many follow each other; bounds rest on it."""
+    mutates: bool = False
+    """It is a partially equal program with what makes it exact."""
 
 
 # -- reading patterns ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from steptime.captured.aten import views
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.rewrite.flow import Flow, Place
-from steptime.rewrite.layout.model import Choice, Layouts, layouts_under
+from steptime.rewrite.layout.model import Choice, Layouts
 from steptime.rewrite.layout.rows import Variant, Wanted, row_of, turned_product, view
 from steptime.rewrite.layout.strides import CHANNELS_LAST, Layout, dense, layout_of, name_of, order_of, rows, typed
 from steptime.rewrite.retype import VIEW_ROWS
@@ -87,7 +87,7 @@ def with_layouts(flow: Flow, cost_model: CostModel) -> Laid:
     Raises:
         UserError: SciPy is missing, or a region was not solved in time.
     """
-    owner = layouts_under(cost_model)
+    owner = Layouts.under(cost_model)
     choice = owner.choose(flow)
     fixed = owner.cost(flow, fixed=True)
     if choice.cost >= fixed * (1 - 1e-12):

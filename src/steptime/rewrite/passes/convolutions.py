@@ -299,8 +299,6 @@ PASSES: Final = (
         source=METAFLOW,
         find=_merged,
         modes=("inference",),
-        touches=frozenset({"convolution"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="enlarged kernel",
@@ -310,8 +308,6 @@ PASSES: Final = (
         source=METAFLOW,
         find=_enlarged,
         modes=("inference",),
-        touches=frozenset({"convolution"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="sum of convolutions",
@@ -322,8 +318,6 @@ PASSES: Final = (
         find=_sums,
         modes=("inference",),
         reorders=True,
-        touches=frozenset({"convolution", "add"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="fewer groups",
@@ -333,8 +327,6 @@ PASSES: Final = (
         source=TASO,
         find=_fewer_groups,
         modes=("inference",),
-        touches=frozenset({"convolution"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="convolution + ReLU",
@@ -345,8 +337,6 @@ PASSES: Final = (
         find=_conv_relu,
         modes=("inference",),
         only_cuda=True,
-        touches=frozenset({"convolution", "relu"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="sum of products",
@@ -357,7 +347,6 @@ PASSES: Final = (
         find=_product_sums,
         modes=("inference",),
         reorders=True,
-        touches=frozenset({"mm", "addmm", "add"}),
     ),
     Pass(
         name="shared weight",
@@ -367,7 +356,6 @@ PASSES: Final = (
         source=TASO,
         find=_shared_weights,
         modes=("inference",),
-        touches=frozenset({"mm", "addmm"}),
     ),
     Pass(
         name="joined maps",
@@ -376,7 +364,6 @@ PASSES: Final = (
         makes="the operator of the concatenation",
         source=TASO,
         find=_concatenated,
-        touches=POINTWISE | {"cat", "mm"},
     ),
     Pass(
         name="joined slices",
@@ -386,6 +373,5 @@ PASSES: Final = (
         source=TASO,
         find=_whole,
         tidy=True,
-        touches=frozenset({"cat", "slice"}),
     ),
 )

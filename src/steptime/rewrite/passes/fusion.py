@@ -9,7 +9,7 @@ from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.captured.ops import VIEWS
 from steptime.rewrite.flow import AGAIN, Flow, is_pure
-from steptime.rewrite.fused import OPERATIONS, ROWS_AT_ONCE, fuse, is_map, is_member
+from steptime.rewrite.fused import fuse, is_map, is_member
 from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
@@ -194,8 +194,6 @@ EPILOGUE: Final = Pass(
     find=_epilogues,
     modes=("inference",),
     fuses=True,
-    touches=ACTIVATIONS | {"convolution", "add"},
-    keeps_convolutions=True,
 )
 
 FUSION: Final = Pass(
@@ -206,7 +204,6 @@ FUSION: Final = Pass(
     source="seed document on fusion; PyTorch Inductor",
     find=_chains,
     fuses=True,
-    touches=frozenset(OPERATIONS) | ROWS_AT_ONCE,
 )
 
 RECOMPUTE: Final = Pass(

@@ -9,8 +9,6 @@ from typing import Final
 
 from steptime.captured.aten import layers, maths, views
 from steptime.captured.graph import Node, TensorType, Value
-from steptime.captured.ops import VIEWS
-from steptime.rewrite.fused import OPERATIONS
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, last_dim, number, operands, shape_text
 
 DIGITS: Final = 5e-4
@@ -343,9 +341,6 @@ def _fits(mask: Value | None, scores: tuple[int, ...]) -> bool:
     return mask.type.rank <= 4 and all(have in (1, want) for have, want in zip(padded, scores, strict=True))
 
 
-_READ: Final = frozenset({*OPERATIONS, *VIEWS, "sum", "amax", "max", "mean", "var", "clone", "bmm", "_softmax"})
-"""Operators that layers are written out in."""
-
 PASSES: Final = (
     Pass(
         name="softmax",
@@ -355,7 +350,6 @@ PASSES: Final = (
         source="definition",
         find=_softmax,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="layer norm",
@@ -365,7 +359,6 @@ PASSES: Final = (
         source="Ba et al., arXiv 1607.06450",
         find=_layer_norm,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="RMS norm",
@@ -376,7 +369,6 @@ PASSES: Final = (
         find=_rms_norm,
         reorders=True,
         only_cuda=True,
-        touches=_READ,
     ),
     Pass(
         name="GELU",
@@ -386,7 +378,6 @@ PASSES: Final = (
         source="Hendrycks and Gimpel, arXiv 1606.08415",
         find=_gelu,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="SiLU",
@@ -396,7 +387,6 @@ PASSES: Final = (
         source="Hendrycks and Gimpel, arXiv 1606.08415",
         find=_silu,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="attention",
@@ -406,6 +396,5 @@ PASSES: Final = (
         source="Dao et al., arXiv 2205.14135",
         find=_attention,
         reorders=True,
-        touches=_READ,
     ),
 )

@@ -8,7 +8,6 @@ from typing import Final
 from steptime.captured.aten import layers, maths, views
 from steptime.captured.aten.views import is_contiguous
 from steptime.captured.graph import Node, TensorType, Value
-from steptime.captured.ops import VIEWS
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, operands, shape_text
 
 _BATCH_NORMS: Final = (
@@ -260,9 +259,6 @@ def _scaled(scene: Scene) -> Iterator[Match]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, weight.type))
 
 
-_LINEAR: Final = VIEWS | {"mm", "addmm", "add", "mul", "div"}
-
-
 def _joined_rows(scene: Scene) -> Iterator[Match]:
     """Products of the rows of one tensor with the same weight."""
     nodes, found = scene.nodes, dict[tuple[Value, Value, Value | None], dict[int, Node]]()
@@ -305,8 +301,6 @@ PASSES: Final = (
         find=_conv_norm,
         modes=("inference",),
         reorders=True,
-        touches=frozenset({"convolution", *_BATCH_NORMS}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="scale into weight",
@@ -317,7 +311,6 @@ PASSES: Final = (
         find=_scaled,
         modes=("inference",),
         reorders=True,
-        touches=_LINEAR,
     ),
     Pass(
         name="common factor",
@@ -327,7 +320,6 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: distributivity",
         find=_common_factor,
         reorders=True,
-        touches=_LINEAR,
     ),
     Pass(
         name="reassociation",
@@ -337,7 +329,6 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: associativity",
         find=_chain,
         reorders=True,
-        touches=_LINEAR,
     ),
 )
 
@@ -350,7 +341,6 @@ LAST: Final = (
         source="seed document on graph optimisation; cuBLASLt epilogues",
         find=_bias,
         reorders=True,
-        touches=_LINEAR,
     ),
     Pass(
         name="joined rows",
@@ -360,7 +350,6 @@ LAST: Final = (
         source="Appleyard et al., arXiv 1604.01946: input products of all steps at once",
         find=_joined_rows,
         modes=("inference",),
-        touches=_LINEAR,
     ),
     Pass(
         name="merged siblings",
@@ -370,6 +359,5 @@ LAST: Final = (
         source="Jia et al., MetaFlow, SysML 2019; Jia et al., TASO, SOSP 2019",
         find=_siblings,
         modes=("inference",),
-        touches=_LINEAR,
     ),
 )

@@ -9,7 +9,7 @@ from steptime.captured.aten import views
 from steptime.captured.aten.views import is_contiguous, strides_of, view_strides
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.captured.ops import FREE, VIEWS
+from steptime.captured.ops import FREE
 from steptime.rewrite.flow import FUSED, is_pure
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, shape_text
 
@@ -193,7 +193,6 @@ PASSES: Final = (
         makes="a constant that is computed once, before the run",
         source=TASO,
         find=_constants,
-        touches=frozenset({"constant"}),
     ),
     Pass(
         name="common subexpression",
@@ -203,7 +202,6 @@ PASSES: Final = (
         source=OWN,
         find=_common,
         tidy=True,
-        touches=frozenset(_COMMUTE),
     ),
     Pass(
         name="identity",
@@ -213,7 +211,6 @@ PASSES: Final = (
         source=OWN,
         find=_identities,
         tidy=True,
-        touches=frozenset({*_UNIT, *_INVERSE, *_IDEMPOTENT, *_NOTHING, "cat", "clone", "native_dropout", "transpose"}),
     ),
     Pass(
         name="stacked views",
@@ -223,7 +220,6 @@ PASSES: Final = (
         source=OWN,
         find=_stacked_views,
         tidy=True,
-        touches=VIEWS,
     ),
     Pass(
         name="slice of concatenation",
@@ -233,7 +229,6 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: split undoes concat",
         find=_selected,
         tidy=True,
-        touches=VIEWS | {"cat"},
     ),
     Pass(
         name="view elimination",
@@ -242,6 +237,5 @@ PASSES: Final = (
         makes="the strided tensor itself: no traffic, no launch",
         source="seed document on strides and contiguity",
         find=_copies,
-        touches=VIEWS | {"clone", *_ANY_STRIDES},
     ),
 )

@@ -16,7 +16,7 @@ from steptime.hardware import device_within  # noqa: E402
 from steptime.rewrite.checking import check  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
 from steptime.rewrite.layout.laid import with_layouts  # noqa: E402
-from steptime.rewrite.layout.model import _Built, layouts_under  # noqa: E402
+from steptime.rewrite.layout.model import Layouts, _Built  # noqa: E402
 from steptime.rewrite.layout.rows import TABLE  # noqa: E402
 from steptime.rewrite.layout.strides import dense, layout_of, name_of, order_of, turned, typed  # noqa: E402
 
@@ -137,7 +137,7 @@ def test_the_new_graph_costs_what_was_promised():
         flow = traced(function, *inputs, target="cuda", **weights).flow
         model = cost_model(flow, V100)
         laid = with_layouts(flow, model)
-        assert layouts_under(model).cost(laid.flow, fixed=True) == pytest.approx(laid.cost, rel=1e-9)
+        assert Layouts.under(model).cost(laid.flow, fixed=True) == pytest.approx(laid.cost, rel=1e-9)
         assert laid.cost <= laid.fixed and laid.bound == pytest.approx(laid.cost)
         assert check(flow, laid.flow).passed
 
