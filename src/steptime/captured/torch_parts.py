@@ -173,3 +173,25 @@ def inductor() -> tuple[Any, Any]:
         from torch._inductor.utils import run_and_get_code
 
         return metrics, run_and_get_code
+
+
+def spread_by_dtensor(name: str) -> bool:
+    """Whether DTensor has a sharding rule for an overload of an ATen operator, or takes the operator apart.
+
+    >>> spread_by_dtensor("mm"), spread_by_dtensor("mkldnn_rnn_layer")
+    (True, False)
+    """
+    with taking():
+        from torch._decomp import decomposition_table
+        from torch.distributed.tensor import DTensor
+
+        dispatcher: Any = DTensor._op_dispatcher
+        rules = dispatcher.sharding_propagator
+        tables = [rules.op_strategy_funcs, rules.op_to_rules, dispatcher._custom_op_handlers]
+    tables.append(getattr(rules, "op_single_dim_strategy_funcs", {}))  # of newer versions
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
+    return any(
+        each in decomposition_table or each._can_decompose() or any(each in table for table in tables)
+        for each in overloads
+    )

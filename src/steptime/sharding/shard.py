@@ -22,9 +22,9 @@ from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
-from steptime.sharding.export import runs_only
+from steptime.sharding.export import followed
 from steptime.sharding.flow import Flow, flow_of
-from steptime.sharding.ilp import GAP, solve
+from steptime.sharding.ilp import GAP
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.planner import ShardingPlan
@@ -162,8 +162,8 @@ def shard(
         layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
         complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
-        runnable: only shardings that an exported file can run: without halos, attention over pieces of a sequence, and
-            operators on indices into a sharded dim other than embeddings and losses.
+        runnable: only shardings that an exported file can say to PyTorch's DTensor
+            (:func:`steptime.sharding.export.followed`).
         framework: training software whose factors, host and overhead are applied; None: ``generic``, as for ``plan``;
             ``ideal``: none.
         gap: share above the bound at which a search may stop.
@@ -223,8 +223,7 @@ def _completed(
 ) -> Completed:
     """The plan of one mesh."""
     problem, limits = built(flow, mesh, timer, limit_bytes), dict(how)
-    solver = runs_only(problem) if limits.pop("runnable") else solve
-    return completed(problem, directions, solver=solver, **limits)
+    return completed(followed(problem) if limits.pop("runnable") else problem, directions, **limits)
 
 
 Completed = tuple[ShardingPlan, Propagated | LaidOut | None]

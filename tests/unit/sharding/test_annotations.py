@@ -129,6 +129,14 @@ def test_the_solver_keeps_annotations_and_is_no_slower_than_propagation():
     assert given is not None and (spread.choice == given.choice).all() and spread.bound_s == 0
 
 
+def test_what_is_annotated_stays_where_another_sharding_of_the_one_tensor_is_faster():
+    """A step with overlap goes on by changes of one item: none of them changes what is given."""
+    annotate = ("tokens.weight=S(0) S(0)", "norm.weight=S(0) R")
+    solved, _ = completed(problem(), Directions(annotate=annotate))
+    assert text_of(solved.parameters["tokens.weight"]) == "S(0) S(0)"
+    assert text_of(solved.parameters["norm.weight"]) == "S(0) R"
+
+
 def test_a_layout_leaves_other_axes_to_the_solver():
     solved, given = completed(problem(), Directions(layout="batch:data"))
     spread, _ = completed(problem(), Directions(layout="batch:data", complete="propagate"))
