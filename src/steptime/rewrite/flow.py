@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from steptime.captured.aten.views import is_contiguous
 from steptime.captured.graph import (
     BEFORE,
     Attribute,
@@ -32,7 +31,9 @@ from steptime.captured.graph import (
     Value,
 )
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph.strides import is_contiguous
 from steptime.captured.ops import FREE, OPERATORS, VIEWS
+from steptime.captured.ops.calls import AGAIN
 from steptime.rewrite.retype import RefusedError, retyped
 
 FUSED: Final = "fused"
@@ -62,8 +63,6 @@ FILLS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("new_full", "full_like"), "full"),
 }
 """Operator that fills a tensor shaped as another one -> the one that does without the other."""
-AGAIN: Final = "again"
-"""Attribute of a node that recomputation runs again, or that may not be shared: its number."""
 _CATEGORIES: Final[Mapping[str, Category]] = {
     "parameter": "parameter",
     "buffer": "buffer",

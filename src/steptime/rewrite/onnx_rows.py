@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.captured.aten.views import wrap
 from steptime.captured.graph import Attribute, Node, Value
+from steptime.captured.graph.strides import wrap
 from steptime.errors import UserError
 from steptime.rewrite.onnx_emitter import CODES, Emitter
 

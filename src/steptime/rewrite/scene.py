@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Literal
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Node, Nodes, TensorType, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph.strides import wrap
 from steptime.rewrite.flow import Flow
 
 Mode = Literal["inference", "training"]
@@ -137,9 +137,7 @@ def last_dim(node: Node, type: TensorType) -> bool:
     dims = node.attribute("dim")
     listed = dims if isinstance(dims, tuple) else (dims,)
     kept = bool(node.attribute("keepdim", False))
-    return (
-        kept and len(listed) == 1 and isinstance(listed[0], int) and views.wrap(listed[0], type.rank) == type.rank - 1
-    )
+    return kept and len(listed) == 1 and isinstance(listed[0], int) and wrap(listed[0], type.rank) == type.rank - 1
 
 
 def shape_text(*types: TensorType) -> str:

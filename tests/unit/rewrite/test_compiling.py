@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rewritten import H100, F, Of, nn, ops, rewritten, traced  # noqa: E402
-from steptime.captured.aten import views  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
+from steptime.captured.ops import making  # noqa: E402
 from steptime.captured.ops.work import stored_elements  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.rewrite.buckets import best_buckets, cost_of, parse_lengths, powers_of_two  # noqa: E402
@@ -142,11 +142,11 @@ def test_a_float4_takes_a_quarter_of_the_steps_at_the_same_traffic():
 def test_a_slice_by_strides_is_free_and_its_copy_is_not():
     nodes = Nodes()
     x = nodes.source("input", "x", TensorType((4, 5), "fp32"))
-    part = views.slice(nodes, views.slice(nodes, x, 0, 1, 4), 1, 2, 4)
+    part = making.slice(nodes, making.slice(nodes, x, 0, 1, 4), 1, 2, 4)
     assert part.type.shape == (3, 2) and part.type.strides == (5, 1)
     timer = FusedTimer(device=H100)
     assert timer.cost(part.node).seconds == 0.0
-    copy = timer.cost(views.clone(nodes, part).node)
+    copy = timer.cost(making.clone(nodes, part).node)
     assert copy.work.moved_bytes == 2 * 6 * 4 and copy.seconds > 0
 
 
@@ -158,7 +158,7 @@ def test_a_transpose_is_free_and_a_contiguous_one_moves_it_twice():
 def test_a_broadcast_row_is_stored_once():
     nodes = Nodes()
     row = nodes.source("input", "b", TensorType((1, 3), "fp32"))
-    wide = views.expand(nodes, row, (4, 3))
+    wide = making.expand(nodes, row, (4, 3))
     assert wide.type.strides == (0, 1) and stored_elements(wide.type) == 3
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from steptime.captured.aten.views import wrap
+from steptime.captured.graph.strides import wrap
 from steptime.captured.onnx.call import OnnxCall, Result, row
 from steptime.captured.onnx.tensor import dtype_of
 from steptime.captured.record.values import TORCH_DTYPES

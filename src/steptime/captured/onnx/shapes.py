@@ -12,8 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.aten.maths import broadcast
-from steptime.captured.aten.views import wrap
+from steptime.captured.graph.strides import broadcast, wrap
 from steptime.captured.onnx.call import OnnxCall, Result, real, row
 from steptime.captured.onnx.elementwise import flattened
 from steptime.captured.onnx.tensor import MAX_PARTS, Tensor, flat

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from steptime.captured.aten.views import is_contiguous, strides_of
 from steptime.captured.graph import Node, TensorType
+from steptime.captured.graph.strides import is_contiguous, strides_of
 from steptime.captured.ops.work import Work, input_type, integer, integers, stored_bytes
 from steptime.cost.attention import fused_attention_vector_flops
 from steptime.cost.convolution import blocked_by_library

@@ -7,9 +7,10 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from steptime.captured.aten import layers, maths, views
 from steptime.captured.graph import Attribute as AtenAttribute
 from steptime.captured.graph import Nodes, TensorType, Value
+from steptime.captured.graph.strides import broadcast
+from steptime.captured.ops import making
 from steptime.errors import UserError
 from steptime.lab.rules.domains import FUNCTIONS
 from steptime.lab.rules.operators import OPERATORS
@@ -52,22 +53,22 @@ def _matmul(nodes: Nodes, given: Sequence[Value], _: tuple[int, ...]) -> Value:
     a, b = given
     left, right = a.type.shape, b.type.shape
     if len(left) == len(right) == 2:
-        return maths.mm(nodes, a, b)
-    lead = maths.broadcast(left[:-2], right[:-2])
+        return making.mm(nodes, a, b)
+    lead = broadcast(left[:-2], right[:-2])
     m, k, n = left[-2], left[-1], right[-1]
     if len(right) == 2:
-        flat = maths.mm(nodes, views.reshape(nodes, a, (prod(left[:-1]), k)), b)
-        return views.reshape(nodes, flat, (*lead, m, n))
+        flat = making.mm(nodes, making.reshape(nodes, a, (prod(left[:-1]), k)), b)
+        return making.reshape(nodes, flat, (*lead, m, n))
     batch = prod(lead)
-    a = views.reshape(nodes, views.expand(nodes, a, (*lead, m, k)), (batch, m, k))
-    b = views.reshape(nodes, views.expand(nodes, b, (*lead, k, n)), (batch, k, n))
-    return views.reshape(nodes, maths.bmm(nodes, a, b), (*lead, m, n))
+    a = making.reshape(nodes, making.expand(nodes, a, (*lead, m, k)), (batch, m, k))
+    b = making.reshape(nodes, making.expand(nodes, b, (*lead, k, n)), (batch, k, n))
+    return making.reshape(nodes, making.bmm(nodes, a, b), (*lead, m, n))
 
 
 def _conv(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> Value:
     stride, pad, dilation, groups = attributes
     x, w = given
-    return layers.convolution(
+    return making.convolution(
         nodes, x, w, None, stride=(stride,), padding=(pad,), dilation=(dilation,), output_padding=(0,), groups=groups
     )
 
@@ -75,7 +76,7 @@ def _conv(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> 
 def _pool(op: str) -> Lower:
     def lower(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> Value:
         kernel, stride, pad = ((each, each) for each in attributes)
-        return layers.pool(nodes, op, given[0], kernel=kernel, stride=stride, padding=pad)[0]
+        return making.unary(nodes, op, given[0], kernel_size=kernel, stride=stride, padding=pad, ceil_mode=False)
 
     return lower
 
@@ -92,48 +93,48 @@ def padded(nodes: Nodes, x: Value, pads: Sequence[int]) -> Value:
 
 def _transpose(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> Value:
     (x,) = given
-    return views.t(nodes, x) if x.type.rank == 2 else views.transpose(nodes, x, *attributes)
+    return making.t(nodes, x) if x.type.rank == 2 else making.transpose(nodes, x, *attributes)
 
 
 def _expand(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> Value:
     axis, extent = attributes
     shape = list(given[0].type.shape)
     shape[axis] = extent
-    return views.expand(nodes, given[0], shape)
+    return making.expand(nodes, given[0], shape)
 
 
 def _binary(op: str) -> Lower:
-    return lambda nodes, given, _: maths.binary(nodes, op, given[0], given[1])
+    return lambda nodes, given, _: making.binary(nodes, op, given[0], given[1])
 
 
 def _unary(op: str) -> Lower:
-    return lambda nodes, given, _: maths.unary(nodes, op, given[0])
+    return lambda nodes, given, _: making.unary(nodes, op, given[0])
 
 
 def _reduction(op: str) -> Lower:
-    return lambda nodes, given, a: maths.reduce(nodes, op, given[0], a, True)
+    return lambda nodes, given, a: making.reduce(nodes, op, given[0], a, True)
 
 
 LOWERINGS: Final[Mapping[str, Lower]] = {
     **{op: _binary(op) for op in ("add", "sub", "mul", "maximum")},
     **{op: _unary(row[0].removeprefix("aten.")) for op, row in FUNCTIONS.items()},
     "matmul": _matmul,
-    "scale": lambda nodes, given, a: maths.mul(nodes, given[0], a[0]),
+    "scale": lambda nodes, given, a: making.mul(nodes, given[0], a[0]),
     "conv": _conv,
     "avgpool": _pool("avg_pool2d"),
     "maxpool": _pool("max_pool2d_with_indices"),
-    "concat": lambda nodes, given, a: views.cat(nodes, given, a[0]),
-    "slice": lambda nodes, given, a: views.slice(nodes, given[0], *a),
+    "concat": lambda nodes, given, a: making.cat(nodes, given, a[0]),
+    "slice": lambda nodes, given, a: making.slice(nodes, given[0], *a),
     "pad": lambda nodes, given, a: padded(nodes, given[0], (*(0, 0) * (-1 - a[0]), *a[1:])),
     "enlarge": lambda nodes, given, a: padded(nodes, given[0], a * 4),
     "transpose": _transpose,
-    "permute": lambda nodes, given, a: views.permute(nodes, given[0], a),
-    "reshape": lambda nodes, given, a: views.reshape(nodes, given[0], a),
+    "permute": lambda nodes, given, a: making.permute(nodes, given[0], a),
+    "reshape": lambda nodes, given, a: making.reshape(nodes, given[0], a),
     "expand": _expand,
     "sum": _reduction("sum"),
     "mean": _reduction("mean"),
     "max": _reduction("amax"),
-    "softmax": lambda nodes, given, a: layers.softmax(nodes, given[0], a[0]),
+    "softmax": lambda nodes, given, a: making.softmax(nodes, given[0], a[0]),
 }
 """Operator -> the ATen nodes that compute it on typed values."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from steptime.captured.aten.views import wrap
 from steptime.captured.graph import Node
+from steptime.captured.graph.strides import wrap
 from steptime.lab.rules.domains import FUNCTIONS
 from steptime.lab.rules.lowering import plain
 from steptime.rewrite.scene import number

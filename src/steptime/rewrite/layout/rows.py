@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Node, Nodes, TensorType, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.captured.ops import OPERATORS, VIEWS
+from steptime.captured.ops import OPERATORS, VIEWS, making
 from steptime.captured.ops.work import integers
 from steptime.rewrite.flow import FUSED, Flow
 from steptime.rewrite.layout.copies import Tariff
@@ -33,7 +32,7 @@ from steptime.rewrite.layout.strides import (
     typed,
     within,
 )
-from steptime.rewrite.retype import VIEW_ROWS
+from steptime.rewrite.retype import looked
 from steptime.rewrite.scene import number
 
 
@@ -131,10 +130,10 @@ def pointwise(site: Site) -> Iterable[Variant]:
 
 def view(site: Site) -> Iterable[Variant]:
     """A look at memory: each layout of its input shows as one of its own, or as none."""
-    node, type, row = site.node, site.types[0], VIEW_ROWS[site.node.op]
+    node, type = site.node, site.types[0]
     for layout in dict.fromkeys((*site.given[0], rows(type.shape))):
         x = site.scratch.source("input", "x", typed(type, layout))
-        made = row(site.scratch, node, x)
+        made = looked(site.scratch, node, x)
         if any(value.node.op == "_unsafe_view" for value in made):
             continue
         gives = tuple(layout_of(value.type) for value in made)
@@ -254,7 +253,7 @@ def turned_product(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> Value
     rank, output = node.outputs[0].rank, node.outputs[0]
 
     def across(x: Value) -> Value:
-        return views.unsqueeze(nodes, x, 1) if x.type.rank < rank else views.transpose(nodes, x, rank - 2, rank - 1)
+        return making.unsqueeze(nodes, x, 1) if x.type.rank < rank else making.transpose(nodes, x, rank - 2, rank - 1)
 
     *added, left, right = inputs
     operands = (*map(across, added), across(right), across(left))
@@ -349,7 +348,7 @@ def row_of(flow: Flow, node: Node) -> Row:
     if node.op == "_to_copy" and node.outputs[0].dtype == node.inputs[0].type.dtype:
         return copy
     handed = node.op in ("clone", "contiguous") and node.value() in flow.wanted and node.inputs[0].node.op in SOURCES
-    if handed or (node.op in VIEWS and node.op not in VIEW_ROWS) or number(node, "draw") is not None:
+    if handed or (node.op in VIEWS and OPERATORS[node.op].layouts != "view") or number(node, "draw") is not None:
         return recorded
     found = OPERATORS.get(node.op)
     layouts = "pointwise" if node.op == FUSED else "recorded" if found is None else found.layouts

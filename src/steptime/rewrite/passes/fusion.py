@@ -8,7 +8,8 @@ from typing import Final
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.captured.ops import VIEWS
-from steptime.rewrite.flow import AGAIN, Flow, is_pure
+from steptime.captured.ops.calls import AGAIN
+from steptime.rewrite.flow import Flow, is_pure
 from steptime.rewrite.fused import fuse, is_map, is_member
 from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 

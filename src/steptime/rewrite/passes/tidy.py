@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from steptime.captured.aten import views
-from steptime.captured.aten.views import is_contiguous, strides_of, view_strides
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.captured.ops import FREE
+from steptime.captured.graph.strides import is_contiguous, strides_of, view_strides
+from steptime.captured.ops import FREE, making
 from steptime.rewrite.flow import FUSED, is_pure
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, shape_text
 
@@ -115,9 +114,9 @@ def _stacked_views(scene: Scene) -> Iterator[Match]:
             if not all(isinstance(order, tuple) for order in orders):
                 continue
             first, then = ([int(str(d)) for d in order] for order in orders if isinstance(order, tuple))
-            made = views.permute(nodes, source, [first[d] for d in then])
+            made = making.permute(nodes, source, [first[d] for d in then])
         elif view_strides(source.type, type.shape) == strides_of(type):
-            made = views.reshape(nodes, source, type.shape)
+            made = making.reshape(nodes, source, type.shape)
         else:
             continue
         if made.type == type:
@@ -142,7 +141,7 @@ def _copies(scene: Scene) -> Iterator[Match]:
             if reader.op in ("view", "_unsafe_view"):
                 y = reader.value()
                 strides = view_strides(x.type, reader.outputs[0].shape)
-                shown = None if strides is None else views.reshape(nodes, x, reader.outputs[0].shape)
+                shown = None if strides is None else making.reshape(nodes, x, reader.outputs[0].shape)
             else:
                 y = node.value()
             users = flow.users.get(y, ())

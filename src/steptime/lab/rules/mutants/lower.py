@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steptime.captured.aten import layers, views
 from steptime.captured.graph import Value
+from steptime.captured.graph.strides import is_dense
+from steptime.captured.ops import making
 from steptime.lab.rules.lowering import lowered, padded
 from steptime.lab.rules.terms import VARIABLE, Term
 from steptime.rewrite.scene import Scene
@@ -33,7 +34,7 @@ class Lowering:
             inner, bias = given.children[0], self._values[given.children[1].name]
             if inner.op == "conv":
                 return self._convolution(inner, bias)
-            bias = views.reshape(self._nodes, bias, (bias.type.elements, 1, 1))  # a column for each channel
+            bias = making.reshape(self._nodes, bias, (bias.type.elements, 1, 1))  # a column for each channel
             return lowered(self._nodes, "add", (), (self.value(inner), bias))
         if given.op == "conv":
             return self._convolution(given, None)
@@ -47,7 +48,7 @@ class Lowering:
     def _convolution(self, given: Term, bias: Value | None) -> Value:
         stride, padding, dilation, groups = self._numbers(given)
         x, w = (self._dense(self.value(child)) for child in given.children)
-        return layers.convolution(
+        return making.convolution(
             self._nodes,
             x,
             w,
@@ -60,7 +61,7 @@ class Lowering:
 
     def _dense(self, value: Value) -> Value:
         """A kernel of a convolution takes a tensor without gaps: PyTorch copies any other one first."""
-        return value if views.is_dense(value.type) else views.clone(self._nodes, value)
+        return value if is_dense(value.type) else making.clone(self._nodes, value)
 
     def _padded(self, given: Term) -> Value:
         """Zeros around a tensor: terms that pad one after the other are one node."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Node, Value
+from steptime.captured.ops import making
 from steptime.errors import UserError
 from steptime.lab.rules.mutants.chain import both, chains, geometry
 from steptime.lab.rules.mutants.correct import (
@@ -112,7 +112,7 @@ def _joined_products(scene: Scene) -> Iterator[Match]:
         x, w = node.inputs
         if not is_op(w, "expand") or w.node.inputs[0].type.elements * x.type.shape[0] != w.type.elements:
             continue
-        flat = views.reshape(scene.nodes, w.node.inputs[0], w.type.shape[1:])
+        flat = making.reshape(scene.nodes, w.node.inputs[0], w.type.shape[1:])
         (b, m, k), p = x.type.shape, w.type.shape[2]
         for each in corrected_product(batched=False):
             if each.path == "rows, product, batch":

@@ -7,12 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from aten_interpreter import type_of  # noqa: E402
-from steptime.captured.aten import (  # noqa: E402
-    maths,
-    views,
-)
-from steptime.captured.aten.views import is_contiguous, tensor_type, view_strides  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
+from steptime.captured.graph.strides import is_contiguous, tensor_type, view_strides  # noqa: E402
+from steptime.captured.ops import making  # noqa: E402
 
 
 def layout(draw, sizes=(1, 2, 3, 4), rank=None):
@@ -55,11 +52,11 @@ def test_views_of_random_layouts(seed):
         assert normal(tensor_type(shape, "fp32", ours)) == normal(type_of(theirs))
     dim = draw.randrange(x.dim())
     pairs = [
-        (views.unsqueeze(nodes, value, dim), x.unsqueeze(dim)), (views.squeeze(nodes, value, (dim,)), x.squeeze(dim)),
-        (views.slice(nodes, value, dim, 0, 2), x.narrow(dim, 0, min(2, x.shape[dim]))),
-        (views.select(nodes, value, dim, 0), x.select(dim, 0)),
-        (views.transpose(nodes, value, 0, dim), x.transpose(0, dim)),
-        (views.expand(nodes, value, (5, *x.shape)), x.expand(5, *x.shape)),
+        (making.unsqueeze(nodes, value, dim), x.unsqueeze(dim)), (making.squeeze(nodes, value, (dim,)), x.squeeze(dim)),
+        (making.slice(nodes, value, dim, 0, 2), x.narrow(dim, 0, min(2, x.shape[dim]))),
+        (making.select(nodes, value, dim, 0), x.select(dim, 0)),
+        (making.transpose(nodes, value, 0, dim), x.transpose(0, dim)),
+        (making.expand(nodes, value, (5, *x.shape)), x.expand(5, *x.shape)),
     ]  # fmt: skip
     for ours, theirs in pairs:
         assert normal(ours.type) == normal(type_of(theirs))
@@ -76,7 +73,7 @@ def test_results_of_element_wise_operators(seed):
         theirs, b = a * 2, None
     nodes = Nodes()
     x = nodes.source("input", "a", type_of(a))
-    ours = maths.mul(nodes, x, 2) if b is None else maths.add(nodes, x, nodes.source("input", "b", type_of(b)))
+    ours = making.mul(nodes, x, 2) if b is None else making.add(nodes, x, nodes.source("input", "b", type_of(b)))
     assert normal(ours.type) == normal(type_of(theirs))
 
 
@@ -97,5 +94,5 @@ PROMOTED = [
 def test_promotion_of_element_types(kinds, ranks, op):
     a, b = (torch.ones([2] * rank, dtype=kind) for rank, kind in zip(ranks, kinds, strict=True))
     nodes = Nodes()
-    ours = maths.binary(nodes, op, nodes.source("input", "a", type_of(a)), nodes.source("input", "b", type_of(b)))
+    ours = making.binary(nodes, op, nodes.source("input", "a", type_of(a)), nodes.source("input", "b", type_of(b)))
     assert ours.type == type_of(getattr(torch, op)(a, b))
