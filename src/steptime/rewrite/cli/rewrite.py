@@ -42,7 +42,7 @@ def command(
     branch: Annotated[float | None, real("--branch", "P", "Probability that a branch on data is taken.")] = None,
     search: Annotated[
         str | None,
-        flag("--search", metavar="NAME", help="template, greedy, metaflow, taso, saturation, ...; see docs."),
+        flag("--search", metavar="NAME", help="template, greedy, metaflow, taso, pet, ...; see docs."),
     ] = None,
     alpha: Annotated[float, real("--alpha", "A", "Searches follow graphs below A times the best.")] = 1.05,
     budget: Annotated[int, number("--budget", "N", "Graphs that a search follows.", high=10**9)] = 1000,
