@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError
+from steptime.registry import loaded
 
 if TYPE_CHECKING:
     from steptime.rewrite.rewriting import Rewriting
+
+COMPILED: Final = "steptime.lab.cli.compiled:run"
+"""What compiling gains, of the laboratory."""
 
 
 def command(
@@ -89,9 +93,7 @@ def command(
     if compiled or lengths is not None or branch is not None:
         if output is not None or picture is not None:
             raise UserError("--compile, --lengths and --branch write no graph", hint="leave -o and --svg out")
-        from steptime.rewrite.cli.compiled import run
-
-        run(model, device, own, lengths, buckets, compile_s, branch, compiled, json)
+        loaded(COMPILED)(model, device, own, lengths, buckets, compile_s, branch, compiled, json)
         return
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT
