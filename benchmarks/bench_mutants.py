@@ -25,8 +25,8 @@ HEAD = """# Partially equal programs, corrected
 
 Every corrected program that `--mutants` and `--search pet` may use on the geometries below. *Checked*: assignments of
 sizes with random values modulo a prime, and shapes of which polynomials are equal. *All sizes*: a proof with symbolic
-sizes; "no": it does not close, and the program rests on the checks and on the regions of its mutant. CPU seconds are those of all programs of a geometry. Made by
-`python benchmarks/bench_mutants.py --write`.
+sizes; "no": it does not close, and the program rests on the checks. CPU seconds are those of all programs of a
+geometry. Made by `python benchmarks/bench_mutants.py --write`.
 
 | program | mutant | correction | checked | all sizes |
 |---|---|---|--:|---|

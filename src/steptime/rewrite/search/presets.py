@@ -23,7 +23,7 @@ MOST_GRAPHS: Final = 10_000
 WHOLE_GRAPHS: Final = 4_000
 PART_GRAPHS: Final = 256
 """Graphs that are followed before the set of a small graph, or of a part, counts as too large to close."""
-BLOCKS: Final = (8, MOST)
+BLOCKS: Final = (MOST, 8)
 """Operators of a block that does not repeat, at most; both are tried."""
 PART_BUDGET: Final = 128
 """Graphs that are followed in a part that is not small."""

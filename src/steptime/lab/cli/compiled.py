@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.errors import UserError, shorten
+from steptime.lab.compiling import Branched, Compiled, branched, broken, compiled, inductor_here, times_by_length
 from steptime.rewrite.buckets import Buckets, best_buckets, cost_of, parse_lengths, powers_of_two
-from steptime.rewrite.compiling import Branched, Compiled, branched, broken, compiled, inductor_here, times_by_length
 
 STEPS: Final = 10_000
 """Steps over which compilations are spread."""
