@@ -77,7 +77,7 @@ _TABLE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Laboratory": {
         "rules": ("steptime.lab.rules.cli", "Substitutions of tensor terms with their proofs."),
-        "planners": ("steptime.sharding.cli.planners", "Other searches and recipes next to the planner."),
+        "planners": ("steptime.lab.cli.planners", "Other searches and recipes next to the planner."),
         "reshard": ("steptime.sharding.cli.reshard", "The cheapest collectives from one sharding to another."),
         "cache": ("steptime.hierarchy.cli.cache", "Simulate caches on access patterns: hits, misses, reuse."),
         "tile": ("steptime.hierarchy.cli.tile", "The best tiles of a product at every level of a machine; warps."),

@@ -10,7 +10,7 @@ from steptime.cli.parser import flag, number, real
 from steptime.sharding.cli import options as own
 
 if TYPE_CHECKING:
-    from steptime.sharding.comparison import Comparison
+    from steptime.lab.planners.comparison import Comparison
 
 
 def command(
@@ -29,7 +29,7 @@ def command(
     methods: Annotated[
         str | None, flag("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
     ] = None,
-    cpu: Annotated[float, real("--cpu", "S", "CPU seconds of each search.")] = 10.0,
+    cpu: Annotated[float, real("--cpu", "S", "CPU seconds of all searches together; default: 2.")] = 2.0,
     seed: Annotated[int, number("--seed", "N", "Of the random numbers.", 0, 2**31 - 1)] = 0,
     plot: Annotated[
         Path | None, flag("--plot", metavar="FILE", help="Draw time over CPU seconds too (needs matplotlib).")
@@ -41,8 +41,8 @@ def command(
     Importing the file runs its code. Nothing overlaps, so that all times are sums. No method can be below the bound.
     """
     from steptime.cli.output import Progress
+    from steptime.lab.planners.comparison import planners
     from steptime.report.figure import refuse_plot
-    from steptime.sharding.comparison import planners
 
     if plot is not None:
         refuse_plot(plot)

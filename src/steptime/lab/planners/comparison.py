@@ -14,12 +14,13 @@ from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
+from steptime.lab.planners.searches import BASELINES, search
 from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
-from steptime.sharding.baselines import BASELINES, Budget, Point, search
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of
 from steptime.sharding.ilp import Solution, solve
+from steptime.sharding.local_search import Budget, Point
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.planner import ShardingPlan, planned
 from steptime.sharding.portfolio import EACH_S, with_others
@@ -31,12 +32,16 @@ from steptime.sharding.software import Software, software_of
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
 """Gap to which the planner is run: it is compared, so rounding is all that it may lose by."""
+SEARCHES_S: Final = 2.0
+"""CPU seconds of all searches together, unless asked otherwise."""
 PLANNER_S: Final = 30.0
-"""Seconds that the planner has at least."""
+"""Seconds that the planner has."""
 ROUND_S: Final = 15.0
 """Seconds of each of its rounds, in which moments are added, at least."""
 RECIPE_S: Final = 5.0
-"""CPU seconds that the solver has at least for what a recipe leaves open."""
+"""CPU seconds that the solver has for what a recipe leaves open."""
+LEAST_S: Final = 0.01
+"""CPU seconds that a search has, whatever those before it took."""
 NEEDS: Final = {"bayesian": "optuna", "learned": "sklearn"}
 """Baselines that need a package of the extra ``learn``."""
 METHODS: Final = (*(name for name in BASELINES if name != "exact"), *RECIPES)
@@ -126,7 +131,7 @@ def planners(
     mesh: str | None = None,
     memory_bytes: float | None = None,
     methods: Sequence[str] | None = None,
-    cpu_s: float = 10.0,
+    cpu_s: float = SEARCHES_S,
     seed: int = 0,
     framework: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -141,8 +146,8 @@ def planners(
         mesh: ``data=2,model=4`` or ``2x4``; None: two axes, as equal as the devices allow.
         memory_bytes: memory of a device for tensors; None: what it has; infinite: no limit.
         methods: names of baselines and recipes; None: all.
-        cpu_s: CPU seconds of each search; planner and recipes stop by themselves, or after as much
-            and at least 30 and 5 s.
+        cpu_s: CPU seconds of all searches together, in equal parts; what one leaves is for those after it. Planner and
+            recipes stop by themselves, or after 30 and 5 s.
         seed: of the random numbers.
         framework: as for :func:`steptime.sharding.shard.shard`.
         progress: called with methods done and methods to run.
@@ -151,7 +156,7 @@ def planners(
         UserError: the module cannot be captured, a name is unknown, or nothing fits.
     """
     whole("gpus", gpus, 2, MAX_DEVICES)
-    number_in("cpu_s", cpu_s, 1e-3, 1e9, "CPU seconds of each search")
+    number_in("cpu_s", cpu_s, 1e-3, 1e9, "CPU seconds of all searches together")
     names = tuple(name for name in methods or METHODS if name != PLANNER)
     for name in names:
         if name not in RECIPES and name not in BASELINES:
@@ -187,21 +192,25 @@ def compared(
 ) -> Comparison:
     """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
     began = time.process_time()
-    plan = planned(given, overlaps=False, gap=GAP, seconds=max(cpu_s, PLANNER_S), solver=_patient)
-    plan = with_others(plan, GAP, max(cpu_s, EACH_S))
+    plan = planned(given, overlaps=False, gap=GAP, seconds=PLANNER_S, solver=_patient)
+    plan = with_others(plan, GAP, EACH_S)
     spent_s = time.process_time() - began
     problem = plan.built.problem(None)
     first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)
     entries = [Entry(name=PLANNER, step_s=plan.step_s, cpu_s=spent_s, evaluations=1, stop=plan.stop, points=(first,))]
+    left_s, searches = cpu_s, sum(name in BASELINES for name in methods)
     for number, name in enumerate(methods):
         if progress is not None:
             progress(number, len(methods))
+        began = time.process_time()
         try:
-            entries.append(_entry(name, plan.built, problem, Budget(cpu_s=cpu_s), seed))
+            entries.append(_entry(name, plan.built, problem, left_s / max(searches, 1), seed))
         except KeyboardInterrupt:
             entries.append(Entry(name=name, stop="interrupted"))
         if entries[-1].stop == "interrupted":
             break
+        if name in BASELINES:
+            left_s, searches = max(left_s - (time.process_time() - began), LEAST_S), searches - 1
     return Comparison(
         model=model, cluster=cluster, mesh=given.mesh, plan=plan, entries=tuple(entries), limit_bytes=given.limit_bytes
     )
@@ -212,13 +221,13 @@ def _patient(problem: Problem, *, gap: float, time_limit_s: float) -> Solution:
     return solve(problem, gap=gap, time_limit_s=max(time_limit_s, ROUND_S))
 
 
-def _entry(name: str, given: Built, problem: Any, budget: Budget, seed: int) -> Entry:
+def _entry(name: str, given: Built, problem: Problem, cpu_s: float, seed: int) -> Entry:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         return Entry(name=name, stop=f"skipped: needs {NEEDS[name]}; pip install 'steptime[learn]'")
     found, why = (
-        followed(name, given, problem, Budget(cpu_s=max(budget.cpu_s, RECIPE_S)))
+        followed(name, given, problem, Budget(cpu_s=RECIPE_S))
         if name in RECIPES
-        else (search(name, problem, budget, seed), "")
+        else (search(name, problem, Budget(cpu_s=cpu_s), seed), "")
     )
     if found is None:
         return Entry(name=name, stop=why)

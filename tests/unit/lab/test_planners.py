@@ -16,9 +16,10 @@ from steptime.captured.graph import Program  # noqa: E402
 from steptime.captured.ops.placement import R, shard  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.sharding import comparison  # noqa: E402
-from steptime.sharding.comparison import Comparison, planners  # noqa: E402
-from steptime.sharding.problem import total_s  # noqa: E402
+from steptime.lab.planners import comparison  # noqa: E402
+from steptime.lab.planners.comparison import Comparison, planners  # noqa: E402
+from steptime.sharding.local_search import Budget, Trace, descend, searched  # noqa: E402
+from steptime.sharding.problem import Problem, total_s  # noqa: E402
 from steptime.sharding.recipes import RECIPES, batch, inner_matrix, outer_batch, pins, spread, whole  # noqa: E402
 
 QUICK = ("greedy", "local", "hierarchical", *RECIPES)
@@ -89,6 +90,19 @@ def test_an_interruption_keeps_what_is_there(program: Program, monkeypatch: pyte
     given = planners(program, "dgx-h100", gpus=4, methods=("data parallel", "greedy", "local"), cpu_s=1.0)
     assert [each.name for each in given.entries] == ["planner", "data parallel", "greedy"]
     assert given.entries[-1].stop == "interrupted"
+
+
+def test_searches_share_one_budget(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a search leaves is for those after it; a recipe takes none of it."""
+    given_s = []
+
+    def noted(name: str, problem: Problem, budget: Budget, seed: int) -> Trace:
+        given_s.append(budget.cpu_s)
+        return searched(descend, problem, Budget(cpu_s=0.02), seed)
+
+    monkeypatch.setattr(comparison, "search", noted)
+    planners(program, "dgx-h100", gpus=4, methods=("greedy", "data parallel", "local", "mcmc"), cpu_s=9.0)
+    assert given_s[0] == 3.0 and 4.0 < given_s[1] < 4.5 and 8.0 < given_s[2] < 9.0
 
 
 def test_an_unknown_method_is_refused(program: Program) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 
 from steptime.num import Array
 from steptime.registry import needed
-from steptime.sharding.baselines import Meter
-from steptime.sharding.local_search import greedy, random_choice
+from steptime.sharding.local_search import Meter, greedy, random_choice
 
 BATCH: Final = 32
 """Choices of one update of the policy."""
