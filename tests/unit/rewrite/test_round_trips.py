@@ -13,7 +13,7 @@ from models.bert import bert  # noqa: E402
 from models.llama import llama  # noqa: E402
 from models.suite import SMALL, SUITE  # noqa: E402
 from public_models.rows import load_torchvision  # noqa: E402
-from rewritten import H100, F, leaves, nn, run, traced  # noqa: E402
+from rewritten import H100, leaves, nn, run, traced  # noqa: E402
 from steptime.captured.aten.views import VIEWS  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
 from steptime.rewrite.checking import Check, require_same  # noqa: E402
@@ -103,7 +103,7 @@ def test_the_written_python_file_computes_what_the_module_does(name, models):
 
 
 def computed(flow):
-    """Operators without views: a product of more than two dims is one of three between views, again at every reading."""
+    """Operators without views, which every reading adds around a product of more than two dims."""
     return sorted((node.op, *map(str, node.outputs)) for node in flow.operators if node.op not in VIEWS)
 
 
