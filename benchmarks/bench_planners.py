@@ -39,12 +39,13 @@ from steptime.captured.cost import Timer  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
+from steptime.lab.planners.comparison import METHODS, PLANNER_S, RECIPE_S, ROUND_S, Comparison, compared  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
-from steptime.sharding.comparison import METHODS, PLANNER_S, RECIPE_S, ROUND_S, Comparison, compared  # noqa: E402
 from steptime.sharding.flow import Flow, flow_of  # noqa: E402
 from steptime.sharding.ilp import least_memory  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
 from steptime.sharding.planner import memory_of  # noqa: E402
+from steptime.sharding.recipes import RECIPES  # noqa: E402
 from steptime.units import format_seconds  # noqa: E402
 
 PLACES: Final = (("dgx-h100", "1x8"), ("dgx-h100", "2x4"), ("dgx-a100", "2x8"), ("rtx4090-8", "4x8"))
@@ -121,7 +122,7 @@ def solved(case: Case, free: Record | None, cpu_s: float) -> dict[str, Any]:
         low, high = least_bytes(given), float(free["peak_bytes"])
         given = replace(given, limit_bytes=low + TIGHT * (high - low))
     try:
-        found = compared(given, METHODS, cpu_s=cpu_s)
+        found = compared(given, METHODS, cpu_s=cpu_s * sum(name not in RECIPES for name in METHODS))
     except UserError as error:
         return {"name": case.name, "cpu": cpu_s, "error": str(error)}
     return {
@@ -249,10 +250,10 @@ def notes(cases: tuple[Case, ...], records: list[Record], lost: list[str], cpu_s
         f"more than {ROUNDING:g}{lost_}. The planner's plan is proved the best in {proved}, the largest gap is "
         f"{max((each['gap'] for each in records), default=0):.2%}; {bound} of {len(tight)} tight plans keep to the "
         f"limit. Best others: {', '.join(f'{name} {count}' for name, count in best.most_common())}.\n\n"
-        f"Each search has {cpu_s:g} CPU s, a recipe at least {RECIPE_S:g} CPU s for what it leaves open, the planner "
-        f"at least {PLANNER_S:g} s and {ROUND_S:g} s a round (wall time; the last column is what it took): where it is "
-        "slow, times are not equal. Nothing overlaps. GB: of a device at the peak. "
-        f"Tight: {TIGHT:.0%} of the "
+        f"Each search has {cpu_s:g} CPU s and what those before it leave, a recipe {RECIPE_S:g} CPU s for what it "
+        f"leaves open, the planner {PLANNER_S:g} s and at least {ROUND_S:g} s a round "
+        "(wall time; the last column is what it took): where it is slow, times are not equal. Nothing overlaps. "
+        f"GB: of a device at the peak. Tight: {TIGHT:.0%} of the "
         "way from the least memory that any sharding has to that of the best without a limit. Gap: of the planner to "
         "the proved bound. Its time: of the best of all others, relative to the planner's. As good: at most "
         f"{SAME:.1%} above the planner. Models have two blocks where blocks are equal, since equal blocks have the "

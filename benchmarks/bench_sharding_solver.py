@@ -28,10 +28,11 @@ from pathlib import Path  # noqa: E402
 from machine import report  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.sharding.baselines import BASELINES, Budget, Trace, search  # noqa: E402
+from steptime.lab.planners.searches import BASELINES, search  # noqa: E402
 from steptime.sharding.build import built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.ilp import Solution, least_memory, solve  # noqa: E402
+from steptime.sharding.local_search import Budget, Trace  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
 from steptime.sharding.presolve import Conflict, presolve  # noqa: E402
 from steptime.sharding.problem import Problem, memory_bytes  # noqa: E402

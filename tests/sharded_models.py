@@ -1,4 +1,4 @@
-"""Models whose shardings are run, each with its inputs, its loss and the choices that are forced on its plan."""
+"""Models whose shardings are run, each with its inputs and its loss."""
 
 import torch
 from torch import nn
@@ -29,14 +29,6 @@ def moe():
     return (*small_moe(vocabulary=64, tokens=16, batch=8), labels)
 
 
-def learned_loss():
-    """A module whose loss has a projection with a weight."""
-    weight = nn.Parameter(torch.randn(16, 32))
-    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-    module.register_parameter("projection", weight)
-    return module, (torch.randn(8, 32),), lambda output: labels(output @ weight.t())
-
-
 class Convolutions(nn.Module):
     """Convolutions with batch norm and a residual, then a group norm, pooling and a classifier.
 
@@ -62,24 +54,3 @@ class Convolutions(nn.Module):
 def convolutions():
     """Eight images."""
     return Convolutions(), (torch.randn(8, 3, 16, 16),), labels
-
-
-def gpt_with_relu():
-    """Another activation in the first block."""
-    module, inputs, loss = gpt()
-    module.h[0].mlp[1] = nn.ReLU()
-    return module, inputs, loss
-
-
-def gpt_in_another_order():
-    """The same operators, the blocks in another order."""
-    module, inputs, loss = gpt()
-    module.h = Reversed(module.h)
-    return module, inputs, loss
-
-
-class Reversed(nn.ModuleList):
-    """Goes through its members from the last to the first."""
-
-    def __iter__(self):
-        return reversed(list(super().__iter__()))

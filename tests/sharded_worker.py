@@ -1,47 +1,28 @@
-"""Runs sharded steps in the processes of a job: losses, and the collectives that PyTorch counts with their bytes."""
+"""Runs sharded steps in the processes of a job, where steptime is not installed."""
 
 import importlib.util
 import os
+import pickle
+import sys
 import traceback
-from collections import Counter
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.debug._comm_mode import _CommModeModuleTracker
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from steptime.errors import UserError
-from steptime.sharding.devices import Devices, Piece, box_of, part
-from steptime.sharding.moves import graph_of
-from steptime.sharding.script import Move
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 STEPS = 3
 OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1),
 }
 
 
-class Collectives(TorchDispatchMode):
-    """Each collective by its name, with the bytes of a gather's result and of any other's input."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func.namespace == "_c10d_functional" and "wait" not in func._schema.name:
-            name = func._schema.name.split("::")[1]
-            tensor = result if name.startswith("all_gather") else args[0]
-            self.seen[name, tensor.numel() * tensor.element_size()] += 1
-        return result
-
-
 class Counts(CommDebugMode):
-    """PyTorch's count of collectives without its hooks in modules, which add views of their own to the step."""
+    """PyTorch's count of collectives without its hooks in modules, which do not go with hooks that are there before."""
 
     def __enter__(self):
         self.advanced_module_tracker.__class__ = Unhooked
@@ -68,84 +49,60 @@ def batches(inputs):
         )  # fmt: skip
 
 
+def attention():
+    """DTensor has no rule for fused attention on CPUs."""
+    return sdpa_kernel(SDPBackend.MATH)
+
+
 def unsharded(module, inputs, loss, optimizer):
-    """Losses of the module as it is."""
+    """Losses and parameters of the module as it is."""
     made, out = OPTIMIZERS[optimizer](module.parameters()), []
     for each in batches(inputs):
-        value = loss(module(*each))
-        value.backward()
+        with attention():
+            value = loss(module(*each))
+            value.backward()
         made.step()
         made.zero_grad()
         out.append(value.item())
-    return out
+    return out, {name: each.detach().numpy() for name, each in module.named_parameters()}
+
+
+def loaded(path):
+    """The exported file as a module; nothing of steptime can be imported."""
+    sys.modules["steptime"] = None
+    spec = importlib.util.spec_from_file_location("plan", path)
+    plan = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plan)
+    return plan
 
 
 def sharded(path, module, inputs, loss, optimizer):
-    """Losses, counts by PyTorch, collectives with their bytes, parameters afterwards."""
-    spec = importlib.util.spec_from_file_location("plan", path)
-    plan = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plan)
-    trainer = plan.trainer(module, OPTIMIZERS[optimizer], loss=loss)
-    losses, counts, seen = [], [], []
-    for each in batches(inputs):
-        counter, collectives = Counts(), Collectives()
-        with counter, collectives:
-            piece = trainer.step(*each)
-        losses.append(trainer.whole(piece).item())
-        counts.append({str(op).rpartition(".")[2]: count for op, count in counter.get_comm_counts().items()})
-        seen.append(dict(collectives.seen))
-    return losses, counts, seen
+    """Losses, parameters, and PyTorch's counts of collectives in the second step."""
+    trainer = loaded(path).trainer(module, OPTIMIZERS[optimizer], loss=loss)
+    losses, counts = [], {}
+    for step, each in enumerate(batches(inputs)):
+        counter = Counts() if step == 1 else nullcontext()
+        with counter, attention():
+            losses.append(trainer.step(*each).item())
+        if step == 1:
+            counts = {str(op).rpartition(".")[2]: count for op, count in counter.get_comm_counts().items()}
+    return losses, {name: each.full_tensor().detach().numpy() for name, each in module.named_parameters()}, counts
 
 
 def refused(path, module, inputs, loss, optimizer):
-    """What a step says that is not the planned one."""
-    spec = importlib.util.spec_from_file_location("plan", path)
-    plan = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plan)
+    """What a file says of a module that is not the planned one."""
     try:
-        plan.trainer(module, OPTIMIZERS[optimizer], loss=loss).step(*inputs)
-    except UserError as error:
+        loaded(path).trainer(module, OPTIMIZERS[optimizer], loss=loss).step(*inputs)
+    except ValueError as error:
         return str(error)
     return "nothing"
 
 
-def moves(sizes, reduction, shape=(8, 16)):
-    """Every step between layouts of a matrix, the collective that it calls, and whether the whole stays the same."""
-    devices, graph = Devices(sizes), graph_of(sizes, len(shape), (reduction,))
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    for move in graph.moves:
-        source, target = graph.layouts[move.source], graph.layouts[move.target]
-        local = part(whole, tuple((0, size) for size in shape), box_of(source, shape, sizes, devices.at)).clone()
-        counter = Counts()
-        with counter:
-            step = Move(move.kind, move.axes, source, target, shape)
-            made = devices.moved(Piece(term_of(local, source, sizes, devices.at), shape, source), step)
-        same = devices.whole(made)
-        ok = torch.tensor(float(torch.allclose(same, whole, atol=1e-5)))
-        dist.all_reduce(ok, dist.ReduceOp.MIN)
-        names = [str(op).rpartition(".")[2] for op in counter.get_comm_counts()]
-        yield move.kind, str(source), str(target), names, bool(ok)
+def work(rank, size, port, jobs, answers):
+    """All jobs with n = `size` processes; `jobs`: name -> function and its arguments, or functions that make them.
 
-
-def term_of(local, layout, sizes, at):
-    """A device's term: unequal terms whose sum, mean or largest is the tensor."""
-    axes = [axis for axis, term in enumerate(layout.terms) if term]
-    if not axes:
-        return local
-    number, count = 0, 1
-    for axis in axes:
-        number, count = number * sizes[axis] + at[axis], count * sizes[axis]
-    share = 2 * (number + 1) / (count * (count + 1))
-    reduction = next(term for term in layout.terms if term)
-    return {"sum": local * share, "avg": local * share * count, "max": local - number}[reduction]
-
-
-def every_move(sizes):
-    return [row for reduction in ("sum", "avg", "max") for row in moves(sizes, reduction)]
-
-
-def work(rank, size, port, jobs, queue):
-    """All jobs with n = `size` processes; `jobs`: name -> function and its arguments, or functions that make them."""
+    What they return is pickled to the file `answers`.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
@@ -158,6 +115,6 @@ def work(rank, size, port, jobs, queue):
             found[name] = traceback.format_exc()
             break
     if rank == 0:
-        queue.put(found)
+        answers.write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

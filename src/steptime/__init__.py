@@ -18,6 +18,8 @@ from steptime.version import __version__ as __version__
 if TYPE_CHECKING:
     from steptime import api as api
     from steptime.api.models import load_model as load_model
+    from steptime.captured.ops import register_operator as register_operator
+    from steptime.captured.ops.operator import Operator as Operator
     from steptime.captured.profiling import profile as profile
     from steptime.captured.record import capture as capture
     from steptime.captured.record import jvp as jvp
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 #: Public name -> where it is defined.
 PLACES: Final = {
     "Estimate": "steptime.estimate.result:Estimate",
+    "Operator": "steptime.captured.ops.operator:Operator",
     "PlanResult": "steptime.search.planner:PlanResult",
     "SteptimeError": "steptime.errors:SteptimeError",
     "Terms": "steptime.terms:Terms",
@@ -49,6 +52,7 @@ PLACES: Final = {
     "load_model": "steptime.api.models:load_model",
     "profile": "steptime.captured.profiling:profile",
     "read_log": "steptime.doctor:read_log",
+    "register_operator": "steptime.captured.ops:register_operator",
 }
 
 __all__ = ["__version__", *sorted(PLACES)]

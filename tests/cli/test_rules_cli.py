@@ -9,8 +9,8 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime.commands.main import main
-from steptime.rewrite.rules import pipeline, store
-from steptime.rewrite.rules.universes import PLANE, universe
+from steptime.lab.rules import pipeline, store
+from steptime.lab.rules.universes import PLANE, universe
 
 GOOD = """
 [[rule]]

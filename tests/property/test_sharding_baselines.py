@@ -12,11 +12,11 @@ import pytest
 from sharding_problems import least_total_s, random_problem
 
 from steptime.errors import UnknownNameError, UserError
-from steptime.sharding import local_search
-from steptime.sharding.baselines import BASELINES, Budget, Meter, Walk, search
-from steptime.sharding.ilp import solve
-from steptime.sharding.problem import Edge, Node, Problem, feasible, total_s
-from steptime.sharding.structured import recipe
+from steptime.lab.planners import searches
+from steptime.lab.planners.searches import BASELINES, search
+from steptime.sharding.ilp import exact, solve
+from steptime.sharding.local_search import Budget, Meter, Walk, searched
+from steptime.sharding.problem import Edge, Node, Problem, feasible, pinned, total_s
 
 BUDGET = Budget(cpu_s=20.0, evaluations=3000)
 FEW = Budget(cpu_s=20.0, evaluations=330)
@@ -110,7 +110,7 @@ def test_a_recipe_fixes_its_nodes_and_the_rest_follows():
     away = np.array([[0.0, 5.0], [5.0, 0.0]])
     nodes = tuple(Node(name=name, cost_s=np.array([1.0, 2.0])) for name in "ab")
     problem = Problem(nodes=nodes, edges=(Edge(u=0, v=1, cost_s=away),))
-    trace = recipe(problem, {"a": [1]})
+    trace = searched(exact, pinned(problem, {"a": [1]}), name="recipe")
     assert (trace.choice, trace.total_s, trace.method) == ((1, 1), 4.0, "recipe")
 
 
@@ -123,9 +123,9 @@ def test_a_search_that_is_interrupted_has_its_best(monkeypatch):
             raise KeyboardInterrupt
         return np.tile(rng.integers(0, meter.problem.sizes), (count, 1))
 
-    monkeypatch.setattr(local_search, "random_choice", interrupted)
+    monkeypatch.setattr(searches, "random_choice", interrupted)
     trace = search("random", problem)
-    assert trace.stop == "interrupted" and trace.evaluations == 5 * local_search.BATCH
+    assert trace.stop == "interrupted" and trace.evaluations == 5 * searches.BATCH
 
 
 def test_a_budget_ends_a_search():

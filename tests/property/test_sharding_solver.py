@@ -10,8 +10,9 @@ import pytest
 from sharding_problems import every_choice, least_peak_bytes, least_total_s, random_problem
 
 from steptime.errors import UserError
-from steptime.sharding.baselines import Budget, search
+from steptime.lab.planners.searches import search
 from steptime.sharding.ilp import _Search, least_memory, solve
+from steptime.sharding.local_search import Budget
 from steptime.sharding.presolve import Conflict, Reduction, followed, presolve
 from steptime.sharding.problem import (
     Edge,

@@ -14,7 +14,7 @@ import pytest
 import steptime.api as api
 from steptime.captured.cost import Timer
 from steptime.hardware import load_cluster
-from steptime.sharding.analytic import analytic
+from steptime.lab.planners.analytic import analytic
 from steptime.sharding.build import built
 from steptime.sharding.flow import flow_of
 from steptime.sharding.mesh import mesh_on

@@ -17,10 +17,10 @@ from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
 from steptime.captured.cost.timing import time_model
-from steptime.captured.cost.work import variant, whole_bytes
 from steptime.captured.graph import BEFORE, Call, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
 from steptime.captured.graph.placement import Placement, arena_of, place
+from steptime.captured.ops.work import variant, whole_bytes
 from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import parse_inputs
 from steptime.errors import InputFileError, UserError, shorten

@@ -6,8 +6,10 @@ taken.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from operator import attrgetter, methodcaller
 from typing import Any, Final
 from unittest.mock import patch
@@ -62,6 +64,8 @@ with taking():
     dispatch_keys: Any = torch._C._dispatch_key_set  #: What decides which kernel a tensor gets.
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  #: Whether an operator has one for a dispatch key.
     schema_of = attrgetter("_schema")  #: Names and types of an operator's arguments and results.
+
+    HigherOrderOperator = torch._ops.HigherOrderOperator  #: An operator that takes functions.
 
     # -- autograd -----------------------------------------------------------------------------------------------------
     sequence_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  #: Of the node to be made next.
@@ -124,6 +128,21 @@ def masks_not_read() -> AbstractContextManager[object]:
     )
 
 
+def flexible_attention_on_any_device() -> AbstractContextManager[object]:
+    """`flex_attention` asks where its tensors lie and for the compiler; here they stand for those of any device."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    own = {"_validate_device": lambda *_: None, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
+    return nullcontext() if module is None else patch.dict(vars(module), own)
+
+
+def associative_scan(combine: Any, along: Any, additional_inputs: Any) -> Any:
+    """Rounds of `torch.associative_scan` where nothing is compiled."""
+    with taking():
+        return import_module("torch._higher_order_ops.associative_scan").generic_associative_scan(
+            combine, along, additional_inputs=additional_inputs
+        )
+
+
 def conversions_to_the_same() -> AbstractContextManager[object]:
     """A module that is converted to what it is, in its forward, keeps its weights; PyTorch would swap fake ones."""
     before: Any = torch.nn.Module._apply
@@ -154,3 +173,25 @@ def inductor() -> tuple[Any, Any]:
         from torch._inductor.utils import run_and_get_code
 
         return metrics, run_and_get_code
+
+
+def spread_by_dtensor(name: str) -> bool:
+    """Whether DTensor has a sharding rule for an overload of an ATen operator, or takes the operator apart.
+
+    >>> spread_by_dtensor("mm"), spread_by_dtensor("mkldnn_rnn_layer")
+    (True, False)
+    """
+    with taking():
+        from torch._decomp import decomposition_table
+        from torch.distributed.tensor import DTensor
+
+        dispatcher: Any = DTensor._op_dispatcher
+        rules = dispatcher.sharding_propagator
+        tables = [rules.op_strategy_funcs, rules.op_to_rules, dispatcher._custom_op_handlers]
+    tables.append(getattr(rules, "op_single_dim_strategy_funcs", {}))  # of newer versions
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, each) for each in packet.overloads()]
+    return any(
+        each in decomposition_table or each._can_decompose() or any(each in table for table in tables)
+        for each in overloads
+    )

@@ -13,11 +13,12 @@ import torch
 from steptime import __version__
 from steptime.captured.graph import Node, Value, topological
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops.calls import SKIPPED, CallSpec, spec
 from steptime.captured.torch_parts import schema_of
 from steptime.errors import UserError, shorten
 from steptime.rewrite.flow import COMPOSITE, WEIGHTS, Flow
 from steptime.rewrite.fused import opened, results_of
-from steptime.rewrite.kernels import SKIPPED, CallSpec, evaluate, spec
+from steptime.rewrite.kernels import evaluate
 
 MOST_NUMBERS: Final = 65536
 """Elements of the largest constant of a module that is written into a file as text."""

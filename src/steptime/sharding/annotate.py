@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 from steptime.captured.graph import TensorType
+from steptime.captured.ops.placement import Placement, R, Sharding, divides, placement_of, text_of
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
 from steptime.sharding.build import Built
 from steptime.sharding.flow import Flow, Look, root_of
-from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.options import strategies
-from steptime.sharding.placement import Placement, R, Sharding, divides, placement_of, text_of
-from steptime.sharding.problem import pinned
 
 EQUAL: Final = "they are one tensor, or of equal blocks, which have the same shardings"
 Pins = Mapping[int, tuple[int, ...]]
@@ -201,16 +199,6 @@ def pins_of(built: Built, annotated: Sequence[Annotated]) -> dict[int, tuple[int
             )
         out[each.item] = kept
     return out
-
-
-def solver_with(pins: Pins, solver: Callable[..., Solution] = solve) -> Callable[..., Solution]:
-    """The solver, in which items have only the given options."""
-
-    def solved(problem: Any, **given: Any) -> Solution:
-        names = [node.name for node in problem.nodes]
-        return solver(pinned(problem, {names[item]: options for item, options in pins.items()}), **given)
-
-    return solved
 
 
 _PARTS = re.compile(r"[;\n]")

@@ -10,7 +10,7 @@ the (min, +) algebra.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
@@ -19,12 +19,12 @@ import numpy as np
 
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.ops.placement import R, Sharding, divides, pieces, shard
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
 from steptime.sharding.local import local_node
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy, strategies
-from steptime.sharding.placement import R, Sharding, divides, pieces, shard
 from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
 
@@ -148,6 +148,16 @@ class Built:
     def link_s(self, link: Link, made: Sharding, read: Sharding) -> float:
         """Seconds of a link from the sharding that was made to the one that is read, once."""
         return float(self.walker.chain(link, [made], [read])[0, 0])
+
+    def only(self, options: Mapping[int, Iterable[int]], pairs: Mapping[tuple[int, int], Array] | None = None) -> Built:
+        """The same in which items have only the given options, and pairs of items only what a mask of theirs leaves."""
+        inside, moved = list(self.seconds.inside), dict(self.seconds.moved)
+        for item, allowed in options.items():
+            legal = np.isin(np.arange(len(inside[item])), list(allowed))
+            inside[item] = np.where(legal, inside[item], inf)
+        for pair, mask in (pairs or {}).items():
+            moved[pair] = np.where(mask, moved[pair], inf)
+        return replace(self, seconds=replace(self.seconds, inside=tuple(inside), moved=moved))
 
     def with_moments(self, calls: Sequence[int]) -> Built:
         """The same with further points in time at which memory is limited."""

@@ -9,11 +9,11 @@ from typing import Any, Final, Literal
 
 from steptime.errors import UserError, first_few
 from steptime.num import Array
-from steptime.sharding.annotate import annotations_of, pins_of, resolved, solver_with
+from steptime.sharding.annotate import annotations_of, pins_of, resolved
 from steptime.sharding.build import Built
-from steptime.sharding.ilp import GAP, solve
+from steptime.sharding.ilp import GAP
 from steptime.sharding.layout import LaidOut, laid_out
-from steptime.sharding.planner import ShardingPlan, Solver, planned
+from steptime.sharding.planner import ShardingPlan, planned
 from steptime.sharding.portfolio import EACH_S, with_others
 from steptime.sharding.propagate import Propagated, propagated
 
@@ -47,7 +47,7 @@ class Directions:
 
 
 def completed(
-    built: Built, directions: Directions, *, overlaps: bool = True, solver: Solver = solve, **limits: Any
+    built: Built, directions: Directions, *, overlaps: bool = True, **limits: Any
 ) -> tuple[ShardingPlan, Propagated | LaidOut | None]:
     """A plan in which what is given holds, and how it follows from that where it was propagated.
 
@@ -55,16 +55,14 @@ def completed(
         built: the problem.
         directions: what is given, and whether the solver decides the rest.
         overlaps: as of :func:`~steptime.sharding.planner.planned`.
-        solver: what decides the rest.
         limits: of the solver.
 
     Raises:
         UserError: what is given contradicts itself or the module, or nothing that keeps it fits into memory.
     """
     if not directions:
-        found_plan = planned(built, overlaps=overlaps, solver=solver, **limits)
-        free = solver is solve  # nothing is pinned
-        return with_others(found_plan, limits.get("gap", GAP), _share_s(limits)) if free else found_plan, None
+        found_plan = planned(built, overlaps=overlaps, **limits)
+        return with_others(found_plan, limits.get("gap", GAP), _share_s(limits)), None
     annotations = annotations_of(directions.annotate)
     if directions.complete == "propagate":
         follows = propagated(built, annotations) if annotations else laid_out(built, directions.layout or "")
@@ -77,7 +75,7 @@ def completed(
         pins = found.pins
         names = [built.flow.items[item].name for item in pins]
     try:
-        return planned(built, overlaps=overlaps, solver=solver_with(pins, solver), **limits), found
+        return planned(built.only(pins), overlaps=overlaps, **limits), found
     except UserError as error:
         raise UserError(f"with the given shardings of {first_few(names, SHOWN)}: {error}") from None
 

@@ -1,331 +1,355 @@
-"""A sharding plan as a Python file: placements of the parameters as PyTorch has them, and the step to run."""
+"""A sharding plan as a Python file for PyTorch's DTensor: how parameters and inputs lie, and what modules redistribute.
+
+The file has the tables of a plan and the text of :mod:`steptime.sharding.dtensor`. DTensor propagates shardings from
+operator to operator; what a plan brings elsewhere is said where a tensor enters or leaves a module. Inside the forward
+function of a module, and in the backward pass, DTensor decides by itself. Whatever it decides, the numbers are those of
+one device.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from steptime.captured.graph import Attribute, Nodes, TensorType
+import numpy as np
+
 from steptime.captured.graph import Node as Operator
-from steptime.errors import UserError
+from steptime.captured.graph import Value
+from steptime.captured.ops import OPERATORS
+from steptime.captured.ops.placement import Placement, Sharding
+from steptime.errors import UserError, first_few
+from steptime.sharding import dtensor
 from steptime.sharding.build import Built, Way
-from steptime.sharding.flow import Flow, Look, Read, root_of
-from steptime.sharding.ilp import Solution, solve
-from steptime.sharding.local import local_node
-from steptime.sharding.options import Strategy, options
+from steptime.sharding.flow import Flow, root_of
+from steptime.sharding.options import options
 from steptime.sharding.paths import legs_of
-from steptime.sharding.placement import Placement, R, Sharding, text_of
-from steptime.sharding.planner import ShardingPlan, Solver
-from steptime.sharding.problem import Problem, pinned
-from steptime.sharding.reshard import COPY
-from steptime.sharding.script import Plain, parse_sharding
+from steptime.sharding.planner import ShardingPlan
 
-FINISHED: Final = frozenset(
-    {
-        "nll_loss_forward",
-        "nll_loss_backward",
-        "_softmax",
-        "_log_softmax",
-        "_softmax_backward_data",
-        "_log_softmax_backward_data",
-        "native_layer_norm",
-        "native_layer_norm_backward",
-        "native_batch_norm",
-        "native_batch_norm_backward",
-        "embedding",
-        "embedding_dense_backward",
-    }
+Shape = tuple[int, ...]
+BY_IMAGES: Final = frozenset(
+    {name for name, row in OPERATORS.items() if row.family == "convolution"}
+    | {"native_group_norm", "native_group_norm_backward"}
 )
-"""Operators that :mod:`steptime.sharding.run` finishes where devices exchange something or count their own indices."""
+"""Operators that DTensor splits by images alone."""
+FINISHED: Final[Mapping[str, str]] = {"embedding": "rows", "nll_loss_forward": "rows"}
+"""Operator -> how the dims begin by which DTensor splits it although devices exchange something or mask indices.
+
+All differences: ``docs/sharding_operators.md``.
+"""
 
 
 def runs(node: Operator, way: Way) -> bool:
-    """Whether :mod:`steptime.sharding.run` has what an operator does inside under a sharding."""
-    if way.strategy is None or node.op in FINISHED:
+    """Whether DTensor splits an operator so: nothing is exchanged inside it, and no indices point elsewhere."""
+    if way.strategy is None:
         return True
-    inside = {option.dim for option in options(node) if option.exchange is not None or option.masked}
-    return not inside & set(way.strategy.dims)
+    split = set(way.strategy.dims)
+    if node.op in BY_IMAGES:  # over one axis: DTensor refuses a dim that two of them divide
+        return split <= {"", "images"} and way.strategy.dims.count("images") < 2
+    apart = {option.dim for option in options(node) if option.exchange is not None or option.masked}
+    return not any(dim in apart and not dim.startswith(FINISHED.get(node.op, dim + " ")) for dim in split)
 
 
-def runs_only(built: Built, solver: Solver = solve, keep: Callable[[str, Way], bool] | None = None) -> Solver:
-    """A solver that takes only what can be run, for :func:`~steptime.sharding.planner.planned`.
+def followed(built: Built, keep: Callable[[str, Way], bool] | None = None) -> Built:
+    """The problem with only what DTensor follows.
+
+    Operators are split as DTensor splits them. A value that never leaves the forward function of a module on its way is
+    read as it was made, but for terms of sums, which DTensor adds up.
 
     Args:
         built: the problem.
-        solver: what solves it.
         keep: further choice among the ways of an item, by its name; an item of which it keeps none has all.
     """
-
-    def solved(problem: Problem, **limits: Any) -> Solution:
-        allowed: dict[str, list[int]] = {}
-        for item, ways, node in zip(built.flow.items, built.ways, problem.nodes, strict=True):
-            fitting = [n for n, way in enumerate(ways) if item.kind != "operator" or runs(item.node, way)]
-            chosen = [n for n in fitting if keep is None or keep(node.name, ways[n])]
-            if len(chosen or fitting) < len(ways):
-                allowed[node.name] = chosen or fitting
-        return solver(pinned(problem, allowed), **limits)
-
-    return solved
-
-
-class _Writer:
-    """Numbers types, ways and copies, and writes calls."""
-
-    def __init__(self, plan: ShardingPlan) -> None:
-        self.plan, self.flow, self.mesh = plan, plan.built.flow, plan.built.mesh
-        self.types: dict[TensorType, int] = {}
-        self.ways: dict[object, tuple[int, Plain]] = {}
-        self.nodes = Nodes()
-        scalar = TensorType((), "fp32")
-        whole = (R,) * len(self.mesh.sizes)
-        self.no_way = self.way(scalar, (), whole, whole)
-        first = len(self.flow.program.storages)
-        self.copies = {first + number: copy for number, copy in enumerate(self.flow.copies)}
-        """By the number of the copy, which follow those of the storages."""
-        self.made_for: dict[int, list[int]] = defaultdict(list)
-        """Call -> the copies that are made for it and later ones."""
-        self.copy_of: dict[Read, int] = {}
-        for number, copy in self.copies.items():
-            self.made_for[copy.reads[0].call].append(number)
-            self.copy_of |= dict.fromkeys(copy.reads, number)
-
-    def type(self, type: TensorType) -> int:
-        """Number of a type."""
-        return self.types.setdefault(type, len(self.types))
-
-    def way(self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding) -> int:
-        """Number of a way."""
-        key = (type, looks, source, target)
-        if key not in self.ways:
-            self.ways[key] = len(self.ways), tuple(self._steps(*key))
-        return self.ways[key][0]
-
-    def copy(self, number: int) -> Plain:
-        """What makes a copy: storage, its own number, way."""
-        copy = self.copies[number]
-        first = copy.reads[0]
-        type = root_of(self.flow.program.calls[first.call].node.inputs[first.place])[0].type
-        made = self.flow.made_by[first.call][first.place]
-        way = self.way(type, (), self.plan.sharding_of(*made), self.plan.sharding_of(copy.item))
-        return copy.storage, number, way
-
-    def _steps(self, type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding) -> Iterator[Plain]:
-        names = self.mesh.names
-        for leg in legs_of(type, looks, source, target, self.mesh):
-            for step in leg.route.steps:
-                if step.kind != COPY:
-                    texts = step.source.text(names), step.target.text(names)
-                    yield (step.kind, "+".join(step.axes), *texts, leg.type.shape, round(step.size_bytes))
-            if leg.look is not None and leg.strategy is not None:
-                node, output = leg.look.node, leg.look.output
-                given = dict(local_node(node, leg.strategy, self.mesh.sizes, self.nodes).attributes)
-                if node.op == "as_strided":
-                    given["storage_offset"] = given.pop("offset", given.get("storage_offset"))
-                    if leg.type.strides is not None:
-                        raise UserError(
-                            f"strides into a tensor of {leg.type} that is not contiguous cannot be run",
-                            hint="call contiguous() before the tensor is changed in place",
-                        )
-                shape = node.outputs[output].shape
-                yield ("view", node.op, given, output, text_of(leg.strategy.outputs[output]), shape)
-
-    def changed(self, node: Operator, strategy: Strategy) -> dict[str, Attribute]:
-        """Attributes of the local operator that are not those of the whole one."""
-        local = local_node(node, strategy, self.mesh.sizes, self.nodes)
-        return {name: given for name, given in local.attributes if given != node.attribute(name)}
+    allowed: dict[int, list[int]] = {}
+    for number, (item, ways) in enumerate(zip(built.flow.items, built.ways, strict=True)):
+        fitting = [n for n, way in enumerate(ways) if item.kind != "operator" or runs(item.node, way)]
+        allowed[number] = [n for n in fitting if keep is None or keep(item.name, ways[n])] or fitting
+    masks = {}
+    for source, target in _inside(built.flow):
+        pair = (min(source, target), max(source, target))
+        matrix = built.seconds.moved.get(pair)
+        if matrix is not None:
+            terms = np.array([any(p.partial for out in way.outputs for p in out) for way in built.ways[source]])
+            masks[pair] = (matrix == 0) | (terms[:, None] if source < target else terms[None, :])
+    return built.only(allowed, masks)
 
 
-def plain_step(plan: ShardingPlan) -> dict[str, list[Plain]]:
-    """The step of a plan as plain data (:func:`steptime.sharding.script.script_of`).
-
-    Raises:
-        UserError: devices exchange something inside an operator that :mod:`steptime.sharding.run` cannot do.
-    """
-    for item, ways, option in zip(plan.built.flow.items, plan.built.ways, plan.choice, strict=True):
-        if item.kind == "operator" and not runs(item.node, ways[option]):
-            how = ", ".join(filter(None, getattr(ways[option].strategy, "dims", ())))
-            raise UserError(
-                f"{item.name}, split by {how}, cannot be run",
-                hint="plan with runnable=True: only shardings that can be run",
-            )
-    _check_written(plan.built.flow)
-    writer, calls = _Writer(plan), plan.built.flow.program.calls
-    freed: dict[int, list[int]] = defaultdict(list)
-    kept = {gradient.storage for gradient in plan.built.flow.gradients.values()}
-    for number, storage in enumerate(plan.built.flow.program.storages):
-        if storage.freed is not None and number not in kept:
-            freed[storage.freed].append(number)
-    for number, copy in writer.copies.items():
-        freed[copy.reads[-1].call].append(number)
-    steps = [
-        _call(writer, number, tuple(freed.get(number, ())))
-        for number, call in enumerate(calls)
-        if call.phase != "optimizer"
-    ]
-    sources, updates = list(_sources(writer)), list(_updates(writer))
-    return {
-        "types": [(type.dtype, type.shape, type.strides) for type in writer.types],
-        "ways": [way for _, way in writer.ways.values()],
-        "sources": sources,
-        "calls": steps,
-        "updates": updates,
-    }
+def _inside(flow: Flow) -> set[tuple[int, int]]:
+    """Maker and reader of what the forward pass makes and reads in one module alone, and the copies between them."""
+    crossing: dict[tuple[int, int], bool] = {}
+    copies = {(read.call, read.place): copy.item for copy in flow.copies for read in copy.reads}
+    for trip in _trips(flow):
+        maker, reader = flow.made_by[trip.call][trip.place][0], flow.of_call[trip.call]
+        copy = copies.get((trip.call, trip.place))
+        for pair in ((maker, reader),) if copy is None else ((maker, copy), (copy, reader)):
+            crossing[pair] = crossing.get(pair, False) or len(set(trip.modules)) > 1
+    return {pair for pair, crosses in crossing.items() if not crosses}
 
 
-RECURRENT: Final = frozenset({"RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"})
-"""Modules of PyTorch whose operators are others on each kind of device, and change parts of tensors in place."""
+class Trip(NamedTuple):
+    """A value from the operator that makes it to one of the forward pass that reads it, through views."""
+
+    call: int
+    """The reader."""
+    place: int
+    """Which of its inputs."""
+    values: tuple[Value, ...]
+    """What is made, then what each view gives."""
+    modules: tuple[str, ...]
+    """Whose forward functions make it, run each view, and read it; of what was there before the step the outermost."""
 
 
-def _check_written(flow: Flow) -> None:
-    """What :mod:`steptime.sharding.run` cannot follow: it knows one piece of each storage.
-
-    Raises:
-        UserError: a module is recurrent, or a call changes a part of a tensor in place.
-    """
-    program = flow.program
-    path, kind = next((row for row in program.modules.items() if row[1] in RECURRENT), ("", ""))
-    if kind:
-        hint = "leave --export out: the times hold; export a model without recurrent modules"
-        raise UserError(f"a step with {path or 'the module'} ({kind}) cannot be exported", hint=hint)
-    for call in (program.calls[number] for number in flow.of_call):
-        for storage, type in zip(call.writes, call.node.outputs, strict=False):
-            if storage in call.reads and type.size_bytes < program.storages[storage].size_bytes:
-                hint = "make a new tensor (torch.cat, torch.where) in its place, or leave --export out: the times hold"
-                where = call.module or "the module"
-                raise UserError(f"{call.node.op} in {where} changes a part of a tensor in place", hint=hint)
-
-
-def _call(writer: _Writer, number: int, freed: tuple[int, ...]) -> Plain:
-    flow, plan = writer.flow, writer.plan
-    call = flow.program.calls[number]
-    node, item = call.node, flow.of_call.get(number)
-    if item is None:
-        plain = tuple((storage, storage, writer.no_way) for storage in call.reads)
-        writes = tuple((s, writer.type(type), "") for s, type in zip(call.writes, node.outputs, strict=True))
-        return (node.op, call.module, (), plain, writes, {}, freed, True)
-    way = plan.built.ways[item][plan.choice[item]]
-    reads, copies = [], [writer.copy(copy) for copy in writer.made_for[number]]
-    for place, (value, storage, target) in enumerate(zip(node.inputs, call.reads, way.inputs, strict=True)):
-        root, looks = root_of(value)
-        piece = writer.copy_of.get(Read(number, place))
-        made = flow.made_by[number][place] if piece is None else (writer.copies[piece].item, 0)
-        there = writer.way(root.type, looks, plan.sharding_of(*made), target)
-        reads.append((storage, storage if piece is None else piece, there))
-    changed = {} if way.strategy is None else writer.changed(node, way.strategy)
-    writes = tuple(
-        (storage, writer.type(type), text_of(sharding))
-        for storage, type, sharding in zip(call.writes, node.outputs, way.outputs, strict=True)
-    )
-    return (node.op, call.module, tuple(copies), tuple(reads), writes, changed, freed, False)
-
-
-def _sources(writer: _Writer) -> Iterator[Plain]:
-    """What is there before the step, in the order in which calls read it."""
-    flow, plan, seen = writer.flow, writer.plan, set()
-    for number, makers in flow.made_by.items():
-        call = flow.program.calls[number]
-        for storage, value, (item, output) in zip(call.reads, call.node.inputs, makers, strict=True):
-            if flow.items[item].kind != "source" or storage in seen:
-                continue
-            seen.add(storage)
-            known, type = flow.program.storages[storage], root_of(value)[0].type
-            yield (storage, known.category, known.name, writer.type(type), text_of(plan.sharding_of(item, output)))
-
-
-def _updates(writer: _Writer) -> Iterator[Plain]:
-    flow, plan = writer.flow, writer.plan
-    storages = {parameter.name: parameter.storage for parameter in flow.program.parameters}
-    for name, gradient in flow.gradients.items():
-        if name not in flow.update_of:
+def _trips(flow: Flow) -> Iterator[Trip]:
+    """Every value that an operator of the forward pass reads, weights and buffers apart."""
+    made_in: dict[tuple[int, Value], str] = {}
+    for number, call in enumerate(flow.program.calls):
+        if call.phase != "forward":
             continue
-        root, looks = root_of(gradient.value)
-        held, updated = plan.sharding_of(flow.of_parameter[name]), plan.sharding_of(flow.update_of[name])
-        type = plan.built.flow.items[flow.of_parameter[name]].node.outputs[0]
-        there = writer.way(root.type, looks, plan.sharding_of(*gradient.made), updated)
-        back = writer.way(type, (), updated, held)
-        yield (name, storages[name], gradient.storage, there, writer.type(type), text_of(updated), back)
+        if number in flow.of_call:
+            for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
+                root, looks = root_of(value)
+                if root.node.op in ("parameter", "buffer"):
+                    continue
+                values = (root, *(look.node.value(look.output) for look in looks))
+                first, *rest = (made_in.get((storage, each), "") for each in values)
+                yield Trip(number, place, values, (first, *(each or call.module for each in rest), call.module))
+        for output, storage in enumerate(call.writes):
+            made_in[storage, call.node.value(output)] = call.module
 
 
-HEAD: Final = '''"""Shardings of {model} over {devices} devices: placements, and the step to run.
+LISTS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
+"""Modules that are not called, so that nothing enters or leaves them."""
 
-Written by steptime {version}: steptime shard --export. PARAMETERS, UPDATES and INPUTS need PyTorch alone;
-trainer() runs the step with steptime.sharding.run: capture the module for the devices on which it runs.
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A tensor on its way to an operator of the forward pass, where it crosses the boundary of a module."""
+
+    made: str
+    """Module whose forward function made it; of what was there before the step the outermost."""
+    read: str
+    """Module whose forward function reads it."""
+    storage: int
+    value: Value
+    lies: Sharding
+    """How it is read."""
+    moved: bool
+    """The plan redistributes it there, or in the module before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundaries:
+    """What is redistributed where a tensor enters or leaves a module, and how modules read weights."""
+
+    entering: Mapping[str, Mapping[Shape, Sharding]]
+    """Module -> shape of an argument -> how it is brought."""
+    leaving: Mapping[str, Mapping[Shape, Sharding]]
+    weights: Mapping[str, Mapping[str, Sharding]]
+    """Module -> parameter by its name -> how the forward pass reads it, where it is stored otherwise."""
+
+
+def boundaries_of(plan: ShardingPlan) -> Boundaries:
+    """Redistributions of a plan at the boundaries of modules.
+
+    Where readers in one module ask for one sharding, the outermost such module brings the tensor there. A table has one
+    sharding for each shape, so that a module that gets two tensors of one shape differently is left to DTensor.
+    """
+    modules = plan.built.flow.program.modules
+    called = frozenset(path for path, kind in modules.items() if kind not in LISTS)
+    found = list(_passages(plan))
+    readers: dict[tuple[int, Value], list[Passage]] = defaultdict(list)
+    for each in found:
+        readers[each.storage, each.value].append(each)
+    entering: dict[str, dict[Shape, Sharding | None]] = defaultdict(dict)
+    leaving: dict[str, dict[Shape, Sharding | None]] = defaultdict(dict)
+    for each in found:
+        if not each.moved:
+            continue
+        table, shape = (leaving if _within(each.made, each.read) else entering), each.value.type.shape
+        others = readers[each.storage, each.value]
+        place = _left(called, each) if table is leaving else _entered(called, each, others)
+        agreed = table[place].setdefault(shape, each.lies) == each.lies
+        if table is leaving:
+            agreed &= all(one.lies == each.lies for one in others if one.read == each.read)
+        if not agreed:
+            table[place][shape] = None
+    return Boundaries(entering=_agreed(entering), leaving=_agreed(leaving), weights=_weights(plan))
+
+
+def _agreed(
+    table: Mapping[str, Mapping[Shape, Sharding | None]],
+) -> dict[str, dict[Shape, Sharding]]:
+    """The tables without what is left to DTensor: terms of sums, too, which it makes by itself alone."""
+    rows = {path: {shape: to for shape, to in shapes.items() if to and _given(to)} for path, shapes in table.items()}
+    return {path: shapes for path, shapes in rows.items() if shapes}
+
+
+def _passages(plan: ShardingPlan) -> Iterator[Passage]:
+    """Every tensor of the forward pass that crosses a boundary, weights apart."""
+    flow, mesh = plan.built.flow, plan.built.mesh
+    for trip in _trips(flow):
+        storage, node = flow.program.calls[trip.call].reads[trip.place], flow.program.calls[trip.call].node
+        lies, asked = plan.sharding_of(*flow.made_by[trip.call][trip.place]), _way(plan, trip.call).inputs[trip.place]
+        (root, looks), moved = root_of(node.inputs[trip.place]), False
+        for at, leg in enumerate(legs_of(root.type, looks, lies, asked, mesh)):
+            to = asked if leg.strategy is None else leg.strategy.inputs[0]
+            made, read = trip.modules[at : at + 2]
+            moved |= to != lies  # what is moved before a view inside a module is said where it leaves the module
+            if made != read:
+                yield Passage(made, read, storage, trip.values[at], to, moved)
+                moved = False
+            if leg.look is not None and leg.strategy is not None:
+                lies = leg.strategy.outputs[leg.look.output]
+
+
+def _way(plan: ShardingPlan, call: int) -> Way:
+    item = plan.built.flow.of_call[call]
+    return plan.built.ways[item][int(plan.choice[item])]
+
+
+def _weights(plan: ShardingPlan) -> dict[str, dict[str, Sharding]]:
+    """How modules read weights that are stored otherwise; what one module reads in two ways is left to DTensor."""
+    flow, stored = plan.built.flow, plan.parameters
+    names = {parameter.storage: parameter.name for parameter in flow.program.parameters}
+    found: dict[tuple[str, str], set[Sharding]] = defaultdict(set)
+    for number in flow.of_call:
+        call, way = flow.program.calls[number], _way(plan, number)
+        if call.phase != "forward":
+            continue
+        for place, (value, storage) in enumerate(zip(call.node.inputs, call.reads, strict=True)):
+            name = names.get(storage)
+            if name not in stored:
+                continue
+            root, looks = root_of(value)
+            first = legs_of(root.type, looks, stored[name], way.inputs[place], plan.built.mesh)[0]
+            asked = way.inputs[place] if first.strategy is None else first.strategy.inputs[0]
+            found[call.module, name].add(asked)
+    out: dict[str, dict[str, Sharding]] = defaultdict(dict)
+    for (module, name), asked_for in found.items():
+        if len(asked_for) == 1 and (only := next(iter(asked_for))) != stored[name] and _given(only):
+            out[module][name] = only
+    return dict(out)
+
+
+def _given(sharding: Sharding) -> bool:
+    return not any(placement.partial for placement in sharding)
+
+
+def _within(path: str, outer: str) -> bool:
+    """Whether a module is another one or inside it.
+
+    >>> _within("h.0.mlp", "h.0"), _within("h.0", ""), _within("h.10", "h.1")
+    (True, True, False)
+    """
+    return not outer or path == outer or path.startswith(f"{outer}.")
+
+
+def _around(called: Set[str], path: str) -> Iterator[str]:
+    """A module and those around it, from the inside, without lists, which have no forward function."""
+    while path:
+        if path in called:
+            yield path
+        path = path.rpartition(".")[0]
+
+
+def _left(called: Set[str], passage: Passage) -> str:
+    """The outermost module that a tensor leaves before it is read."""
+    return [path for path in _around(called, passage.made) if not _within(passage.read, path)][-1]
+
+
+def _entered(called: Set[str], passage: Passage, readers: Sequence[Passage]) -> str:
+    """The outermost module that a tensor enters and in which all ask for one sharding of it."""
+    best = passage.read
+    for path in _around(called, passage.read):
+        same = all(each.lies == passage.lies for each in readers if _within(each.read, path))
+        if same and not _within(passage.made, path):
+            best = path
+    return best
+
+
+def _check_known(plan: ShardingPlan) -> None:
+    """Refuse what DTensor cannot run.
+
+    Raises:
+        UserError: this version of PyTorch has no sharding strategy for an operator of the step.
+    """
+    import torch
+
+    from steptime.captured import torch_parts
+
+    calls = plan.built.flow.program.calls
+    names = dict.fromkeys(call.node.op for call in calls if call.phase != "optimizer" and call.node.inputs)
+    missing = [name for name in names if not torch_parts.spread_by_dtensor(name)]
+    if missing:
+        raise UserError(
+            f"DTensor of PyTorch {torch.__version__} has no rule for {first_few(missing, 6)}",
+            hint="leave --export out: the times hold; or write the module with operators that DTensor has",
+        )
+
+
+HEAD: Final = '''"""Shardings of {model} over {devices} devices, for PyTorch's DTensor.
+
+Written by steptime {version}: steptime shard --export. PARAMETERS are placements of the weights between two steps,
+UPDATES of gradients and states of the optimiser, WEIGHTS of weights as modules read them, INPUTS of the tensors that
+the module is given; ENTERING and LEAVING are those to which arguments and results of modules, told by their shapes,
+are redistributed. parallelize() makes the module parallel; trainer() runs steps.
 """
-
-from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: F401
-
-MESH = {mesh}
 '''
+PLAN: Final = "# -- the plan "
+RUN: Final = "# -- how it is run "
 
 
 def python_file(plan: ShardingPlan) -> str:
-    """A Python file with the placements of a plan, which a user imports.
+    """A Python file that runs the module as a plan says and imports PyTorch alone.
 
-    ``MESH`` has the names and sizes of the axes; ``PARAMETERS``, ``UPDATES`` (gradients and states of the optimiser)
-    and ``INPUTS`` have PyTorch's placements by name; ``STEP`` has every call of forward and backward with the ways of
-    what it reads; ``trainer(module, optimizer)`` runs it.
+    ``MESH`` has the names and sizes of the axes; the tables after it have PyTorch's placements by name.
+    ``parallelize(module, mesh)`` spreads a module, ``trainer(module, optimizer)`` runs its steps.
+
+    Raises:
+        UserError: DTensor has no rule for an operator.
     """
     from steptime import __version__
 
-    mesh = plan.built.mesh
-    step = plain_step(plan)
-    updates = {name: text for name, _, _, _, _, text, _ in step["updates"]}
-    inputs = {name: text for _, kind, name, _, text in step["sources"] if kind == "input"}
-    parameters = {name: text_of(each) for name, each in plan.parameters.items()}
-    lines = [
-        HEAD.format(
-            model=plan.built.flow.program.name.translate({34: 39, 92: 47}),
-            devices=mesh.devices,
-            version=__version__,
-            mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
-        )
+    _check_known(plan)
+    mesh, flow, found = plan.built.mesh, plan.built.flow, boundaries_of(plan)
+    own = Path(dtensor.__file__).read_text(encoding="utf-8")
+    imports = own[own.index("from __future__") : own.index(PLAN)]
+    inputs = {item.name: plan.sharding_of(n) for n, item in enumerate(flow.items) if item.node.op == "input"}
+    updates = {name: plan.sharding_of(item) for name, item in flow.update_of.items()}
+    axes = dict(zip(mesh.names, mesh.sizes, strict=True))
+    head = HEAD.format(model=flow.program.name.translate({34: 39, 92: 47}), devices=mesh.devices, version=__version__)
+    tables = [
+        f"MESH = {axes}",
+        *(_table(title, rows) for title, rows in (("PARAMETERS", plan.parameters), ("UPDATES", updates))),
+        _nested("WEIGHTS", found.weights),
+        _table("INPUTS", inputs),
+        _nested("ENTERING", found.entering),
+        _nested("LEAVING", found.leaving),
     ]
-    for title, found in (("PARAMETERS", parameters), ("UPDATES", updates), ("INPUTS", inputs)):
-        rows = (f"    {name!r}: {torch_placements(text)}," for name, text in found.items())
-        lines.append("\n".join([f"{title} = {{", *rows, "}"]))
-    lines.append("\n".join(["STEP = {", *_rows(step), "}"]))
-    lines.append(TAIL)
-    return "\n".join(lines)
+    return "\n".join([head, imports, *tables, "", own[own.index(RUN) :]])
 
 
-TAIL: Final = '''
-
-def trainer(module, optimizer, **options):
-    """Runs steps of the module in this process of the job; see steptime.sharding.run.trainer."""
-    from steptime.sharding.run import trainer as made
-
-    return made(module, optimizer, MESH, STEP, **options)
-'''
-
-FIELDS: Final = {
-    "types": "element type, shape, strides",
-    "ways": "steps: kind, axes, from, to, whole shape, bytes; or view, operator, its arguments, output, to, shape",
-    "sources": "storage, kind, name, type, placements",
-    "calls": "operator, module, (storage, its number, way) of each copy that is made first, (storage, its number or "
-    "that of a copy, way) of each input, (storage, type, placements) of each output, other arguments, what is freed, "
-    "view",
-    "updates": "parameter, its storage, that of the gradient, way of the gradient, type, placements, way back",
-}
-"""What the rows of a step have, as a comment in the file."""
+def _table(title: str, rows: Mapping[Any, Sharding], indent: str = "") -> str:
+    """A table of placements as Python writes it."""
+    inner = (f"{indent}    {key!r}: {torch_placements(each)}," for key, each in rows.items())
+    return "\n".join([f"{title} = {{" if not indent else f"{indent}{title}: {{", *inner, f"{indent}}}"])
 
 
-def _rows(step: dict[str, list[Plain]]) -> Iterator[str]:
-    for key, rows in step.items():
-        yield f"    # {FIELDS[key]}"
-        yield f"    {key!r}: ["
-        yield from (f"        {row!r},  # {number}" for number, row in enumerate(rows))
-        yield "    ],"
+def _nested(title: str, tables: Mapping[str, Mapping[Any, Sharding]]) -> str:
+    inner = (f"{_table(repr(path), rows, '    ')}," for path, rows in tables.items())
+    return "\n".join([f"{title} = {{", *inner, "}"])
 
 
-def torch_placements(text: str) -> str:
+def torch_placements(sharding: Sharding) -> str:
     """A sharding as PyTorch writes it.
 
-    >>> torch_placements("S(1) P(max) R")
+    >>> from steptime.captured.ops.placement import R, partial, shard
+    >>> torch_placements((shard(1), partial("max"), R))
     "(Shard(1), Partial('max'), Replicate())"
     """
-    each = [_torch(placement) for placement in parse_sharding(text)]
-    return f"({', '.join(each)}{',' if len(each) == 1 else ''})"
+    return f"({', '.join(map(_torch, sharding))}{',' if len(sharding) == 1 else ''})"
 
 
 def _torch(placement: Placement) -> str:

@@ -26,7 +26,7 @@ from typing import Final, Literal
 import numpy as np
 
 from steptime.num import Array
-from steptime.sharding.local_search import descended
+from steptime.sharding.local_search import Meter, descended
 from steptime.sharding.presolve import Conflict, Reduction, presolve
 from steptime.sharding.problem import Problem, feasible, memories_bytes, only, total_s
 from steptime.sharding.relaxation import Answer, Model, columns_of, marginals_s, model_of, rounded, run
@@ -286,6 +286,13 @@ def solve(
     if search.best is None and not search.interrupted and search.left_s > 0:
         return _infeasible(problem, began, "branch and bound found none")
     return _solution(problem, search, start, began)
+
+
+def exact(meter: Meter, rng: np.random.Generator) -> None:
+    """The integer linear program, to its default gap."""
+    found = solve(meter.problem, time_limit_s=max(meter.left_s, 0.01))
+    if found.choice is not None:
+        meter.offer(found.choice)
 
 
 def _solution(problem: Problem, search: _Search, start: Sequence[int] | Array | None, began: float) -> Solution:

@@ -18,6 +18,7 @@ import numpy as np
 
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
+from steptime.captured.ops.placement import text_of
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s, pair_of
 from steptime.hardware.records import Cluster
@@ -36,7 +37,6 @@ from steptime.sharding.pipeline import (
     played_s,
     sub_meshes,
 )
-from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan, planned
 from steptime.sharding.shard import captured_step, room_bytes
 from steptime.sharding.spans import Overlap, spans_of

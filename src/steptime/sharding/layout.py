@@ -21,13 +21,13 @@ from typing import Final
 import numpy as np
 
 from steptime.captured.graph import FLOATS
+from steptime.captured.ops.placement import R, shard
 from steptime.errors import UnknownNameError, UserError, first_few, shorten
 from steptime.num import Array
 from steptime.sharding.annotate import matching, named_tensors
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Flow
 from steptime.sharding.mesh import Mesh
-from steptime.sharding.placement import R, shard
 from steptime.sharding.reshards import keeping_terms
 from steptime.sharding.tensors import Tensors, splits, tensors_of
 

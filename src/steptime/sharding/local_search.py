@@ -1,41 +1,182 @@
-"""Baselines that change a choice node by node: random, greedy, coordinate descent, Markov chain Monte Carlo."""
+"""Searches that change a choice node by node, on the same problem and under the same cost as the exact solver.
+
+A search is a function of a :class:`Meter`, which counts evaluations and CPU seconds, keeps the best choice that is
+legal and fits, and ends the search when the budget is spent. A search may walk through choices that are illegal or too
+large: for it they cost :attr:`Meter.illegal_s` for each illegal entry, and as much for each share of the limit by which
+memory exceeds it at a moment. What is reported is legal, fits, and costs what
+:func:`~steptime.sharding.problem.total_s` says.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from steptime.num import Array
-from steptime.sharding.baselines import Budget, Meter, Spent, Walk
-from steptime.sharding.problem import Problem
+from steptime.sharding.problem import Edge, Node, Problem, feasible, memories_bytes, options_s, total_s, totals_s
 
-BATCH: Final = 64
-"""Random choices evaluated at once."""
 SHAKEN: Final = 0.05
 """Share of nodes that a restart of the descent draws again."""
-BETA: Final = 1000.0
-"""Inverse temperature of the chain, as a multiple of one over the total: 1/1000 more is accepted with odds 1/e."""
-RETURN: Final = 2000
-"""Proposals without a new best after which the Markov chain goes back to the best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a search may spend; the first that is used up ends it."""
+
+    cpu_s: float = 10.0
+    evaluations: float = math.inf
+    """Choices whose cost is computed, whole or as a change of one node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The best so far, when it was found."""
+
+    cpu_s: float
+    evaluations: int
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What a search found, and how its best fell with time."""
+
+    method: str
+    choice: tuple[int, ...] | None
+    """The best that is legal and fits; None: it found none."""
+    total_s: float
+    points: tuple[Point, ...]
+    evaluations: int
+    cpu_s: float
+    stop: Literal["finished", "budget", "interrupted"]
+
+
+class Spent(Exception):
+    """The budget is used up."""
+
+
+class Meter:
+    """What a search evaluates with: costs without infinities, the budget, the best so far."""
+
+    def __init__(self, problem: Problem, budget: Budget) -> None:
+        self.problem, self.budget = problem, budget
+        costs = [*(node.cost_s for node in problem.nodes), *(edge.cost_s for edge in problem.edges)]
+        self.illegal_s = 2 * sum(map(_largest, costs)) or 1.0
+        self.soft = replace(
+            problem,
+            nodes=tuple(replace(node, cost_s=self._finite(node)) for node in problem.nodes),
+            edges=tuple(replace(edge, cost_s=self._finite(edge)) for edge in problem.edges),
+        )
+        self.started, self.evaluations = time.process_time(), 0
+        self.best: Array | None = None
+        self.total_s = math.inf
+        self.points: list[Point] = []
+
+    def _finite(self, part: Node | Edge) -> Array:
+        return np.where(np.isfinite(part.cost_s), part.cost_s, self.illegal_s)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds since the start."""
+        return time.process_time() - self.started
+
+    @property
+    def left_s(self) -> float:
+        """CPU seconds of the budget that are left."""
+        return self.budget.cpu_s - self.cpu_s
+
+    def spend(self, evaluations: int) -> None:
+        """Counts evaluations; ends the search if the budget is used up."""
+        self.evaluations += evaluations
+        if self.evaluations >= self.budget.evaluations or self.left_s <= 0:
+            raise Spent
+
+    def excess_s(self, memory: Array) -> Array:
+        """Penalty of the memory at all moments, which are the last axis."""
+        if not self.problem.limited:
+            return np.zeros(memory.shape[:-1])
+        limit = max(self.problem.limit_bytes, 1.0)
+        over: Array = np.maximum(memory / limit - 1 - 1e-12, 0.0).sum(axis=-1)
+        return over * self.illegal_s
+
+    def scores_s(self, choices: Array) -> Array:
+        """Seconds with penalties of choices, one a row; the best of them is offered."""
+        out: Array = totals_s(self.soft, choices) + self.excess_s(memories_bytes(self.soft, choices))
+        self.offer(choices[int(out.argmin())])
+        self.spend(len(choices))
+        return out
+
+    def offer(self, choice: Array | Sequence[int]) -> None:
+        """Keeps a choice if it is legal, fits, and is the best so far."""
+        total = total_s(self.problem, choice)
+        if total < self.total_s and feasible(self.problem, choice):
+            self.best, self.total_s = np.array(choice, int), total
+            self.points.append(Point(cpu_s=self.cpu_s, evaluations=self.evaluations, total_s=total))
+
+
+def _largest(values: Array) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+class Walk:
+    """A choice that changes node by node, with its memory kept up to date."""
+
+    def __init__(self, meter: Meter, choice: Array) -> None:
+        self.meter, self.choice = meter, np.array(choice, int)
+        self.memory = memories_bytes(meter.soft, self.choice[None, :])[0]
+
+    def deltas_s(self, node: int) -> Array:
+        """Seconds with penalties by which each option of a node changes the choice."""
+        row, now = options_s(self.meter.soft, self.choice, node), self.choice[node]
+        moments, taken = self.meter.soft.held[node]
+        if len(moments) and self.meter.problem.limited:
+            rest = self.memory[moments] - taken[now]
+            row = row + self.meter.excess_s(rest + taken)
+        out: Array = row - row[now]
+        return out
+
+    def take(self, node: int, option: int) -> None:
+        """Changes one node."""
+        moments, taken = self.meter.soft.held[node]
+        self.memory[moments] += taken[option] - taken[self.choice[node]]
+        self.choice[node] = option
+
+
+Method: TypeAlias = Callable[[Meter, np.random.Generator], None]
+
+
+def searched(run: Method, problem: Problem, budget: Budget | None = None, seed: int = 0, name: str = "") -> Trace:
+    """Runs a search; Ctrl-C ends it with what it has."""
+    meter = Meter(problem, budget or Budget())
+    stop: Literal["finished", "budget", "interrupted"] = "finished"
+    try:
+        if problem.nodes:
+            run(meter, np.random.default_rng(seed))
+        else:
+            meter.offer(())
+    except Spent:
+        stop = "budget"
+    except KeyboardInterrupt:
+        stop = "interrupted"
+    return Trace(
+        method=name,
+        choice=None if meter.best is None else tuple(map(int, meter.best)),
+        total_s=meter.total_s,
+        points=tuple(meter.points),
+        evaluations=meter.evaluations,
+        cpu_s=meter.cpu_s,
+        stop=stop,
+    )
 
 
 def random_choice(meter: Meter, rng: np.random.Generator, count: int = 1) -> Array:
     """Choices with every option equally likely, one a row."""
     return rng.integers(0, meter.problem.sizes, (count, len(meter.problem.nodes)))
-
-
-def at_random(meter: Meter, rng: np.random.Generator) -> None:
-    """Independent random choices until the budget is spent."""
-    while True:
-        meter.scores_s(random_choice(meter, rng, BATCH))
-
-
-def greedily(meter: Meter, rng: np.random.Generator) -> None:
-    """One choice: see :func:`greedy`."""
-    greedy(meter)
 
 
 def greedy(meter: Meter) -> Array:
@@ -61,6 +202,22 @@ def greedy(meter: Meter) -> Array:
         meter.evaluations += len(row)
     meter.offer(choice)
     return choice
+
+
+def settle(walk: Walk, rng: np.random.Generator) -> None:
+    """Gives every node its best option, in random order, until no change of one node helps."""
+    count = len(walk.choice)
+    waiting = dict.fromkeys(rng.permutation(count).tolist())
+    while waiting:
+        node = next(iter(waiting))
+        del waiting[node]
+        change = walk.deltas_s(node)
+        option = int(change.argmin())
+        if change[option] < -1e-15 * walk.meter.illegal_s:
+            walk.take(node, option)
+            waiting.update(dict.fromkeys(other for other, _ in walk.meter.soft.incident[node]))
+            walk.meter.offer(walk.choice)
+        walk.meter.spend(len(change))
 
 
 def descend(meter: Meter, rng: np.random.Generator) -> None:
@@ -89,46 +246,3 @@ def descended(problem: Problem, starts: Sequence[Sequence[int]], evaluations: fl
     except Spent:
         pass
     return meter.best
-
-
-def settle(walk: Walk, rng: np.random.Generator) -> None:
-    """Gives every node its best option, in random order, until no change of one node helps."""
-    count = len(walk.choice)
-    waiting = dict.fromkeys(rng.permutation(count).tolist())
-    while waiting:
-        node = next(iter(waiting))
-        del waiting[node]
-        change = walk.deltas_s(node)
-        option = int(change.argmin())
-        if change[option] < -1e-15 * walk.meter.illegal_s:
-            walk.take(node, option)
-            waiting.update(dict.fromkeys(other for other, _ in walk.meter.soft.incident[node]))
-            walk.meter.offer(walk.choice)
-        walk.meter.spend(len(change))
-
-
-def mcmc(meter: Meter, rng: np.random.Generator) -> None:
-    """Metropolis sampling as FlexFlow searches: one node's option is proposed at a time, and its change evaluated.
-
-    A proposal is accepted with probability min(1, exp(-beta change)); after a while without a new best the chain goes
-    back to the best. It starts from the greedy choice (FlexFlow: from known strategies, too).
-
-    Source: Jia et al., "Beyond data and model parallelism for deep neural networks", arXiv 1807.05358, section 6.2.
-    """
-    walk = Walk(meter, greedy(meter))
-    score = least = float(meter.scores_s(walk.choice[None, :])[0])
-    best, since, sizes = walk.choice.copy(), 0, meter.problem.sizes
-    while True:
-        node = int(rng.integers(len(best)))
-        option = int(rng.integers(sizes[node]))
-        change = float(walk.deltas_s(node)[option])
-        if change <= 0 or rng.random() < math.exp(-min(BETA * change / max(abs(score), 1e-300), 700.0)):
-            walk.take(node, option)
-            score += change
-        since += 1
-        if score < least:
-            best, least, since = walk.choice.copy(), score, 0
-            meter.offer(best)
-        elif since > RETURN:
-            walk, score, since = Walk(meter, best), least, 0
-        meter.spend(1)

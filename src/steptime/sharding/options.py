@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steptime.captured.graph import Node, TensorType
-from steptime.sharding.dims import dims_of
-from steptime.sharding.placement import Placement, Sharding, divides
-from steptime.sharding.rows import Dim, Exchange, all_replicated
+from steptime.captured.ops import dims_of
+from steptime.captured.ops.labels import Dim, Exchange, all_replicated
+from steptime.captured.ops.placement import Placement, Sharding, divides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

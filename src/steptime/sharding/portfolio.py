@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,16 +11,18 @@ from typing import Final
 
 import numpy as np
 
+from steptime.errors import UserError
 from steptime.num import Array
-from steptime.sharding.baselines import Budget, search
+from steptime.sharding.ilp import EXACT, solve
+from steptime.sharding.local_search import Budget, Meter, Method, descend, searched
 from steptime.sharding.planner import ENOUGH, ShardingPlan, descended, memory_of, step_of
-from steptime.sharding.problem import ROUNDING
+from steptime.sharding.problem import ROUNDING, Problem, only
 from steptime.sharding.recipes import RECIPES, followed
 
-SEARCHES: Final = ("hierarchical", "local")
-"""Those that find the best plans of all baselines where memory is tight (``benchmarks/planners.md``)."""
 EACH_S: Final = 5.0
 """CPU seconds of each."""
+PRICES: Final = (0.0, *(10.0**power for power in range(-3, 3)))
+"""Prices of memory that are tried in turn, as shares of the total for the limit's bytes."""
 
 
 def with_others(found: ShardingPlan, gap: float, each_s: float = EACH_S) -> ShardingPlan:
@@ -44,7 +47,11 @@ def _choices(found: ShardingPlan, each_s: float) -> Iterator[tuple[str, Array]]:
     built, budget = found.built, Budget(cpu_s=each_s)
     problem = built.problem()
     for name in (*SEARCHES, *RECIPES):
-        trace = followed(name, built, problem, budget)[0] if name in RECIPES else search(name, problem, budget)
+        trace = (
+            followed(name, built, problem, budget)[0]
+            if name in RECIPES
+            else searched(SEARCHES[name], problem, budget, name=name)
+        )
         if trace is not None and trace.choice is not None:
             choice = np.asarray(trace.choice)
             yield name, descended(built, problem, choice) if found.overlaps else choice
@@ -57,3 +64,68 @@ def _fits(found: ShardingPlan, choice: Array) -> bool:
         return True
     peak_bytes = float(memory_of(found.built, choice)[1:].max())
     return peak_bytes <= max(limit, float(found.memory_bytes[1:].max())) * (1 + ROUNDING)
+
+
+def priced(problem: Problem, price_s: float) -> Problem:
+    """The problem without a limit, in which bytes cost: `price_s` for the whole limit, on the mean of the moments."""
+    if not problem.limited or not price_s:
+        return replace(problem, moments=(), limit_bytes=math.inf)
+    per_byte = price_s / max(problem.limit_bytes, 1.0) / len(problem.moments)
+    nodes = tuple(
+        replace(node, cost_s=node.cost_s + per_byte * taken.sum(axis=1))
+        for node, (_, taken) in zip(problem.nodes, problem.held, strict=True)
+    )
+    return replace(problem, nodes=nodes, moments=(), limit_bytes=math.inf)
+
+
+def unit_of(meter: Meter) -> float:
+    """Seconds of the cheapest option of each node alone: the scale of prices."""
+    return max(float(sum(node.cost_s.min() for node in meter.soft.nodes)), 1e-300)
+
+
+def axis_by_axis(meter: Meter, rng: np.random.Generator) -> None:
+    """One axis of the mesh after the other, each solved exactly given the axes before it; later axes do nothing.
+
+    A node without an option that does so keeps all that agree with the axes decided. The limit of memory holds
+    for the last axis alone, so a price on memory rises until the choice fits.
+
+    Raises:
+        UserError: the problem has no tags.
+    """
+    problem = meter.problem
+    if any(node.tags is None for node in problem.nodes):
+        raise UserError(
+            "hierarchical: options have no tags", hint="a problem needs the tag of each option along each axis"
+        )
+    axes = max((node.tags.shape[1] for node in problem.nodes if node.tags is not None), default=0)
+    unit_s = unit_of(meter)
+    for share in PRICES if problem.limited else PRICES[:1]:
+        tags: list[Array] = [np.zeros(0, int) for _ in problem.nodes]
+        for axis in range(axes):
+            last = axis == axes - 1
+            at = _with_tags(problem if last else priced(problem, share * unit_s), tags, axis)
+            meter.spend(1)
+            found = solve(at, gap=EXACT if not last else 1e-3, time_limit_s=max(meter.left_s, 0.01))
+            if found.choice is None:
+                break
+            if last:
+                meter.offer(found.choice)
+            chosen = zip(problem.nodes, found.choice, strict=True)
+            tags = [np.asarray(node.tags)[option, : axis + 1] for node, option in chosen]
+        else:
+            return
+
+
+def _with_tags(problem: Problem, decided: list[Array], axis: int) -> Problem:
+    """The problem in which nodes keep the tags decided along the first axes and do nothing along those after `axis`."""
+    nodes = []
+    for node, own in zip(problem.nodes, decided, strict=True):
+        tags, legal = np.asarray(node.tags), np.isfinite(node.cost_s)
+        agree = legal & (tags[:, : len(own)] == own).all(axis=1)
+        still = agree & (tags[:, axis + 1 :] == 0).all(axis=1)
+        nodes.append(only(node, np.flatnonzero(still if still.any() else agree)))
+    return replace(problem, nodes=tuple(nodes))
+
+
+SEARCHES: Final[dict[str, Method]] = {"hierarchical": axis_by_axis, "local": descend}
+"""Those that find the best plans of all baselines where memory is tight (``benchmarks/planners.md``)."""

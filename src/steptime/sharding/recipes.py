@@ -14,13 +14,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from steptime.captured.ops.placement import Sharding, shard
 from steptime.errors import UserError
-from steptime.sharding.baselines import Budget, Trace
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Item
-from steptime.sharding.placement import Sharding, shard
+from steptime.sharding.ilp import exact
+from steptime.sharding.local_search import Budget, Trace, searched
 from steptime.sharding.problem import Problem, pinned
-from steptime.sharding.structured import recipe
 
 Rule: TypeAlias = Callable[[Sharding, int], int]
 """Axes on which a sharding of a tensor of some rank is as it should be."""
@@ -112,7 +112,7 @@ def followed(name: str, built: Built, problem: Problem, budget: Budget | None = 
     try:
         if _too_large(pinned(problem, allowed)):
             return None, "does not fit"
-        found = recipe(problem, allowed, budget)
+        found = searched(exact, pinned(problem, allowed), budget, name="recipe")
     except UserError as error:
         return None, str(error)
     return (

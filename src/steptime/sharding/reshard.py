@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.captured.ops.placement import Reduction, Sharding, divides, text_of
 from steptime.cost.roofline import memory_s
 from steptime.errors import InternalError, UserError, counted
 from steptime.estimate.kernels import streamed
@@ -22,7 +23,6 @@ from steptime.estimate.machine import Machine
 from steptime.num import Num, where
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.moves import ALWAYS, Graph, Layout, graph_of, layout_of
-from steptime.sharding.placement import Reduction, Sharding, divides, text_of
 from steptime.units import format_bytes, format_seconds
 
 COPY: Final = "copy"
@@ -257,7 +257,7 @@ def costs(
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on
-    >>> from steptime.sharding.placement import P, R, shard
+    >>> from steptime.captured.ops.placement import P, R, shard
     >>> mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2, "model": 4})
     >>> found = costs((8192, 6), 2, [(R, R), (P, P)], [(R, R), (R, shard(0)), (R, shard(1))], mesh)
     >>> found.shape, float(found[0, 0]), float(found[0, 2]), bool(found[1, 1] < found[1, 0])
@@ -285,7 +285,7 @@ def route(shape: Sequence[int], element_bytes: float, source: Sharding, target: 
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on
-    >>> from steptime.sharding.placement import R, shard
+    >>> from steptime.captured.ops.placement import R, shard
     >>> mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2, "model": 4})
     >>> found = route((8192, 8192), 2, (R, shard(0)), (shard(0), shard(0)), mesh)
     >>> [(step.kind, step.axes, step.target.text(mesh.names)) for step in found.steps]

@@ -12,6 +12,7 @@ from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
+from steptime.captured.ops.placement import text_of
 from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
@@ -21,12 +22,11 @@ from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
-from steptime.sharding.export import runs_only
+from steptime.sharding.export import followed
 from steptime.sharding.flow import Flow, flow_of
-from steptime.sharding.ilp import GAP, solve
+from steptime.sharding.ilp import GAP
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
-from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan
 from steptime.sharding.propagate import Propagated
 from steptime.sharding.software import Software, software_of
@@ -162,8 +162,8 @@ def shard(
         layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
         complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
-        runnable: only shardings that an exported file can run: without halos, attention over pieces of a sequence, and
-            operators on indices into a sharded dim other than embeddings and losses.
+        runnable: only shardings that an exported file can say to PyTorch's DTensor
+            (:func:`steptime.sharding.export.followed`).
         framework: training software whose factors, host and overhead are applied; None: ``generic``, as for ``plan``;
             ``ideal``: none.
         gap: share above the bound at which a search may stop.
@@ -223,8 +223,7 @@ def _completed(
 ) -> Completed:
     """The plan of one mesh."""
     problem, limits = built(flow, mesh, timer, limit_bytes), dict(how)
-    solver = runs_only(problem) if limits.pop("runnable") else solve
-    return completed(problem, directions, solver=solver, **limits)
+    return completed(followed(problem) if limits.pop("runnable") else problem, directions, **limits)
 
 
 Completed = tuple[ShardingPlan, Propagated | LaidOut | None]

@@ -11,9 +11,9 @@ import pytest
 
 from steptime.api.jobs import framework_of
 from steptime.captured.cost import Timer, cost_table
-from steptime.captured.cost.products import left_turned
 from steptime.captured.cost.timing import HOST_MORE_S
 from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.ops.products import left_turned
 from steptime.captured.profiling import profile as profile_model
 from steptime.captured.report.profile import total_lines
 from steptime.cost.host import IN_TURN, issued_s

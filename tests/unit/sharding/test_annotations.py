@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from sharded_modules import gpt, on_mesh, shardings  # noqa: E402
+from steptime.captured.ops.placement import R, text_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved  # noqa: E402
 from steptime.sharding.build import shardings_of  # noqa: E402
 from steptime.sharding.complete import Directions, completed  # noqa: E402
-from steptime.sharding.placement import R, text_of  # noqa: E402
 from steptime.sharding.planner import planned  # noqa: E402
 from steptime.sharding.propagate import propagated  # noqa: E402
 
@@ -127,6 +127,14 @@ def test_the_solver_keeps_annotations_and_is_no_slower_than_propagation():
     assert text_of(solved.parameters["blocks.2.mlp.0.weight"]) == "R S(0)"
     assert free.bound_s <= solved.step_s <= spread.step_s * (1 + 1e-9) * 1.01
     assert given is not None and (spread.choice == given.choice).all() and spread.bound_s == 0
+
+
+def test_what_is_annotated_stays_where_another_sharding_of_the_one_tensor_is_faster():
+    """A step with overlap goes on by changes of one item: none of them changes what is given."""
+    annotate = ("tokens.weight=S(0) S(0)", "norm.weight=S(0) R")
+    solved, _ = completed(problem(), Directions(annotate=annotate))
+    assert text_of(solved.parameters["tokens.weight"]) == "S(0) S(0)"
+    assert text_of(solved.parameters["norm.weight"]) == "S(0) R"
 
 
 def test_a_layout_leaves_other_axes_to_the_solver():

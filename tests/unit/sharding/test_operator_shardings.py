@@ -10,10 +10,10 @@ from aten_interpreter import call  # noqa: E402
 from operator_samples import SAMPLES, Sample  # noqa: E402
 from steptime.captured.cost import work_of  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
-from steptime.sharding.dims import OPERATORS, dims_of  # noqa: E402
+from steptime.captured.ops import dims_of  # noqa: E402
+from steptime.captured.ops.placement import placement_of  # noqa: E402
 from steptime.sharding.local import local_node, local_type, members  # noqa: E402
 from steptime.sharding.options import kept_replicated, options, strategies  # noqa: E402
-from steptime.sharding.placement import placement_of  # noqa: E402
 
 CONV = {"transposed": False, "output_padding": (0, 0), "groups": 1}
 
@@ -31,7 +31,7 @@ def strategy(node, dim, size=2):
 )
 def test_rows_of_a_halo_are_what_a_piece_needs(kernel, stride, padding, dilation):
     """Pieces with the rows of their neighbours, and zeros at the edges, make the convolution; with one row less not."""
-    from steptime.sharding.dims_products import reach
+    from steptime.captured.ops.convolutions import reach
 
     attributes = {"stride": (stride, 1), "padding": (padding, 1), "dilation": (dilation, 1), **CONV}
     sample = Sample("conv", "convolution", {"input": (1, 2, 32, 8), "weight": (3, 2, kernel, 3)}, attributes)
@@ -209,7 +209,3 @@ def test_members_of_a_list():
 def test_pieces_keep_the_order_of_dims_in_memory():
     broadcast = local_type(TensorType((8, 4, 6), "fp32", (6, 0, 1)), (placement_of("S(0)"),), (2,))
     assert (broadcast.shape, broadcast.strides) == ((4, 4, 6), (6, 0, 1))
-
-
-def test_every_operator_with_dims_has_a_known_name():
-    assert len(OPERATORS) > 400 and all(name == name.strip() for name in OPERATORS)

@@ -11,11 +11,11 @@ import pytest
 
 from dtensor_paths import dtensor_path
 from layout_machine import Devices
+from steptime.captured.ops.placement import P, R, Sharding, partial, placement_of, shard
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
 from steptime.sharding.mesh import Mesh, mesh_on
 from steptime.sharding.moves import graph_of, layout_of
-from steptime.sharding.placement import P, R, Sharding, partial, placement_of, shard
 from steptime.sharding.reshard import along, costs, route
 
 DGX = load_cluster("dgx-h100")

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.sharding.annotate import annotations_of, pins_of, resolved, solver_with  # noqa: E402
+from steptime.sharding.annotate import annotations_of, pins_of, resolved  # noqa: E402
 from steptime.sharding.build import built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
@@ -43,7 +43,7 @@ def plan():
     texts = ["norm=S(0)", "input.0=S(0)"]
     texts += [text for name in "qkv" for text in (f"{name}.weight=S(0)", f"{name}=S(1)")]
     pins = pins_of(given, resolved(given, annotations_of(texts)))
-    return planned(given, overlaps=False, solver=solver_with(pins))
+    return planned(given.only(pins), overlaps=False)
 
 
 def test_three_projections_gather_their_input_once(plan):

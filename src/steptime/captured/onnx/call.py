@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.aten.views import tensor_type, wrap
 from steptime.captured.graph.program import Attribute, TensorType
+from steptime.captured.graph.strides import tensor_type, wrap
 from steptime.captured.onnx.tensor import DTYPES, PACKED, Dims, Tensor, dtype_of, flat
 from steptime.captured.record.values import TORCH_DTYPES
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional as F
 
-from steptime.captured.aten.views import wrap
+from steptime.captured.graph.strides import wrap
 from steptime.captured.onnx.call import OnnxCall, Result, enter, row
 from steptime.captured.onnx.tensor import dtype_of
 from steptime.captured.record.values import TORCH_DTYPES

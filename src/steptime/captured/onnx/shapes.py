@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.aten.maths import broadcast
-from steptime.captured.aten.views import wrap
+from steptime.captured.graph.strides import broadcast, wrap
 from steptime.captured.onnx.call import OnnxCall, Result, enter, real, row
 from steptime.captured.onnx.elementwise import flattened
 from steptime.captured.onnx.tensor import MAX_PARTS, Tensor, flat
+from steptime.captured.record.values import TORCH_DTYPES
 from steptime.num import ceil_div
 
 aten = torch.ops.aten
@@ -29,7 +29,6 @@ enter({
     "Expand": lambda c: expanded(c.x(), broadcast(c.tensor(0).shape, tuple(c.known(1)))),
     "Concat": lambda c: torch.cat(c.all(), c.axis(1)),
     "GatherElements": lambda c: torch.gather(c.x(), c.axis(0), c.x(1)),
-    "Range": lambda c: torch.arange(c.one(0), c.one(1), c.one(2), dtype=c.x().dtype),
     "Trilu": lambda c: (torch.triu if c.get("upper", 1) else torch.tril)(c.x(), int(c.one(1, 0))),
     "SequenceConstruct": lambda c: _sequence(c, [c.tensor(n) for n in range(len(c.inputs))]),
     "SequenceEmpty": lambda c: _sequence(c, []),
@@ -158,6 +157,13 @@ def _tile(c: OnnxCall) -> Result:
     if len(c.known(1)) != len(c.tensor(0).shape):
         raise ValueError("a repeat for each dim is needed")
     return c.x().repeat(c.known(1))
+
+
+@row("Range")
+def _range(c: OnnxCall) -> Result:
+    """Where its length is known."""
+    known = all(c.tensor(n).array is not None for n in range(3))
+    return torch.arange(c.one(0), c.one(1), c.one(2), dtype=TORCH_DTYPES[c.tensor(0).dtype]) if known else None
 
 
 @row("ConstantOfShape")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.captured.aten.views import tensor_type
 from steptime.captured.graph.program import TensorType
+from steptime.captured.graph.strides import tensor_type
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten
 from steptime.model.spec import FLOATS
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Program
+from steptime.captured.ops import VIEWS
 from steptime.captured.record.environment import capturing
 from steptime.captured.record.fake import check_module
 from steptime.captured.record.recorder import Paths, Recorder

@@ -125,33 +125,6 @@ class Layouts:
         return found
 
 
-_KNOWN: Final[dict[int, tuple[CostModel, Layouts]]] = {}
-_MOST_MODELS: Final = 8
-
-
-def layouts_under(model: CostModel) -> Layouts:
-    """Layouts under a cost model, the same for the same model."""
-    found = _KNOWN.get(id(model))
-    if found is None or found[0] is not model:
-        if len(_KNOWN) >= _MOST_MODELS:
-            _KNOWN.clear()
-        found = _KNOWN[id(model)] = (model, Layouts.under(model))
-    return found[1]
-
-
-def layout_cost(flow: Flow, cost_model: CostModel) -> float:
-    """Cost of a graph with the best layouts of its values, conversions included.
-
-    Args:
-        flow: the graph.
-        cost_model: prices and weights; regions that were solved under it are remembered.
-
-    Raises:
-        UserError: SciPy is missing, or a region was not solved in time.
-    """
-    return layouts_under(cost_model).cost(flow)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Built:
     """The problem of a graph, and what its numbers stand for."""

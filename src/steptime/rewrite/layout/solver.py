@@ -1,4 +1,4 @@
-"""The best choice of layouts with a proof: dominated options go, trees by dynamic programming, the rest by HiGHS.
+"""The best choice of layouts with a proof: dominated options go, the rest is an integer program, solved by HiGHS.
 
 Vertices with one option left cut the graph into regions. Equal regions (equal blocks, and regions that a rewrite did
 not touch) are solved once: :class:`Memo` keeps their solutions by what they are made of.
@@ -33,11 +33,10 @@ class Solved:
 
 @dataclass(slots=True)
 class Memo:
-    """Solutions of regions by their signature, and how they were found."""
+    """Solutions of regions by their signature, and how often they were asked for."""
 
     regions: dict[object, tuple[tuple[int, ...], float, float]] = field(default_factory=dict)
     hits: int = 0
-    trees: int = 0
     programs: int = 0
 
 
@@ -47,7 +46,7 @@ def solve(problem: Assignment, memo: Memo | None = None, limit_s: float = TIME_L
     Args:
         problem: vertices, options and slots.
         memo: solutions of regions from before.
-        limit_s: most seconds of each region that is an integer program.
+        limit_s: most seconds of each region.
     """
     memo = memo or Memo()
     alive = _undominated(problem)
@@ -58,7 +57,8 @@ def solve(problem: Assignment, memo: Memo | None = None, limit_s: float = TIME_L
         signature = (local.vertices, local.slots)
         found = memo.regions.get(signature)
         if found is None:
-            found = memo.regions[signature] = _region(local, memo, limit_s)
+            memo.programs += 1
+            found = memo.regions[signature] = _by_program(local, limit_s)
         else:
             memo.hits += 1
         for vertex, chosen in zip(back, found[0], strict=False):
@@ -180,90 +180,6 @@ def _part(
         for n in slots
     )
     return Assignment(vertices=tuple(vertices), slots=made), back
-
-
-def _region(local: Assignment, memo: Memo, limit_s: float) -> tuple[tuple[int, ...], float, float]:
-    found = _by_tree(local)
-    if found is not None:
-        memo.trees += 1
-        return found
-    memo.programs += 1
-    return _by_program(local, limit_s)
-
-
-# -- trees ----------------------------------------------------------------------------------------------------------
-
-
-def _by_tree(local: Assignment) -> tuple[tuple[int, ...], float, float] | None:
-    """Dynamic programming where no slot joins more than two free vertices and no circle joins vertices."""
-    free = [len(options) > 1 for options in local.vertices]
-    slots: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    around: dict[int, list[int]] = defaultdict(list)
-    for number, slot in enumerate(local.slots):
-        joined = tuple(sorted({v for v in (slot.vertex, *local.readers[number]) if free[v]}))
-        if len(joined) > 2:
-            return None
-        if len(joined) == 2 and joined not in slots:
-            around[joined[0]].append(joined[1])
-            around[joined[1]].append(joined[0])
-        slots[joined].append(number)
-    order, parent = _rooted(around, free.index(True))
-    if len(order) <= sum(map(len, around.values())) // 2:
-        return None
-    best = {vertex: [option.cost for option in local.vertices[vertex]] for vertex in order}
-    pick: dict[int, list[int]] = {}
-    for vertex in reversed(order):
-        own, above = best[vertex], parent[vertex]
-        for number in range(len(own)):
-            own[number] += sum(_at(local, slot, {vertex: number}) for slot in slots[(vertex,)])
-        if above >= 0:
-            shared = slots[tuple(sorted((vertex, above)))]
-            pick[vertex] = [_least(local, shared, (vertex, own), (above, upper)) for upper in range(len(best[above]))]
-            for upper, number in enumerate(pick[vertex]):
-                chosen = {vertex: number, above: upper}
-                best[above][upper] += own[number] + sum(_at(local, slot, chosen) for slot in shared)
-    choice = [0] * len(local.vertices)
-    cost = min(best[order[0]])
-    choice[order[0]] = best[order[0]].index(cost)
-    for vertex in order[1:]:
-        choice[vertex] = pick[vertex][choice[parent[vertex]]]
-    return tuple(choice), cost, cost
-
-
-def _least(local: Assignment, shared: Sequence[int], below: tuple[int, list[float]], above: tuple[int, int]) -> int:
-    """The best option of a vertex, with its own costs, for an option of the vertex above it."""
-    vertex, own = below
-    costs = [
-        cost + sum(_at(local, slot, {vertex: number, above[0]: above[1]}) for slot in shared)
-        for number, cost in enumerate(own)
-    ]
-    return costs.index(min(costs))
-
-
-def _rooted(around: dict[int, list[int]], root: int) -> tuple[list[int], dict[int, int]]:
-    order, parent = [root], {root: -1}
-    for vertex in order:
-        for other in around[vertex]:
-            if other not in parent:
-                parent[other] = vertex
-                order.append(other)
-    return order, parent
-
-
-def _at(local: Assignment, number: int, chosen: dict[int, int]) -> float:
-    """Cost of a slot when its free vertices have these options."""
-    slot = local.slots[number]
-    needs = [
-        need
-        for reader in local.readers[number]
-        for need in local.vertices[reader][chosen.get(reader, 0)].needs
-        if need.slot == number
-    ]
-    given = local.vertices[slot.vertex][chosen.get(slot.vertex, 0)].gives[slot.index]
-    return local.slot_cost(number, given, needs)
-
-
-# -- programs -------------------------------------------------------------------------------------------------------
 
 
 class _Program:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.flow import FUSED, Flow
 from steptime.rewrite.rewriting import Rewriting
 from steptime.units import format_seconds

@@ -72,7 +72,7 @@ def command(
     ] = None,
     export: Annotated[
         Path | None,
-        flag("--export", metavar="FILE.py", help="Write the plan: DTensor placements, and the step to run."),
+        flag("--export", metavar="FILE.py", help="Write the plan as a file that runs on PyTorch's DTensor."),
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -116,7 +116,7 @@ def command(
         return
     print_sharded(found)
     if export is not None:
-        t.indented(t.console(), f"\nwritten: {export}; import it: PARAMETERS, UPDATES, INPUTS, trainer()", by=0)
+        t.indented(t.console(), f"\nwritten: {export}; import it: parallelize(), trainer()", by=0)
 
 
 def _check_export(path: Path, pipeline: bool) -> None:
