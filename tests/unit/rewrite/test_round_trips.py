@@ -14,7 +14,7 @@ from models.llama import llama  # noqa: E402
 from models.suite import SMALL, SUITE  # noqa: E402
 from public_models.rows import load_torchvision  # noqa: E402
 from rewritten import H100, leaves, nn, run, traced  # noqa: E402
-from steptime.captured.aten.views import VIEWS  # noqa: E402
+from steptime.captured.ops import VIEWS  # noqa: E402
 from steptime.errors import InputFileError, UserError  # noqa: E402
 from steptime.rewrite.checking import Check, require_same  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
