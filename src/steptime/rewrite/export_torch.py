@@ -126,18 +126,21 @@ def _fx(flow: Flow, names: Mapping[Node, str]) -> torch.fx.Graph:
     return writer.result(flow.outputs)
 
 
-def graph_module(flow: Flow, contents: Mapping[str, Any]) -> torch.fx.GraphModule:
+def graph_module(
+    flow: Flow, contents: Mapping[str, Any], names: Mapping[Node, str] | None = None
+) -> torch.fx.GraphModule:
     """A module that computes the graph; its weights are those of ``contents``, folded ones computed from them.
 
     Args:
         flow: the graph.
         contents: weights by name.
+        names: attribute of each weight; None: its own name, without dots.
 
     Raises:
         UserError: an operator runs on another device only, or contents are missing.
     """
     nodes = weight_nodes(flow)
-    names = _attributes(nodes)
+    names = names or _attributes(nodes)
     root = torch.nn.Module()
     for node in nodes:
         tensor = evaluate(flow, [node.value()], contents)[0]

@@ -34,12 +34,16 @@ ROWS: dict[tuple[str, str], OnnxRow] = {}
 def row(*names: str, domain: str = "") -> Callable[[OnnxRow], OnnxRow]:
     """Enter a function in the table of operators; it returns None where it cannot express the call."""
 
-    def enter(function: OnnxRow) -> OnnxRow:
-        for name in names:
-            ROWS[(domain, name)] = function
+    def entered(function: OnnxRow) -> OnnxRow:
+        enter(dict.fromkeys(names, function), domain)
         return function
 
-    return enter
+    return entered
+
+
+def enter(table: Mapping[str, OnnxRow], domain: str = "") -> None:
+    """Enter rows by name."""
+    ROWS.update({(domain, name): function for name, function in table.items()})
 
 
 @dataclass(slots=True)

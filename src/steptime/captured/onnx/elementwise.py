@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn import functional as F
 
 from steptime.captured.graph.strides import wrap
-from steptime.captured.onnx.call import OnnxCall, Result, row
+from steptime.captured.onnx.call import OnnxCall, Result, enter, row
 from steptime.captured.onnx.tensor import dtype_of
 from steptime.captured.record.values import TORCH_DTYPES
 
 aten = torch.ops.aten
 
 #: Operators of one tensor without arguments.
-MAPS: dict[str, Any] = {
+MAPS: Final[dict[str, Any]] = {
     "Relu": torch.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Erf": torch.erf, "Exp": torch.exp,
     "Log": torch.log, "Sqrt": torch.sqrt, "Neg": torch.neg, "Abs": torch.abs, "Reciprocal": torch.reciprocal,
     "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round, "Sin": torch.sin, "Cos": torch.cos,
@@ -28,78 +29,82 @@ MAPS: dict[str, Any] = {
 }  # fmt: skip
 
 #: Operators of two tensors, either of which may be a number.
-PAIRS: dict[str, Any] = {
+PAIRS: Final[dict[str, Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Equal": operator.eq, "Greater": operator.gt,
     "GreaterOrEqual": operator.ge, "Less": operator.lt, "LessOrEqual": operator.le, "BitwiseAnd": operator.and_,
     "BitwiseOr": operator.or_, "BitwiseXor": operator.xor,
 }  # fmt: skip
-LOGIC = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor}
-MANY = {"Max": torch.maximum, "Min": torch.minimum, "Sum": operator.add, "Mean": operator.add}
+LOGIC: Final = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor}
+MANY: Final = {"Max": torch.maximum, "Min": torch.minimum, "Sum": operator.add, "Mean": operator.add}
 
 
-@row(*MAPS)
-def _map(call: OnnxCall) -> Result:
-    return MAPS[call.op](call.x())
-
-
-def operands(call: OnnxCall) -> tuple[Any, Any]:
+def operands(c: OnnxCall) -> tuple[Any, Any]:
     """Two inputs, one of them a number where it is one that is known."""
-    a, b = call.operand(0, 1), call.operand(1, 0)
-    return (a if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else call.x()), b
+    a, b = c.operand(0, 1), c.operand(1, 0)
+    return (a if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else c.x()), b
 
 
-@row(*PAIRS)
-def _pair(call: OnnxCall) -> Result:
-    return PAIRS[call.op](*operands(call))
+enter(dict.fromkeys(MAPS, lambda c: MAPS[c.op](c.x())))
+enter(dict.fromkeys(PAIRS, lambda c: PAIRS[c.op](*operands(c))))
+enter(dict.fromkeys(LOGIC, lambda c: LOGIC[c.op](c.x(), c.x(1))))
+enter({
+    "Cast": lambda c: c.x().to(TORCH_DTYPES[dtype_of(int(c.get("to", 0)))]),
+    "CastLike": lambda c: c.x().to(TORCH_DTYPES[c.tensor(1).dtype]),
+    "Identity": lambda c: c.tensor(0),
+    "Where": lambda c: torch.where(c.x(), c.x(1), c.x(2)),
+    "Pow": lambda c: operator.pow(*operands(c)).to(TORCH_DTYPES[c.tensor(0).dtype]),
+    "Mod": lambda c: (torch.fmod if c.get("fmod") else torch.remainder)(c.x(), c.operand(1, 0)),
+    "BitShift": lambda c: (operator.lshift if c.get("direction") == "LEFT" else operator.rshift)(c.x(), c.operand(1)),
+    "Gelu": lambda c: F.gelu(c.x(), approximate=c.get("approximate", "none")),
+    "Elu": lambda c: F.elu(c.x(), c.get("alpha", 1.0)),
+    "Celu": lambda c: F.celu(c.x(), c.get("alpha", 1.0)),
+    "Selu": lambda c: aten.elu(c.x(), c.get("alpha", 1.67326319217681885), c.get("gamma", 1.05070102214813232)),
+    "LeakyRelu": lambda c: F.leaky_relu(c.x(), c.get("alpha", 0.01)),
+    "ThresholdedRelu": lambda c: F.threshold(c.x(), c.get("alpha", 1.0), 0.0),
+    "HardSigmoid": lambda c: torch.clamp(c.x() * float(c.get("alpha", 0.2)) + float(c.get("beta", 0.5)), 0.0, 1.0),
+    "PRelu": lambda c: aten._prelu_kernel(c.x(), c.weight(1)),
+    "Swish": lambda c: _swish(c.x(), float(c.get("alpha", 1.0))),
+    "Softmax": lambda c: _softmax(c, torch.softmax),
+    "LogSoftmax": lambda c: _softmax(c, torch.log_softmax),
+    "ArgMax": lambda c: _arg(c, torch.argmax),
+    "ArgMin": lambda c: _arg(c, torch.argmin),
+    "TopK": lambda c: torch.topk(
+        c.x(), int(c.one(1, c.get("k", 1))), c.axis(-1), bool(c.get("largest", 1)), bool(c.get("sorted", 1))
+    ),
+})  # fmt: skip
+enter({
+    "Gelu": lambda c: F.gelu(c.x()),
+    "BiasGelu": lambda c: F.gelu(c.x() + c.weight(1)),
+    "FastGelu": lambda c: F.gelu(c.x() + c.weight(1) if c.has(1) else c.x(), approximate="tanh"),
+    "QuickGelu": lambda c: _swish(c.x(), float(c.get("alpha", 1.702))),
+}, domain="com.microsoft")  # fmt: skip
 
 
-@row(*LOGIC)
-def _logic(call: OnnxCall) -> Result:
-    return LOGIC[call.op](call.x(), call.x(1))
+def _swish(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(x * alpha)
 
 
 @row("Div")
-def _div(call: OnnxCall) -> Result:
-    if call.tensor(0).dtype.startswith(("int", "uint")):
-        return torch.div(call.x(), call.operand(1, 0), rounding_mode="trunc")
-    a, b = operands(call)
+def _div(c: OnnxCall) -> Result:
+    if c.tensor(0).dtype.startswith(("int", "uint")):
+        return torch.div(c.x(), c.operand(1, 0), rounding_mode="trunc")
+    a, b = operands(c)
     return torch.reciprocal(b) if isinstance(a, float) and a == 1 else a / b
 
 
-@row("Pow")
-def _pow(call: OnnxCall) -> Result:
-    a, b = operands(call)
-    return (a**b).to(TORCH_DTYPES[call.tensor(0).dtype])
-
-
-@row("Mod")
-def _mod(call: OnnxCall) -> Result:
-    return (torch.fmod if call.get("fmod") else torch.remainder)(call.x(), call.operand(1, 0))
-
-
-@row("BitShift")
-def _shift(call: OnnxCall) -> Result:
-    shift = operator.lshift if call.get("direction") == "LEFT" else operator.rshift
-    return shift(call.x(), call.operand(1, 0))
-
-
 @row(*MANY)
-def _many(call: OnnxCall) -> Result:
-    total = reduce(MANY[call.op], call.all())
-    return total / len(call.inputs) if call.op == "Mean" and len(call.inputs) > 1 else total
-
-
-@row("Where")
-def _where(call: OnnxCall) -> Result:
-    return torch.where(call.x(), call.x(1), call.x(2))
+def _many(c: OnnxCall) -> Result:
+    total = reduce(MANY[c.op], c.all())
+    return total / len(c.inputs) if c.op == "Mean" and len(c.inputs) > 1 else total
 
 
 @row("Clip")
-def _clip(call: OnnxCall) -> Result:
-    x, bounds = call.x(), dict[str, Any]()
+def _clip(c: OnnxCall) -> Result:
+    """A bound that is computed takes a sum of its own."""
+    x, bounds = c.x(), dict[str, Any]()
     for index, name in ((1, "min"), (2, "max")):
-        if call.get(name) is not None or call.has(index):
-            bounds[name] = call.operand(index) if call.get(name) is None else float(call.get(name))
+        if c.get(name) is not None or c.has(index):
+            bounds[name] = c.operand(index) if c.get(name) is None else float(c.get(name))
     if not any(isinstance(bound, torch.Tensor) for bound in bounds.values()):
         return torch.clamp(x, **bounds) if bounds else x
     for name, bound in bounds.items():
@@ -108,135 +113,66 @@ def _clip(call: OnnxCall) -> Result:
     return x
 
 
-@row("Cast", "CastLike")
-def _cast(call: OnnxCall) -> Result:
-    name = call.tensor(1).dtype if call.op == "CastLike" else dtype_of(int(call.get("to", 0)))
-    return call.x().to(TORCH_DTYPES[name])
-
-
-@row("Identity")
-def _identity(call: OnnxCall) -> Result:
-    return call.tensor(0)
-
-
 @row("Dropout")
-def _dropout(call: OnnxCall) -> Result:
-    x = call.x()
-    if call.one(2, False):
-        return torch.native_dropout(x, float(call.one(1, 0.5)), True)
-    return (x, torch.ones(x.shape, dtype=torch.bool)) if any(call.outputs[1:]) else x
-
-
-@row("Gelu")
-@row("Gelu", "FastGelu", "BiasGelu", domain="com.microsoft")
-def _gelu(call: OnnxCall) -> Result:
-    x = call.x() + call.weight(1) if call.has(1) else call.x()
-    return F.gelu(x, approximate="tanh" if call.op == "FastGelu" else call.get("approximate", "none"))
-
-
-@row("QuickGelu", domain="com.microsoft")
-@row("Swish")
-def _swish(call: OnnxCall) -> Result:
-    alpha, x = float(call.get("alpha", 1.702 if call.op == "QuickGelu" else 1.0)), call.x()
-    return F.silu(x) if alpha == 1 else x * torch.sigmoid(x * alpha)
-
-
-@row("Elu", "Selu", "Celu", "LeakyRelu", "ThresholdedRelu", "HardSigmoid")
-def _activation(call: OnnxCall) -> Result:
-    x, alpha = call.x(), call.get("alpha")
-    given = 1.0 if alpha is None else alpha
-    if call.op == "Selu":
-        alpha = 1.67326319217681884765625 if alpha is None else alpha
-        return aten.elu(x, alpha, call.get("gamma", 1.05070102214813232421875))
-    if call.op == "HardSigmoid":
-        return torch.clamp(x * float(0.2 if alpha is None else alpha) + float(call.get("beta", 0.5)), 0.0, 1.0)
-    if call.op == "LeakyRelu":
-        return F.leaky_relu(x, 0.01 if alpha is None else alpha)
-    if call.op == "ThresholdedRelu":
-        return F.threshold(x, given, 0.0)
-    return F.celu(x, given) if call.op == "Celu" else F.elu(x, given)
-
-
-@row("PRelu")
-def _prelu(call: OnnxCall) -> Result:
-    return aten._prelu_kernel(call.x(), call.weight(1))
+def _dropout(c: OnnxCall) -> Result:
+    if c.one(2, False):
+        return torch.native_dropout(c.x(), float(c.one(1, 0.5)), True)
+    return (c.x(), torch.ones(c.tensor(0).shape, dtype=torch.bool)) if any(c.outputs[1:]) else c.x()
 
 
 @row("IsInf")
-def _is_inf(call: OnnxCall) -> Result:
-    x, positive, negative = call.x(), call.get("detect_positive", 1), call.get("detect_negative", 1)
-    if positive and negative:
+def _is_inf(c: OnnxCall) -> Result:
+    x, signs = c.x(), [c.get(f"detect_{name}", 1) for name in ("positive", "negative")]
+    if all(signs):
         return torch.isinf(x)
-    if not positive and not negative:
-        return torch.zeros(x.shape, dtype=torch.bool)
-    return x == float("inf" if positive else "-inf")
+    return x == float("inf" if signs[0] else "-inf") if any(signs) else torch.zeros(x.shape, dtype=torch.bool)
 
 
-#: Reduction -> what is reduced, how, and what is done with the sum.
-REDUCTIONS: dict[str, tuple[Any, Any, Any]] = {
+#: Reduction -> what is reduced, how, and what is done with the result.
+REDUCTIONS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "ReduceSum": (None, torch.sum, None), "ReduceMean": (None, torch.mean, None),
     "ReduceMax": (None, torch.amax, None), "ReduceMin": (None, torch.amin, None),
-    "ReduceLogSumExp": (None, torch.logsumexp, None), "ReduceSumSquare": (torch.square, torch.sum, None),
-    "ReduceLogSum": (None, torch.sum, torch.log), "ReduceProd": (None, None, None),
-    "ReduceL1": (torch.abs, torch.linalg.vector_norm, None), "ReduceL2": (torch.abs, torch.linalg.vector_norm, None),
+    "ReduceLogSumExp": (None, torch.logsumexp, None), "ReduceLogSum": (None, torch.sum, torch.log),
+    "ReduceSumSquare": (lambda x: x * x, torch.sum, None),
+    "ReduceL1": (None, lambda x, *more: torch.linalg.vector_norm(x, 1, *more), torch.abs),
+    "ReduceL2": (None, lambda x, *more: torch.linalg.vector_norm(x, 2, *more), torch.abs),
+    "ReduceProd": (None, lambda x, axes, keep: reduce(lambda y, d: y.prod(d, keep), sorted(axes)[::-1], x), None),
 }  # fmt: skip
 
 
 @row(*REDUCTIONS)
-def _reduce(call: OnnxCall) -> Result:
-    x, axes, keep = call.x(), call.axes(), bool(call.get("keepdims", 1))
-    before, function, after = REDUCTIONS[call.op]
-    if not axes and call.get("noop_with_empty_axes"):
-        alone = x if before is None else before(x)
-        return alone if after is None else after(alone)
-    axes = axes or tuple(range(x.dim()))
-    if call.op == "ReduceProd":
-        for axis in sorted(axes, reverse=True):
-            x = torch.prod(x, axis, keep, dtype=x.dtype)
-        return x
-    if function is torch.linalg.vector_norm:
-        return torch.linalg.vector_norm(x, int(call.op[-1]), axes, keep)
-    made = function(x if before is None else x * x, axes, keep).to(x.dtype) if axes else function(x, (), keep)
-    return made if after is None else after(made)
+def _reduce(c: OnnxCall) -> Result:
+    x, axes, keep = c.x(), c.axes(), bool(c.get("keepdims", 1))
+    before, function, after = REDUCTIONS[c.op]
+    norm = c.op in ("ReduceL1", "ReduceL2")
+    x = x if before is None else before(x)
+    if axes or not c.get("noop_with_empty_axes"):
+        x = function(x, axes or tuple(range(x.dim())), keep).to(x.dtype)
+        return x if after is None or norm else after(x)
+    return x if after is None else after(x)
 
 
-@row("ArgMax", "ArgMin")
-def _arg(call: OnnxCall) -> Result:
-    if call.get("select_last_index"):
-        return None
-    function = torch.argmax if call.op == "ArgMax" else torch.argmin
-    return function(call.x(), call.axis(0), bool(call.get("keepdims", 1)))
+def _arg(c: OnnxCall, function: Any) -> Result:
+    return None if c.get("select_last_index") else function(c.x(), c.axis(0), bool(c.get("keepdims", 1)))
 
 
 @row("CumSum")
-def _cumsum(call: OnnxCall) -> Result:
-    if call.get("exclusive"):
+def _cumsum(c: OnnxCall) -> Result:
+    if c.get("exclusive"):
         return None
-    x = call.x()
-    dim = wrap(int(call.one(1)), x.dim())
-    if not call.get("reverse"):
+    x = c.x()
+    dim = wrap(int(c.one(1)), x.dim())
+    if not c.get("reverse"):
         return torch.cumsum(x, dim, dtype=x.dtype)
     return torch.cumsum(x.flip((dim,)), dim, dtype=x.dtype).flip((dim,))
 
 
-@row("TopK")
-def _topk(call: OnnxCall) -> Result:
-    count, more = int(call.one(1, call.get("k", 1))), (bool(call.get(name, 1)) for name in ("largest", "sorted"))
-    return torch.topk(call.x(), count, call.axis(-1), *more)
-
-
-@row("Softmax", "LogSoftmax")
-def _softmax(call: OnnxCall) -> Result:
-    x, function = call.x(), torch.softmax if call.op == "Softmax" else torch.log_softmax
-    axis = call.axis(-1 if call.version >= 13 else 1)
-    if call.version >= 13 or axis == x.dim() - 1:
-        return function(x, axis)
-    return function(flattened(x, axis), 1).reshape(x.shape)
+def _softmax(c: OnnxCall, function: Any) -> Result:
+    x, axis = c.x(), c.axis(-1 if c.version >= 13 else 1)
+    return function(x, axis) if c.version >= 13 else function(flattened(x, axis), 1).reshape(x.shape)
 
 
 def flattened(x: torch.Tensor, axis: int) -> torch.Tensor:
     """A matrix with the dims before ``axis`` as its rows."""
-    rows = 1
-    for size in x.shape[:axis]:
-        rows *= size
+    rows = math.prod(x.shape[:axis])
     return x.reshape(rows, x.numel() // rows if rows else -1)

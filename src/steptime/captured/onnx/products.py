@@ -68,10 +68,10 @@ def _attended(call: OnnxCall, query: torch.Tensor, pair: Pair, past: int) -> tor
     causal, cap = bool(call.get("is_causal", 0)), float(call.get("softcap", 0.0) or 0.0)
     (_, heads, length, width), (_, kv_heads, keys, _) = query.shape, key.shape
     scale, mask = call.get("scale"), _mask(call, query, keys)
-    same = heads == kv_heads and value.shape[3] == width
-    if same and not cap and not (causal and (mask is not None or past)):
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)
-    if heads != kv_heads:
+    shared = heads != kv_heads
+    if value.shape[3] == width and not cap and not (causal and (mask is not None or past)):
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=shared)
+    if shared:
         key, value = (part.repeat_interleave(heads // kv_heads, 1) for part in (key, value))
     scores = query * (1.0 / math.sqrt(width) if scale is None else scale) @ key.transpose(2, 3)
     scores = torch.tanh(scores / cap) * cap if cap else scores
