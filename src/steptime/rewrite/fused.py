@@ -15,7 +15,8 @@ from typing import Final
 from steptime.captured.cost import OperatorCost, Timer, Work
 from steptime.captured.cost.timing import direct_call, work_of
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
-from steptime.captured.ops import OPERATORS
+from steptime.captured.ops import OPERATORS, labelled_by
+from steptime.captured.ops.norms import norm_dims
 from steptime.captured.ops.work import STREAM, KernelCall, dtype_of, stored_bytes
 from steptime.estimate.measured import CPU_TWO
 from steptime.rewrite.flow import CONV_RELU, FUSED
@@ -32,7 +33,7 @@ def is_map(node: Node) -> bool:
     return node.op in OPERATIONS and len(node.outputs) == 1 and bool(node.inputs)
 
 
-ROWS_AT_ONCE: Final = frozenset({"native_layer_norm", "_fused_rms_norm"})
+ROWS_AT_ONCE: Final = frozenset(name for name in labelled_by(norm_dims) if not name.endswith("_backward"))
 """Operators over the last dims that a kernel of whole rows takes in."""
 
 

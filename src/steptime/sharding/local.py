@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
 from steptime.captured.ops import OPERATORS
 from steptime.captured.ops.placement import Sharding, local_shape
-from steptime.captured.ops.products import LEFT
 from steptime.captured.ops.views import turned
 from steptime.sharding.options import Strategy
 
@@ -53,7 +52,8 @@ def local_node(node: Node, strategy: Strategy, sizes: Sequence[int], nodes: Node
 def _values(node: Node, types: Types, nodes: Nodes) -> tuple[Value, ...]:
     """Constants, the same where an input is given twice, turned in memory where the left operand of a product is."""
     first = {value: number for number, value in reversed(list(enumerate(node.inputs)))}
-    left = next((value for name in LEFT if (value := node.input(name)) is not None), None)
+    row = OPERATORS.get(node.op)
+    left = None if row is None or row.factors is None else node.input(row.factors[0])
     out = []
     for value, type in zip(node.inputs, types, strict=True):
         if value is left and type.rank == 2 and turned(value):

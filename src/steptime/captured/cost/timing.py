@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from steptime.captured.graph import Node
 from steptime.captured.ops import OPERATORS
-from steptime.captured.ops.products import left_turned
+from steptime.captured.ops.products import turned_in
 from steptime.captured.ops.work import STREAM, KernelCall, OperatorRow, Work, evaluate, moved
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
@@ -63,6 +63,12 @@ def direct_call(node: Node, work: Work, working_bytes: float) -> KernelCall | No
     kind, sizes = found
     products = kind in (CPU_PRODUCT, CPU_PRODUCTS)
     return KernelCall(operator=kind, shape={**sizes, "working_bytes": working_bytes} if products else sizes)
+
+
+def _turned(node: Node) -> bool:
+    """Whether the left factor of a product is the transpose of what lies in memory."""
+    row = OPERATORS.get(node.op)
+    return row is not None and row.factors is not None and turned_in(node, row.factors[0])
 
 
 Bound = Literal["matrix", "vector", "memory", "launch", "none"]
@@ -223,7 +229,7 @@ class Timer:
         """Cost of a node; nodes of the same operator, types and attributes cost the same."""
         attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
         key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
-               len(set(node.inputs)), left_turned(node))  # fmt: skip
+               len(set(node.inputs)), _turned(node))  # fmt: skip
         found = self._costs.get(key)
         if found is None:
             work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)

@@ -16,7 +16,6 @@ from typing import Final
 from steptime.captured.cut.rules import (
     ADDITIONS,
     FEW,
-    WEIGHTED,
     WHOLE,
     Layout,
     Uncut,
@@ -28,7 +27,7 @@ from steptime.captured.cut.rules import (
 from steptime.captured.cut.sections import Blocks, Sections
 from steptime.captured.graph import Call, Node, Parameter, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.captured.ops import VIEWS
+from steptime.captured.ops import OPERATORS, VIEWS
 from steptime.captured.ops.views import turned
 from steptime.model.captured import NOTHING, Line, Way, line
 from steptime.num import divisors
@@ -216,10 +215,10 @@ class _Attempt:
     def _decide(self, node: Node) -> None:
         if node.op == "embedding":
             self._decide_table(node)
-        if node.op not in WEIGHTED:
+        row = OPERATORS.get(node.op)
+        if row is None or row.factors is None or len(node.outputs[0].shape) != 2:
             return
-        left, right = WEIGHTED[node.op]
-        given, weight = node.input(left), node.input(right)
+        given, weight = (node.input(name) for name in row.factors)
         found = None if weight is None else parameter_of(weight)
         if given is None or weight is None or found is None:
             return
@@ -229,7 +228,7 @@ class _Attempt:
         layout = self._of(given)
         if layout.dim is None:
             self._cut(name, 1 - turned(weight), weight)
-            self._cut_bias(node)
+            self._cut_bias(node, row.factors)
         elif layout.dim == 1:
             self._cut(name, int(turned(weight)), weight)
             self.cutting.pairs.add(self._family(name))
@@ -243,11 +242,11 @@ class _Attempt:
             same = node.op in ("detach", "alias", "_to_copy")
             self.cutting.layouts[node] = [given if same else of_view(node, 0, given, self.heads, self.few)]
 
-    def _cut_bias(self, node: Node) -> None:
-        bias = node.input("self")
-        found = None if bias is None else parameter_of(bias)
-        if node.op == "addmm" and bias is not None and found is not None and len(bias.type.shape) == 1:
-            self._cut(found[0], 0, bias)
+    def _cut_bias(self, node: Node, factors: tuple[str, str]) -> None:
+        for name, bias in zip(node.names, node.inputs, strict=True):
+            found = None if name in factors else parameter_of(bias)
+            if found is not None and len(bias.type.shape) == 1:
+                self._cut(found[0], 0, bias)
 
     def _cut_operands(self, node: Node) -> None:
         """A bias or scale that meets something cut along its last dim is cut with it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -189,8 +189,6 @@ CLASSES: Final = frozenset({"_log_softmax", "_log_softmax_backward_data"})
 """Softmax over a vocabulary that is cut, if only a loss takes it: ranks then exchange numbers of a row."""
 MASKS: Final = ("attn_mask", "attn_bias")
 """Arguments of attention that may be whole: each rank takes the part of its heads."""
-WEIGHTED: Final[Mapping[str, tuple[str, str]]] = {"mm": ("self", "mat2"), "addmm": ("mat1", "mat2")}
-"""Products with weights: their factors by argument name."""
 
 
 def origins_of(given: Given) -> frozenset[str]:

@@ -13,7 +13,7 @@ from steptime.captured.ops.lists import OPTIMISERS
 from steptime.captured.ops.maps import MAPS, RANDOM
 from steptime.captured.ops.moves import CHOICES, COPIES, FILLS
 from steptime.captured.ops.norms import DROPOUTS, EMBEDDINGS, LOSSES, NORMS, SOFTMAXES
-from steptime.captured.ops.operator import Operator
+from steptime.captured.ops.operator import Dims, Family, Operator
 from steptime.captured.ops.products import ATTENTION, PRODUCTS
 from steptime.captured.ops.recurrent import RECURRENT
 from steptime.captured.ops.reductions import REDUCTIONS, SCANS
@@ -52,6 +52,16 @@ VIEWS: Final = frozenset(name for name, row in OPERATORS.items() if row.looks)
 """Operators whose (first) output is another look at the storage of their first input."""
 FREE: Final = frozenset(name for name, row in OPERATORS.items() if row.work is None)
 """Operators that compute and move nothing: looks at memory that is there, sources, and questions about them."""
+
+
+def of_family(*families: Family) -> frozenset[str]:
+    """Operators of some families."""
+    return frozenset(name for name, row in OPERATORS.items() if row.family in families)
+
+
+def labelled_by(dims: Dims) -> frozenset[str]:
+    """Operators whose dims one function says."""
+    return frozenset(name for name, row in OPERATORS.items() if row.dims is dims)
 
 
 def dims_of(node: Node) -> OperatorDims | None:

@@ -243,14 +243,6 @@ def softmax(nodes: Nodes, x: Value, dim: int) -> Value:
     return unary(nodes, "_softmax", x, dim=wrap(dim, x.type.rank), half_to_float=False)
 
 
-def native_layer_norm(
-    nodes: Nodes, x: Value, weight: Value | None, bias: Value | None, shape: Sequence[int], eps: float
-) -> Value:
-    """Normalisation over the last dims."""
-    attributes: dict[str, Attribute] = {"normalized_shape": tuple(shape), "eps": eps}
-    return made(nodes, "native_layer_norm", {"input": x, "weight": weight, "bias": bias}, attributes).value()
-
-
 def rms_norm(nodes: Nodes, x: Value, weight: Value | None, shape: Sequence[int], eps: float) -> Value:
     """``_fused_rms_norm``: the input over the root of the mean of its squares."""
     attributes: dict[str, Attribute] = {"normalized_shape": tuple(shape), "eps": eps}

@@ -48,5 +48,7 @@ class Operator:
     """What it is timed as where it was measured on a processor."""
     operations: int | None = None
     """Vector operations per element, of an element-wise operator of one result that a fused kernel can take in."""
+    factors: tuple[str, str] | None = None
+    """Arguments that a product multiplies, in their order; any other tensor is added."""
     looks: bool = False
     """Its (first) output is another look at the storage of its first input."""

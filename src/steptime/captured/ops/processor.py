@@ -147,7 +147,7 @@ def _same_order(one: TensorType, other: TensorType) -> bool:
 
 
 def product(node: Node, work: Work) -> tuple[str, Sizes] | None:
-    """One product, or a batch of equal ones; the bias of ``addmm`` is spread over the result first."""
+    """One product, or a batch of equal ones; what is added is spread over the result first."""
     if len(work.kernels) != 1 or not work.matrix_flops:
         return None
     s = work.kernels[0].shape

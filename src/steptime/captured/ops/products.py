@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from steptime.captured.graph import Attribute, Node, TensorType
 from steptime.captured.ops import processor
@@ -47,10 +47,6 @@ from steptime.cost.matmul import matmul_flops
 from steptime.estimate.operators import Formula
 from steptime.num import Num
 
-#: Arguments that are the operand on the left of a product; ``self`` is the bias where there is a ``mat1``.
-LEFT: Final = ("mat1", "self")
-
-
 Sizes = Callable[[Node], Mapping[str, Num]]
 
 
@@ -61,10 +57,16 @@ def _product_sizes(left: str, right: str) -> Sizes:
         a, b = _shape(node, left), _shape(node, right)
         return {
             "m": math.prod(a[:-1]), "n": b[-1] if len(b) > 1 else 1, "k": a[-1], "accumulate": 1,
-            "turned": float(left_turned(node)),
+            "turned": float(turned_in(node, left)),
         }  # fmt: skip
 
     return sizes
+
+
+def turned_in(node: Node, name: str) -> bool:
+    """Whether an operand is the transpose of what lies in memory."""
+    value = node.input(name)
+    return value is not None and turned(value)
 
 
 def _batched_sizes(left: str, right: str) -> Sizes:
@@ -109,12 +111,6 @@ def _inner_sizes(node: Node) -> dict[str, Num]:
 
 def _outer_sizes(node: Node) -> dict[str, Num]:
     return {"m": _shape(node, "vec1", "self")[0], "n": _shape(node, "vec2")[0], "k": 1, "accumulate": 1}
-
-
-def left_turned(node: Node) -> bool:
-    """Whether an operand on the left of a product is the transpose of what lies in memory."""
-    left = next((value for name in LEFT if (value := node.input(name)) is not None), None)
-    return left is not None and turned(left)
 
 
 def _shape(node: Node, *names: str) -> tuple[int, ...]:
@@ -184,45 +180,45 @@ def _of_experts(node: Node, left: Labels, right: Labels, out: Labels) -> Special
     return Special(inputs=inputs, outputs={0: shard(out.index("!tokens"))} if "!tokens" in out else None)
 
 
-_PLAIN = _multiplied(_product_sizes("self", "mat2"))
 _LISTED = OperatorRow(
     sizes=_listed_sizes, matrix_flops=lambda s: s["listed_flops"], launches=lambda s: s["listed"],
     kernels=lambda node, s: (),
 )  # fmt: skip
-_LINEAR = _multiplied(_linear_sizes("weight"))
+_MATRICES: Final = "rows inner", "inner columns", "rows columns"
+_BATCHES: Final = "batch rows inner", "batch inner columns", "batch rows columns"
 
 
-def _row(names: str, work: OperatorRow, dims: Dims | None = None, layouts: Layouts = "recorded") -> Operator:
+def _row(
+    names: str, work: OperatorRow, dims: Dims | None = None, layouts: Layouts = "recorded", **more: Any
+) -> Operator:
     return Operator(
-        names=names, family="product", work=work, dims=dims, layouts=layouts, processor=processor.product
+        names=names, family="product", work=work, dims=dims, layouts=layouts, processor=processor.product, **more
     )  # fmt: skip
 
 
-_FACTORS: Final = "batch rows inner", "batch inner columns", "batch rows columns"
+def _matrices(names: str, left: str, right: str, *, added: str = "", batched: bool = False) -> Operator:
+    """A product of matrices, or of each of a batch, by the names of its factors and of what is added."""
+    a, b, out = _BATCHES if batched else _MATRICES
+    sizes = _batched_sizes(left, right) if batched else _product_sizes(left, right)
+    work = _multiplied(sizes, "grouped_matmul" if batched else "matmul")
+    return _row(names, work, _product_dims((left, a), (right, b), out, added), "matrix", factors=(left, right))
+
+
 PRODUCTS: Final = (
-    _row("mm", _PLAIN, _product_dims(("self", "rows inner"), ("mat2", "inner columns"), "rows columns"), "matrix"),
-    _row("_scaled_mm _int_mm matmul", _PLAIN),
-    _row(
-        "addmm", _multiplied(_product_sizes("mat1", "mat2")),
-        _product_dims(("mat1", "rows inner"), ("mat2", "inner columns"), "rows columns", "self"), "matrix",
-    ),
-    _row("_addmm_activation", _multiplied(_product_sizes("mat1", "mat2"))),
-    _row(
-        "bmm", _multiplied(_batched_sizes("self", "mat2"), "grouped_matmul"),
-        _product_dims(("self", _FACTORS[0]), ("mat2", _FACTORS[1]), _FACTORS[2]), "matrix",
-    ),
-    _row(
-        "baddbmm", _multiplied(_batched_sizes("batch1", "batch2"), "grouped_matmul"),
-        _product_dims(("batch1", _FACTORS[0]), ("batch2", _FACTORS[1]), _FACTORS[2], "self"), "matrix",
-    ),
+    _matrices("mm", "self", "mat2"),
+    _matrices("addmm", "mat1", "mat2", added="self"),
+    _matrices("bmm", "self", "mat2", batched=True),
+    _matrices("baddbmm", "batch1", "batch2", added="self", batched=True),
+    _row("_scaled_mm _int_mm matmul", _multiplied(_product_sizes("self", "mat2")), factors=("self", "mat2")),
+    _row("_addmm_activation", _multiplied(_product_sizes("mat1", "mat2")), factors=("mat1", "mat2")),
     _row("addbmm", _multiplied(_batched_sizes("batch1", "batch2"), "grouped_matmul")),
-    _row("linear", _LINEAR, _linear_dims, "matrix"),
-    _row("mkldnn_linear mkldnn::_linear_pointwise", _LINEAR),
+    _row("linear", _multiplied(_linear_sizes("weight")), _linear_dims, "matrix"),
+    _row("mkldnn_linear mkldnn::_linear_pointwise", _multiplied(_linear_sizes("weight"))),
     _row(
         "mv", _multiplied(_product_sizes("self", "vec")),
-        _product_dims(("self", "rows inner"), ("vec", "inner"), "rows"),
+        _product_dims(("self", "rows inner"), ("vec", "inner"), "rows"), factors=("self", "vec"),
     ),
-    _row("addmv", _multiplied(_product_sizes("mat", "vec"))),
+    _row("addmv", _multiplied(_product_sizes("mat", "vec")), factors=("mat", "vec")),
     _row("dot", _multiplied(_inner_sizes), _product_dims(("self", "inner"), ("tensor", "inner"), "")),
     _row("vdot", _multiplied(_inner_sizes)),
     _row("addr outer", _multiplied(_outer_sizes)),

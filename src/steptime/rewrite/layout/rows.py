@@ -245,7 +245,7 @@ def can_turn(node: Node) -> bool:
     rank = node.outputs[0].rank
     added = node.inputs[0].type.rank if len(node.inputs) == 3 else rank
     whole = all(value.type.rank == rank for value in node.inputs[-2:])
-    return node.op in ("mm", "addmm", "bmm", "baddbmm") and whole and (added == rank or (rank, added) == (2, 1))
+    return OPERATORS[node.op].factors is not None and whole and (added == rank or (rank, added) == (2, 1))
 
 
 def turned_product(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> Value:

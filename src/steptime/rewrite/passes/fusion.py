@@ -10,7 +10,7 @@ from steptime.captured.graph.program import SOURCES
 from steptime.captured.ops import VIEWS
 from steptime.captured.ops.calls import AGAIN
 from steptime.rewrite.flow import Flow, is_pure
-from steptime.rewrite.fused import fuse, is_map, is_member
+from steptime.rewrite.fused import ROWS_AT_ONCE, fuse, is_map, is_member
 from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
@@ -133,7 +133,7 @@ def _epilogues(scene: Scene) -> Iterator[Match]:
             yield Match(root=end, replace={end.value(): made.value()}, what=f"{names} {shape_text(*end.outputs)}")
 
 
-RECOMPUTED: Final = frozenset({"native_layer_norm", "_fused_rms_norm", "_softmax"})
+RECOMPUTED: Final = ROWS_AT_ONCE | {"_softmax"}
 """Operators next to element-wise ones that cost little to run again."""
 
 

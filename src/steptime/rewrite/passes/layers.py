@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from steptime.captured.graph import Node, TensorType, Value
+from steptime.captured.graph import Attribute, Node, TensorType, Value
 from steptime.captured.graph.strides import wrap
 from steptime.captured.ops import making
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, last_dim, number, operands, shape_text
@@ -154,7 +154,9 @@ def _layer_norm(scene: Scene) -> Iterator[Match]:
         if source.type.dtype != after.end.type.dtype or any(row.type.dtype != source.type.dtype for row in rows):
             continue
         width = source.type.shape[-1:]
-        made = making.native_layer_norm(scene.nodes, source, after.weight, after.bias, width, eps)
+        inputs = {"input": source, "weight": after.weight, "bias": after.bias}
+        normed: dict[str, Attribute] = {"normalized_shape": width, "eps": eps}
+        made = making.made(scene.nodes, "native_layer_norm", inputs, normed).value()
         if made.type == after.end.type:
             yield Match(root=node, replace={after.end: made}, what=shape_text(source.type))
 

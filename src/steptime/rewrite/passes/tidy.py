@@ -8,7 +8,7 @@ from typing import Final
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
 from steptime.captured.graph.strides import is_contiguous, strides_of, view_strides
-from steptime.captured.ops import FREE, making
+from steptime.captured.ops import FREE, OPERATORS, making
 from steptime.rewrite.flow import FUSED, is_pure
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, shape_text
 
@@ -123,7 +123,9 @@ def _stacked_views(scene: Scene) -> Iterator[Match]:
             yield Match(root=node, replace={node.value(): made}, what=f"{node.op} {shape_text(type)}")
 
 
-_ANY_STRIDES: Final = ("bmm", "mm", "addmm", "baddbmm", "cat", "sum", "mean", "amax", "_softmax")
+_ANY_STRIDES: Final = {"cat", "sum", "mean", "amax", "_softmax"} | {
+    name for name, row in OPERATORS.items() if row.layouts == "matrix"
+}
 """Operators whose kernels read any layout at the same traffic, and whose result does not depend on it."""
 
 
