@@ -37,8 +37,16 @@ def _matmul(nodes: Nodes, given: Sequence[Value], _: tuple[int, ...]) -> Value:
 def _conv(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> Value:
     stride, pad, dilation, groups = attributes
     x, w, *bias = given
-    window = {"stride": (stride,) * 2, "padding": (pad,) * 2, "dilation": (dilation,) * 2}
-    return layers.convolution(nodes, x, w, *(bias or (None,)), groups=groups, **window)
+    return layers.convolution(
+        nodes,
+        x,
+        w,
+        *(bias or (None,)),
+        stride=(stride,) * 2,
+        padding=(pad,) * 2,
+        dilation=(dilation,) * 2,
+        groups=groups,
+    )
 
 
 def _pool(op: str) -> Lower:
