@@ -66,13 +66,11 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
 
 def _step(each: _Priced, change: Change, applied: bool, why: str) -> Step:
     row, match = each.move.row, each.move.match
-    module = each.move.flow.place(match.root).module
-    path = ".".join("*" if part.isdigit() else part for part in module.split("."))
     return Step(
         name=row.name,
         what=match.what,
         count=each.move.count,
-        modules=(path,),
+        modules=(each.move.flow.block(match.root),),
         applied=applied,
         why=why,
         change=change.times(each.move.count),
