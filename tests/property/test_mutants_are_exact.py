@@ -38,7 +38,7 @@ def test_corrected_mutants_differ_nowhere_modulo_a_prime(given):
         tried += len(fitting)
         trial = Trial(each.program, tuple(fitting), seed=7)
         assert all(bool(mask.all()) for mask in trial.masks(each.rule.targets[0])), each.path
-    assert tried > 40
+    assert tried > 30
 
 
 @pytest.mark.parametrize(

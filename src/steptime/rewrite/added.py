@@ -26,7 +26,7 @@ def added(name: str, given: str = "") -> tuple[Pass, ...]:
         given: what the user says of it; the name of a file of rules, for one.
 
     Raises:
-        UnknownNameError: there is no such set.
+        UnknownNameError: there is no set of this name.
         UserError: what was given is wrong.
     """
     return SETS[name](given)

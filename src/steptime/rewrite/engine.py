@@ -298,8 +298,7 @@ def _attributes(node: Node) -> tuple[tuple[str, object], ...]:
 
 def _modules(flow: Flow, members: Iterable[_Priced]) -> tuple[str, ...]:
     """Paths with the numbers of blocks left out."""
-    paths = (flow.place(each.match.root).module for each in members)
-    return tuple(dict.fromkeys(".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths))
+    return tuple(dict.fromkeys(flow.block(each.match.root) for each in members))
 
 
 def merged(steps: Iterable[Step]) -> tuple[Step, ...]:

@@ -187,6 +187,10 @@ class Flow:
         """Where a node stands."""
         return self.places.get(node, Place(position=-1.0))
 
+    def block(self, node: Node) -> str:
+        """The module that a node is of, with numbers of blocks as ``*``: ``layers.*.attention``."""
+        return ".".join("*" if part.isdigit() else part for part in self.place(node).module.split("."))
+
     def opaque(self) -> tuple[Node, ...]:
         """Nodes that no rewrite may touch, in order."""
         return tuple(node for node in self.order if is_opaque(node))

@@ -101,7 +101,7 @@ def _described(owner: Layouts, choice: Choice, made: Flow, fixed: float) -> Laid
     layouts: dict[str, Counter[str]] = {}
     removed = Counter[str]()
     for node, variant in choice.variants.items():
-        module = starred(flow.place(node).module)
+        module = flow.block(node)
         removed[module] += variant.nothing
         if node.op in SOURCES or row_of(flow, node) is view or node in flow.constant:
             continue
@@ -128,7 +128,7 @@ def _copied(owner: Layouts, choice: Choice) -> Iterator[Conversion]:
                 type=value.type,
                 of=value.node.op,
                 layout=name_of(value.type, layout),
-                module=starred(choice.flow.place(value.node).module),
+                module=choice.flow.block(value.node),
                 cost=0.0 if constant else owner.tariff.conversion(value.type),
                 constant=constant,
             )
@@ -142,20 +142,11 @@ def _inside(choice: Choice) -> Iterator[Conversion]:
                 type=value.type,
                 of=value.node.op,
                 layout=name_of(value.type, min(wanted.allowed)),
-                module=starred(choice.flow.place(node).module),
+                module=choice.flow.block(node),
                 cost=wanted.otherwise,
                 constant=False,
                 by=node.op,
             )
-
-
-def starred(module: str) -> str:
-    """The path of a module with numbers of blocks as ``*``.
-
-    >>> starred("layers.3.attention")
-    'layers.*.attention'
-    """
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 class _Builder:

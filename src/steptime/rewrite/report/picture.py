@@ -88,8 +88,7 @@ def _numbers(flow: Flow, node: Node) -> tuple[str, ...]:
 
 
 def _template(flow: Flow, node: Node) -> tuple[object, ...]:
-    path = ".".join("*" if part.isdigit() else part for part in flow.place(node).module.split("."))
-    return path, node.op, node.outputs, flow.place(node).phase
+    return flow.block(node), node.op, node.outputs, flow.place(node).phase
 
 
 def _same_template(flow: Flow, node: Node, key: tuple[object, ...], block: tuple[object, tuple[str, ...]]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.errors import UserError, did_you_mean
 from steptime.hardware.records import Device
 from steptime.rewrite.added import MUTANTS, RULES, added
-from steptime.rewrite.engine import CUDA_ROUNDING_BYTES, Rewritten, apply_passes, is_legal, merged, pass_named
+from steptime.rewrite.engine import CUDA_ROUNDING_BYTES, Rewritten, Step, apply_passes, is_legal, merged, pass_named
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.fused import FusedTimer
 from steptime.rewrite.layout.joint import with_layouts_priced
@@ -140,10 +140,13 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
     )
     if options.layouts and options.search in OF_THE_WHOLE:
         problem = with_layouts_priced(problem)
-    with control.stops_at_interrupt():
-        problem, found = _rounds(problem, device, options, control, by_time=by_time)
-    found, steps = decide(problem, found, everything=options.everything, by_time=by_time)
-    steps = _template(flow, device, options).steps if options.search == TEMPLATE else merged(steps)
+    if options.search == TEMPLATE:
+        problem, found, steps = _template(problem, device, options, by_time=by_time)
+    else:
+        with control.stops_at_interrupt():
+            problem, found = _rounds(problem, options, control, by_time=by_time)
+        found, each = decide(problem, found, everything=options.everything, by_time=by_time)
+        steps = merged(each)
     weights: dict[str, float] = {str(name): value for name, value in problem.cost.weights.items()}
     if problem.cost.peak_weight:
         weights[PEAK] = problem.cost.peak_weight
@@ -189,26 +192,33 @@ def _weights(prices: Prices, flow: Flow, options: Options) -> dict[str, float]:
     return dict(time_weights(prices, flow))  # type: ignore[arg-type]
 
 
-def _rounds(
-    problem: Problem, device: Device, options: Options, control: Control, *, by_time: bool
-) -> tuple[Problem, Found]:
+def _rounds(problem: Problem, options: Options, control: Control, *, by_time: bool) -> tuple[Problem, Found]:
     """Search under the tangent at the graph, then under that at what was found."""
-    found = _run(problem, device, options, control)
+
+    def run(given: Problem) -> Found:
+        return SEARCHES[options.search](Run(problem=given, alpha=options.alpha, budget=options.budget, control=control))
+
+    found = run(problem)
     prices = problem.cost.prices
     for _ in range(ROUNDS if by_time else 0):
-        moved = replace(problem, cost=replace(problem.cost, weights=time_weights(prices, found.flow), _sums={}))
-        now = moved.cost.guided(found.flow)
+        problem = _tangent(problem, found.flow)
+        now = problem.cost.guided(found.flow)
         settled = abs(now - found.cost) <= (WORTH if found.bound is None else EPSILON) * now
-        problem, found = moved, replace(found, cost=now, bound=found.bound if settled else None)
-        if settled or control.why() or options.search == TEMPLATE or found.stop.startswith(LIMIT):
+        found = replace(found, cost=now, bound=found.bound if settled else None)
+        if settled or control.why() or found.stop.startswith(LIMIT):
             break
-        other = _run(problem, device, options, control)
-        graphs = found.graphs + other.graphs
+        other = run(problem)
         better = _time(prices, other.flow) < _time(prices, found.flow) * (1 - EPSILON)
-        found = replace(other if better else found, graphs=graphs, bound=other.bound)
+        found = replace(other if better else found, graphs=found.graphs + other.graphs, bound=other.bound)
         if not better:
             break
     return problem, found
+
+
+def _tangent(problem: Problem, flow: Flow) -> Problem:
+    """The problem under the tangent of the time at a graph."""
+    weights = time_weights(problem.cost.prices, flow)
+    return replace(problem, cost=replace(problem.cost, weights=weights, _sums={}))
 
 
 def _time(prices: Prices, flow: Flow) -> float:
@@ -216,16 +226,13 @@ def _time(prices: Prices, flow: Flow) -> float:
     return float((sums.device_s**p + sums.host_s**p) ** (1 / p))
 
 
-def _run(problem: Problem, device: Device, options: Options, control: Control) -> Found:
-    if options.search != TEMPLATE:
-        run = Run(problem=problem, alpha=options.alpha, budget=options.budget, control=control)
-        return SEARCHES[options.search](run)
-    done = _template(problem.flow, device, options)
-    stop = "every pass was tried"
-    return Found(flow=done.after, cost=problem.cost.guided(done.after), bound=None, graphs=len(done.steps), stop=stop)
-
-
-def _template(flow: Flow, device: Device, options: Options) -> Rewritten:
+def _template(
+    problem: Problem, device: Device, options: Options, *, by_time: bool
+) -> tuple[Problem, Found, tuple[Step, ...]]:
     """The passes alone, with their own rule."""
     everything, passes = options.everything, options.passes
-    return apply_passes(flow, device, objective=options.objective, everything=everything, passes=passes)
+    done = apply_passes(problem.flow, device, objective=options.objective, everything=everything, passes=passes)
+    problem = _tangent(problem, done.after) if by_time else problem
+    cost, tried = problem.cost.guided(done.after), len(done.steps)
+    found = Found(flow=done.after, cost=cost, bound=None, graphs=tried, stop="every pass was tried")
+    return problem, found, done.steps

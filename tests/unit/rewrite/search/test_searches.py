@@ -16,7 +16,6 @@ from steptime.rewrite.passes import MOVES  # noqa: E402
 from steptime.rewrite.pricing import Prices  # noqa: E402
 from steptime.rewrite.search.best_first import CLOSED, best_first  # noqa: E402
 from steptime.rewrite.search.control import Control  # noqa: E402
-from steptime.rewrite.search.decided import decide  # noqa: E402
 from steptime.rewrite.search.parted import Parted  # noqa: E402
 from steptime.rewrite.search.presets import SEARCHES as PRESETS  # noqa: E402
 from steptime.rewrite.search.presets import Run  # noqa: E402
@@ -269,19 +268,6 @@ def test_an_interrupt_gives_the_best_so_far():
     found = taso(problem(function, x, **modules), control=control)
     assert found.stop == "interrupted"
     assert found.cost <= seen[-1]
-
-
-def test_a_graph_without_its_moves_is_taken_whole_or_not_at_all():
-    function, x, modules = fire()
-    given = problem(function, x, **modules)
-    found = replace(exhaustive(given), path=())
-    for everything, taken in ((True, True), (False, False)):
-        done, (step,) = decide(given, found, everything=everything, by_time=True)
-        certain = step.change.band_s[0] > 0
-        assert step.applied == (taken or certain)
-        assert (ops(done.flow) == ["fused"]) == step.applied
-    unchanged = replace(found, flow=given.flow)
-    assert decide(given, unchanged, everything=False, by_time=True) == (unchanged, ())
 
 
 RULE = """

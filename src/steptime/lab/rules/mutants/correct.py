@@ -17,7 +17,7 @@ from typing import Final
 from steptime.errors import UserError
 from steptime.lab.rules.certify import Verdict
 from steptime.lab.rules.mutants.generate import Mutant, Trial, mutants
-from steptime.lab.rules.mutants.moves import JOINS, blocks, cut, ordered, padded, rounded, shaped, spread
+from steptime.lab.rules.mutants.moves import blocks, cut, ordered, padded, rounded, shaped, spread
 from steptime.lab.rules.mutants.programs import (
     Convolution,
     Program,
@@ -206,16 +206,7 @@ def recomputed(program: Program, axis: int, span: Interval) -> tuple[Term, list[
 # -- all that is known of a program --------------------------------------------------------------------------------
 
 PLAIN: Final = frozenset(
-    {
-        "convolution",
-        "dense convolution",
-        "product",
-        "product of rows",
-        "product of patches",
-        "turned product",
-        "larger kernel",
-        *(f"groups merged by {by}" for by in JOINS),
-    }
+    {"convolution", "dense convolution", "product", "product of rows", "product of patches", "turned product"}
 )
 """Ways to compute the operator whose mutants are corrected and offered; the others only add copies to one of them."""
 FILLERS: Final = {"fill", "border", "transpose", "even rows"}

@@ -221,10 +221,6 @@ def cores_of(program: Program, x: Term, s: Shape) -> Iterator[Core]:
     yield from (Core(name=name, term=made) for name, made in rows.items())
 
 
-JOINS: Final = (2, 4, 8, 16, 32)
-"""Groups of a grouped convolution that are joined to one."""
-
-
 def _products(program: Program, x: Term, s: Shape) -> Mapping[str, Term]:
     w, k, shared = variable("w"), program.table["x"].dims[2], len(program.table["w"].dims) == 2
     if not shared and (len(s) != 3 or s[0] != program.table["x"].dims[0]):
@@ -254,15 +250,11 @@ def _convolutions(conv: Convolution, x: Term, s: Shape) -> Mapping[str, Term]:
         if conv.pad % conv.dilation == 0:
             out["dense convolution"] = convolved(conv, x, w, pad=conv.pad // conv.dilation, dilation=1)
     if conv.groups > 1:
-        joins = [by for by in JOINS if conv.groups % by == 0]
-        return out | {
-            f"groups merged by {by}": convolved(conv, x, merged(conv, by), groups=conv.groups // by) for by in joins
-        }
+        return out
     if conv.kernel == (1, 1) and not conv.pad:
         out |= {"product": pointwise(conv, x, s), "product of rows": pointwise_rows(conv, x, s)}
     elif max(conv.kernel) > 1:
         out["product of patches"] = patches(conv, x, s)
-    out["larger kernel"] = convolved(conv, x, term("enlarge", (w,), (1,)), pad=conv.pad + conv.dilation)
     return out
 
 
@@ -291,14 +283,6 @@ def patches(conv: Convolution, x: Term, s: Shape) -> Term:
     joined = shaped(term("concat", taps, (-3,)), s[0], high * wide * s[1], rows * columns)
     flat = shaped(ordered(variable("w"), 0, 2, 3, 1), size("o"), high * wide * size("c"))
     return biased(conv, shaped(term("matmul", (flat, joined)), s[0], size("o"), rows, columns))
-
-
-def merged(conv: Convolution, by: int) -> Term:
-    """The filters of a grouped convolution for fewer groups: zeros for the channels of the groups that are joined."""
-    c, o, taps, groups = size("c"), size("o"), conv.kernel[0] * conv.kernel[1], conv.groups
-    split = shaped(variable("w"), groups // by, by, o, c, taps)
-    parts = tuple(padded(cut(split, -4, each, each + 1), -2, c * each, c * (by - 1 - each)) for each in range(by))
-    return shaped(term("concat", parts, (-4,)), groups * o, by * c, *conv.kernel)
 
 
 def spread(kernel: int, *, bias: bool) -> Term:

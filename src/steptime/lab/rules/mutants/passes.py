@@ -203,23 +203,6 @@ MUTANT_PASSES: Final = (
         "the pixels under each place of the window written out, and a product",
         _of_convolutions(_path("product of patches")),
     ),
-    *(
-        _row(
-            f"groups merged by {by}",
-            "a grouped convolution",
-            f"a multiple of {by} groups",
-            "fewer groups, zeros in the filters between those that were apart",
-            _of_convolutions(_path(f"groups merged by {by}")),
-        )
-        for by in (2, 4, 8)
-    ),
-    _row(
-        "larger kernel",
-        "a convolution",
-        "",
-        "a kernel with a border of zeros",
-        _of_convolutions(_path("larger kernel")),
-    ),
     _row(
         "transposed conv: product",
         "a transposed convolution",
