@@ -21,10 +21,10 @@ from steptime.captured.cost import Timer
 from steptime.captured.graph import Nodes, TensorType
 from steptime.captured.ops.placement import R, Sharding, divides, local_shape, shard
 from steptime.num import Array
-from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
+from steptime.sharding.flow import Flow, Item, Link, Look, root_of, start_of_memory
 from steptime.sharding.local import local_node
 from steptime.sharding.mesh import Mesh
-from steptime.sharding.options import Strategy, strategies
+from steptime.sharding.options import Strategy, signature, strategies
 from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
 
@@ -124,11 +124,11 @@ class Built:
         for pair, matrix in seconds.data.items():
             scaled = np.multiply(matrix, of_data, out=np.full_like(matrix, inf), where=np.isfinite(matrix))
             pairs[pair] = pairs[pair] + scaled if pair in pairs else scaled
-        each = zip(_names(self.flow.items), seconds.operators, seconds.inside, self.ways, strict=True)
+        each = zip(_names(self.flow.items), seconds.operators, seconds.inside, self.walker.tags, strict=True)
         return Problem(
             nodes=tuple(
-                Node(name=name, cost_s=of_computing * operator + inside, tags=_tags(ways))
-                for name, operator, inside, ways in each
+                Node(name=name, cost_s=of_computing * operator + inside, tags=tags)
+                for name, operator, inside, tags in each
             ),
             edges=tuple(Edge(u=u, v=v, cost_s=matrix) for (u, v), matrix in pairs.items()),
             moments=self.moments,
@@ -198,6 +198,7 @@ class _Builder:
         self.unknown: list[int] = []
         self._ends: dict[tuple[int, bool, int], _Ends] = {}
         self._chains: dict[object, Array] = {}
+        self._operators: dict[object, tuple[Array, ...]] = {}
         found: list[tuple[Way, ...]] = []
         for number, item in enumerate(flow.items):  # a copy comes after what makes and reads it
             found.append(self._ways_of_copy(number, found) if item.kind == "copy" else self._ways_of(number, item))
@@ -223,6 +224,11 @@ class _Builder:
             limit_bytes=limit_bytes,
             walker=self,
         )
+
+    @cached_property
+    def tags(self) -> tuple[Array, ...]:
+        """Of each item (:attr:`~steptime.sharding.problem.Node.tags`)."""
+        return tuple(_tags(ways) for ways in self.ways)
 
     # -- options --------------------------------------------------------------------------------------------------
 
@@ -260,9 +266,15 @@ class _Builder:
             type, (launched_s, streamed_s) = item.node.outputs[0], self.optimizer_s
             shares = np.array([share_of(type, way.outputs[0], self.sizes) for way in ways])
             return nothing, item.count * type.elements * (launched_s + streamed_s * shares)
-        found = [self._operator_s(item, way) for way in ways]
-        computing, inside = (item.count * np.array(part) for part in zip(*found, strict=True))
-        return computing, inside
+        values = item.node.inputs
+        # Of equal blocks the first and the last have items of their own that cost the same.
+        looks = tuple(tuple(look.node.op for look in root_of(value)[1]) for value in values)
+        key = (signature(item.node), item.inplace, tuple(map(values.index, values)), looks)
+        if key not in self._operators:
+            each = zip(*(self._operator_s(item, way) for way in ways), strict=True)
+            self._operators[key] = tuple(np.array(part) for part in each)
+        computing, inside = self._operators[key]
+        return item.count * computing, item.count * inside
 
     def _operator_s(self, item: Item, way: Way) -> tuple[float, float]:
         if way.strategy is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from steptime.captured.graph import TensorType
@@ -25,7 +25,10 @@ class Leg:
     """How the view is split."""
 
 
-def legs_of(type: TensorType, looks: Sequence[Look], source: Sharding, target: Sharding, mesh: Mesh) -> tuple[Leg, ...]:
+@lru_cache(maxsize=1 << 14)
+def legs_of(
+    type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding, mesh: Mesh
+) -> tuple[Leg, ...]:
     """The legs that take the least seconds.
 
     With $s_i(b)$ the least seconds to sharding $b$ behind view $i$ and $D_i$ those of resharding before it,

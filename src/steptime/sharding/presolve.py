@@ -1,6 +1,5 @@
 """Exact reductions of a problem of shardings, and the way back from a choice of the small problem to one of the large.
 
-* A node **follows** another where its option is a function of the other's (views, tied parameters): the two become one.
 * An option is **dropped** where it is illegal with every option of a neighbour, does not fit with the least of the
   rest, or is dominated: another option of the node is never dearer, whatever the neighbours take, and takes no more
   memory at any moment (dead-end elimination; Desmet et al., Nature 356, 1992).
@@ -17,13 +16,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from steptime.errors import UserError
 from steptime.num import Array
 from steptime.sharding.problem import ROUNDING, Edge, Moment, Node, Problem
 
@@ -102,6 +100,8 @@ class _Work:
         self.constant = 0.0
         self.alive = dict.fromkeys(range(count))
         self.steps: list[Step] = []
+        self.undominated: dict[int, tuple[Array, ...]] = {}
+        """Costs, matrices and bytes of nodes when none of their options was dominated."""
         for edge in problem.edges:
             self.join(edge.u, edge.v, edge.cost_s)
 
@@ -150,21 +150,6 @@ class _Work:
         self.held[node] = {}
         del self.alive[node]
 
-    def follow(self, node: int, leader: int, options: Array) -> None:
-        """Merges a node into another of which its option is a function; -1: the leader's option is then illegal."""
-        none, options = options < 0, np.maximum(options, 0)
-        own = np.where(none, np.inf, self.cost[node][options])
-        for t, taken in self.held[node].items():
-            self.held[leader][t] = self.held[leader].get(t, 0.0) + taken[options]
-        edges = list(self.near[node].items())
-        self.forget(node, (leader,), np.where(none, -1, options))
-        self.cost[leader] = self.cost[leader] + own
-        for other, matrix in edges:
-            if other == leader:
-                self.cost[leader] = self.cost[leader] + matrix[options, np.arange(len(options))]
-            else:
-                self.join(leader, other, matrix[options])
-
     def spend(self, node: int, seconds: float) -> None:
         """Adds the seconds of a node that is gone."""
         if not math.isfinite(seconds):
@@ -199,39 +184,6 @@ class _Work:
             kept=tuple(self.kept[node] for node in alive),
             steps=tuple(self.steps),
         )
-
-
-def followed(problem: Problem, follows: Mapping[str, tuple[str, Array]]) -> Reduction:
-    """Merges each node that follows into its leader: follower -> leader and, for each option of it, the follower's.
-
-    -1 in the array: nothing matches, so the leader's option is illegal. A leader may follow, too.
-
-    Raises:
-        UserError: a name is unknown, nodes follow each other in a circle, or no option is left.
-    """
-    place = {node.name: at for at, node in enumerate(problem.nodes)}
-    unknown = {name for follower, (leader, _) in follows.items() for name in (follower, leader)} - set(place)
-    if unknown:
-        raise UserError(f"there is no node {sorted(unknown)[0]!r} to follow or to be followed")
-    work = _Work(Problem(nodes=problem.nodes, edges=problem.edges, moments=problem.moments, limit_bytes=math.inf))
-    work.source, work.fixed = problem, {t: moment.fixed_bytes for t, moment in enumerate(problem.moments)}
-    work.held = [{int(t): taken[:, at] for at, t in enumerate(moments)} for moments, taken in problem.held]
-    for name in sorted(follows, key=lambda each: -_depth(follows, each)):
-        leader, options = follows[name]
-        work.follow(place[name], place[leader], np.asarray(options, int))
-    try:
-        return work.done()
-    except _Contradiction as error:
-        raise UserError(str(error), hint="loosen what was fixed for the two") from None
-
-
-def _depth(follows: Mapping[str, tuple[str, Array]], name: str) -> int:
-    depth, at = 0, name
-    while at in follows:
-        depth, at = depth + 1, follows[at][0]
-        if depth > len(follows):
-            raise UserError(f"{name} follows itself through others", hint="one node of a circle has to choose freely")
-    return depth
 
 
 def presolve(problem: Problem) -> Reduction | Conflict:
@@ -368,12 +320,17 @@ def _dominated(work: _Work) -> bool:
     """Drops options that another option of the same node makes superfluous."""
     changed = False
     for node in list(work.alive):
+        state = (work.cost[node], *work.near[node].values(), *work.held[node].values())
+        before = work.undominated.get(node, ())
+        if len(state) == len(before) and all(now is then for now, then in zip(state, before, strict=True)):
+            continue  # nothing of it has changed since all its options stayed
         worse = _excess(work, node) <= 0
         np.fill_diagonal(worse, False)
         keep = np.ones(len(worse), bool)
         for option in range(len(worse) - 1, -1, -1):
             keep[option] = not (worse[option] & keep).any()
         changed |= work.restrict(node, keep)
+        work.undominated[node] = state if keep.all() else ()
     return changed
 
 

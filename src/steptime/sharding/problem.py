@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -83,7 +84,7 @@ class Tables:
     fixed_bytes: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """Nodes, edges, points in time with a limit of memory.
 
@@ -100,17 +101,24 @@ class Problem:
     moments: tuple[Moment, ...] = ()
     limit_bytes: float = math.inf
     """Most memory at any point in time."""
-    tables: Tables = field(init=False, repr=False)
-    incident: tuple[tuple[tuple[int, Array], ...], ...] = field(init=False, repr=False)
-    """Node -> its neighbours, each with the matrix [own option, option of the neighbour]."""
-    held: tuple[tuple[Array, Array], ...] = field(init=False, repr=False)
-    """Node -> moments at which it is live, and its bytes, [option, moment]."""
 
     def __post_init__(self) -> None:
         _check(self)
-        object.__setattr__(self, "tables", _tables(self))
-        object.__setattr__(self, "incident", _incident(self))
-        object.__setattr__(self, "held", _held(self))
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The same as flat arrays."""
+        return _tables(self)
+
+    @cached_property
+    def incident(self) -> tuple[tuple[tuple[int, Array], ...], ...]:
+        """Node -> its neighbours, each with the matrix [own option, option of the neighbour]."""
+        return _incident(self)
+
+    @cached_property
+    def held(self) -> tuple[tuple[Array, Array], ...]:
+        """Node -> moments at which it is live, and its bytes, [option, moment]."""
+        return _held(self)
 
     @property
     def sizes(self) -> Array:

@@ -72,10 +72,24 @@ def classes_of(matrix: Array) -> tuple[Array, Array, Array, Array, Array]:
     column = np.where(finite.any(axis=0), np.min(rest, axis=0), 0.0)
     rest = rest - column
     largest = np.abs(matrix[finite]).max(initial=0.0) or 1.0
-    key = np.where(finite, np.round(np.where(finite, rest, 0.0) / largest, CLASS_DIGITS), -1.0)
-    _, first_row, of_row = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    _, first_column, of_column = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    return row, column, rest[np.ix_(first_row, first_column)], of_row.ravel(), of_column.ravel()
+    key = np.where(finite, np.round(np.where(finite, rest, 0.0) / largest, CLASS_DIGITS), -1.0) + 0.0
+    first_row, of_row = _distinct(key)
+    first_column, of_column = _distinct(np.ascontiguousarray(key.T))
+    return row, column, rest[np.ix_(first_row, first_column)], of_row, of_column
+
+
+def _distinct(rows: Array) -> tuple[Array, Array]:
+    """First of each of the distinct rows, in ascending order of their values, and which of them each row is.
+
+    As of ``numpy.unique`` along an axis, which sorts all rows, where most are equal.
+    """
+    known: dict[bytes, int] = {}
+    of = np.array([known.setdefault(each.tobytes(), at) for at, each in enumerate(rows)])
+    first = np.array(list(known.values()))
+    first = first[np.lexsort(rows[first].T[::-1])]
+    place = np.empty(len(rows), int)
+    place[first] = np.arange(len(first))
+    return first, place[of]
 
 
 def model_of(problem: Problem, *, peak: bool = False) -> Model:

@@ -7,7 +7,7 @@ read and written: of a slice, of a fill, and of packing before and after a colle
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, prod
@@ -149,6 +149,8 @@ class Table:
     """Source and target -> the least time."""
     following: Any
     """Source and target -> the layout that comes next on the way."""
+    numbers: dict[Sharding, int] = field(default_factory=dict)
+    """Shardings that were asked for -> their layouts (:func:`_number`)."""
 
     def steps(self, source: int, target: int) -> Iterator[Step]:
         """The steps of one move, with its copies."""
@@ -273,9 +275,13 @@ def costs(
 
 def _number(table: Table, shape: Sequence[int], sharding: Sharding) -> int:
     """Number of its layout; -1 where it does not divide the shape or mixes reductions."""
-    if len(sharding) != len(table.mesh.sizes) or not divides(shape, sharding, table.mesh.sizes):
-        return -1
-    return table.graph.index.get(layout_of(sharding, len(shape)), -1)
+    found = table.numbers.get(sharding)
+    if found is None:
+        found = -1
+        if len(sharding) == len(table.mesh.sizes) and divides(shape, sharding, table.mesh.sizes):
+            found = table.graph.index.get(layout_of(sharding, len(shape)), -1)
+        table.numbers[sharding] = found
+    return found
 
 
 def route(shape: Sequence[int], element_bytes: float, source: Sharding, target: Sharding, mesh: Mesh) -> Route:
