@@ -13,7 +13,7 @@ from steptime.errors import UserError
 from steptime.lab.planners.searches import search
 from steptime.sharding.ilp import _Search, least_memory, solve
 from steptime.sharding.local_search import Budget
-from steptime.sharding.presolve import Conflict, Reduction, followed, presolve
+from steptime.sharding.presolve import Conflict, Reduction, presolve
 from steptime.sharding.problem import (
     Edge,
     Moment,
@@ -116,31 +116,6 @@ def test_without_memory_trees_are_solved_by_reductions_alone():
         assert reduction.constant_s == pytest.approx(least_total_s(problem))
 
 
-def test_followers_are_what_a_constraint_on_the_whole_would_give():
-    for seed in range(100):
-        problem = random_problem(seed)
-        rng, sizes = np.random.default_rng(seed), problem.sizes
-        options = [rng.integers(-1 if at else 0, sizes[1 + at], sizes[at]) for at in range(2)]
-        options[1][0] = 0
-        follows = {"n1": ("n0", options[0]), "n2": ("n1", options[1])}
-        choices = every_choice(problem)
-        agree = (choices[:, 1] == options[0][choices[:, 0]]) & (choices[:, 2] == options[1][choices[:, 1]])
-        fits = agree & (memories_bytes(problem, choices) <= problem.limit_bytes).all(axis=1)
-        best = totals_s(problem, choices)[fits].min(initial=math.inf)
-        try:
-            merged = followed(problem, follows)
-        except UserError:
-            assert not np.isfinite(totals_s(problem, choices)[agree]).any(), seed
-            continue
-        found = solve(merged.problem, gap=0.0)
-        if found.choice is None:
-            assert not math.isfinite(best), seed
-            continue
-        whole = merged.recover(found.choice)
-        assert total_s(problem, whole) == pytest.approx(best, rel=1e-9, abs=1e-12) and feasible(problem, whole), seed
-        assert whole[1] == options[0][whole[0]] and whole[2] == options[1][whole[1]], seed
-
-
 def test_where_memory_is_too_small_the_least_limit_is_told():
     told = 0
     for seed in range(150):
@@ -237,8 +212,6 @@ def test_contradictions_name_what_contradicts():
         pinned(pair([1, 2], [1, 2], [[0, 0], [0, 0]]), {"a": [5]})
     with pytest.raises(UserError, match="no node 'c'"):
         pinned(pair([1, 2], [1, 2], [[0, 0], [0, 0]]), {"c": [0]})
-    with pytest.raises(UserError, match="follows itself"):
-        followed(pair([1], [1], [[0]]), {"a": ("b", np.array([0])), "b": ("a", np.array([0]))})
     found = solve(pair([1, 2], [1, np.inf], [[np.inf, 0], [np.inf, 0]]))
     assert found.stop.reason == "infeasible" and "b" in found.stop.because and found.least_limit_bytes is None
 

@@ -268,26 +268,29 @@ def _over_weights(built: Built, overlaps: bool, gap: float, until: float, solver
     """The best of the relaxations for some weights; their bounds meet where computation and traffic take the same."""
     if not overlaps:
         return _plan(built, False, [_solved(built, None, gap, until, solver)], 0.0, gap)
-    lines: list[tuple[float, float, float]] = []
+    lines: list[tuple[float, float]] = []
     solutions: list[Solution] = []
-    bound_s, weights, tried = 0.0, [0.0], set[float]()
+    problem, best_s, bound_s, weights, tried = built.problem(), inf, 0.0, [0.0], set[float]()
     while weights and len(solutions) < WEIGHTS:
         weight = weights.pop()
         tried.add(weight)
         solutions.append(_solved(built, weight, gap, until, solver))
         bound_s = max(bound_s, solutions[-1].bound_s)
         computing, data, others = built.parts_s(np.asarray(solutions[-1].choice))
-        lines.append((others + computing, data - computing, step_of((computing, data, others), True)))
-        best_s = min(step_s for _, _, step_s in lines)
+        lines.append((others + computing, data - computing))
+        best_s = min(best_s, step_of((computing, data, others), True))
+        if len(solutions) > 1:  # further ones take longest where memory is tight
+            best_s = min(best_s, step_of(built.parts_s(descended(built, problem, solutions[-1].choice)), True))
         if best_s - bound_s <= max(ENOUGH, gap / 2) * best_s or time.monotonic() > until:
             break
-        # At 1 nothing of the computation counts, where a limit of memory is hardest to prove.
         following = 0.5 if 0.5 not in tried else _highest(lines)
+        if following == 1.0:  # nothing of the computation counts, where a limit of memory is hardest to prove
+            following = (1.0 + max(tried)) / 2
         weights = [] if following in tried else [following]
     return _plan(built, True, solutions, bound_s, gap, late=time.monotonic() > until)
 
 
-def descended(built: Built, problem: Problem, choice: Array) -> Array:
+def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | None) -> Array:
     """A choice in which no single item makes the step with overlap faster, from one that the relaxation gives.
 
     Args:
@@ -295,7 +298,7 @@ def descended(built: Built, problem: Problem, choice: Array) -> Array:
         problem: any problem of it, for memory.
         choice: where the descent starts.
     """
-    seconds, out = built.seconds, choice.copy()
+    seconds, out = built.seconds, np.array(choice)
     beside: list[tuple[list[tuple[int, Array]], list[tuple[int, Array]]]] = [([], []) for _ in out]
     for kind, pairs in enumerate((seconds.moved, seconds.data)):
         for (u, v), matrix in pairs.items():
@@ -324,13 +327,13 @@ def descended(built: Built, problem: Problem, choice: Array) -> Array:
     return out
 
 
-def _highest(lines: Sequence[tuple[float, float, float]]) -> float:
+def _highest(lines: Sequence[tuple[float, float]]) -> float:
     """Weight at which the least of the lines that solutions give is highest."""
     crossings = [0.0, 1.0]
-    for n, (a, slope, _) in enumerate(lines):
-        crossings += [(b - a) / (slope - other) for b, other, _ in lines[:n] if abs(slope - other) > 1e-30]
+    for n, (a, slope) in enumerate(lines):
+        crossings += [(b - a) / (slope - other) for b, other in lines[:n] if abs(slope - other) > 1e-30]
     inside = [round(each, 6) for each in crossings if 0.0 <= each <= 1.0]
-    return max(inside, key=lambda weight: min(a + weight * slope for a, slope, _ in lines))
+    return max(inside, key=lambda weight: min(a + weight * slope for a, slope in lines))
 
 
 def _solved(built: Built, weight: float | None, gap: float, until: float, solver: Solver) -> Solution:

@@ -21,30 +21,35 @@ from steptime.sharding.recipes import RECIPES, followed
 
 EACH_S: Final = 5.0
 """CPU seconds of each."""
+EVALUATIONS: Final = 1e6
+"""Choices that a search evaluates: about half a second."""
 PRICES: Final = (0.0, *(10.0**power for power in range(-3, 3)))
 """Prices of memory that are tried in turn, as shares of the total for the limit's bytes."""
 
 
-def with_others(found: ShardingPlan, gap: float, each_s: float = EACH_S) -> ShardingPlan:
+def with_others(
+    found: ShardingPlan, gap: float, each_s: float = EACH_S, evaluations: float = EVALUATIONS
+) -> ShardingPlan:
     """The plan, or the best of what other searches and recipes find where its gap is above the one asked for.
 
     Args:
         found: a plan without pinned items.
         gap: share above the bound at which nothing else is tried.
         each_s: CPU seconds of each search and recipe.
+        evaluations: choices that a search may evaluate.
     """
     if found.gap <= max(gap, ENOUGH) or "interrupted" in found.stop:
         return found
     began, best = time.process_time(), found
-    for name, choice in _choices(found, each_s):
+    for name, choice in _choices(found, Budget(cpu_s=each_s, evaluations=evaluations)):
         step_s = step_of(found.built.parts_s(choice), found.overlaps)
         if step_s < best.step_s * (1 - ROUNDING) and _fits(found, choice):
             best = replace(found, choice=choice, stop=f"{found.stop}; the plan is of another search: {name}")
     return replace(best, cpu_s=found.cpu_s + time.process_time() - began)
 
 
-def _choices(found: ShardingPlan, each_s: float) -> Iterator[tuple[str, Array]]:
-    built, budget = found.built, Budget(cpu_s=each_s)
+def _choices(found: ShardingPlan, budget: Budget) -> Iterator[tuple[str, Array]]:
+    built = found.built
     problem = built.problem()
     for name in (*SEARCHES, *RECIPES):
         trace = (

@@ -204,8 +204,7 @@ def shard(
     limit = room_bytes(machines) if memory_bytes is None else memory_bytes
     meshes = _meshes(machines, mesh, gpus)
     each = [(one, partial(_completed, flow, one, timer, limit, directions, how)) for one in meshes]
-    plans, tried = _each_mesh(each, progress)
-    best, given = min(plans, key=lambda plan: plan[0].step_s)
+    (best, given), tried = _each_mesh(each, progress)
     return Sharded(
         model=program.name,
         cluster=machines.name,
@@ -231,27 +230,28 @@ Completed = tuple[ShardingPlan, Propagated | LaidOut | None]
 
 def _each_mesh(
     meshes: Sequence[tuple[Mesh, Callable[[], Completed]]], progress: Callable[[int, int], None] | None
-) -> tuple[list[Completed], list[tuple[str, float | None, str]]]:
-    """Plans of the meshes on which something fits, and what became of each mesh.
+) -> tuple[Completed, list[tuple[str, float | None, str]]]:
+    """The best of the meshes on which something fits, and what became of each mesh.
 
     Raises:
         UserError: nothing fits on any of them.
     """
-    plans: list[Completed] = []
+    best: Completed | None = None
     tried: list[tuple[str, float | None, str]] = []
     for number, (mesh, plan) in enumerate(meshes):
         if progress is not None:
             progress(number, len(meshes))
         try:
-            plans.append(plan())
-            tried.append((str(mesh), plans[-1][0].step_s, plans[-1][0].stop))
+            found = plan()
+            tried.append((str(mesh), found[0].step_s, found[0].stop))
+            best = found if best is None or found[0].step_s < best[0].step_s else best
         except UserError as error:
             if len(meshes) == 1:
                 raise
             tried.append((str(mesh), None, str(error)))
-    if not plans:
+    if best is None:
         raise UserError(f"nothing fits on any of {len(meshes)} meshes: {tried[0][2]}")
-    return plans, tried
+    return best, tried
 
 
 def captured_step(model: str, machines: Cluster, **given: Any) -> Program:

@@ -29,7 +29,7 @@ def command(
     methods: Annotated[
         str | None, flag("--methods", metavar="A,B", help="Searches and recipes by name; default: all.")
     ] = None,
-    cpu: Annotated[float, real("--cpu", "S", "CPU seconds of all searches together; default: 2.")] = 2.0,
+    cpu: Annotated[float, real("--cpu", "S", "CPU seconds of all searches together.")] = 2.0,
     seed: Annotated[int, number("--seed", "N", "Of the random numbers.", 0, 2**31 - 1)] = 0,
     plot: Annotated[
         Path | None, flag("--plot", metavar="FILE", help="Draw time over CPU seconds too (needs matplotlib).")

@@ -193,7 +193,7 @@ def compared(
     """The planner and some methods on a problem that is built; an interruption keeps what was found before it."""
     began = time.process_time()
     plan = planned(given, overlaps=False, gap=GAP, seconds=PLANNER_S, solver=_patient)
-    plan = with_others(plan, GAP, EACH_S)
+    plan = with_others(plan, GAP, EACH_S, inf)
     spent_s = time.process_time() - began
     problem = plan.built.problem(None)
     first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)
