@@ -6,7 +6,7 @@ Recurrent layers are unrolled over time, as PyTorch runs them without a fused ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -168,8 +168,8 @@ def _direction(call: OnnxCall, x: torch.Tensor, number: int, backward: bool) -> 
     parts: list[tuple[torch.Tensor, torch.Tensor | None]] = [(recurrence, biases[1])]
     if call.op == "GRU" and not first:
         cuts = (2 * hidden, hidden)
-        bias = (None, None) if biases[1] is None else biases[1].split_with_sizes(cuts, 0)
-        parts = list(zip(recurrence.split_with_sizes(cuts, 0), bias, strict=True))
+        more = (None, None) if biases[1] is None else biases[1].split_with_sizes(cuts, 0)
+        parts = [*zip(recurrence.split_with_sizes(cuts, 0), more, strict=True)]
     linear = [partial(_linear, matrix.t(), bias) for matrix, bias in parts]
     outputs: list[torch.Tensor] = []
     for step in range(steps - 1, -1, -1) if backward else range(steps):
@@ -190,7 +190,7 @@ def _linear(matrix: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) ->
     return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
 
 
-def _gru_cell(given: torch.Tensor, state: torch.Tensor, linear: list[Linear]) -> torch.Tensor:
+def _gru_cell(given: torch.Tensor, state: torch.Tensor, linear: Sequence[Linear]) -> torch.Tensor:
     """New state; gates in the order update, reset, hidden; two products where the reset comes before the last one."""
     update, reset, new = given.chunk(3, 1)
     z, r, *h = linear[0](state).chunk(4 - len(linear), 1)
