@@ -219,8 +219,8 @@ def rewrite(
     """
     check_output(output)
     if search is not None:
-        given = {"objective": objective, "everything": everything, "passes": passes, "measured": measure}
-        search = replace(search, **given, mutants=mutants, layouts=layouts)
+        search = replace(search, objective=objective, everything=everything, passes=passes)
+        search = replace(search, measured=measure, mutants=mutants, layouts=layouts)
         check_options(search)
     target = device_within(name_or_path("device", device))
     named = name_or_path("model", model, "name the factory that makes the module: 'file.py:factory'")

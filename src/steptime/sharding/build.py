@@ -19,7 +19,7 @@ import numpy as np
 
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Nodes, TensorType
-from steptime.captured.ops.placement import R, Sharding, divides, pieces, shard
+from steptime.captured.ops.placement import R, Sharding, divides, local_shape, shard
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, start_of_memory
 from steptime.sharding.local import local_node
@@ -51,8 +51,8 @@ def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]
 
 
 def share_of(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> float:
-    """Share of a tensor that one device has; 1 where it has a term of a sum."""
-    return 1.0 / prod(pieces(sharding, sizes, type.rank))
+    """Share of a tensor that one device has, of pieces that differ the largest; 1 where it has a term of a sum."""
+    return prod(local_shape(type.shape, sharding, sizes)) / max(type.elements, 1)
 
 
 def exchange_s(strategy: Strategy, mesh: Mesh) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.captured.ops.placement import Reduction, Sharding, divides, text_of
+from steptime.captured.ops.placement import UNEVEN, Reduction, Sharding, divides, text_of
 from steptime.cost.roofline import memory_s
 from steptime.errors import InternalError, UserError, counted
 from steptime.estimate.kernels import streamed
@@ -186,8 +186,9 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     """All-pairs table of a tensor on a mesh; kept."""
     graph = graph_of(mesh.sizes, len(shape), reductions)
     source, target, before_dim, after_dim = (graph.numbers[name] for name in ("source", "target", "before", "after"))
-    local = np.array(shape, float) / graph.pieces
-    fits = (np.array(shape, int) % graph.pieces == 0).all(axis=1)
+    # Collectives take pieces of one size: smaller ones are padded to the largest.
+    local = np.ceil(np.array(shape, float) / graph.pieces)
+    fits = (local * graph.pieces <= np.array(shape, float) * (1 + UNEVEN)).all(axis=1)
     local_bytes = element_bytes * local.prod(axis=1)
     outer = np.cumprod(np.column_stack([np.ones(len(local)), local]), axis=1)
     before = np.where(_packs(outer, source, before_dim), 2 * local_bytes[source], 0.0)

@@ -62,9 +62,9 @@ def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
 
 
 def test_a_dim_that_no_axis_divides_is_an_error():
-    odd = on_mesh(problem().flow.program, data=3, model=4)
-    with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=3 x model=4 does not divide"):
-        resolved(odd, annotations_of(["tokens.weight=S(0) R"]))
+    odd = on_mesh(problem().flow.program, data=96, model=4)
+    with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=96 x model=4 does not divide"):
+        resolved(odd, annotations_of(["tokens.weight=S(1) R"]))
 
 
 def test_conflicts_name_both_annotations_and_their_ways():

@@ -49,6 +49,8 @@ class Dim:
     exchange: Exchange | None = None
     masked: bool = False
     """Indices point into the split dim: each device treats those of its own piece and counts the rest as nothing."""
+    equal: bool = True
+    """All pieces have one size; else the last ones may be smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,7 @@ def _dim(name: str, size: int, inputs: _Tensors, outputs: _Tensors, special: Spe
         kind=kind,
         exchange=special.exchange,
         masked=special.masked,
+        equal=special.units is not None or special.exchange is not None,
         inputs=_placements(name, size, inputs, R, special.inputs, special.units),
         outputs=_placements(name, size, outputs, lost, special.outputs, special.units),
     )

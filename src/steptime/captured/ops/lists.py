@@ -84,9 +84,10 @@ def listed(node: Node) -> OperatorDims:
     dims = []
     for at in range(max((type.rank for type in types), default=0)):
         placements = tuple(shard(at) if type.rank > at and type.shape[at] > 1 else R for type in types)
-        sizes = (type.shape[at] for type, placement in zip(types, placements, strict=True) if placement.sharded)
-        inputs, outputs = placements[: len(node.inputs)], placements[len(node.inputs) :]
-        dims.append(Dim(name=f"d{at}", size=math.gcd(*sizes), kind="batch", inputs=inputs, outputs=outputs))
+        sizes = {type.shape[at] for type, placement in zip(types, placements, strict=True) if placement.sharded}
+        inputs, outputs, size = placements[: len(node.inputs)], placements[len(node.inputs) :], math.gcd(*sizes)
+        equal = len(sizes) > 1
+        dims.append(Dim(name=f"d{at}", size=size, kind="batch", inputs=inputs, outputs=outputs, equal=equal))
     return OperatorDims(dims=tuple(dims))
 
 

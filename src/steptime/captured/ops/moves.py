@@ -14,7 +14,6 @@ from steptime.captured.ops.labels import (
     Labels,
     OperatorDims,
     Special,
-    Terms,
     at_dim,
     by_name,
     fixed,
@@ -29,7 +28,17 @@ from steptime.captured.ops.maps import Elementwise, by_element
 from steptime.captured.ops.operator import Dims, Layouts, Measured, Operator, Pieces
 from steptime.captured.ops.pieces import Types, shape_of_output
 from steptime.captured.ops.placement import P, R, shard
-from steptime.captured.ops.views import expanded, looks, part, part_gradient, permuted, replicated, reshape, strided
+from steptime.captured.ops.views import (
+    expanded,
+    looks,
+    made,
+    part,
+    part_gradient,
+    permuted,
+    replicated,
+    reshape,
+    strided,
+)
 from steptime.captured.ops.work import (
     STREAMED,
     OperatorRow,
@@ -122,20 +131,6 @@ def triangle(node: Node) -> OperatorDims:
     rank = node.outputs[0].rank
     names = tuple(f"{FIXED}d{dim}" if dim >= rank - 2 else f"d{dim}" for dim in range(rank))
     return looks(node, names, names)
-
-
-def made(node: Node) -> OperatorDims:
-    """Made from numbers alone, in pieces; zeros are terms of any sum."""
-    dims = [
-        Dim(name=f"d{dim}", size=size, kind="batch", inputs=tuple(R for _ in node.inputs), outputs=(shard(dim),))
-        for dim, size in enumerate(node.outputs[0].shape)
-        if size > 1
-    ]
-    inputs = tuple(R for _ in node.inputs)
-    zeros = node.op in ("zeros", "new_zeros")
-    return OperatorDims(
-        dims=tuple(dims), terms=(Terms(name="terms of nothing", inputs=inputs, outputs=(P,)),) if zeros else ()
-    )
 
 
 def _indexed(node: Node, values: tuple[int, ...]) -> tuple[int, tuple[str, ...], tuple[str, ...]] | None:

@@ -22,7 +22,7 @@ class Placement:
     """
 
     dim: int | None = None
-    """The dim of the tensor of which each device has an equal piece, from 0; None: it is not sharded."""
+    """The dim of the tensor of which each device has a piece, from 0; None: it is not sharded."""
     reduction: Reduction | None = None
     """Each device has a term of this reduction over the devices of the axis; None: it is not partial."""
 
@@ -104,25 +104,38 @@ def pieces(sharding: Sharding, sizes: Sequence[int], rank: int) -> tuple[int, ..
     return tuple(out)
 
 
+UNEVEN: Final = 1 / 8
+"""Share by which the largest piece of a dim may exceed an equal one."""
+
+
+def parted(size: int, count: int) -> bool:
+    """Whether a dim is divided into a number of pieces: equal ones, or with the last ones smaller, as DTensor has them.
+
+    >>> parted(50257, 4), parted(9, 8), parted(3, 4)
+    (True, False, False)
+    """
+    return -(-size // count) * count <= size * (1 + UNEVEN) if size % count else True
+
+
 def divides(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> bool:
-    """Whether each device gets an equal piece of each dim that is sharded.
+    """Whether each device gets a piece of each dim that is sharded (:func:`parted`).
 
     >>> divides((8, 3), (shard(0), R), (2, 4)), divides((8, 3), (R, shard(1)), (2, 4)), divides((8,), (shard(1),), (2,))
     (True, False, False)
     """
     if any(placement.dim is not None and placement.dim >= len(shape) for placement in sharding):
         return False
-    return all(size % count == 0 for size, count in zip(shape, pieces(sharding, sizes, len(shape)), strict=True))
+    return all(parted(size, count) for size, count in zip(shape, pieces(sharding, sizes, len(shape)), strict=True))
 
 
 def local_shape(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of what one device has; the sharding has to divide it (:func:`divides`).
+    """Shape of the largest piece that a device has; the sharding has to divide it (:func:`divides`).
 
-    >>> local_shape((8, 6), (shard(0), shard(1)), (2, 3))
-    (4, 2)
+    >>> local_shape((8, 6), (shard(0), shard(1)), (2, 3)), local_shape((50257,), (shard(0),), (4,))
+    ((4, 2), (12565,))
     """
     counts = pieces(sharding, sizes, len(shape))
-    return tuple(size // count for size, count in zip(shape, counts, strict=True))
+    return tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))
 
 
 def text_of(sharding: Iterable[Placement]) -> str:

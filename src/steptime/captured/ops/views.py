@@ -72,15 +72,14 @@ def reshape(node: Node) -> OperatorDims:
     if math.prod(old) == 0 or math.prod(old) != math.prod(new):
         return looks(node, unlabelled(node.inputs[0].type), unlabelled(node.outputs[0]))
     was, now = regrouped(old, new)
-    dims = labelled(
-        node, [was], [now], {name: Special(units=_shared(was, now, old, new, name)) for name in set(was) & set(now)}
-    )
+    dims = labelled(node, [was], [now], {name: _shared(was, now, old, new, name) for name in set(was) & set(now)})
     return OperatorDims(dims=dims, terms=terms_of(node, node.names[:1]))
 
 
-def _shared(was: Labels, now: Labels, old: Sequence[int], new: Sequence[int], name: str) -> int:
+def _shared(was: Labels, now: Labels, old: Sequence[int], new: Sequence[int], name: str) -> Special:
     """A piece has to be a piece of both outermost dims."""
-    return math.gcd(old[was.index(name)], new[now.index(name)]) if name != "." else 1
+    sizes = (1, 1) if name == "." else (old[was.index(name)], new[now.index(name)])
+    return Special() if sizes[0] == sizes[1] else Special(units=math.gcd(*sizes))
 
 
 def permuted(node: Node) -> OperatorDims:
@@ -154,7 +153,7 @@ def replicated(node: Node) -> OperatorDims:
 def made(node: Node) -> OperatorDims:
     """Made from numbers alone, in pieces; zeros are terms of any sum."""
     dims = [
-        Dim(name=f"d{dim}", size=size, kind="batch", inputs=tuple(R for _ in node.inputs), outputs=(shard(dim),))
+        Dim(name=f"d{dim}", size=size, kind="batch", inputs=(R,) * len(node.inputs), outputs=(shard(dim),), equal=False)
         for dim, size in enumerate(node.outputs[0].shape)
         if size > 1
     ]

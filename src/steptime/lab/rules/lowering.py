@@ -1,50 +1,20 @@
-"""The operators of rules on numbers: shapes, and the ATen nodes that compute them."""
+"""Terms as nodes of a graph: the ATen operators that compute them on typed values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Final
 
 from steptime.captured.graph import Attribute as AtenAttribute
 from steptime.captured.graph import Nodes, TensorType, Value
-from steptime.captured.graph.strides import broadcast
-from steptime.captured.ops import making
-from steptime.errors import UserError
+from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph.strides import broadcast, is_dense
+from steptime.captured.ops import VIEWS, making
 from steptime.lab.rules.domains import FUNCTIONS
-from steptime.lab.rules.operators import OPERATORS
-from steptime.lab.rules.sizes import Condition, size
-
-Shape = tuple[int, ...]
-Attribute = int | float | str
-LEAF: Final = "leaf"
-"""What rules do not look into."""
-MOVEMENTS: Final = frozenset({"concat", "slice", "pad", "enlarge", "transpose", "permute", "reshape", "expand"})
-"""Operators that hold for every element type."""
-NO_KERNEL: Final = frozenset({"slice", "transpose", "permute", "reshape", "expand", LEAF})
-
-
-@lru_cache(maxsize=2**17)
-def shape_of(op: str, attributes: tuple[Attribute, ...], shapes: tuple[Shape, ...]) -> Shape | None:
-    """Shape of an operator on numbers; None where it does not take them.
-
-    >>> shape_of("matmul", (), ((2, 3), (3, 4))), shape_of("matmul", (), ((2, 3), (4, 4)))
-    ((2, 4), None)
-    """
-    if op == "scale":
-        return shapes[0]
-    needs: list[Condition] = []
-    try:
-        given = tuple(size(each) for each in attributes if isinstance(each, int))
-        dims = OPERATORS[op].shape(given, [tuple(map(size, each)) for each in shapes], needs)
-    except (UserError, IndexError):
-        return None
-    numbers = tuple(dim.number for dim in dims)
-    if not all(each.holds({}) for each in needs):
-        return None
-    return tuple(each for each in numbers if each is not None)
-
+from steptime.lab.rules.sizes import Size
+from steptime.lab.rules.terms import Term
+from steptime.rewrite.scene import Scene
 
 Lower = Callable[[Nodes, Sequence[Value], tuple[int, ...]], Value]
 
@@ -67,10 +37,9 @@ def _matmul(nodes: Nodes, given: Sequence[Value], _: tuple[int, ...]) -> Value:
 
 def _conv(nodes: Nodes, given: Sequence[Value], attributes: tuple[int, ...]) -> Value:
     stride, pad, dilation, groups = attributes
-    x, w = given
-    return making.convolution(
-        nodes, x, w, None, stride=(stride,), padding=(pad,), dilation=(dilation,), output_padding=(0,), groups=groups
-    )
+    x, w, *bias = given
+    added = bias[0] if bias else None
+    return making.convolution(nodes, x, w, added, stride=(stride,), padding=(pad,), dilation=(dilation,), groups=groups)
 
 
 def _pool(op: str) -> Lower:
@@ -139,11 +108,93 @@ LOWERINGS: Final[Mapping[str, Lower]] = {
 """Operator -> the ATen nodes that compute it on typed values."""
 
 
-def lowered(nodes: Nodes, op: str, attributes: tuple[Attribute, ...], given: Sequence[Value]) -> Value:
-    """An operator on typed values as ATen nodes."""
+class Lowering:
+    """Makes the nodes of terms over given values; what is made of weights alone is computed before the run.
+
+    Args:
+        scene: where they are made.
+        values: of terms, variables among them.
+        sizes: numbers of names.
+        steady: which of these terms are the same in every run; None: those whose values are in the graph.
+        copies: a convolution copies a tensor with gaps first, as PyTorch does.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        values: Mapping[Term, Value],
+        sizes: Mapping[str, int] | None = None,
+        *,
+        steady: Callable[[Term], bool] | None = None,
+        copies: bool = False,
+    ) -> None:
+        self._scene, self._nodes, self._values, self._sizes = scene, scene.nodes, values, sizes or {}
+        self._steady = steady or (lambda given: scene.is_weight(values[given]))
+        self._copies = copies
+        self._made: dict[Term, tuple[Value, bool]] = {}
+
+    def value(self, given: Term) -> Value:
+        """The value of a term, as a constant where it is made of weights."""
+        return self._folded(*self._of(given))
+
+    def _of(self, given: Term) -> tuple[Value, bool]:
+        """The value, and whether it is the same in every run."""
+        if given in self._values:
+            return self._values[given], self._steady(given)
+        if given not in self._made:
+            self._made[given] = self._row(given)
+        return self._made[given]
+
+    def _row(self, given: Term) -> tuple[Value, bool]:
+        bias = self._values.get(given.children[-1]) if given.op == "add" else None
+        if bias is not None and bias.type.rank == 1 and given.children[-1].name.startswith("b"):
+            inner = given.children[0]
+            if inner.op == "conv":
+                return self._computed(inner, (*inner.children, given.children[1]))
+            bias = making.reshape(self._nodes, bias, (bias.type.elements, 1, 1))  # a column for each channel
+            return lowered(self._nodes, "add", (), (self.value(inner), bias)), False
+        if given.op == "pad":
+            return self._padded(given)
+        return self._computed(given, given.children)
+
+    def _computed(self, given: Term, children: Sequence[Term]) -> tuple[Value, bool]:
+        parts = [self._of(child) for child in children]
+        steady = all(each for _, each in parts)
+        inputs = [value if steady else self._folded(value, each) for value, each in parts]
+        if given.op == "conv" and self._copies:
+            inputs[:2] = [each if is_dense(each.type) else making.clone(self._nodes, each) for each in inputs[:2]]
+        return lowered(self._nodes, given.op, self._numbers(given), inputs), steady
+
+    def _numbers(self, given: Term) -> tuple[int | float, ...]:
+        return tuple(_number(each, self._sizes) for each in given.attributes)
+
+    def _folded(self, value: Value, steady: bool) -> Value:
+        source = value.node
+        while source.op in VIEWS and source.inputs:
+            source = source.inputs[0].node
+        return self._scene.constant(value) if steady and source.op not in SOURCES else value
+
+    def _padded(self, given: Term) -> tuple[Value, bool]:
+        """Zeros around a tensor: terms that pad one after the other are one node."""
+        around: dict[int, tuple[int, int]] = {}
+        while given.op == "pad" and given not in self._values:
+            axis, before, after = map(int, self._numbers(given))
+            low, high = around.get(axis, (0, 0))
+            around[axis] = (low + before, high + after)
+            given = given.children[0]
+        pads = [each for axis in range(-1, min(around) - 1, -1) for each in around.get(axis, (0, 0))]
+        value, steady = self._of(given)
+        return padded(self._nodes, value, pads), steady
+
+
+def _number(given: Size, at: Mapping[str, int]) -> int | float:
+    """An attribute as a number; factors may be fractions."""
+    if len(given.terms) == 1 and given.terms[0] == ((), given.terms[0][1]):
+        value = given.terms[0][1]
+        return int(value) if value == int(value) else float(value)
+    return given.value(dict(at))
+
+
+def lowered(nodes: Nodes, op: str, attributes: tuple[int | float, ...], given: Sequence[Value]) -> Value:
+    """An operator on typed values as ATen nodes; a convolution takes a bias too."""
     return LOWERINGS[op](nodes, given, attributes)  # type: ignore[arg-type]
-
-
-def plain(value: float) -> int | float:
-    """A number as a whole one where it is one."""
-    return int(value) if value == int(value) else value

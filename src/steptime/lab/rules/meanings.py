@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from steptime.captured.graph import Node
 from steptime.captured.graph.strides import wrap
 from steptime.lab.rules.domains import FUNCTIONS
-from steptime.lab.rules.lowering import plain
+from steptime.lab.rules.terms import Term
 from steptime.rewrite.scene import number
 
 if TYPE_CHECKING:
     from steptime.lab.rules.graphs import Terms
 
-Made = int | None
-Define = Callable[["Terms", Node, Sequence[int]], Sequence[Made] | None]
-"""From the classes of the inputs to the class of each output, None where rules have no operator for it."""
+Made = Term | None
+Define = Callable[["Terms", Node, Sequence[Term]], Sequence[Made] | None]
+"""From the terms of the inputs to the term of each output, None where rules have no operator for it."""
 
 
 def _integers(node: Node, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -30,7 +31,7 @@ def _integer(node: Node, name: str, default: int) -> int:
     return (*_integers(node, name), default)[0]
 
 
-def _single(row: Callable[[Terms, Node, Sequence[int]], Made]) -> Define:
+def _single(row: Callable[[Terms, Node, Sequence[Term]], Made]) -> Define:
     return lambda terms, node, given: (row(terms, node, given),)
 
 
@@ -40,7 +41,7 @@ def _plain(op: str) -> Define:
 
 
 def _binary(op: str) -> Define:
-    def row(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+    def row(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
         if len(given) != 2 or number(node, "alpha") not in (None, 1.0) or node.attribute("rounding_mode"):
             return None
         return terms.make(op, (), *given)
@@ -48,35 +49,35 @@ def _binary(op: str) -> Define:
     return _single(row)
 
 
-def _mul(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _mul(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     factor = number(node, "other")
-    if len(given) == 1 and factor is not None:
-        return terms.make("scale", (plain(factor),), *given)
+    if len(given) == 1 and factor is not None and isfinite(factor):
+        return terms.make("scale", (factor,), *given)
     return terms.make("mul", (), *given) if len(given) == 2 else None
 
 
-def _div(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _div(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     by = number(node, "other")
     if node.attribute("rounding_mode") is not None:
         return None
     if len(given) == 1 and by:
-        return terms.make("scale", (plain(1 / by),), *given)
+        return terms.make("scale", (1 / by,), *given)
     return None
 
 
-def _power(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _power(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     twice = len(given) == 1 and number(node, "exponent") == 2.0
     return terms.make("mul", (), given[0], given[0]) if twice else None
 
 
-def _addmm(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _addmm(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     if any(number(node, name) not in (None, 1.0) for name in ("alpha", "beta")):
         return None
     bias, *factors = given
     return terms.make("add", (), terms.make("matmul", (), *factors), bias)
 
 
-def _convolution(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _convolution(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     settings = [set(_integers(node, name)) for name in ("stride", "padding", "dilation")]
     if node.attribute("transposed") or len(node.inputs[0].type.shape) != 4 or any(len(s) != 1 for s in settings):
         return None
@@ -88,7 +89,7 @@ def _convolution(terms: Terms, node: Node, given: Sequence[int]) -> Made:
 
 
 def _pool(op: str) -> Define:
-    def row(terms: Terms, node: Node, given: Sequence[int]) -> Sequence[Made] | None:
+    def row(terms: Terms, node: Node, given: Sequence[Term]) -> Sequence[Made] | None:
         kernel = _integers(node, "kernel_size")
         stride = _integers(node, "stride") or kernel
         pad = _integers(node, "padding", (0,))
@@ -102,13 +103,13 @@ def _pool(op: str) -> Define:
     return row
 
 
-def _softmax(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _softmax(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     rank = node.inputs[0].type.rank
     return terms.make("softmax", (wrap(_integer(node, "dim", -1), rank) - rank,), *given) if rank else None
 
 
 def _reduction(op: str) -> Define:
-    def row(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+    def row(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
         rank = node.inputs[0].type.rank
         dims = _integers(node, "dim") or tuple(range(rank))
         made: Made = given[0]
@@ -122,19 +123,19 @@ def _reduction(op: str) -> Define:
 # Movements
 
 
-def _cat(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _cat(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     rank = node.outputs[0].rank
     if any(value.type.rank != rank for value in node.inputs):
         return None
     return terms.make("concat", (wrap(_integer(node, "dim", 0), rank) - rank,), *given)
 
 
-def _cut(terms: Terms, node: Node, given: Sequence[int], dim: int, start: int, extent: int) -> Made:
+def _cut(terms: Terms, node: Node, given: Sequence[Term], dim: int, start: int, extent: int) -> Made:
     rank = node.inputs[0].type.rank
     return terms.make("slice", (wrap(dim, rank) - rank, start, start + extent), *given)
 
 
-def _slice(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _slice(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     (x,), dim = node.inputs, _integer(node, "dim", 0)
     if _integer(node, "step", 1) != 1:
         return None
@@ -143,13 +144,13 @@ def _slice(terms: Terms, node: Node, given: Sequence[int]) -> Made:
     return _cut(terms, node, given, dim, start, node.outputs[0].shape[dim])
 
 
-def _select(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _select(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     dim, index = _integer(node, "dim", 0), _integer(node, "index", 0)
     made = _cut(terms, node, given, dim, index % node.inputs[0].type.shape[dim], 1)
     return terms.make("reshape", node.outputs[0].shape, made)
 
 
-def _split(terms: Terms, node: Node, given: Sequence[int]) -> Sequence[Made]:
+def _split(terms: Terms, node: Node, given: Sequence[Term]) -> Sequence[Made]:
     dim, at, out = _integer(node, "dim", 0), 0, list[Made]()
     for type in node.outputs:
         out.append(_cut(terms, node, given, dim, at, type.shape[dim]))
@@ -157,18 +158,18 @@ def _split(terms: Terms, node: Node, given: Sequence[int]) -> Sequence[Made]:
     return out
 
 
-def _unbind(terms: Terms, node: Node, given: Sequence[int]) -> Sequence[Made]:
+def _unbind(terms: Terms, node: Node, given: Sequence[Term]) -> Sequence[Made]:
     dim = _integer(node, "dim", 0)
     parts = [_cut(terms, node, given, dim, at, 1) for at in range(len(node.outputs))]
     return [terms.make("reshape", type.shape, each) for type, each in zip(node.outputs, parts, strict=True)]
 
 
-def _permute(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _permute(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     rank = node.outputs[0].rank
     return terms.make("permute", tuple(wrap(each, rank) - rank for each in _integers(node, "dims")), *given)
 
 
-def _transpose(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _transpose(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     rank = node.outputs[0].rank
     if rank < 2:
         return None
@@ -176,7 +177,7 @@ def _transpose(terms: Terms, node: Node, given: Sequence[int]) -> Made:
     return terms.make("transpose", tuple(sorted(pair, reverse=True)), *given)
 
 
-def _expand(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _expand(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     shape, old = node.outputs[0].shape, node.inputs[0].type.shape
     old = (1,) * (len(shape) - len(old)) + old
     made = terms.make("reshape", old, *given)
@@ -186,7 +187,7 @@ def _expand(terms: Terms, node: Node, given: Sequence[int]) -> Made:
     return made
 
 
-def _pad(terms: Terms, node: Node, given: Sequence[int]) -> Made:
+def _pad(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     pads, made = _integers(node, "pad"), given[0]
     if any(each < 0 for each in pads) or number(node, "value") not in (None, 0.0):
         return None

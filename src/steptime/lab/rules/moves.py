@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from steptime.captured.graph import Value
-from steptime.captured.graph.program import SOURCES
-from steptime.captured.ops import VIEWS
 from steptime.errors import UserError
 from steptime.lab.rules.certify import certified
 from steptime.lab.rules.declared import read
-from steptime.lab.rules.graphs import Terms
-from steptime.lab.rules.lowering import MOVEMENTS, lowered, plain
-from steptime.lab.rules.matching import Compiled, Index, Way, ways_of
-from steptime.lab.rules.matching import Found as RuleMatch
+from steptime.lab.rules.graphs import MOVEMENTS, Terms
+from steptime.lab.rules.lowering import Lowering
+from steptime.lab.rules.matching import Index, Way, ways_of
+from steptime.lab.rules.rule import Match as RuleMatch
 from steptime.lab.rules.rule import Rule
 from steptime.lab.rules.store import proved_axioms, shipped
-from steptime.lab.rules.terms import VARIABLE, Term
+from steptime.lab.rules.terms import VARIABLE, Term, replaced
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import Match, Pass, Scene, shape_text
@@ -66,67 +63,29 @@ class RuleFinder:
     def __call__(self, scene: Scene) -> Iterator[Match]:
         """All matches in a graph."""
         terms = _seen(scene.flow)
-        for number in list(terms.having[self.root]):
-            if number not in terms.values or terms.rows[number].steady:
+        for given in list(terms.having[self.root]):
+            if given not in terms.values or given in terms.steady:
                 continue
-            for rule in self.index.at(terms, number):
-                found = rule.matches(terms, number)
-                match = None if found is None else _match(scene, terms, rule, number, found)
+            for way in self.index.at(given):
+                found = way.match(terms, given)
+                match = None if found is None else _match(scene, terms, given, way, found)
                 if match is not None:
                     yield match
 
 
-def _match(scene: Scene, terms: Terms, rule: Compiled, number: int, found: RuleMatch) -> Match | None:
+def _match(scene: Scene, terms: Terms, given: Term, way: Way, found: RuleMatch) -> Match | None:
     """A match as values that are replaced; None where the target is what is there, or its types do not fit."""
-    old = terms.values[number]
+    old = terms.values[given]
     try:
-        made = _Making(scene, terms, rule, found).value()
+        target = replaced(way.target, found.terms, found.sizes)
+        made = Lowering(scene, terms.first, steady=terms.steady.__contains__).value(target)
     except (RefusedError, ValueError, KeyError, IndexError):
         return None
     same = made.type.shape == old[0].type.shape and made.type.dtype == old[0].type.dtype
     if not same or made in old:
         return None
     types = [value.type for value in old[0].node.inputs] or [old[0].type]
-    return Match(root=old[0].node, replace=dict.fromkeys(old, made), what=f"{rule.rule.name}: {shape_text(*types)}")
-
-
-@dataclass(slots=True)
-class _Making:
-    """The target of a rule as values."""
-
-    scene: Scene
-    terms: Terms
-    rule: Compiled
-    found: RuleMatch
-
-    def value(self) -> Value:
-        """The value of the root, weights folded."""
-        return self._folded(*self._made(self.rule.target))
-
-    def _made(self, term: Term) -> tuple[Value, bool]:
-        if term.op == VARIABLE:
-            return self._class(self.found.classes[term.name])
-        attributes = tuple(plain(each(self.found.numbers)) for each in self.rule.targets[term])
-        return self._lowered(term.op, attributes, [self._made(child) for child in term.children])
-
-    def _class(self, number: int) -> tuple[Value, bool]:
-        row, values = self.terms.rows[number], self.terms.values.get(number)
-        if values:
-            return values[0], row.steady
-        return self._lowered(row.op, row.attributes, [self._class(child) for child in row.children])
-
-    def _lowered(
-        self, op: str, attributes: tuple[int | float | str, ...], parts: Sequence[tuple[Value, bool]]
-    ) -> tuple[Value, bool]:
-        steady = all(each for _, each in parts)
-        given = [value if steady else self._folded(value, each) for value, each in parts]
-        return lowered(self.scene.nodes, op, attributes, given), steady
-
-    def _folded(self, value: Value, steady: bool) -> Value:
-        source = value.node
-        while source.op in VIEWS and source.inputs:
-            source = source.inputs[0].node
-        return self.scene.constant(value) if steady and source.op not in SOURCES else value
+    return Match(root=old[0].node, replace=dict.fromkeys(old, made), what=f"{way.rule.name}: {shape_text(*types)}")
 
 
 def passes_of(ways: Iterable[Way], origin: str) -> tuple[Pass, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -41,7 +42,7 @@ LEAST_ASSIGNMENTS = 50
 """Assignments of sizes on which random values of both sides have to agree."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A substitution of ``sources`` by ``targets``, output by output; valid where all conditions hold."""
 
@@ -53,19 +54,19 @@ class Rule:
     origin: str = ""
     certificate: Certificate = field(default_factory=Certificate)
 
-    @property
+    @cached_property
     def table(self) -> Variables:
         """Variables by name."""
         return {each.name: each for each in self.variables}
 
-    @property
+    @cached_property
     def lifts(self) -> bool:
         """Whether leading dims can be added to all variables alike."""
         every = [each for side in (*self.sources, *self.targets) for each in side.walk()]
         ranks = {len(each.dims) for each in self.variables}
         return len(ranks) == 1 and all(each.op == VARIABLE or OPERATORS[each.op].lifts for each in every)
 
-    @property
+    @cached_property
     def pointwise(self) -> bool:
         """Whether all operators go element by element on the same variables: then any of them may be broadcast."""
         every = [each for side in (*self.sources, *self.targets) for each in side.walk() if each.op != VARIABLE]
@@ -153,18 +154,21 @@ def matches(
     weights: Callable[[Term], bool] | None = None,
     needs: Sequence[Condition] | None = None,
     holds: Callable[[Condition], bool] | None = None,
+    known: dict[Term, Shape] | None = None,
+    closed: Callable[[Term, Term], bool] | None = None,
 ) -> Match | None:
     """The match of a rule's sources with terms at their roots, or None.
 
     Conditions have to hold for certain, unless ``holds`` knows more of the sizes. ``weights`` tells of a term whether
     it is constant in inference; by default a term of weights alone is. ``needs``: the rule's, where they are known.
+    ``known``: shapes of terms. ``closed`` tells of a pattern and a term whether the pattern may not look into it.
     """
     terms: dict[str, Term] = {}
     equations: list[tuple[Size, Size]] = []
     for pattern, term in zip(rule.sources, given, strict=True):
-        if not _matched(pattern, term, terms, equations):
+        if not _matched(pattern, term, terms, equations, closed):
             return None
-    known: dict[Term, Shape] = {}
+    known = {} if known is None else known
     table, free, leads = rule.table, rule.pointwise, set[Shape]()
     for name, term in terms.items():
         dims, declared = shape_of(term, variables, known, []), table[name]
@@ -193,10 +197,18 @@ def _holds(condition: Condition) -> bool:
     return condition.certain or (condition.size.number is not None and condition.holds({}))
 
 
-def _matched(pattern: Term, term: Term, terms: dict[str, Term], equations: list[tuple[Size, Size]]) -> bool:
+def _matched(
+    pattern: Term,
+    term: Term,
+    terms: dict[str, Term],
+    equations: list[tuple[Size, Size]],
+    closed: Callable[[Term, Term], bool] | None,
+) -> bool:
     if pattern.op == VARIABLE:
         return terms.setdefault(pattern.name, term) is term
     if pattern.op != term.op or len(pattern.children) != len(term.children):
+        return False
+    if closed is not None and closed(pattern, term):
         return False
     if len(pattern.attributes) != len(term.attributes):
         return False
@@ -204,7 +216,7 @@ def _matched(pattern: Term, term: Term, terms: dict[str, Term], equations: list[
         if a.number is not None and a != b:
             return False
         equations.append((a, b))
-    return all(_matched(a, b, terms, equations) for a, b in zip(pattern.children, term.children, strict=True))
+    return all(_matched(a, b, terms, equations, closed) for a, b in zip(pattern.children, term.children, strict=True))
 
 
 def _bindings(equations: Sequence[tuple[Size, Size]]) -> dict[str, Size] | None:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from steptime.lab.rules.declared import variables_of
 from steptime.lab.rules.operators import OPERATORS
@@ -63,21 +63,17 @@ def template_of(text: str) -> Template:
     return Template(found[1], attributes, size(found[3]) if found[3] else None)
 
 
-def declared() -> tuple[Universe, ...]:
-    """The universes of the package."""
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["universe"]
-    return tuple(
-        Universe(
-            name=row["name"],
-            variables=variables_of(row["variables"]),
-            templates=tuple(map(template_of, row["templates"].split())),
-            types=tuple(tuple(size(dim) for dim in each.split(",")) for each in row["types"].split()),
-            assignments=tuple(row["sizes"]),
-            operators=row["operators"],
-        )
-        for row in rows
+def universe_of(row: Mapping[str, Any]) -> Universe:
+    """A universe from the texts of a table."""
+    return Universe(
+        name=row["name"],
+        variables=variables_of(row["variables"]),
+        templates=tuple(map(template_of, row["templates"].split())),
+        types=tuple(tuple(size(dim) for dim in each.split(",")) for each in row["types"].split()),
+        assignments=tuple(row["sizes"]),
+        operators=row["operators"],
     )
 
 
 TABLE: Final = Path(__file__).with_name("universes.toml")
-UNIVERSES: Final = declared()
+UNIVERSES: Final = tuple(map(universe_of, tomllib.loads(TABLE.read_text(encoding="utf-8"))["universe"]))

@@ -25,7 +25,7 @@ from steptime.rewrite.layout.rows import (
     spatial,
     view,
 )
-from steptime.rewrite.layout.solver import TIME_LIMIT_S, Memo, Solved, solve
+from steptime.rewrite.layout.solver import TIME_LIMIT_S, Solved, solve
 from steptime.rewrite.layout.strides import Layout, Order, layout_of
 from steptime.rewrite.search.problem import CostModel
 
@@ -51,13 +51,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Layouts:
-    """Layouts of graphs under one cost model; regions, prices and variants are remembered."""
+    """Layouts of graphs under one cost model; prices and variants are remembered."""
 
     model: CostModel
     limit_s: float = TIME_LIMIT_S
     tariff: Tariff = field(repr=False)
-    memo: Memo = field(default_factory=Memo, repr=False)
     _variants: dict[object, tuple[Variant, ...]] = field(default_factory=dict, repr=False)
+    _costs: dict[object, float] = field(default_factory=dict, repr=False)
     _scratch: Nodes = field(default_factory=Nodes, repr=False)
 
     @classmethod
@@ -74,7 +74,10 @@ class Layouts:
         """
         if (self.model.limits or self.model.peak_limit_bytes is not None) and math.isinf(self.model.of_graph(flow)):
             return math.inf
-        return self._solved(flow, fixed)[1].cost
+        key = (flow.outputs, flow.kept, fixed)
+        if key not in self._costs:
+            self._costs[key] = self._solved(flow, fixed)[1].cost
+        return self._costs[key]
 
     def choose(self, flow: Flow, *, fixed: bool = False) -> Choice:
         """The best layouts of a graph."""
@@ -103,7 +106,7 @@ class Layouts:
 
     def _solved(self, flow: Flow, fixed: bool) -> tuple[_Built, Solved]:
         built = _Built.of(self, flow, fixed)
-        return built, solve(built.problem, self.memo, self.limit_s)
+        return built, solve(built.problem, self.limit_s)
 
     def variants(
         self, flow: Flow, node: Node, given: tuple[tuple[Layout, ...], ...], liked: tuple[Order, ...], fixed: bool

@@ -143,11 +143,13 @@ def _ways(run: Run, starts: tuple[Found, ...]) -> Iterator[Found]:
     plain = tuple(row for row in problem.moves if not row.fuses)
     for moves in (problem.moves, plain) if len(plain) < len(problem.moves) else (problem.moves,):
         for start, most in product(starts, BLOCKS):
+            if run.control.why():
+                return
             part = replace(run, problem=replace(problem, flow=start.flow, moves=moves))
             yield _finished(problem, start, equal_blocks(part, most))
-    operators_now = operators(starts[0].flow)
-    far, most = (run.alpha, inf) if operators_now <= WHOLE else (1.0, GREEDY)
-    for way in (cuts, lambda each: each.whole(alpha=far, most=most), lambda each: each.whole(**STRIDES)):
+    small = operators(starts[0].flow) <= WHOLE
+    whole: dict[str, float] = {} if small else {"alpha": 1.0, "most": GREEDY}
+    for way in (cuts, lambda each: each.whole(**whole), lambda each: each.whole(**STRIDES)):
         if not run.control.why():
             yield _finished(problem, starts[0], way(run))
 

@@ -10,10 +10,11 @@ from public_models import rows  # noqa: E402, F401
 from rewritten import H100, ops, traced  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.lab.rules.graphs import Terms  # noqa: E402
-from steptime.lab.rules.lowering import LEAF, lowered  # noqa: E402
+from steptime.lab.rules.lowering import Lowering  # noqa: E402
 from steptime.lab.rules.matching import ways_of  # noqa: E402
 from steptime.lab.rules.moves import passes_of, rule_moves, rules_of_file, shipped_ways  # noqa: E402
 from steptime.lab.rules.store import shipped  # noqa: E402
+from steptime.lab.rules.terms import VARIABLE  # noqa: E402
 from steptime.rewrite.checking import check  # noqa: E402
 from steptime.rewrite.flow import substituted  # noqa: E402
 from steptime.rewrite.fused import FusedTimer  # noqa: E402
@@ -85,20 +86,14 @@ MODELS = {
 }
 
 
-def back_again(flow, terms):
+def back_again(given, flow, terms):
     """The graph whose operators are all made from their terms, where rules have a term for them."""
-    made = {}
-
-    def value(number):
-        row = terms.rows[number]
-        if number not in made:
-            below = [value(child) for child in row.children]
-            known = terms.values.get(number)
-            made[number] = known[0] if row.op == LEAF else lowered(flow.nodes, row.op, row.attributes, below)
-        return made[number]
-
-    replaced = {value_: value(terms.of(value_)) for node in flow.operators for value_ in [node.value()] if node.outputs}
-    return substituted(flow, {old: new for old, new in replaced.items() if old.type == new.type and old != new}, {})
+    leaves = {each: value for each, value in terms.first.items() if each.op == VARIABLE}
+    lowering = Lowering(given.scene(flow), leaves, steady=terms.steady.__contains__)
+    values = [node.value() for node in flow.operators if node.outputs and node not in flow.constant]
+    made = {old: lowering.value(terms.of(old)) for old in values}
+    same = {old: new for old, new in made.items() if old.type == new.type and old != new}
+    return substituted(flow, same, given.folds.definitions)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,8 +102,8 @@ def test_models_become_terms_and_come_back(name):
     flow = trace(module.eval(), inputs, target="cuda").flow
     terms = Terms(flow)
     nodes = [node for node in flow.operators if node.inputs]
-    assert sum(terms.rows[terms.of(node.value())].op != LEAF for node in nodes) > 0.7 * len(nodes)
-    back = back_again(flow, terms)
+    assert sum(terms.of(node.value()).op != VARIABLE for node in nodes) > 0.7 * len(nodes)
+    back = back_again(problem(flow), flow, terms)
     assert back.order != flow.order
     assert check(flow, back, seeds=1).fp64 < 1e-12
 

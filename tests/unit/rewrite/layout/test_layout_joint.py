@@ -107,11 +107,9 @@ def test_the_bound_is_the_cost_where_every_graph_was_priced(problem_of):
     assert joint(problem, budget=2)[0].bound is None
 
 
-def test_a_cost_that_is_asked_again_is_not_solved_again(problem_of):
+def test_a_cost_that_is_asked_again_is_not_solved_again(problem_of, monkeypatch):
     problem = problem_of("bert")
     owner = Layouts.under(problem.cost)
     first = owner.cost(problem.flow)
-    solved = owner.memo.programs
+    monkeypatch.setattr("steptime.rewrite.layout.model.solve", None)
     assert owner.cost(problem.flow) == first
-    assert owner.memo.programs == solved
-    assert joint(problem)[0].cost <= first

@@ -13,7 +13,7 @@ from typing import Final
 
 from steptime.captured.graph import Node, Value
 from steptime.lab.rules.domains import FUNCTIONS
-from steptime.lab.rules.mutants.lower import Lowering
+from steptime.lab.rules.lowering import Lowering
 from steptime.lab.rules.mutants.moves import ordered, shaped
 from steptime.lab.rules.mutants.programs import Convolution
 from steptime.lab.rules.rule import LEAST_ASSIGNMENTS, Certificate, Rule
@@ -104,7 +104,9 @@ def _made(scene: Scene, found: list[tuple[Node, str]], kernel: int, pad: int, d:
         bias = node.input("bias")
         if bias is not None:
             values[f"b{number}"] = bias
-    made = Lowering(scene, values, sizes).value(rule.targets[0])
+    made = Lowering(scene, {variable(name): value for name, value in values.items()}, sizes, copies=True).value(
+        rule.targets[0]
+    )
     last = found[-1][0]
     what = f"{len(found)} of dilation {d}, {shape_text(x.type, last.outputs[0])}"
     return Match(root=found[0][0], replace={last.value(): made}, what=what)

@@ -13,6 +13,7 @@ from typing import Final
 from steptime.captured.graph import Node, Value
 from steptime.captured.ops import making
 from steptime.errors import UserError
+from steptime.lab.rules.lowering import Lowering
 from steptime.lab.rules.mutants.chain import both, chains, geometry
 from steptime.lab.rules.mutants.correct import (
     BOXES,
@@ -24,9 +25,9 @@ from steptime.lab.rules.mutants.correct import (
     corrected_product,
     corrected_spread,
 )
-from steptime.lab.rules.mutants.lower import Lowering
 from steptime.lab.rules.mutants.programs import Convolution
 from steptime.lab.rules.rule import Rule
+from steptime.lab.rules.terms import variable
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, shape_text
 
 SOURCE: Final = "Wang et al., PET, OSDI 2021"
@@ -84,7 +85,8 @@ def _chosen(given: Convolution, wanted: Wanted, boxes: bool) -> tuple[Corrected,
 
 
 def _match(scene: Scene, node: Node, each: Corrected, site: Site) -> Match:
-    made = Lowering(scene, site.values, site.sizes).value(each.rule.targets[0])
+    values = {variable(name): value for name, value in site.values.items()}
+    made = Lowering(scene, values, site.sizes, copies=True).value(each.rule.targets[0])
     how = "" if each.correction == EXACT else f", {each.correction}"
     what = f"{shape_text(*(v.type for v in node.inputs[:2]))}: {each.path}{how}"
     return Match(root=node, replace={node.value(): made}, what=what)
