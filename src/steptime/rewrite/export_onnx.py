@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime import __version__
+from steptime.captured.graph import Value
 from steptime.errors import UserError, shorten
 from steptime.registry import require
-from steptime.rewrite.flow import Flow
+from steptime.rewrite.flow import Flow, substituted
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET: Final = 23
 """Operator set that is written: it has Attention and RMSNormalization."""
+_VIEWS: Final = ("view", "_unsafe_view", "reshape")
 LARGEST_BYTES: Final = 2**31 - 2**20
 """The most that one protobuf message can have, with room for its nodes."""
 
@@ -46,7 +48,7 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
     size = sum(node.outputs[0].size_bytes for node in stored)
     if size > LARGEST_BYTES:
         raise UserError(f"the weights have {size} bytes, more than one ONNX file can hold", hint="write a .py file")
-    module = graph_module(flow, contents, stored)
+    module = graph_module(_with_whole_products(flow), contents, stored)
     given = tuple(torch.zeros(value.type.shape, dtype=TORCH_DTYPES[value.type.dtype]) for value in flow.inputs)
     inputs = [str(value.node.attribute("name")) or f"input.{n}" for n, value in enumerate(flow.inputs)]
     outputs = [f"{name}.result" if name in inputs else name for name in flow.names]
@@ -65,6 +67,29 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
         logging.disable(level)
     assert made is not None
     return _named(made.model_proto, {own: str(node.attribute("name")) for node, own in stored.items()})
+
+
+def _with_whole_products(flow: Flow) -> Flow:
+    """Products of matrices in more than one batch dim as one operator: a runtime fuses what stands between no views."""
+    found = {}
+    for node in flow.by_op.get("bmm", ()):
+        a, b = map(_before_views, node.inputs)
+        whole = (*a.type.shape[:-1], b.type.shape[-1])
+        for reader in flow.users.get(node.value(), ()):
+            if reader.op in _VIEWS and reader.outputs[0].shape == whole and a.type.shape[:-2] == b.type.shape[:-2]:
+                made = flow.nodes.apply("matmul", {"self": a, "other": b}, outputs=reader.outputs)
+                found[reader.value()] = made.value()
+    return substituted(flow, found, {}) if found else flow
+
+
+def _before_views(value: Value) -> Value:
+    """The matrices of a value before their batch dims became one."""
+    while value.node.op in (*_VIEWS, "expand"):
+        before = value.node.inputs[0]
+        if before.type.elements != value.type.elements or before.type.shape[-2:] != value.type.shape[-2:]:
+            break
+        value = before
+    return value
 
 
 def _refused(problem: BaseException) -> UserError:

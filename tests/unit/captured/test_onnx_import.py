@@ -283,6 +283,14 @@ def test_ones_flow_into_every_output_and_gradients_stay(tmp_path):
     assert [parameter.trained for parameter in program.parameters] == [True]
 
 
+def test_an_operator_that_stays_unknown_leaves_nothing_else(tmp_path):
+    """The padding of a pool whose indices are wanted is not recorded."""
+    pool = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[3], pads=[2, 0])
+    outputs = [info("y", 1, 1, 8), info("i", 1, 1, 8, type=TensorProto.INT64)]
+    program = program_of_file(made(tmp_path / "m.onnx", [pool], [info("x", 1, 1, 8)], outputs), training=False)
+    assert [call.node.op for call in program.calls] == ["onnx::MaxPool"]
+
+
 def test_functions_of_the_model_are_inlined(tmp_path):
     function = helper.make_function(
         "own", "Twice", ["a"], ["c"],

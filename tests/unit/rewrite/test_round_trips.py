@@ -153,6 +153,17 @@ def test_new_tensors_lie_where_the_input_does():
         assert made(torch.empty(x.shape, device="cuda")).device.type == "cuda"
 
 
+FILLED = ("Constant", "Cast")
+"""What a number is written as."""
+
+
+def test_products_by_head_are_written_as_such():
+    """A runtime finds the number and the softmax behind them only where no reshape stands between."""
+    found = traced(lambda m, q, k, v: torch.softmax(q @ k.mT / 4, -1) @ v, *(torch.randn(2, 3, 5, 16) for _ in "qkv"))
+    kinds = [node.op_type for node in onnx_model(found.flow, found.weights()).graph.node if node.op_type not in FILLED]
+    assert kinds == ["Transpose", "MatMul", "Div", "Softmax", "MatMul"]
+
+
 def test_weights_keep_their_names(tmp_path):
     found = traced(lambda m, x: m.f(x), torch.randn(2, 4), f=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     model = onnx_model(found.flow, found.weights())

@@ -82,7 +82,7 @@ _AVERAGE = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 def _pool(call: OnnxCall) -> Result:
     x, kernel, average = call.x(), call.ints("kernel_shape") or (), call.op == "AveragePool"
     rank = len(kernel)
-    if rank not in (1, 2, 3) or rank != x.dim() - 2:
+    if rank not in (1, 2, 3) or rank != x.dim() - 2 or (not average and any(call.outputs[1:])):
         return None
     stride, dilation, before, after = _windows(call, kernel)
     count, ceil = bool(call.get("count_include_pad", 0)), bool(call.get("ceil_mode", 0))
@@ -93,7 +93,7 @@ def _pool(call: OnnxCall) -> Result:
         x, before = pad(x, (0, 0, *before), (0, 0, *after), 0.0 if average else float("-inf")), (0,) * rank
     if average:
         return _AVERAGE[rank - 1](x, kernel, stride, before, ceil, count or uneven)
-    return None if any(call.outputs[1:]) else _MAX[rank - 1](x, kernel, stride, before, dilation, ceil)[0]
+    return _MAX[rank - 1](x, kernel, stride, before, dilation, ceil)[0]
 
 
 @row("GlobalAveragePool", "GlobalMaxPool")

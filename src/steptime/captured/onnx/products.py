@@ -6,6 +6,8 @@ Recurrent layers are unrolled over time, as PyTorch runs them without a fused ke
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from steptime.captured.onnx.call import OnnxCall, Result, row
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 @row("MatMul")
@@ -158,40 +161,39 @@ def _direction(call: OnnxCall, x: torch.Tensor, number: int, backward: bool) -> 
     (steps, batch, _), (width, hidden) = x.shape, recurrence.shape
     biases = call.weight(3).select(0, number).chunk(2, 0) if call.has(3) else (None, None)
     projected = F.linear(x.flatten(0, 1), weight, biases[0]).reshape(steps, batch, width)
-    dim = 1 if call.get("layout") else 0
+    dim, first = 1 if call.get("layout") else 0, bool(call.get("linear_before_reset"))
     state, cell = (
         call.x(n).select(dim, number) if call.has(n) else torch.zeros((batch, hidden), dtype=x.dtype) for n in (5, 6)
     )
+    parts: list[tuple[torch.Tensor, torch.Tensor | None]] = [(recurrence, biases[1])]
+    if call.op == "GRU" and not first:
+        cuts = (2 * hidden, hidden)
+        more = (None, None) if biases[1] is None else biases[1].split_with_sizes(cuts, 0)
+        parts = [*zip(recurrence.split_with_sizes(cuts, 0), more, strict=True)]
+    linear = [partial(_linear, matrix.t(), bias) for matrix, bias in parts]
     outputs: list[torch.Tensor] = []
     for step in range(steps - 1, -1, -1) if backward else range(steps):
         given = projected.select(0, step)
         if call.op == "GRU":
-            first = bool(call.get("linear_before_reset"))
-            state = _gru_cell(given, state, recurrence, biases[1], linear_first=first)
+            state = _gru_cell(given, state, linear)
         elif call.op == "LSTM":
-            i, o, f, g = (given + F.linear(state, recurrence, biases[1])).chunk(4, 1)
+            i, o, f, g = (given + linear[0](state)).chunk(4, 1)
             cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
             state = torch.sigmoid(o) * torch.tanh(cell)
         else:
-            state = torch.tanh(given + F.linear(state, recurrence, biases[1]))
+            state = torch.tanh(given + linear[0](state))
         outputs.append(state)
     return torch.stack(outputs[::-1] if backward else outputs, 0), state, cell
 
 
-def _gru_cell(
-    given: torch.Tensor, state: torch.Tensor, recurrence: torch.Tensor, bias: torch.Tensor | None, *, linear_first: bool
-) -> torch.Tensor:
-    """New state; gates in the order update, reset, hidden."""
-    hidden = state.shape[1]
+def _linear(matrix: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
+
+
+def _gru_cell(given: torch.Tensor, state: torch.Tensor, linear: Sequence[Linear]) -> torch.Tensor:
+    """New state; gates in the order update, reset, hidden; two products where the reset comes before the last one."""
     update, reset, new = given.chunk(3, 1)
-    if linear_first:
-        z, r, h = F.linear(state, recurrence, bias).chunk(3, 1)
-        z, r = torch.sigmoid(update + z), torch.sigmoid(reset + r)
-        candidate = torch.tanh(new + r * h)
-    else:
-        both, last = recurrence.split_with_sizes((2 * hidden, hidden), 0)
-        biases = (None, None) if bias is None else bias.split_with_sizes((2 * hidden, hidden), 0)
-        z, r = F.linear(state, both, biases[0]).chunk(2, 1)
-        z, r = torch.sigmoid(update + z), torch.sigmoid(reset + r)
-        candidate = torch.tanh(new + F.linear(r * state, last, biases[1]))
+    z, r, *h = linear[0](state).chunk(4 - len(linear), 1)
+    z, r = torch.sigmoid(update + z), torch.sigmoid(reset + r)
+    candidate = torch.tanh(new + (r * h[0] if h else linear[1](r * state)))
     return candidate + z * (state - candidate)

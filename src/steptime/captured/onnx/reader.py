@@ -6,6 +6,7 @@ The small integer sums that exporters leave in a graph (shapes, indices) are com
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -338,7 +339,8 @@ class Reader:
         found = ROWS.get((domain, node.op_type))
         result = None if found is None else _folded(call, found) if domain == "" else None
         if result is None and found is not None:
-            result = found(call)
+            with contextlib.suppress(NotImplementedError):  # an element type that has no kernel
+                result = found(call)
         if result is None:
             return self._opaque(call, node, names)
         return list(result) if isinstance(result, (tuple, list)) else [result]

@@ -113,10 +113,12 @@ def _gather(c: OnnxCall) -> Result:
     axis, indices = c.axis(0), c.tensor(1)
     if indices.array is not None and not indices.shape:
         return c.x().select(axis, c.one(1))
-    if indices.array is not None and min(flat(indices.array), default=0) < 0:
+    if indices.array is not None:
         with parts.without_modes():
-            counted = torch.where(indices.array < 0, indices.array + c.tensor(0).shape[axis], indices.array)
-        c.inputs[1] = Tensor(f"{indices.name} from the front", indices.shape, indices.dtype, array=counted)
+            behind = indices.array < 0
+            if bool(behind.any()):
+                counted = torch.where(behind, indices.array + c.tensor(0).shape[axis], indices.array)
+                c.inputs[1] = Tensor(f"{indices.name} from the front", indices.shape, indices.dtype, array=counted)
     table, index = c.weight(0), c.x(1)
     if axis == 0 and table.dim() == 2 and index.dim() > 0:
         return torch.embedding(table, index)

@@ -108,8 +108,13 @@ class Tensor:
 
     def uniform(self) -> float | None:
         """The one number that all its elements are, where they are known: exporters fill in zeros and ones."""
-        found = set() if self.array is None or self.dtype in ("bool", *COMPLEX) else set(flat(self.array))
-        return float(found.pop()) if len(found) == 1 else None
+        if self.array is None or not self.array.numel() or self.dtype in ("bool", *COMPLEX):
+            return None
+        from steptime.captured.torch_parts import without_modes
+
+        with without_modes():
+            numbers = self.array.double().reshape(-1)
+            return float(numbers[0]) if bool((numbers == numbers[0]).all()) else None
 
     def numbers(self) -> torch.Tensor | None:
         """Its numbers, read from the file where they are in it; None where they are not known."""
