@@ -88,9 +88,14 @@ def _options(node: Node) -> tuple[Option, ...]:
 
 def _of_dim(dim: Dim) -> Option:
     return Option(
-        inputs=dim.inputs, outputs=dim.outputs, dim=dim.name, units=dim.size, exchange=dim.exchange, masked=dim.masked,
+        inputs=dim.inputs,
+        outputs=dim.outputs,
+        dim=dim.name,
+        units=dim.size,
+        exchange=dim.exchange,
+        masked=dim.masked,
         equal=dim.equal,
-    )  # fmt: skip
+    )
 
 
 def _without_dominated(given: Sequence[Option]) -> list[Option]:
