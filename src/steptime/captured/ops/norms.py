@@ -186,7 +186,7 @@ def _group_dims(node: Node) -> OperatorDims:
     return OperatorDims(dims=dims, terms=terms_of(node, ("grad_out",)))
 
 
-def _batch_dims(node: Node) -> OperatorDims:
+def batch_dims(node: Node) -> OperatorDims:
     """Channels are apart; images and pixels share statistics, unless these are given."""
     x = next(v.type for name, v in zip(node.names, node.inputs, strict=True) if name in ("input", "self"))
     names = ("images", "channels", *(f"space{dim}" for dim in range(x.rank - 2)))
@@ -372,11 +372,11 @@ NORMS: Final = (
         "native_batch_norm cudnn_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"
         " _native_batch_norm_legit_functional _batch_norm_with_update _batch_norm_with_update_functional"
         " _batch_norm_no_update miopen_batch_norm batch_norm",
-        _BATCH, _batch_dims, layouts="images", processor=processor.batch_norm,
+        _BATCH, batch_dims, layouts="images", processor=processor.batch_norm,
     ),
     _row(
         "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward",
-        _BATCH_BACKWARD, _batch_dims, layouts="images",
+        _BATCH_BACKWARD, batch_dims, layouts="images",
     ),
 )  # fmt: skip
 """Norms, which divide by a statistic of a row, a group or a channel."""
