@@ -58,9 +58,15 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             made = torch.onnx.export(
-                module, given, dynamo=True, opset_version=OPSET, optimize=False, verbose=False, input_names=inputs,
+                module,
+                given,
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                input_names=inputs,
                 output_names=outputs,
-            )  # fmt: skip
+            )
     except torch.onnx.OnnxExporterError as problem:
         raise _refused(problem) from None
     finally:
