@@ -21,7 +21,6 @@ from steptime.captured.graph import Value
 from steptime.captured.ops import OPERATORS
 from steptime.captured.ops.placement import Placement, Sharding
 from steptime.errors import UserError, first_few
-from steptime.sharding import dtensor
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Flow, root_of
 from steptime.sharding.options import options
@@ -314,7 +313,7 @@ def python_file(plan: ShardingPlan) -> str:
 
     _check_known(plan)
     mesh, flow, found = plan.built.mesh, plan.built.flow, boundaries_of(plan)
-    own = Path(dtensor.__file__).read_text(encoding="utf-8")
+    own = Path(__file__).with_name("dtensor.py").read_text(encoding="utf-8")  # importing it needs PyTorch
     imports = own[own.index("from __future__") : own.index(PLAN)]
     inputs = {item.name: plan.sharding_of(n) for n, item in enumerate(flow.items) if item.node.op == "input"}
     updates = {name: plan.sharding_of(item) for name, item in flow.update_of.items()}

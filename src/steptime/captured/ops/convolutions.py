@@ -319,12 +319,17 @@ POOLS: Final = (
     _planes("upsample_nearest2d upsample_bilinear2d"),
     _planes("upsample_nearest2d_backward upsample_bilinear2d_backward", pieces=_SIZE),
     _planes(
-        "upsample_bicubic2d_backward upsample_nearest1d_backward upsample_nearest3d_backward", layouts="recorded",
+        "upsample_bicubic2d_backward upsample_nearest1d_backward upsample_nearest3d_backward upsample_linear1d_backward"
+        " upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"
+        " _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward",
+        layouts="recorded",
         pieces=_SIZE,
     ),
     _planes(
         "upsample_bicubic2d _upsample_nearest_exact2d upsample_nearest1d upsample_linear1d upsample_nearest3d"
-        " upsample_trilinear3d reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward",
+        " upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d"
+        " _upsample_nearest_exact3d reflection_pad2d reflection_pad2d_backward replication_pad2d"
+        " replication_pad2d_backward",
         layouts="recorded",
     ),
     Operator(

@@ -142,10 +142,10 @@ MAPS: Final = (
     _map("neg", 1, "self", processor=_ALONE),
     _map("abs relu square", 1, processor=_ALONE),
     _map("threshold clamp clamp_min clamp_max maximum minimum hardtanh leaky_relu relu6", 1, processor=_LIGHT),
-    _map("conj real imag", 1, "self"),
+    _map("conj real imag conj_physical positive deg2rad rad2deg", 1, "self"),
     _map(
         "threshold_backward floor ceil round trunc fmod remainder hardtanh_backward leaky_relu_backward floor_divide"
-        " fmax fmin frac heaviside", 1,
+        " fmax fmin frac heaviside copysign nextafter hardshrink softshrink ldexp isneginf isposinf", 1,
     ),
     _map("lerp", 1, "self end", fusable=False),
     _map("prelu _prelu_kernel _prelu_kernel_backward", 1, fusable=False),
@@ -168,8 +168,9 @@ MAPS: Final = (
     _map("sin cos", 8, processor=arithmetic("sin")),
     _map("mish", 8, processor=arithmetic("silu")),
     _map(
-        "erfinv tan asin acos atan atan2 sinh cosh silu_backward logaddexp float_power hypot polar lgamma digamma sinc",
-        8,
+        "erfinv tan asin acos atan atan2 sinh cosh asinh acosh atanh angle silu_backward logaddexp logaddexp2"
+        " float_power hypot polar lgamma digamma polygamma igamma igammac i0 sinc special_entr special_erfcx special_i0e special_i1"
+        " special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta", 8,
     ),
     _map("log_sigmoid_backward", 8, fusable=False),
     _map("gelu_backward mish_backward logit_backward", 13),
