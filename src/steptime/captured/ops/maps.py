@@ -169,8 +169,8 @@ MAPS: Final = (
     _map("mish", 8, processor=arithmetic("silu")),
     _map(
         "erfinv tan asin acos atan atan2 sinh cosh asinh acosh atanh angle silu_backward logaddexp logaddexp2"
-        " float_power hypot polar lgamma digamma polygamma igamma igammac i0 sinc special_entr special_erfcx special_i0e special_i1"
-        " special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta", 8,
+        " float_power hypot polar lgamma digamma polygamma igamma igammac i0 sinc special_entr special_erfcx"
+        " special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta", 8,
     ),
     _map("log_sigmoid_backward", 8, fusable=False),
     _map("gelu_backward mish_backward logit_backward", 13),
