@@ -51,8 +51,10 @@ def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]
 
 
 def share_of(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> float:
-    """Share of a tensor that one device has; 1 where it has a term of a sum."""
-    return 1.0 / prod(pieces(sharding, sizes, type.rank))
+    """Share of a tensor that the device with the largest piece has; 1 where it has a term of a sum."""
+    counts = pieces(sharding, sizes, type.rank)
+    even = prod(n * -(-size // n) for size, n in zip(type.shape, counts, strict=True))
+    return even / (type.elements or 1) / prod(counts) if even != type.elements else 1.0 / prod(counts)
 
 
 def exchange_s(strategy: Strategy, mesh: Mesh) -> float:

@@ -143,20 +143,27 @@ def _total(strategy: Strategy) -> int:
 def _fits(types: Sequence[TensorType], option: Option, size: int) -> bool:
     placements = (*option.inputs, *option.outputs)
     return (
-        option.units % size == 0
+        _whole_units(types, placements, option.units, size)
         and all(divides(type.shape, (placement,), (size,)) for type, placement in zip(types, placements, strict=True))
         if option.dim
         else True
     )
 
 
+def _whole_units(types: Sequence[TensorType], placements: Sequence[Placement], units: int, count: int) -> bool:
+    """Whether no piece ends inside a unit: of as many pieces, or where the units are the elements of all tensors."""
+    each = zip(types, placements, strict=True)
+    return units % count == 0 or all(one.dim is None or type.shape[one.dim] == units for type, one in each)
+
+
 def _even(types: Sequence[TensorType], made: Strategy, chosen: Sequence[Option], sizes: tuple[int, ...]) -> bool:
+    for option in chosen:
+        if option.dim:
+            count = math.prod(size for size, each in zip(sizes, chosen, strict=True) if each.dim == option.dim)
+            if not _whole_units(types, (*option.inputs, *option.outputs), option.units, count):
+                return False
     shardings = (*made.inputs, *made.outputs)
-    units = {option.dim: option.units for option in chosen if option.dim}
-    return all(
-        count % math.prod(size for size, option in zip(sizes, chosen, strict=True) if option.dim == dim) == 0
-        for dim, count in units.items()
-    ) and all(divides(type.shape, sharding, sizes) for type, sharding in zip(types, shardings, strict=True))
+    return all(divides(type.shape, sharding, sizes) for type, sharding in zip(types, shardings, strict=True))
 
 
 def _joined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outputs: int) -> Strategy:

@@ -22,7 +22,7 @@ class Placement:
     """
 
     dim: int | None = None
-    """The dim of the tensor of which each device has an equal piece, from 0; None: it is not sharded."""
+    """The dim of the tensor of which each device has a piece, from 0; None: it is not sharded."""
     reduction: Reduction | None = None
     """Each device has a term of this reduction over the devices of the axis; None: it is not partial."""
 
@@ -104,25 +104,37 @@ def pieces(sharding: Sharding, sizes: Sequence[int], rank: int) -> tuple[int, ..
     return tuple(out)
 
 
+MOST_PIECES: Final = 1 / 16
+"""Pieces of a dim at most, as a share of its size, where they are not equal: the largest is at most 1/16 too large."""
+
+
+def splits(size: int, count: int) -> bool:
+    """Whether a dim is split into pieces: equal ones, or as PyTorch's chunk has them, the last one smaller.
+
+    >>> splits(8, 4), splits(50257, 4), splits(7, 4)
+    (True, True, False)
+    """
+    return size % count == 0 or count <= size * MOST_PIECES
+
+
 def divides(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> bool:
-    """Whether each device gets an equal piece of each dim that is sharded.
+    """Whether each dim that is sharded can be split so (:func:`splits`).
 
     >>> divides((8, 3), (shard(0), R), (2, 4)), divides((8, 3), (R, shard(1)), (2, 4)), divides((8,), (shard(1),), (2,))
     (True, False, False)
     """
     if any(placement.dim is not None and placement.dim >= len(shape) for placement in sharding):
         return False
-    return all(size % count == 0 for size, count in zip(shape, pieces(sharding, sizes, len(shape)), strict=True))
+    return all(map(splits, shape, pieces(sharding, sizes, len(shape))))
 
 
 def local_shape(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of what one device has; the sharding has to divide it (:func:`divides`).
+    """Shape of the largest piece of a device; the sharding has to divide it (:func:`divides`).
 
-    >>> local_shape((8, 6), (shard(0), shard(1)), (2, 3))
-    (4, 2)
+    >>> local_shape((8, 6), (shard(0), shard(1)), (2, 3)), local_shape((50257, 6), (shard(0),), (4,))
+    ((4, 2), (12565, 6))
     """
-    counts = pieces(sharding, sizes, len(shape))
-    return tuple(size // count for size, count in zip(shape, counts, strict=True))
+    return tuple(-(-size // count) for size, count in zip(shape, pieces(sharding, sizes, len(shape)), strict=True))
 
 
 def text_of(sharding: Iterable[Placement]) -> str:

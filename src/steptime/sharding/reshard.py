@@ -22,7 +22,7 @@ from steptime.estimate.machine import Machine
 from steptime.num import Num, where
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.moves import ALWAYS, Graph, Layout, graph_of, layout_of
-from steptime.sharding.placement import Reduction, Sharding, divides, text_of
+from steptime.sharding.placement import MOST_PIECES, Reduction, Sharding, divides, text_of
 from steptime.units import format_bytes, format_seconds
 
 COPY: Final = "copy"
@@ -188,8 +188,10 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     """All-pairs table of a tensor on a mesh; kept."""
     graph = graph_of(mesh.sizes, len(shape), reductions)
     source, target, before_dim, after_dim = (graph.numbers[name] for name in ("source", "target", "before", "after"))
-    local = np.array(shape, float) / graph.pieces
-    fits = (np.array(shape, int) % graph.pieces == 0).all(axis=1)
+    whole_shape = np.array(shape, int)
+    local = -(-whole_shape // graph.pieces).astype(float)
+    even = whole_shape % graph.pieces == 0
+    fits = (even | (graph.pieces <= MOST_PIECES * whole_shape)).all(axis=1)
     local_bytes = element_bytes * local.prod(axis=1)
     outer = np.cumprod(np.column_stack([np.ones(len(local)), local]), axis=1)
     before = np.where(_packs(outer, source, before_dim), 2 * local_bytes[source], 0.0)
@@ -206,6 +208,10 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     whole = seconds + copy_s(mesh.machine, before) + copy_s(mesh.machine, after)
     single = np.full((len(local),) * 2, inf)
     single[source, target] = np.where(fits[source] & fits[target], whole, inf)
+    for numbers in (found for (kind, _), found in graph.calls.items() if kind == "permute"):
+        # Where pieces are not equal, two axes that divide a dim in another order make other pieces.
+        ends = source[numbers], target[numbers]
+        single[ends] = np.where(even[ends[0]].all(axis=1) & even[ends[1]].all(axis=1), single[ends], inf)
     least, following = _shortest(single)
     return Table(
         graph=graph,

@@ -63,8 +63,8 @@ def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
 
 def test_a_dim_that_no_axis_divides_is_an_error():
     odd = on_mesh(problem().flow.program, data=3, model=4)
-    with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=3 x model=4 does not divide"):
-        resolved(odd, annotations_of(["tokens.weight=S(0) R"]))
+    with pytest.raises(UserError, match=r"input.0 is 8x64, which mesh data=3 x model=4 does not divide"):
+        resolved(odd, annotations_of(["input.0=S(0) R"]))
 
 
 def test_conflicts_name_both_annotations_and_their_ways():
