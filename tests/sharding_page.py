@@ -124,7 +124,8 @@ def page():
         f"{whole} of them asked in every combination on the mesh, the others in every one along an axis and in the "
         f"products of rules along both; {len(differ)} differ, by name and reason below. Of "
         f"{', '.join(f'`{op}`' for op in drawn)}, with {EXHAUSTIVE} combinations and more, {DRAWN} were drawn. `-` is "
-        "an output that DTensor says nothing of. steptime splits dims that devices divide or that have 16 elements for each device; DTensor any.",
+        "an output that DTensor says nothing of. steptime splits dims that devices divide or that have 16 elements for each "
+        "device; DTensor any.",
         "",
         "## Differences", "",
     ]  # fmt: skip
