@@ -53,6 +53,8 @@ CORE = (
 )
 #: Options whose names mean nothing else, so that files that have the name are files that an option touches.
 OPTIONS = ("recompute_every", "expert_capacity", "attention_dtype", "document_length", "gradient_dtype")
+#: Operators of PyTorch: files that name one, as a text or an attribute, outside docstrings.
+OPERATORS = ("native_layer_norm", "addmm", "convolution_backward")
 #: Code that belongs to the function or file in which it stands; Python 3.12 gives comprehensions no frame of their own.
 PARTS = frozenset(("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"))
 CHILD = "import sys; sys.path.insert(0, sys.argv[1]); import bench_house; bench_house.walk(sys.argv[2:])"
@@ -182,6 +184,18 @@ def circles(trees: Mapping[str, ast.Module]) -> list[list[str]]:
     return sorted(found, key=len, reverse=True)
 
 
+def names(tree: ast.Module, operator: str) -> bool:
+    """Whether a module names an operator: in a text that is no docstring, or as an attribute."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == operator:
+            return True
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in said else None
+        if isinstance(text, str) and operator in re.findall(r"\w+", text):
+            return True
+    return False
+
+
 def figures() -> dict[str, Any]:
     """All figures of the source that is imported."""
     files = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
@@ -196,6 +210,7 @@ def figures() -> dict[str, Any]:
         "records": records(trees), "circles": len(found),
         "modules in the largest circle": len(found[0]) if found else 0,
         "files that have an option's name, mean": round(sum(touched) / len(touched), 1),
+        **{f"files that name `{name}`": sum(names(tree, name) for tree in trees.values()) for name in OPERATORS},
         "entered": entered(), "rooms": lines_by_room(files),
     }  # fmt: skip
 

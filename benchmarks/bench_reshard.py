@@ -19,10 +19,10 @@ from pathlib import Path  # noqa: E402
 from typing import Any, NamedTuple  # noqa: E402
 
 from machine import report  # noqa: E402
+from steptime.captured.ops.placement import P, R, Sharding, shard, text_of  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.mesh import Mesh, mesh_on  # noqa: E402
 from steptime.sharding.moves import graph_of  # noqa: E402
-from steptime.sharding.placement import P, R, Sharding, shard, text_of  # noqa: E402
 from steptime.sharding.reshard import Route, along, costs, route, table_of  # noqa: E402
 from steptime.units import format_seconds  # noqa: E402
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from steptime.errors import UserError
 from steptime.hardware import device_within
-from steptime.rewrite.compiling import compiled, inductor_here
+from steptime.lab.compiling import compiled, inductor_here
 from steptime.rewrite.engine import apply_passes
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.measuring import by_turns, paired, runner

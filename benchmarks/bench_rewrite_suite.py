@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from models.suite import SMALL, SUITE
 from steptime.hardware import device_within
-from steptime.rewrite.compiling import broken, generated, inductor_here
+from steptime.lab.compiling import broken, generated, inductor_here
 from steptime.rewrite.engine import apply_passes
 from steptime.rewrite.export_onnx import onnx_model
 from steptime.rewrite.measuring import gain_here

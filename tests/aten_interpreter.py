@@ -1,4 +1,4 @@
-"""Runs graphs on real tensors through ``torch.ops.aten``, and records real calls as graphs: the oracle of the tests."""
+"""Runs graphs on real tensors through ``torch.ops.aten``: the oracle of the tests."""
 
 from functools import cache
 
@@ -6,9 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from steptime.captured.graph import Nodes, TensorType, topological  # noqa: E402
+from steptime.captured.graph import TensorType, topological  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -79,14 +77,12 @@ def call(node, inputs):
     raise AssertionError(f"no overload of {node.op} takes {sorted(tensors)} and {numbers}")
 
 
-def evaluate(values, sources, drawn=None, check=True):
-    """Tensors of values; ``sources``: name of each source -> tensor; ``drawn``: results of random nodes."""
+def evaluate(values, sources, check=True):
+    """Tensors of values; ``sources``: name of each source -> tensor."""
     known = {}
     for node in topological(value.node for value in values):
         if node.op in ("parameter", "buffer", "input", "state", "constant"):
             results = (sources[node.attribute("name")],)
-        elif drawn and node in drawn:
-            results = drawn[node]
         else:
             results = call(node, [known[v.node][v.index] for v in node.inputs])
         if check:
@@ -96,60 +92,3 @@ def evaluate(values, sources, drawn=None, check=True):
                     assert NAMES[result.dtype] == type.dtype, f"{node}: really {result.dtype}"
         known[node] = results
     return [known[value.node][value.index] for value in values]
-
-
-class Tracer(TorchDispatchMode):
-    """Records the calls that run as nodes; tensors that it has not seen become constants."""
-
-    def __init__(self):
-        super().__init__()
-        self.nodes, self.values, self.kept, self.sources, self.drawn = Nodes(), {}, [], {}, {}
-
-    def source(self, kind, name, tensor):
-        value = self.nodes.source(kind, name, type_of(tensor))
-        self.sources[name] = tensor
-        return self.put(tensor, value)
-
-    def put(self, tensor, value):
-        self.values[id(tensor)] = value
-        self.kept.append(tensor)
-        return value
-
-    def of(self, tensor):
-        if id(tensor) not in self.values:
-            self.source("constant", f"constant.{len(self.sources)}", tensor.detach())
-            self.put(tensor, self.values[id(self.kept[-1])])
-        return self.values[id(tensor)]
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not func._schema.name.startswith("aten::") or func._schema.name.startswith("aten::_local_scalar"):
-            return result
-        inputs, attributes = {}, {}
-        names = [argument.name for argument in func._schema.arguments]
-        for name, given in [*zip(names, args, strict=False), *kwargs.items()]:
-            if isinstance(given, torch.Tensor):
-                inputs[name] = self.of(given)
-            elif isinstance(given, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in given):
-                inputs[name] = [self.of(item) for item in given if item is not None]
-            elif given is not None and name != "device":
-                attributes[name] = _plain(given)
-        op = func._schema.name.removeprefix("aten::").removesuffix("_")
-        if "dropout" in op or "bernoulli" in op:
-            attributes["draw"] = len(self.kept)
-        results = [each for each in (result if isinstance(result, (tuple, list)) else (result,)) if each is not None]
-        node = self.nodes.apply(op, inputs, attributes, outputs=[type_of(tensor) for tensor in results])
-        if "draw" in attributes:
-            self.drawn[node] = tuple(each.detach().clone() for each in results)
-        for index, tensor in enumerate(results):
-            self.put(tensor, node.value(index))
-        return result
-
-
-def _plain(given):
-    if isinstance(given, torch.dtype):
-        return NAMES[given]
-    if isinstance(given, (list, tuple)):
-        return tuple(_plain(item) for item in given)
-    return given if isinstance(given, (bool, int, float, str)) else str(given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
-from steptime.sharding.placement import P, R, Sharding, shard
+from steptime.captured.ops.placement import P, R, Sharding, shard
 
 
 def dtensor_path(shape: tuple[int, ...], source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> list[Sharding]:

@@ -20,8 +20,8 @@ from torch.distributed.tensor._ops import utils  # noqa: E402
 
 from aten_interpreter import DTYPES, _fits, overloads  # noqa: E402
 from steptime.captured.graph import contiguous_strides  # noqa: E402
+from steptime.captured.ops.placement import divides, placement_of, shard  # noqa: E402
 from steptime.sharding.options import options  # noqa: E402
-from steptime.sharding.placement import divides, placement_of, shard  # noqa: E402
 
 SIZES = (2, 4)
 if "_rank" not in signature(DeviceMesh.__init__).parameters:

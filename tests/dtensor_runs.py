@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptime.sharding.placement import P, R, Sharding, shard
+from steptime.captured.ops.placement import P, R, Sharding, shard
 
 SIZES = (2, 4)
 

@@ -49,8 +49,8 @@ def rewritten(function, *inputs, passes=(), everything=False, device=H100, objec
 
 def ops(flow):
     """Names of the operators that do something."""
-    from steptime.captured.aten.views import VIEWS
     from steptime.captured.graph.program import SOURCES
+    from steptime.captured.ops import VIEWS
 
     return [node.op for node in flow.order if node.op not in VIEWS and node.op not in SOURCES]
 

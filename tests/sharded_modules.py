@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from steptime.captured.cost import Timer  # noqa: E402
+from steptime.captured.ops.placement import text_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.mesh import mesh_on  # noqa: E402
-from steptime.sharding.placement import text_of  # noqa: E402
 
 
 class Attention(nn.Module):

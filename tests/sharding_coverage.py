@@ -7,9 +7,9 @@ import torch
 import models
 from public_models.rows import load_torchvision
 from steptime.captured.cost import Timer
+from steptime.captured.ops import dims_of
 from steptime.captured.record import capture
 from steptime.hardware import load_device
-from steptime.sharding.dims import OPERATORS
 from steptime.sharding.options import strategies
 
 SIZES = (2, 4)
@@ -55,7 +55,7 @@ def coverage():
         program = capture(module, inputs, target="cuda", name=name, **options)
         rows = [(c.node, timer.cost(c.node, inplace=c.inplace).seconds) for c in program.calls]
         total = sum(seconds for _, seconds in rows)
-        known = [(node, seconds) for node, seconds in rows if node.op in OPERATORS]
+        known = [(node, seconds) for node, seconds in rows if dims_of(node) is not None]
         split = sum(seconds for node, seconds in known if len(strategies(node, SIZES)) > 1)
         shares = (len(known) / len(rows), sum(seconds for _, seconds in known) / total, split / total)
         yield f"| {name} | {len(rows):,} | " + " | ".join(f"{100 * share:.2f} %" for share in shares) + " |"

@@ -11,7 +11,7 @@ from pathlib import Path
 from dtensor_rules import DRAWN, EXHAUSTIVE, MESH, ON_MESH, combinations, differences
 from operator_samples import SAMPLES
 from sharding_coverage import coverage
-from steptime.sharding.dims import OPERATORS, dims_of
+from steptime.captured.ops import OPERATORS, dims_of
 from steptime.sharding.options import options
 
 PAGE = Path(__file__).parents[1] / "docs" / "sharding_operators.md"
@@ -116,16 +116,17 @@ def page():
     none = sorted({SAMPLES[name].op for name, each in found.items() if each == NO_RULE})
     lines = [
         "# Shardings of operators", "",
-        f"{len(OPERATORS)} operators of the graph IR say which dims they have, and from these follow the placements of "
-        "their tensors over a mesh (`src/steptime/sharding/dims.py`). Any other operator is kept replicated. "
+        f"{sum(row.dims is not None for row in OPERATORS.values())} operators of the graph IR say which dims they "
+        "have, and from these follow the placements of their tensors over a mesh (`src/steptime/captured/ops`). "
+        "Any other operator is kept replicated. "
         "`scripts/sharding_operators --write` writes this page.", "",
         f"Rules of {len(asked)} operators were compared with those of DTensor (PyTorch 2.13) on a mesh of "
         f"{' x '.join(map(str, MESH.shape))}: {len(same - differ)} agree in all placements that need no communication, "
         f"{whole} of them asked in every combination on the mesh, the others in every one along an axis and in the "
         f"products of rules along both; {len(differ)} differ, by name and reason below. Of "
         f"{', '.join(f'`{op}`' for op in drawn)}, with {EXHAUSTIVE} combinations and more, {DRAWN} were drawn. `-` is "
-        "an output that DTensor says nothing of. steptime splits dims that devices divide or that have 16 elements for each "
-        "device; DTensor any.",
+        "an output that DTensor says nothing of. steptime splits dims whose largest piece is little above an equal "
+        "one; DTensor any.",
         "",
         "## Differences", "",
     ]  # fmt: skip

@@ -18,9 +18,11 @@ from steptime.version import __version__ as __version__
 if TYPE_CHECKING:
     from steptime import api as api
     from steptime.api.models import load_model as load_model
-    from steptime.captured.autodiff import jvp as jvp
+    from steptime.captured.ops import register_operator as register_operator
+    from steptime.captured.ops.operator import Operator as Operator
     from steptime.captured.profiling import profile as profile
     from steptime.captured.record import capture as capture
+    from steptime.captured.record import jvp as jvp
     from steptime.captured.workload import captured_model as captured_model
     from steptime.doctor import diagnose_log as diagnose_log
     from steptime.doctor import read_log as read_log
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 #: Public name -> where it is defined.
 PLACES: Final = {
     "Estimate": "steptime.estimate.result:Estimate",
+    "Operator": "steptime.captured.ops.operator:Operator",
     "PlanResult": "steptime.search.planner:PlanResult",
     "SteptimeError": "steptime.errors:SteptimeError",
     "Terms": "steptime.terms:Terms",
@@ -43,12 +46,13 @@ PLACES: Final = {
     "capture": "steptime.captured.record:capture",
     "captured_model": "steptime.captured.workload:captured_model",
     "diagnose_log": "steptime.doctor:diagnose_log",
-    "jvp": "steptime.captured.autodiff:jvp",
+    "jvp": "steptime.captured.record:jvp",
     "load_cluster": "steptime.hardware:load_cluster",
     "load_device": "steptime.hardware:load_device",
     "load_model": "steptime.api.models:load_model",
     "profile": "steptime.captured.profiling:profile",
     "read_log": "steptime.doctor:read_log",
+    "register_operator": "steptime.captured.ops:register_operator",
 }
 
 __all__ = ["__version__", *sorted(PLACES)]

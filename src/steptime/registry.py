@@ -26,6 +26,7 @@ EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
     "mpi4py": ("mpi4py", "mpi"),
     "numba": ("numba", "hierarchy"),
     "onnx": ("the onnx library", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
     "optuna": ("optuna", "learn"),
     "ray": ("Ray", "ray"),
     "scipy": ("SciPy", "calibrate"),

@@ -149,7 +149,7 @@ def test_layouts_are_reported_and_written(run, tmp_path):
     assert found["cost"] < found["recorded_cost"] and found["copies"] == [] and found["copies_left_out"] == {"": 2}
 
 
-@pytest.mark.parametrize("name", ["recommended", "exhaustive", "metaflow"])
+@pytest.mark.parametrize("name", ["recommended", "exhaustive"])
 def test_a_search_says_how_far_from_the_best_it_stopped(run, model, name, tmp_path):
     files = ["-o", str(tmp_path / "out.onnx")]
     result = run("rewrite", model("net"), "--device", "h100-sxm", "--search", name, *files)
@@ -164,7 +164,7 @@ def test_a_search_as_json_has_its_bound_weights_and_limits(run, model):
     found = json.loads(run("rewrite", model("net"), "--device", "h100-sxm", *options, "--json").stdout)["search"]
     assert found["weights"] == {"launches": 2.0, "device_s": 1.0}
     assert found["limits"] == {"peak_bytes": 2e9} and not found["breaks_a_limit"]
-    assert found["bound"] <= found["cost"] <= found["start"]
+    assert found["bound"] in (None, found["cost"]) and found["cost"] <= found["start"]
     assert (found["search"], found["alpha"], found["budget"]) == ("taso", 1.1, 1000)
     assert found["cost"] == pytest.approx(4, abs=0.1)  # a product and a fused chain, two each
 

@@ -9,8 +9,8 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime.commands.main import main
-from steptime.rewrite.rules import pipeline, store
-from steptime.rewrite.rules.universes import PLANE, universe
+from steptime.lab.rules import pipeline, store
+from steptime.lab.rules.universes import universe_of
 
 GOOD = """
 [[rule]]
@@ -27,8 +27,14 @@ source = "concat[-3](conv[1, 0, 1, g](x, u), conv[1, 0, 1, g](x, v))"
 target = "conv[1, 0, 1, g](x, concat[-4](u, v))"
 """
 AXIOMS = store.axioms()[:4]
-SMALL = (universe("small", "x[n,n] y[n,n] z[n,n]", "matmul add transpose[-1,-2]", "n,n", 2, PLANE),
-         universe("parts", "x[n,n] y[n,n]", "relu concat[-1]", "n,n n,2*n n,3*n", 2, PLANE))  # fmt: skip
+SIZES = [{"n": 3, "m": 2, "a": 1}, {"n": 4, "m": 3, "a": 2}]
+SMALL = tuple(
+    universe_of(dict(zip(("name", "variables", "templates", "types"), texts, strict=True), operators=2, sizes=SIZES))
+    for texts in (
+        ("small", "x[n,n] y[n,n] z[n,n]", "matmul add transpose[-1,-2]", "n,n"),
+        ("parts", "x[n,n] y[n,n]", "relu concat[-1]", "n,n n,2*n n,3*n"),
+    )
+)
 
 
 def run(*args: object, code: int = 0) -> str:

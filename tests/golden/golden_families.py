@@ -245,7 +245,7 @@ def needs(command: str) -> tuple[str, ...]:
     words = command.split()
     target = words[1] if len(words) > 1 and words[0] in ("profile", "fit") else ""
     if target.endswith(".onnx"):
-        return ("onnx",) if target in ("line.onnx", "absent.onnx") else ("onnx", "torch")
+        return ("onnx",) if target == "absent.onnx" else ("onnx", "torch")
     return ("torch",) if ":" in target else ()
 
 

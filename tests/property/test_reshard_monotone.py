@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptime.captured.ops.placement import P, R, shard
 from steptime.hardware import load_cluster
 from steptime.sharding.mesh import Mesh, mesh_on
-from steptime.sharding.placement import P, R, shard
 from steptime.sharding.reshard import costs
 
 EVERY = list(product((R, shard(0), shard(1), P), repeat=2))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.rewrite.rules.domains import Floats
-from steptime.rewrite.rules.rule import Rule, assignments, unified
-from steptime.rewrite.rules.store import shipped
-from steptime.rewrite.rules.verify_random import both, shapes_at
+from steptime.lab.rules.domains import Floats
+from steptime.lab.rules.rule import Rule, assignments, unified
+from steptime.lab.rules.store import shipped
+from steptime.lab.rules.verify_random import both, shapes_at
 
 #: Floats close to overflow and functions of large arguments are no part of a rule: values are small.
 SCALE = 0.5

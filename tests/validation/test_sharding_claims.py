@@ -14,13 +14,13 @@ pytest.importorskip("highspy")
 from models import megatron  # noqa: E402
 from planner_models import wide  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
+from steptime.captured.ops.placement import text_of  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.ilp import least_memory  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
-from steptime.sharding.placement import text_of  # noqa: E402
 from steptime.sharding.planner import ShardingPlan, planned  # noqa: E402
 from steptime.sharding.recipes import followed  # noqa: E402
 

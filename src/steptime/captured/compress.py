@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final, TypeAlias
 
 from steptime.captured.cost import Timer, Work
-from steptime.captured.cost.work import KernelCall
+from steptime.captured.ops.work import KernelCall
 from steptime.cost import compression as c
 from steptime.cost.matmul import matmul_flops
 from steptime.cost.quantisation import quantised_bytes

@@ -17,10 +17,10 @@ from steptime.api.models import which_of
 from steptime.api.request import NameOrPath, name_or_path
 from steptime.captured.cost import CostTable, Metrics, Timer, cost_table, table_metrics
 from steptime.captured.cost.timing import time_model
-from steptime.captured.cost.work import variant, whole_bytes
 from steptime.captured.graph import BEFORE, Call, Program, TensorType
 from steptime.captured.graph.liveness import Held, Liveness, Peak
 from steptime.captured.graph.placement import Placement, arena_of, place
+from steptime.captured.ops.work import variant, whole_bytes
 from steptime.captured.record.factory import Target, load_target
 from steptime.captured.record.inputs import parse_inputs
 from steptime.errors import InputFileError, UserError, shorten
@@ -531,10 +531,10 @@ def target_of(
 
 
 def _from_onnx(path: str, dims: Mapping[str, int], *, training: bool) -> tuple[Program, Settings]:
-    from steptime.captured.onnx import program_of_model, read_onnx
+    from steptime.captured.onnx import read_onnx
 
-    read = read_onnx(path, dims=dims)
-    program = program_of_model(read, path, training=training)
+    read = read_onnx(path, dims=dims, training=training)
+    program = read.program
     loss = OF_ONNX if training else "none"
     return program, Settings(
         inputs=input_texts(program), training=training, optimizer="none", loss=loss, autocast="none",

@@ -6,8 +6,10 @@ taken.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from operator import attrgetter, methodcaller
 from typing import Any, Final
 from unittest.mock import patch
@@ -62,6 +64,8 @@ with taking():
     dispatch_keys: Any = torch._C._dispatch_key_set  #: What decides which kernel a tensor gets.
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  #: Whether an operator has one for a dispatch key.
     schema_of = attrgetter("_schema")  #: Names and types of an operator's arguments and results.
+
+    HigherOrderOperator = torch._ops.HigherOrderOperator  #: An operator that takes functions.
 
     # -- autograd -----------------------------------------------------------------------------------------------------
     sequence_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  #: Of the node to be made next.
@@ -122,6 +126,21 @@ def masks_not_read() -> AbstractContextManager[object]:
     return patch.object(
         transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal), create=True
     )
+
+
+def flexible_attention_on_any_device() -> AbstractContextManager[object]:
+    """`flex_attention` asks where its tensors lie and for the compiler; here they stand for those of any device."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    own = {"_validate_device": lambda *_: None, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
+    return nullcontext() if module is None else patch.dict(vars(module), own)
+
+
+def associative_scan(combine: Any, along: Any, additional_inputs: Any) -> Any:
+    """Rounds of `torch.associative_scan` where nothing is compiled."""
+    with taking():
+        return import_module("torch._higher_order_ops.associative_scan").generic_associative_scan(
+            combine, along, additional_inputs=additional_inputs
+        )
 
 
 def conversions_to_the_same() -> AbstractContextManager[object]:

@@ -18,9 +18,11 @@ from steptime.api.models import CAPTURED_DTYPES
 from steptime.captured.cost import Work, work_of
 from steptime.captured.cut.cutting import Cutting, Exchange, cutting_of, weights_of
 from steptime.captured.cut.levels import Levels, levels_of
-from steptime.captured.cut.rules import MAPS
 from steptime.captured.cut.sections import Sections, sections_of
 from steptime.captured.graph import Call, Node, Program, TensorType, Value
+from steptime.captured.ops import OPERATORS
+from steptime.captured.ops.maps import Elementwise
+from steptime.captured.ops.norms import norm_dims
 from steptime.captured.record import require_torch
 from steptime.captured.record.factory import Target
 from steptime.errors import UnknownNameError, UserError, counted
@@ -66,8 +68,9 @@ def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]
 TOLERANCE: Final = 1e-6
 PADDING: Final = 0.01
 """Share by which bytes may miss the line: workspaces are rounded up."""
-_NORMS = ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
-_BY_TOKEN = MAPS | frozenset((*_NORMS, "sum", "mean"))
+_BY_TOKEN: Final = {"sum", "mean"} | {
+    name for name, row in OPERATORS.items() if isinstance(row.dims, Elementwise) or row.dims is norm_dims
+}
 """Operators that work on single tokens, if they do not touch the dim of tokens."""
 
 

@@ -76,7 +76,7 @@ _TABLE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "frameworks": ("steptime.commands.catalogue", "List training frameworks, or show one with its fitted values."),
     },
     "Laboratory": {
-        "rules": ("steptime.rewrite.rules.cli", "Substitutions of tensor terms with their proofs."),
+        "rules": ("steptime.lab.rules.cli", "Substitutions of tensor terms with their proofs."),
         "planners": ("steptime.lab.cli.planners", "Other searches and recipes next to the planner."),
         "reshard": ("steptime.sharding.cli.reshard", "The cheapest collectives from one sharding to another."),
         "cache": ("steptime.hierarchy.cli.cache", "Simulate caches on access patterns: hits, misses, reuse."),

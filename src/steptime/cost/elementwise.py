@@ -7,7 +7,7 @@ FLOP counts are vector operations; they matter only where the vector rate, not t
 
 from __future__ import annotations
 
-from steptime.num import Num
+from steptime.num import Num, log2
 
 
 def bias_flops(elements: Num) -> Num:
@@ -429,6 +429,20 @@ def sort_flops(rows: Num, steps: Num, width: Num) -> Num:
     64
     """
     return rows * width * steps
+
+
+def transform_flops(elements: Num, points: Num, real: Num) -> Num:
+    r"""Operations of fast Fourier transforms: $F = 5\,N \log_2 p \cdot (1 - r / 2)$.
+
+    With $N$ = `elements` in all, $p$ = `points` of one transform, $r$ = `real`: 1 where one side is real, which halves
+    the work, else 0.
+
+    Source: Frigo and Johnson 2005 (FFTW 3), section on benchmarks: 5 N log2 N, and half of it for real data.
+
+    >>> float(transform_flops(16, 8, 0)), float(transform_flops(16, 8, 1))
+    (240.0, 120.0)
+    """
+    return 5 * elements * log2(points) * (1 - real / 2)
 
 
 def batch_norm_flops(elements: Num) -> Num:

@@ -11,8 +11,8 @@ from steptime.captured.cost import CostTable
 from steptime.captured.graph import Node, Value
 from steptime.errors import UserError, did_you_mean
 from steptime.hardware.records import Device
+from steptime.rewrite.added import MUTANTS, added
 from steptime.rewrite.flow import Flow, removed_and_added, substituted
-from steptime.rewrite.mutants.passes import MUTANT_PASSES
 from steptime.rewrite.passes import PASSES, STAGES
 from steptime.rewrite.passes.fusion import FUSION
 from steptime.rewrite.pricing import Change, Prices, Sums, timer_for
@@ -22,7 +22,6 @@ from steptime.rewrite.scene import OBJECTIVES, Folds, Match, Mode, Objective, Pa
 ROUNDS: Final = 8
 """Times that a stage is tried again after a change."""
 CUDA_ROUNDING_BYTES: Final = 512
-EVERY: Final = (*PASSES, *MUTANT_PASSES)
 UNFUSED: Final = 4
 """Stages before the mutants: they see folded convolutions and products, and nothing that is fused."""
 
@@ -116,13 +115,16 @@ def apply_passes(
         UserError: an unknown objective or pass.
     """
     objective = objective_named(objective)
-    chosen = ({pass_named(name, EVERY) for name in passes} or set(PASSES)) | set(MUTANT_PASSES if mutants else ())
+    named = {row.name: row for row in PASSES}
+    mutating = added(MUTANTS) if mutants or not set(passes) <= named.keys() else ()
+    chosen = {pass_named(name, (*PASSES, *mutating)) for name in passes} or set(PASSES)
+    chosen |= set(mutating if mutants else ())
     rounding = CUDA_ROUNDING_BYTES if device.runs_cuda else 1
     run = _Run(Prices(timer_for(flow, device), rounding), objective, everything, measure)
     before, steps = flow, list[Step]()
-    for stage in (*STAGES[:UNFUSED], MUTANT_PASSES, *STAGES[UNFUSED:]):
+    for stage in (*STAGES[:UNFUSED], mutating, *STAGES[UNFUSED:]):
         rows = [row for row in stage if row in chosen and is_legal(row, flow, device, objective, everything)]
-        for _ in range(1 if stage is MUTANT_PASSES else ROUNDS):  # What a mutant made can be mutated without end.
+        for _ in range(1 if stage is mutating else ROUNDS):  # What a mutant made can be mutated without end.
             changed = False
             for row in rows:
                 flow, found = run.one(flow, row, device.runs_cuda)
@@ -296,8 +298,7 @@ def _attributes(node: Node) -> tuple[tuple[str, object], ...]:
 
 def _modules(flow: Flow, members: Iterable[_Priced]) -> tuple[str, ...]:
     """Paths with the numbers of blocks left out."""
-    paths = (flow.place(each.match.root).module for each in members)
-    return tuple(dict.fromkeys(".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths))
+    return tuple(dict.fromkeys(flow.block(each.match.root) for each in members))
 
 
 def merged(steps: Iterable[Step]) -> tuple[Step, ...]:

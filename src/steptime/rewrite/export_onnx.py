@@ -1,22 +1,27 @@
-"""Graphs as ONNX models: one row per operator; what has no row is refused by name."""
+"""Graphs as ONNX models: their modules through ``torch.onnx.export``; what that does not know is refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+import re
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from steptime import __version__
-from steptime.captured.graph import Node, TensorType, Value
-from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph import Value
 from steptime.errors import UserError, shorten
-from steptime.rewrite.flow import COMPOSITE, Flow
-from steptime.rewrite.fused import opened, results_of
+from steptime.registry import require
+from steptime.rewrite.flow import Flow, substituted
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-from steptime.rewrite.onnx_emitter import CODES, IR_VERSION, LARGEST_BYTES, OPSET, Emitter
-from steptime.rewrite.onnx_rows import ROWS, opaque
+OPSET: Final = 23
+"""Operator set that is written: it has Attention and RMSNormalization."""
+_VIEWS: Final = ("view", "_unsafe_view", "reshape")
+LARGEST_BYTES: Final = 2**31 - 2**20
+"""The most that one protobuf message can have, with room for its nodes."""
 
 
 def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
@@ -27,87 +32,94 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
         contents: weights by name; constants are computed from them.
 
     Raises:
-        UserError: an operator has no row, the graph trains, or the weights are over 2 GiB.
+        UserError: PyTorch's exporter has no form for an operator, the graph trains, the weights are over 2 GiB, or
+            ``onnx`` or ``onnxscript`` is not installed.
     """
-    from onnx import helper
+    for library in ("onnx", "onnxscript"):
+        require(library, "writing an ONNX file")
+    import torch
+
+    from steptime.captured.record.values import TORCH_DTYPES
+    from steptime.rewrite.export_torch import graph_module, weight_nodes
 
     if flow.training:
         raise UserError("a training step cannot be written as ONNX", hint="write it as a .py file")
-    e = Emitter(flow)
-    for number, value in enumerate(flow.inputs):
-        e.put(value, str(value.node.attribute("name")) or f"input.{number}")
-    for node in flow.order:
-        _emit(e, node, contents)
-    outputs = []
-    for name, value in zip(_unique(flow.names, flow.inputs), flow.outputs, strict=True):
-        e.nodes.append(helper.make_node("Identity", [e.name(value)], [name], name=f"output.{name}"))
-        outputs.append(_declared(name, value.type))
-    read = e.prune({output.name for output in outputs})
-    stored = [tensor for name, tensor in e.constants.items() if name in read]
-    size = sum(len(tensor.raw_data) for tensor in stored)
+    stored = {node: f"const_{number}" for number, node in enumerate(weight_nodes(flow))}
+    size = sum(node.outputs[0].size_bytes for node in stored)
     if size > LARGEST_BYTES:
         raise UserError(f"the weights have {size} bytes, more than one ONNX file can hold", hint="write a .py file")
-    inputs = [_declared(e.name(value), value.type) for value in flow.inputs]
-    graph = helper.make_graph(e.nodes, shorten(flow.name) or "graph", inputs, outputs, stored)
-    sets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(e.domains))]
-    return helper.make_model(
-        graph, opset_imports=sets, ir_version=IR_VERSION, producer_name="steptime", producer_version=__version__
-    )
+    module = graph_module(_with_whole_products(flow), contents, stored)
+    given = tuple(torch.zeros(value.type.shape, dtype=TORCH_DTYPES[value.type.dtype]) for value in flow.inputs)
+    inputs = [str(value.node.attribute("name")) or f"input.{n}" for n, value in enumerate(flow.inputs)]
+    outputs = [f"{name}.result" if name in inputs else name for name in flow.names]
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(
+                module,
+                given,
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                input_names=inputs,
+                output_names=outputs,
+            )
+    except torch.onnx.OnnxExporterError as problem:
+        raise _refused(problem) from None
+    finally:
+        logging.disable(level)
+    assert made is not None
+    return _named(made.model_proto, {own: str(node.attribute("name")) for node, own in stored.items()})
 
 
-def _unique(names: Sequence[str], inputs: Sequence[Value]) -> list[str]:
-    taken = {str(value.node.attribute("name")) for value in inputs}
-    return [f"{name}.result" if name in taken else name for name in names]
+def _with_whole_products(flow: Flow) -> Flow:
+    """Products of matrices in more than one batch dim as one operator: a runtime fuses what stands between no views."""
+    found = {}
+    for node in flow.by_op.get("bmm", ()):
+        a, b = map(_before_views, node.inputs)
+        whole = (*a.type.shape[:-1], b.type.shape[-1])
+        for reader in flow.users.get(node.value(), ()):
+            if reader.op in _VIEWS and reader.outputs[0].shape == whole and a.type.shape[:-2] == b.type.shape[:-2]:
+                made = flow.nodes.apply("matmul", {"self": a, "other": b}, outputs=reader.outputs)
+                found[reader.value()] = made.value()
+    return substituted(flow, found, {}) if found else flow
 
 
-def _declared(name: str, type: TensorType) -> Any:
-    from onnx import helper
-
-    return helper.make_tensor_value_info(name, CODES[type.dtype], list(type.shape))
-
-
-def _emit(e: Emitter, node: Node, contents: Mapping[str, Any]) -> None:
-    if node.op in SOURCES:
-        if node.value() not in e.flow.inputs:
-            e.put(node.value(), _stored(e, node, contents))
-        return
-    if node.op in COMPOSITE:
-        steps = opened(e.flow.nodes, node)
-        for step in steps:
-            _emit(e, step, contents)
-        for index, at in enumerate(results_of(node)):
-            e.put(node.value(index), e.name(steps[at].value()))
-        return
-    row = ROWS.get(node.op)
-    if row is None and node.op.startswith("onnx"):
-        row = opaque
-    if row is None:
-        if node in e.flow.constant:
-            from steptime.rewrite.kernels import evaluate
-
-            for index in range(len(node.outputs)):
-                e.put(node.value(index), e.tensor(evaluate(e.flow, [node.value(index)], contents)[0].numpy()))
-            return
-        raise UserError(f"the operator {shorten(node.op)!r} cannot be written as ONNX", hint="write a .py file")
-    made = row(e, node)
-    for index, name in enumerate([made] if isinstance(made, str) else made):
-        if name:
-            e.put(node.value(index), name)
+def _before_views(value: Value) -> Value:
+    """The matrices of a value before their batch dims became one."""
+    while value.node.op in (*_VIEWS, "expand"):
+        before = value.node.inputs[0]
+        if before.type.elements != value.type.elements or before.type.shape[-2:] != value.type.shape[-2:]:
+            break
+        value = before
+    return value
 
 
-def _stored(e: Emitter, node: Node, contents: Mapping[str, Any]) -> str:
-    import torch
-    from onnx import helper, numpy_helper
+def _refused(problem: BaseException) -> UserError:
+    """The error for a graph that PyTorch cannot write: the operator where it names one, else its own words."""
+    text, cause = str(problem), problem.__cause__
+    while cause is not None:
+        text, cause = f"{text}\n{cause}", cause.__cause__
+    found = re.findall(r"OpOverload\(op='(?:aten\.)?([\w.]+)'", text)
+    what = f"the operator {found[-1]!r}" if found else f"the graph ({shorten(text.splitlines()[-1], 200)})"
+    return UserError(f"{what} cannot be written as ONNX", hint="write a .py file")
 
-    from steptime.rewrite.kernels import evaluate
 
-    name = str(node.attribute("name"))
-    if name in e.constants:
-        return name
-    tensor = evaluate(e.flow, [node.value()], contents)[0].contiguous()
-    if str(tensor.dtype) == "torch.bfloat16":
-        raw = tensor.view(torch.int16).numpy().tobytes()
-        e.constants[name] = helper.make_tensor(name, CODES["bf16"], list(tensor.shape), raw, raw=True)
-    else:
-        e.constants[name] = numpy_helper.from_array(tensor.numpy(), name)
-    return name
+def _named(model: ModelProto, names: Mapping[str, str]) -> ModelProto:
+    """The model with the weights under their own names, without what PyTorch noted of its graph."""
+    taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    names = {own: name for own, name in names.items() if name not in taken}
+    for tensor in model.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+        del tensor.metadata_props[:]
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        del node.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        del value.metadata_props[:]
+    del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
+    model.producer_name, model.producer_version = "steptime", __version__
+    return model

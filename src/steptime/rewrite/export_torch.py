@@ -13,11 +13,12 @@ import torch
 from steptime import __version__
 from steptime.captured.graph import Node, Value, topological
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops.calls import SKIPPED, CallSpec, spec
 from steptime.captured.torch_parts import schema_of
 from steptime.errors import UserError, shorten
 from steptime.rewrite.flow import COMPOSITE, WEIGHTS, Flow
 from steptime.rewrite.fused import opened, results_of
-from steptime.rewrite.kernels import SKIPPED, CallSpec, evaluate, spec
+from steptime.rewrite.kernels import evaluate
 
 MOST_NUMBERS: Final = 65536
 """Elements of the largest constant of a module that is written into a file as text."""
@@ -125,18 +126,21 @@ def _fx(flow: Flow, names: Mapping[Node, str]) -> torch.fx.Graph:
     return writer.result(flow.outputs)
 
 
-def graph_module(flow: Flow, contents: Mapping[str, Any]) -> torch.fx.GraphModule:
+def graph_module(
+    flow: Flow, contents: Mapping[str, Any], names: Mapping[Node, str] | None = None
+) -> torch.fx.GraphModule:
     """A module that computes the graph; its weights are those of ``contents``, folded ones computed from them.
 
     Args:
         flow: the graph.
         contents: weights by name.
+        names: attribute of each weight; None: its own name, without dots.
 
     Raises:
         UserError: an operator runs on another device only, or contents are missing.
     """
     nodes = weight_nodes(flow)
-    names = _attributes(nodes)
+    names = names or _attributes(nodes)
     root = torch.nn.Module()
     for node in nodes:
         tensor = evaluate(flow, [node.value()], contents)[0]

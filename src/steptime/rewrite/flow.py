@@ -17,9 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS, is_contiguous
-from steptime.captured.cost.movements import VIEWS as FREE
-from steptime.captured.cost.timing import ROWS
 from steptime.captured.graph import (
     BEFORE,
     Attribute,
@@ -34,6 +31,9 @@ from steptime.captured.graph import (
     Value,
 )
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph.strides import is_contiguous
+from steptime.captured.ops import FREE, OPERATORS, VIEWS
+from steptime.captured.ops.calls import AGAIN
 from steptime.rewrite.retype import RefusedError, retyped
 
 FUSED: Final = "fused"
@@ -63,8 +63,6 @@ FILLS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("new_full", "full_like"), "full"),
 }
 """Operator that fills a tensor shaped as another one -> the one that does without the other."""
-AGAIN: Final = "again"
-"""Attribute of a node that recomputation runs again, or that may not be shared: its number."""
 _CATEGORIES: Final[Mapping[str, Category]] = {
     "parameter": "parameter",
     "buffer": "buffer",
@@ -189,6 +187,10 @@ class Flow:
         """Where a node stands."""
         return self.places.get(node, Place(position=-1.0))
 
+    def block(self, node: Node) -> str:
+        """The module that a node is of, with numbers of blocks as ``*``: ``layers.*.attention``."""
+        return ".".join("*" if part.isdigit() else part for part in self.place(node).module.split("."))
+
     def opaque(self) -> tuple[Node, ...]:
         """Nodes that no rewrite may touch, in order."""
         return tuple(node for node in self.order if is_opaque(node))
@@ -218,7 +220,7 @@ def is_opaque(node: Node) -> bool:
     """
     if node.op in SOURCES or node.op == FUSED:
         return False
-    return node.op in DATA_DEPENDENT or (node.op not in ROWS and node.op not in FREE and node.op not in VIEWS)
+    return node.op in DATA_DEPENDENT or node.op not in OPERATORS
 
 
 def is_pure(node: Node) -> bool:
@@ -493,7 +495,7 @@ def flow_of(
         batch=program.batch,
     )
     reached = set(flow.order)
-    free = (node for node in walk.times if node.op not in FREE and node.op not in VIEWS)
+    free = (node for node in walk.times if node.op not in FREE)
     repeats = [
         Repeat(node=node, times=walk.times[node] - (node in reached), dead=node not in reached)
         for node in free

@@ -13,30 +13,16 @@ from functools import cache
 from typing import Final
 
 from steptime.captured.cost import OperatorCost, Timer, Work
-from steptime.captured.cost.direct import direct_call
-from steptime.captured.cost.elementwise import MAPS
-from steptime.captured.cost.timing import work_of
-from steptime.captured.cost.work import STREAM, KernelCall, dtype_of, stored_bytes
+from steptime.captured.cost.timing import direct_call, work_of
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
+from steptime.captured.ops import OPERATORS, labelled_by
+from steptime.captured.ops.norms import norm_dims
+from steptime.captured.ops.work import STREAM, KernelCall, dtype_of, stored_bytes
 from steptime.estimate.measured import CPU_TWO
 from steptime.rewrite.flow import CONV_RELU, FUSED
 
-NOT_FUSED: Final = frozenset(
-    {
-        "glu",
-        "glu_backward",
-        "lerp",
-        "prelu",
-        "_prelu_kernel",
-        "_prelu_kernel_backward",
-        "log_sigmoid_forward",
-        "log_sigmoid_backward",
-    }
-)
-"""Maps of the cost tables that are no plain element-wise operators of one result."""
 OPERATIONS: Final[Mapping[str, int]] = {
-    **{name: count for count, names in MAPS.items() for name in names.split() if name not in NOT_FUSED},
-    "_to_copy": 0,
+    name: row.operations for name, row in OPERATORS.items() if row.operations is not None
 }
 """Operator that a fused kernel may have -> vector operations per element."""
 
@@ -47,7 +33,7 @@ def is_map(node: Node) -> bool:
     return node.op in OPERATIONS and len(node.outputs) == 1 and bool(node.inputs)
 
 
-ROWS_AT_ONCE: Final = frozenset({"native_layer_norm", "_fused_rms_norm"})
+ROWS_AT_ONCE: Final = frozenset(name for name in labelled_by(norm_dims) if not name.endswith("_backward"))
 """Operators over the last dims that a kernel of whole rows takes in."""
 
 

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.cost import CostTable, OperatorCost, cost_table
 from steptime.captured.cost.timing import HOST_BAND
 from steptime.captured.graph import Node
 from steptime.captured.graph.liveness import Liveness
+from steptime.captured.ops import VIEWS
 from steptime.cost.host import issued_s
 from steptime.hardware.records import Device
 from steptime.rewrite.flow import Flow

@@ -219,9 +219,8 @@ def rewrite(
     """
     check_output(output)
     if search is not None:
-        search = replace(
-            search, objective=objective, everything=everything, passes=passes, measured=measure, mutants=mutants
-        )
+        search = replace(search, objective=objective, everything=everything, passes=passes)
+        search = replace(search, measured=measure, mutants=mutants, layouts=layouts)
         check_options(search)
     target = device_within(name_or_path("device", device))
     named = name_or_path("model", model, "name the factory that makes the module: 'file.py:factory'")

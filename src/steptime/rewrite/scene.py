@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Literal
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Node, Nodes, TensorType, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph.strides import wrap
 from steptime.rewrite.flow import Flow
 
 Mode = Literal["inference", "training"]
@@ -106,10 +106,8 @@ class Pass:
     """It costs time and saves memory: applied where memory is the objective."""
     only_cuda: bool = False
     """Its kernel is one on CUDA only."""
-    touches: frozenset[str] = frozenset()
-    """Operators that its matches, and their readers that it looks at, may have; empty: any. Bounds rest on it."""
-    keeps_convolutions: bool = False
-    """It never lowers the operations of convolutions, nor how many follow each other; bounds rest on it."""
+    mutates: bool = False
+    """It is a partially equal program with what makes it exact."""
 
 
 # -- reading patterns ---------------------------------------------------------------------------------------------
@@ -139,9 +137,7 @@ def last_dim(node: Node, type: TensorType) -> bool:
     dims = node.attribute("dim")
     listed = dims if isinstance(dims, tuple) else (dims,)
     kept = bool(node.attribute("keepdim", False))
-    return (
-        kept and len(listed) == 1 and isinstance(listed[0], int) and views.wrap(listed[0], type.rank) == type.rank - 1
-    )
+    return kept and len(listed) == 1 and isinstance(listed[0], int) and wrap(listed[0], type.rank) == type.rank - 1
 
 
 def shape_text(*types: TensorType) -> str:

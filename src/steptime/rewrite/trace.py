@@ -100,10 +100,10 @@ def trace_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> tuple
         InputFileError: the file is damaged, hostile, or its data are outside its folder.
         UserError: sizes are open and not given.
     """
-    from steptime.captured.onnx import program_of_model, read_onnx
+    from steptime.captured.onnx import read_onnx
 
     model = read_onnx(path, dims=dims)
-    program = program_of_model(model, str(path), training=False)
+    program = model.program
     outputs = dict(zip(model.outputs, model.graph.outputs, strict=True))
     flow, repeats = flow_of(
         program,

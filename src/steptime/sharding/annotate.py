@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from steptime.captured.graph import TensorType
+from steptime.captured.ops.placement import Placement, R, Sharding, divides, placement_of, text_of
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
 from steptime.sharding.build import Built
 from steptime.sharding.flow import Flow, Look, root_of
 from steptime.sharding.options import strategies
-from steptime.sharding.placement import Placement, R, Sharding, divides, placement_of, text_of
 
 EQUAL: Final = "they are one tensor, or of equal blocks, which have the same shardings"
 Pins = Mapping[int, tuple[int, ...]]
@@ -156,7 +156,7 @@ def _check(built: Built, name: str, tensor: Named, annotation: Annotation) -> No
     if not divides(shape, sharding, mesh.sizes):
         raise UserError(
             f"annotation {annotation}: {name} is {text}, which mesh {mesh} does not divide",
-            hint="where S(d) stands, the sizes of these axes together divide dim d, or are 1/16 of it or less",
+            hint="where S(d) stands, no piece of dim d may be more than 1/8 above an equal one",
         )
 
 

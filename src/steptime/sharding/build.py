@@ -19,12 +19,14 @@ import numpy as np
 
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.ops import labelled_by
+from steptime.captured.ops.norms import batch_dims
+from steptime.captured.ops.placement import R, Sharding, divides, local_shape, shard
 from steptime.num import Array
 from steptime.sharding.flow import Flow, Item, Link, Look, root_of, start_of_memory
 from steptime.sharding.local import local_node
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy, signature, strategies
-from steptime.sharding.placement import R, Sharding, divides, pieces, shard
 from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
 
@@ -51,10 +53,8 @@ def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]
 
 
 def share_of(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> float:
-    """Share of a tensor that the device with the largest piece has; 1 where it has a term of a sum."""
-    counts = pieces(sharding, sizes, type.rank)
-    even = prod(n * -(-size // n) for size, n in zip(type.shape, counts, strict=True))
-    return even / (type.elements or 1) / prod(counts) if even != type.elements else 1.0 / prod(counts)
+    """Share of a tensor that one device has, of pieces that differ the largest; 1 where it has a term of a sum."""
+    return prod(local_shape(type.shape, sharding, sizes)) / max(type.elements, 1)
 
 
 def exchange_s(strategy: Strategy, mesh: Mesh) -> float:
@@ -167,7 +167,13 @@ class Built:
 
 
 def built(
-    flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float = inf, moments: Sequence[int] | None = None
+    flow: Flow,
+    mesh: Mesh,
+    timer: Timer,
+    limit_bytes: float = inf,
+    moments: Sequence[int] | None = None,
+    *,
+    plain_norms: bool = False,
 ) -> Built:
     """The problem of a step on a mesh.
 
@@ -177,8 +183,11 @@ def built(
         timer: time models of the device.
         limit_bytes: memory that a device has for tensors.
         moments: calls at which memory is limited; None: those where the unsharded step needs most.
+        plain_norms: batch norms take the statistics of each device's part, and exchange nothing.
     """
-    return _Builder(flow, mesh, timer).built(limit_bytes, moments)
+    return _Builder(flow, mesh, timer, labelled_by(batch_dims) if plain_norms else frozenset()).built(
+        limit_bytes, moments
+    )
 
 
 @dataclass(kw_only=True)
@@ -193,8 +202,8 @@ Pairs = dict[tuple[int, int], Array]
 
 
 class _Builder:
-    def __init__(self, flow: Flow, mesh: Mesh, timer: Timer) -> None:
-        self.flow, self.mesh, self.timer = flow, mesh, timer
+    def __init__(self, flow: Flow, mesh: Mesh, timer: Timer, silent: frozenset[str]) -> None:
+        self.flow, self.mesh, self.timer, self.silent = flow, mesh, timer, silent
         self.sizes = mesh.sizes
         self.nodes = Nodes()
         self.unknown: list[int] = []
@@ -283,7 +292,7 @@ class _Builder:
             return 0.0, 0.0
         local = local_node(item.node, way.strategy, self.sizes, self.nodes)
         seconds = self.timer.cost(local, inplace=item.inplace).seconds
-        return float(seconds), exchange_s(way.strategy, self.mesh)
+        return float(seconds), 0.0 if item.node.op in self.silent else exchange_s(way.strategy, self.mesh)
 
     @cached_property
     def optimizer_s(self) -> tuple[float, float]:

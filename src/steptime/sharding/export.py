@@ -18,18 +18,21 @@ import numpy as np
 
 from steptime.captured.graph import Node as Operator
 from steptime.captured.graph import Value
+from steptime.captured.ops import OPERATORS
+from steptime.captured.ops.placement import Placement, Sharding
 from steptime.errors import UserError, first_few
 from steptime.sharding import dtensor
 from steptime.sharding.build import Built, Way
-from steptime.sharding.dims_products import CONVOLUTIONS
 from steptime.sharding.flow import Flow, root_of
 from steptime.sharding.options import options
 from steptime.sharding.paths import legs_of
-from steptime.sharding.placement import Placement, Sharding
 from steptime.sharding.planner import ShardingPlan
 
 Shape = tuple[int, ...]
-BY_IMAGES: Final = frozenset({*CONVOLUTIONS, "native_group_norm", "native_group_norm_backward"})
+BY_IMAGES: Final = frozenset(
+    {name for name, row in OPERATORS.items() if row.family == "convolution"}
+    | {"native_group_norm", "native_group_norm_backward"}
+)
 """Operators that DTensor splits by images alone."""
 FINISHED: Final[Mapping[str, str]] = {"embedding": "rows", "nll_loss_forward": "rows"}
 """Operator -> how the dims begin by which DTensor splits it although devices exchange something or mask indices.
@@ -342,7 +345,7 @@ def _nested(title: str, tables: Mapping[str, Mapping[Any, Sharding]]) -> str:
 def torch_placements(sharding: Sharding) -> str:
     """A sharding as PyTorch writes it.
 
-    >>> from steptime.sharding.placement import R, partial, shard
+    >>> from steptime.captured.ops.placement import R, partial, shard
     >>> torch_placements((shard(1), partial("max"), R))
     "(Shard(1), Partial('max'), Replicate())"
     """

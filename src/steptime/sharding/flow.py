@@ -17,10 +17,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.cut.sections import Sections, sections_of
 from steptime.captured.graph import BEFORE, Call, Node, Nodes, Parameter, Program, TensorType, Value
 from steptime.captured.graph.liveness import Liveness
+from steptime.captured.ops import VIEWS
 
 Kind = Literal["operator", "source", "update", "copy"]
 EDGE_BLOCKS: Final = 1

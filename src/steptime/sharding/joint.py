@@ -18,6 +18,7 @@ import numpy as np
 
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
+from steptime.captured.ops.placement import text_of
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s, pair_of
 from steptime.hardware.records import Cluster
@@ -36,7 +37,6 @@ from steptime.sharding.pipeline import (
     played_s,
     sub_meshes,
 )
-from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan, planned
 from steptime.sharding.shard import captured_step, room_bytes
 from steptime.sharding.spans import Overlap, spans_of
@@ -67,6 +67,8 @@ class Options:
     recompute: bool = True
     """Blocks may run again where memory does not suffice."""
     overlaps: bool = True
+    plain_norms: bool = False
+    """Batch norms take the statistics of each device's part, as in :func:`steptime.sharding.shard.shard`."""
     """Traffic of weights and their gradients runs while the devices compute."""
     memory_bytes: float | None = None
     """Memory of a device for tensors; None: as in :func:`steptime.sharding.shard.shard`."""
@@ -242,7 +244,9 @@ class _Search:
             self.done += 1
             machines = self.kinds[kind]
             mesh = mesh_on(machines.cluster, parse_axes(text))
-            problem = of_micro_batch(built(units.flow, mesh, machines.timer, inf), micro_batches)
+            problem = of_micro_batch(
+                built(units.flow, mesh, machines.timer, inf, plain_norms=self.options.plain_norms), micro_batches
+            )
             work[kind].append(least_operators_s(problem) * mesh.devices * micro_batches)
             for plan in self._solutions(problem, machines):
                 costs = unit_costs(units, plan, micro_batches)

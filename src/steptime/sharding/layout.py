@@ -21,13 +21,15 @@ from typing import Final
 import numpy as np
 
 from steptime.captured.graph import FLOATS
+from steptime.captured.ops import labelled_by, of_family
+from steptime.captured.ops.norms import norm_dims
+from steptime.captured.ops.placement import R, shard
 from steptime.errors import UnknownNameError, UserError, first_few, shorten
 from steptime.num import Array
 from steptime.sharding.annotate import matching, named_tensors
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Flow
 from steptime.sharding.mesh import Mesh
-from steptime.sharding.placement import R, shard
 from steptime.sharding.reshards import keeping_terms
 from steptime.sharding.tensors import Tensors, splits, tensors_of
 
@@ -209,18 +211,16 @@ def _between_weights(dims: Dims) -> Iterator[At]:
     return (dims.members[number][0] for number, seen in places.items() if len(seen) > 1)
 
 
-_NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
-_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "conv2d")
 NAMES: Final[Mapping[str, Callable[[Dims], Iterator[At]]]] = {
     "batch": _input_dim(0),
     "sequence": _input_dim(1, 2, 3),
     "height": _input_dim(2, 4, 5),
     "width": _input_dim(3, 4, 5),
     "vocabulary": _both(_of_tokens("rows"), _split(("classes",))),
-    "hidden": _either(_of_tokens("width"), _split(("width0", "width1", "width2", "width3"), _NORMS)),
+    "hidden": _either(_of_tokens("width"), _split(("width0", "width1", "width2", "width3"), labelled_by(norm_dims))),
     "heads": _split(("heads",)),
     "experts": _split(("experts",)),
-    "channels": _split(("in", "out", "groups"), _CONVOLUTIONS),
+    "channels": _split(("in", "out", "groups"), of_family("convolution")),
     "ffn": _between_weights,
 }
 """Name -> where such dims occur. Batch: dim 0 of the inputs; sequence: dim 1 of those of two or three dims; hidden: the

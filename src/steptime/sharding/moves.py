@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steptime.sharding.placement import Placement, R, Reduction, Sharding, partial, shard, text_of
+from steptime.captured.ops.placement import Placement, R, Reduction, Sharding, partial, shard, text_of
 
 ALWAYS: Final = -1
 """In place of a dim: the pieces that a collective takes or gives are not one block of memory each."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steptime.captured.graph import Node, TensorType
-from steptime.sharding.dims import dims_of
-from steptime.sharding.placement import Placement, Sharding, divides
-from steptime.sharding.rows import Dim, Exchange, all_replicated
+from steptime.captured.ops import dims_of
+from steptime.captured.ops.labels import Dim, Exchange, all_replicated
+from steptime.captured.ops.placement import Placement, Sharding, divides, parted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Option:
     exchange: Exchange | None = None
     masked: bool = False
     """Each device counts only the indices that point into its piece."""
+    equal: bool = True
+    """All pieces have one size; else the last ones may be smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,13 @@ def _options(node: Node) -> tuple[Option, ...]:
 
 def _of_dim(dim: Dim) -> Option:
     return Option(
-        inputs=dim.inputs, outputs=dim.outputs, dim=dim.name, units=dim.size, exchange=dim.exchange, masked=dim.masked
+        inputs=dim.inputs,
+        outputs=dim.outputs,
+        dim=dim.name,
+        units=dim.size,
+        exchange=dim.exchange,
+        masked=dim.masked,
+        equal=dim.equal,
     )
 
 
@@ -105,7 +113,7 @@ def _bytes(exchange: Exchange | None) -> int:
 
 
 def strategies(node: Node, sizes: Sequence[int]) -> tuple[Strategy, ...]:
-    """Strategies on a mesh with axes of `sizes` devices: an option along each axis, where all pieces are equal.
+    """Strategies on a mesh with axes of `sizes` devices: an option along each axis, where pieces are nearly equal.
 
     A dim that no axis divides is in none of them, so that the first, replicated strategy is always there.
 
@@ -143,27 +151,24 @@ def _total(strategy: Strategy) -> int:
 def _fits(types: Sequence[TensorType], option: Option, size: int) -> bool:
     placements = (*option.inputs, *option.outputs)
     return (
-        _whole_units(types, placements, option.units, size)
+        _divided(option, size)
         and all(divides(type.shape, (placement,), (size,)) for type, placement in zip(types, placements, strict=True))
         if option.dim
         else True
     )
 
 
-def _whole_units(types: Sequence[TensorType], placements: Sequence[Placement], units: int, count: int) -> bool:
-    """Whether no piece ends inside a unit: of as many pieces, or where the units are the elements of all tensors."""
-    each = zip(types, placements, strict=True)
-    return units % count == 0 or all(one.dim is None or type.shape[one.dim] == units for type, one in each)
+def _divided(option: Option, count: int) -> bool:
+    """Whether the dim of an option is divided into a number of pieces; terms are of any number."""
+    return option.units % count == 0 if option.equal else parted(option.units, count)
 
 
 def _even(types: Sequence[TensorType], made: Strategy, chosen: Sequence[Option], sizes: tuple[int, ...]) -> bool:
-    for option in chosen:
-        if option.dim:
-            count = math.prod(size for size, each in zip(sizes, chosen, strict=True) if each.dim == option.dim)
-            if not _whole_units(types, (*option.inputs, *option.outputs), option.units, count):
-                return False
     shardings = (*made.inputs, *made.outputs)
-    return all(divides(type.shape, sharding, sizes) for type, sharding in zip(types, shardings, strict=True))
+    return all(
+        _divided(each, math.prod(size for size, option in zip(sizes, chosen, strict=True) if option.dim == each.dim))
+        for each in {option.dim: option for option in chosen if option.dim}.values()
+    ) and all(divides(type.shape, sharding, sizes) for type, sharding in zip(types, shardings, strict=True))
 
 
 def _joined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outputs: int) -> Strategy:

@@ -7,10 +7,10 @@ from functools import lru_cache
 from math import inf
 
 from steptime.captured.graph import TensorType
+from steptime.captured.ops.placement import Sharding
 from steptime.sharding.flow import Look
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy, strategies
-from steptime.sharding.placement import Sharding
 from steptime.sharding.reshard import Route, costs, route
 
 
@@ -36,7 +36,7 @@ def legs_of(
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on
-    >>> from steptime.sharding.placement import R, shard
+    >>> from steptime.captured.ops.placement import R, shard
     >>> mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2})
     >>> [str(leg.route.steps[0].kind) for leg in legs_of(TensorType((8, 8), "fp32"), (), (shard(0),), (R,), mesh)]
     ['all_gather']

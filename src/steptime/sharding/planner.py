@@ -13,6 +13,7 @@ import numpy as np
 
 from steptime.captured.cost.timing import kind_of, work_of
 from steptime.captured.graph.liveness import Liveness
+from steptime.captured.ops.placement import Sharding
 from steptime.errors import UserError
 from steptime.num import Array
 from steptime.sharding.build import Built, exchange_s, share_of
@@ -21,7 +22,6 @@ from steptime.sharding.ilp import GAP, Solution, solve
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.options import Strategy
 from steptime.sharding.paths import Leg, legs_of
-from steptime.sharding.placement import Sharding
 from steptime.sharding.problem import ROUNDING, Problem
 from steptime.sharding.reshard import TORCH
 

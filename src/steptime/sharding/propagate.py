@@ -23,14 +23,13 @@ from typing import Final
 
 import numpy as np
 
+from steptime.captured.ops import OPERATORS
+from steptime.captured.ops.maps import Elementwise
+from steptime.captured.ops.placement import Placement, R, Sharding, divides, shard
 from steptime.num import Array
 from steptime.sharding.annotate import Annotated, Annotation, agrees, resolved
 from steptime.sharding.build import Built
-from steptime.sharding.dims import OPERATORS
-from steptime.sharding.dims_elementwise import drawn, elementwise
-from steptime.sharding.dims_products import PRODUCTS
 from steptime.sharding.options import Option
-from steptime.sharding.placement import Placement, R, Sharding, divides, shard
 from steptime.sharding.reshards import Reshard, keeping_terms, reshards_of
 from steptime.sharding.tensors import Tensors, by_tensor, splits, tensors_of
 
@@ -112,13 +111,19 @@ def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
     return Propagated(choice=choice, conflicts=tuple(spread.conflicts()), reshards=reshards_of(built, choice))
 
 
+def multiplies(op: str) -> bool:
+    """Whether an operator multiplies matrices."""
+    return op in OPERATORS and OPERATORS[op].family in ("product", "attention", "convolution")
+
+
 def level_of(op: str, option: Option) -> int:
     """Number of the level of :data:`LEVELS` in which an operator takes an option."""
     if option.exchange is not None or option.masked:
         return INSIDE_LEVEL
-    if op in PRODUCTS:
+    if multiplies(op):
         return PRODUCTS_LEVEL
-    return 0 if OPERATORS.get(op) in (elementwise, drawn) else 1
+    row = OPERATORS.get(op)
+    return 0 if row is not None and isinstance(row.dims, Elementwise) else 1
 
 
 def _weights(tensors: Tensors) -> set[int]:
@@ -183,7 +188,7 @@ class _Spread:
         if len(self.options[item]) == 1:
             return False
         changed = False
-        of_weights = PRODUCTS_LEVEL if self.items[item].node.op in PRODUCTS else INSIDE_LEVEL
+        of_weights = PRODUCTS_LEVEL if multiplies(self.items[item].node.op) else INSIDE_LEVEL
         for axis in self.axes:
             if self.chosen[item][axis]:
                 continue

@@ -14,12 +14,12 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from steptime.captured.ops.placement import Sharding, shard
 from steptime.errors import UserError
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Item
 from steptime.sharding.ilp import exact
 from steptime.sharding.local_search import Budget, Trace, searched
-from steptime.sharding.placement import Sharding, shard
 from steptime.sharding.problem import Problem, pinned
 
 Rule: TypeAlias = Callable[[Sharding, int], int]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.captured.ops.placement import UNEVEN, Reduction, Sharding, divides, text_of
 from steptime.cost.roofline import memory_s
 from steptime.errors import InternalError, UserError, counted
 from steptime.estimate.kernels import streamed
@@ -22,7 +23,6 @@ from steptime.estimate.machine import Machine
 from steptime.num import Num, where
 from steptime.sharding.mesh import Mesh
 from steptime.sharding.moves import ALWAYS, Graph, Layout, graph_of, layout_of
-from steptime.sharding.placement import MOST_PIECES, Reduction, Sharding, divides, text_of
 from steptime.units import format_bytes, format_seconds
 
 COPY: Final = "copy"
@@ -188,10 +188,10 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     """All-pairs table of a tensor on a mesh; kept."""
     graph = graph_of(mesh.sizes, len(shape), reductions)
     source, target, before_dim, after_dim = (graph.numbers[name] for name in ("source", "target", "before", "after"))
-    whole_shape = np.array(shape, int)
-    local = -(-whole_shape // graph.pieces).astype(float)
-    even = whole_shape % graph.pieces == 0
-    fits = (even | (graph.pieces <= MOST_PIECES * whole_shape)).all(axis=1)
+    # Collectives take pieces of one size: smaller ones are padded to the largest.
+    local = np.ceil(np.array(shape, float) / graph.pieces)
+    even = (np.array(shape, int) % graph.pieces == 0).all(axis=1)
+    fits = (local * graph.pieces <= np.array(shape, float) * (1 + UNEVEN)).all(axis=1)
     local_bytes = element_bytes * local.prod(axis=1)
     outer = np.cumprod(np.column_stack([np.ones(len(local)), local]), axis=1)
     before = np.where(_packs(outer, source, before_dim), 2 * local_bytes[source], 0.0)
@@ -211,7 +211,7 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     for numbers in (found for (kind, _), found in graph.calls.items() if kind == "permute"):
         # Where pieces are not equal, two axes that divide a dim in another order make other pieces.
         ends = source[numbers], target[numbers]
-        single[ends] = np.where(even[ends[0]].all(axis=1) & even[ends[1]].all(axis=1), single[ends], inf)
+        single[ends] = np.where(even[ends[0]] & even[ends[1]], single[ends], inf)
     least, following = _shortest(single)
     return Table(
         graph=graph,
@@ -265,7 +265,7 @@ def costs(
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on
-    >>> from steptime.sharding.placement import P, R, shard
+    >>> from steptime.captured.ops.placement import P, R, shard
     >>> mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2, "model": 4})
     >>> found = costs((8192, 6), 2, [(R, R), (P, P)], [(R, R), (R, shard(0)), (R, shard(1))], mesh)
     >>> found.shape, float(found[0, 0]), float(found[0, 2]), bool(found[1, 1] < found[1, 0])
@@ -297,7 +297,7 @@ def route(shape: Sequence[int], element_bytes: float, source: Sharding, target: 
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on
-    >>> from steptime.sharding.placement import R, shard
+    >>> from steptime.captured.ops.placement import R, shard
     >>> mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2, "model": 4})
     >>> found = route((8192, 8192), 2, (R, shard(0)), (shard(0), shard(0)), mesh)
     >>> [(step.kind, step.axes, step.target.text(mesh.names)) for step in found.steps]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from steptime.captured.ops.placement import P, R, Sharding, text_of
 from steptime.num import Array
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Link
 from steptime.sharding.paths import legs_of
-from steptime.sharding.placement import P, R, Sharding, text_of
 from steptime.sharding.problem import options_s
 from steptime.sharding.reshard import Step
 

@@ -12,6 +12,7 @@ from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
+from steptime.captured.ops.placement import text_of
 from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
@@ -26,7 +27,6 @@ from steptime.sharding.flow import Flow, flow_of
 from steptime.sharding.ilp import GAP
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
-from steptime.sharding.placement import text_of
 from steptime.sharding.planner import ShardingPlan
 from steptime.sharding.propagate import Propagated
 from steptime.sharding.software import Software, software_of
@@ -142,6 +142,7 @@ def shard(
     layout: str | None = None,
     complete: Complete = "solve",
     overlaps: bool = True,
+    plain_norms: bool = False,
     runnable: bool = False,
     framework: str | None = None,
     gap: float = GAP,
@@ -162,6 +163,8 @@ def shard(
         layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
         complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
+        plain_norms: batch norms take the statistics of each device's part of a batch, as data-parallel training does
+            by default; else those of the whole batch, for which devices exchange sums.
         runnable: only shardings that an exported file can say to PyTorch's DTensor
             (:func:`steptime.sharding.export.followed`).
         framework: training software whose factors, host and overhead are applied; None: ``generic``, as for ``plan``;
@@ -198,10 +201,19 @@ def shard(
     directions = Directions(annotate=tuple(annotate), layout=layout, complete=complete)
     if directions and mesh is None:
         raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
-    how: dict[str, Any] = {"overlaps": overlaps, "gap": gap, "seconds": seconds, "runnable": runnable}
+    how: dict[str, Any] = {
+        "overlaps": overlaps,
+        "gap": gap,
+        "seconds": seconds,
+        "runnable": runnable,
+        "plain_norms": plain_norms,
+    }
     flow = flow_of(program)
     software, timer = software_of(program, machines.device, gpus, framework)
     limit = room_bytes(machines) if memory_bytes is None else memory_bytes
+    if runnable and plain_norms:
+        hint = "leave plain_norms out: PyTorch's DTensor takes the statistics of the whole batch"
+        raise UserError("a plan that is to run has batch norms over the whole batch", hint=hint)
     meshes = _meshes(machines, mesh, gpus)
     each = [(one, partial(_completed, flow, one, timer, limit, directions, how)) for one in meshes]
     (best, given), tried = _each_mesh(each, progress)
@@ -221,7 +233,8 @@ def _completed(
     flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
 ) -> Completed:
     """The plan of one mesh."""
-    problem, limits = built(flow, mesh, timer, limit_bytes), dict(how)
+    limits = dict(how)
+    problem = built(flow, mesh, timer, limit_bytes, plain_norms=limits.pop("plain_norms"))
     return completed(followed(problem) if limits.pop("runnable") else problem, directions, **limits)
 
 

@@ -18,7 +18,6 @@ from aten_interpreter import evaluate  # noqa: E402
 from models import FACTORIES, PUBLISHED, parameters_of  # noqa: E402
 from recorded import calls_of, opaque_nodes  # noqa: E402
 from steptime.captured.cost import work_of  # noqa: E402
-from steptime.captured.graph.schedule import program_of  # noqa: E402
 from steptime.captured.onnx import program_of_file, read_onnx  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 
@@ -73,7 +72,7 @@ def sources_of(model, path, inputs):
                 sources[node.output[0]] = torch.from_numpy(numpy_helper.to_array(attribute.t).copy())
     same = {node.output[0]: node.input[0] for node in proto.graph.node if node.op_type == "Identity"}
     sources |= {name: sources[equal] for name, equal in same.items() if equal in sources}
-    sources |= {name: torch.from_numpy(np.array(array)) for name, array in model.constants.items()}
+    sources |= model.constants
     return sources | dict(zip((each.name for each in proto.graph.input), inputs, strict=False))
 
 
@@ -98,7 +97,7 @@ def test_results_parameters_and_flops_of_an_exported_model(name, tmp_path):
     assert model.parameter_count == parameters_of(module)
     assert flops(model.graph) == expected or (name in UNCOUNTED and flops(model.graph) > expected)
     assert not opaque_nodes(model)
-    assert len({model.module(node) for node in model.graph.nodes()}) > 2
+    assert len(set(model.modules.values())) > 2
 
 
 @pytest.mark.parametrize("name", ["resnet", "gpt_eager"])
@@ -182,9 +181,8 @@ def _case(case, path):
     arrays = {name: np.array(given) for name, given in live if isinstance(given, (np.ndarray, np.generic))}
     for proto in model.graph.initializer:
         arrays[proto.name] = numpy_helper.to_array(proto)
-    arrays |= dict(imported.constants)
     try:
-        sources = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        sources = {name: torch.from_numpy(array) for name, array in arrays.items()} | imported.constants
     except TypeError:
         return None
     outs = [np.asarray(each) for each in case.data_sets[0][1] if isinstance(each, (np.ndarray, np.generic))]
@@ -252,6 +250,47 @@ def test_a_standard_operator_without_a_row_has_its_inferred_type(tmp_path):
     assert [(node.op, node.outputs[0].shape) for node in opaque_nodes(model)] == [("onnx::Det", (5,))]
 
 
+def weighted(*nodes, wanted):
+    """``x @ w`` and what comes after it."""
+    weight = numpy_helper.from_array(np.arange(9, dtype=np.float32).reshape(3, 3), "w")
+    first = helper.make_node("MatMul", ["x", "w"], ["h"])
+    return {"nodes": [first, *nodes], "inputs": [info("x", 3, 3)], "outputs": wanted, "initializers": [weight]}
+
+
+def test_no_gradient_flows_through_an_unknown_operator(tmp_path):
+    """It is refused where one would have to, and stays where none does."""
+    lost = helper.make_node("Det", ["h"], ["y"])
+    path = made(tmp_path / "m.onnx", **weighted(lost, wanted=[info("y")]))
+    assert [call.node.op for call in program_of_file(path, training=False).calls] == ["mm", "onnx::Det"]
+    with pytest.raises(UserError, match=r"gradient of the operator 'onnx::Det' is not known\n.*training=False"):
+        program_of_file(path)
+    beside = helper.make_node("NonZero", ["h"], ["y"])
+    outputs = [info("h", 3, 3), info("y", 2, 9, type=TensorProto.INT64)]
+    program = program_of_file(made(tmp_path / "m.onnx", **weighted(beside, wanted=outputs)))
+    assert [(call.node.op, call.phase) for call in program.calls if not call.view] == [
+        ("mm", "forward"), ("onnx::NonZero", "forward"), ("ones", "backward"), ("mm", "backward"),
+    ]  # fmt: skip
+
+
+def test_ones_flow_into_every_output_and_gradients_stay(tmp_path):
+    """By hand: the outputs are let go, and each gradient is summed from what both outputs send back."""
+    nodes = helper.make_node("Relu", ["h"], ["y"]), helper.make_node("Tanh", ["h"], ["z"])
+    path = made(tmp_path / "m.onnx", **weighted(*nodes, wanted=[info("y", 3, 3), info("z", 3, 3)]))
+    program = program_of_file(path)
+    backward = [call.node.op for call in calls_of(program, "backward") if not call.view]
+    assert backward == ["ones", "ones", "tanh_backward", "threshold_backward", "add", "mm"]
+    assert [(s.name, s.freed) for s in program.storages if s.category == "gradient"] == [("w.grad", None)]
+    assert [parameter.trained for parameter in program.parameters] == [True]
+
+
+def test_an_operator_that_stays_unknown_leaves_nothing_else(tmp_path):
+    """The padding of a pool whose indices are wanted is not recorded."""
+    pool = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[3], pads=[2, 0])
+    outputs = [info("y", 1, 1, 8), info("i", 1, 1, 8, type=TensorProto.INT64)]
+    program = program_of_file(made(tmp_path / "m.onnx", [pool], [info("x", 1, 1, 8)], outputs), training=False)
+    assert [call.node.op for call in program.calls] == ["onnx::MaxPool"]
+
+
 def test_functions_of_the_model_are_inlined(tmp_path):
     function = helper.make_function(
         "own", "Twice", ["a"], ["c"],
@@ -269,7 +308,7 @@ def test_a_forward_program_frees_what_was_read_last(tmp_path):
         helper.make_node("Transpose", ["b"], ["c"]), helper.make_node("Add", ["c", "a"], ["y"]),
     ]  # fmt: skip
     model = read_onnx(made(tmp_path / "m.onnx", nodes, [info("x", 8, 8)], [info("y", 8, 8)], [weight]))
-    program = program_of(model.graph, module=model.module, name=model.name)
+    program = model.program
     assert [(call.node.op, call.view) for call in program.calls] == [
         ("mm", False), ("relu", False), ("t", True), ("add", False),
     ]  # fmt: skip

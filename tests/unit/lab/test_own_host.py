@@ -11,9 +11,10 @@ import pytest
 
 from steptime.api.jobs import framework_of
 from steptime.captured.cost import Timer, cost_table
-from steptime.captured.cost.products import left_turned
 from steptime.captured.cost.timing import HOST_MORE_S
 from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.ops import OPERATORS
+from steptime.captured.ops.products import turned_in
 from steptime.captured.profiling import profile as profile_model
 from steptime.captured.report.profile import total_lines
 from steptime.cost.host import IN_TURN, issued_s
@@ -75,7 +76,7 @@ def product(op: str = "mm", by: str = "t") -> Any:
 )  # fmt: skip
 def test_a_captured_product_knows_whether_its_left_operand_is_turned(op: str, by: str, is_turned: bool) -> None:
     node = product(op, by)
-    assert left_turned(node) == is_turned
+    assert turned_in(node, OPERATORS[op].factors[0]) == is_turned
     plain = 1.0 + 2 * 4 * 5 * 6 / 1e3
     more = (2 * 4 * 5 * 6 / 2e3 + 4 * 5 / 10.0) * is_turned
     assert Timer(device=cpu()).cost(node).seconds == pytest.approx(plain + more)

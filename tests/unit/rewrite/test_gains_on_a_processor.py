@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from steptime.captured.cost import Timer, Work
-from steptime.captured.cost.direct import direct_call, operands
-from steptime.captured.cost.timing import work_of
+from steptime.captured.cost.timing import direct_call, work_of
 from steptime.captured.graph import Nodes, TensorType
+from steptime.captured.ops.processor import operands
 from steptime.hardware import device_within
 from steptime.rewrite.engine import apply_passes
 from steptime.rewrite.fused import FusedTimer, fuse
@@ -164,7 +164,7 @@ CASES = [
 
 @pytest.mark.parametrize(("op", "types", "kind", "rows"), CASES)
 def test_how_operands_lie(op, types, kind, rows) -> None:
-    assert operands(node_of(op, *types)) == (kind, rows)
+    assert operands(node_of(op, *types), alone=op == "relu" or len(types) > 2) == (kind, rows)
 
 
 def test_an_exponential_is_timed_by_its_elements() -> None:

@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from sharded_modules import gpt, on_mesh, shardings  # noqa: E402
+from steptime.captured.ops.placement import R, text_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.sharding.annotate import agrees, annotations_of, named_tensors, resolved  # noqa: E402
 from steptime.sharding.build import shardings_of  # noqa: E402
 from steptime.sharding.complete import Directions, completed  # noqa: E402
-from steptime.sharding.placement import R, text_of  # noqa: E402
 from steptime.sharding.planner import planned  # noqa: E402
 from steptime.sharding.propagate import propagated  # noqa: E402
 
@@ -62,9 +62,9 @@ def test_annotations_that_cannot_be_are_errors_with_names(texts, message):
 
 
 def test_a_dim_that_no_axis_divides_is_an_error():
-    odd = on_mesh(problem().flow.program, data=3, model=4)
-    with pytest.raises(UserError, match=r"input.0 is 8x64, which mesh data=3 x model=4 does not divide"):
-        resolved(odd, annotations_of(["input.0=S(0) R"]))
+    odd = on_mesh(problem().flow.program, data=96, model=4)
+    with pytest.raises(UserError, match=r"tokens.weight is 1000x128, which mesh data=96 x model=4 does not divide"):
+        resolved(odd, annotations_of(["tokens.weight=S(1) R"]))
 
 
 def test_conflicts_name_both_annotations_and_their_ways():

@@ -21,8 +21,8 @@ from dtensor_rules import (  # noqa: E402
 )
 from operator_samples import SAMPLES  # noqa: E402
 from sharding_page import NO_RULE, NOT_ASKED, PAGE, reason, text  # noqa: E402
+from steptime.captured.ops.placement import R, shard  # noqa: E402
 from steptime.sharding.options import options, strategies  # noqa: E402
-from steptime.sharding.placement import R, shard  # noqa: E402
 
 ASKED = [name for name in SAMPLES if name not in NOT_ASKED]
 

@@ -10,10 +10,10 @@ from aten_interpreter import call  # noqa: E402
 from operator_samples import SAMPLES, Sample  # noqa: E402
 from steptime.captured.cost import work_of  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
-from steptime.sharding.dims import OPERATORS, dims_of  # noqa: E402
+from steptime.captured.ops import dims_of  # noqa: E402
+from steptime.captured.ops.placement import placement_of  # noqa: E402
 from steptime.sharding.local import local_node, local_type, members  # noqa: E402
 from steptime.sharding.options import kept_replicated, options, strategies  # noqa: E402
-from steptime.sharding.placement import local_shape, placement_of, shard  # noqa: E402
 
 CONV = {"transposed": False, "output_padding": (0, 0), "groups": 1}
 
@@ -31,7 +31,7 @@ def strategy(node, dim, size=2):
 )
 def test_rows_of_a_halo_are_what_a_piece_needs(kernel, stride, padding, dilation):
     """Pieces with the rows of their neighbours, and zeros at the edges, make the convolution; with one row less not."""
-    from steptime.sharding.dims_products import reach
+    from steptime.captured.ops.convolutions import reach
 
     attributes = {"stride": (stride, 1), "padding": (padding, 1), "dilation": (dilation, 1), **CONV}
     sample = Sample("conv", "convolution", {"input": (1, 2, 32, 8), "weight": (3, 2, kernel, 3)}, attributes)
@@ -209,35 +209,3 @@ def test_members_of_a_list():
 def test_pieces_keep_the_order_of_dims_in_memory():
     broadcast = local_type(TensorType((8, 4, 6), "fp32", (6, 0, 1)), (placement_of("S(0)"),), (2,))
     assert (broadcast.shape, broadcast.strides) == ((4, 4, 6), (6, 0, 1))
-
-
-def test_every_operator_with_dims_has_a_known_name():
-    assert len(OPERATORS) > 400 and all(name == name.strip() for name in OPERATORS)
-
-
-def test_a_vocabulary_that_devices_do_not_divide_is_split_into_pieces_as_chunk_has_them():
-    """50,257 tokens on 4 devices: three pieces of 12,565 and one of 12,562; small dims stay whole."""
-    nodes = Nodes()
-    x, weight = (
-        nodes.source("input", name, TensorType(shape, "fp32")) for name, shape in (("x", (8, 96)), ("w", (96, 50257)))
-    )
-    made = nodes.apply("mm", {"self": x, "mat2": weight}, outputs=[TensorType((8, 50257), "fp32")])
-    dims = [each.dims for each in strategies(made, (4,))]
-    assert ("columns",) in dims and ("rows",) in dims
-    columns = next(each for each in strategies(made, (4,)) if each.dims == ("columns",))
-    assert (
-        local_node(made, columns, (4,), Nodes()).outputs[0].shape
-        == (8, 12565)
-        == (8, len(torch.empty(50257).chunk(4)[0]))
-    )
-    assert not any("rows" in each.dims for each in strategies(made, (3,)))
-    both = [each.dims for each in strategies(made, (2, 4))]
-    assert ("columns", "columns") in both and local_shape((50257,), (shard(0), shard(0)), (2, 4)) == (6283,)
-
-
-def test_units_of_several_elements_are_not_cut():
-    """Tokens of 33 sequences: a row of the joined dim is split by sequences alone, and 33 are not divided by 2."""
-    nodes = Nodes()
-    x = nodes.source("input", "x", TensorType((33, 64, 16), "fp32"))
-    joined = nodes.apply("view", {"self": x}, {"size": (33 * 64, 16)}, outputs=[TensorType((33 * 64, 16), "fp32")])
-    assert not any(str(each.outputs[0][0]) == "S(0)" for each in strategies(joined, (2,)))

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from aten_interpreter import call  # noqa: E402
 from operator_samples import SAMPLES  # noqa: E402
 from steptime.captured.graph import Nodes  # noqa: E402
+from steptime.captured.ops.placement import REDUCTIONS  # noqa: E402
 from steptime.sharding.local import local_node  # noqa: E402
 from steptime.sharding.options import options, strategies  # noqa: E402
-from steptime.sharding.placement import REDUCTIONS  # noqa: E402
 
 SIZES = (2, 4)
 JOIN = {

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from steptime.captured.graph import Program  # noqa: E402
+from steptime.captured.ops.placement import text_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
-from steptime.sharding.placement import text_of  # noqa: E402
 from steptime.sharding.shard import Sharded, shard  # noqa: E402
 
 BATCH, WIDTH, INNER, DEVICES = 64, 4096, 16384, 8

@@ -15,15 +15,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
 
 from dtensor_runs import dtensor_run, fake_devices  # noqa: E402
 from sharded_modules import Attention  # noqa: E402
-from steptime.captured.aten.views import VIEWS  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
+from steptime.captured.ops import VIEWS  # noqa: E402
+from steptime.captured.ops.placement import text_of  # noqa: E402
 from steptime.captured.record.step import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.annotate import annotations_of, matching, named_tensors  # noqa: E402
 from steptime.sharding.build import built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.mesh import mesh_on  # noqa: E402
-from steptime.sharding.placement import text_of  # noqa: E402
 from steptime.sharding.propagate import propagated  # noqa: E402
 
 CLUSTER = load_cluster("dgx-h100")

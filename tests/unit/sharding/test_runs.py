@@ -19,6 +19,7 @@ import sharded_models as models  # noqa: E402
 import sharded_worker as worker  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
 from steptime.captured.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.ops.placement import text_of  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
@@ -26,7 +27,6 @@ from steptime.sharding.build import built  # noqa: E402
 from steptime.sharding.export import boundaries_of, followed, python_file, runs  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
-from steptime.sharding.placement import text_of  # noqa: E402
 from steptime.sharding.planner import planned  # noqa: E402
 
 

@@ -21,13 +21,13 @@ from torch import nn  # noqa: E402
 from steptime.captured.cost import Timer, cost_table  # noqa: E402
 from steptime.captured.graph import Program  # noqa: E402
 from steptime.captured.graph.liveness import Liveness  # noqa: E402
+from steptime.captured.ops.placement import shard  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.ilp import least_memory  # noqa: E402
 from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
-from steptime.sharding.placement import shard  # noqa: E402
 from steptime.sharding.planner import memory_of, planned  # noqa: E402
 from steptime.sharding.problem import total_s  # noqa: E402
 from steptime.sharding.recipes import followed  # noqa: E402

@@ -11,38 +11,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
-from steptime.captured.cost import elementwise, movements, products
-from steptime.captured.cost.direct import direct_call
-from steptime.captured.cost.movements import VIEWS
-from steptime.captured.cost.products import left_turned
-from steptime.captured.cost.work import STREAM, KernelCall, OperatorRow, Work, evaluate, moved
 from steptime.captured.graph import Node
+from steptime.captured.ops import OPERATORS
+from steptime.captured.ops.products import turned_in
+from steptime.captured.ops.work import STREAM, KernelCall, OperatorRow, Work, evaluate, moved
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
 from steptime.estimate.kernels import Timed, called_once, timed, winograd_saved_flops
 from steptime.estimate.learned import Correction, described
 from steptime.estimate.machine import Machine, issue_sharpness
-from steptime.estimate.measured import CPU_CALL, CPU_TURN, CPU_VIEW
+from steptime.estimate.measured import CPU_CALL, CPU_PRODUCT, CPU_PRODUCTS, CPU_TURN, CPU_VIEW
 from steptime.hardware.records import Device
 from steptime.num import Num
-
-#: Family -> its table; an operator is in one of them.
-FAMILIES: Final[Mapping[str, Mapping[str, OperatorRow]]] = {
-    "product": products.PRODUCTS,
-    "attention": products.ATTENTION,
-    "convolution": products.CONVOLUTIONS,
-    "recurrent": products.RECURRENT,
-    "norm": elementwise.NORMALISATIONS,
-    "optimiser": elementwise.OPTIMISERS,
-    "map": elementwise.ELEMENTWISE,
-    "move": movements.TABLE,
-}
-
-ROWS: Final[Mapping[str, tuple[str, OperatorRow]]] = {
-    name: (family, row) for family, table in FAMILIES.items() for name, row in table.items()
-}
-"""Operator -> family and row."""
 
 VIEW, UNKNOWN = "view", "unknown"
 NOTHING: Final = Work(family=VIEW)
@@ -59,10 +40,35 @@ def work_of(node: Node, *, inplace: bool = False) -> Work:
         node: the operator with its inputs.
         inplace: its output is written over an input.
     """
-    if node.op in VIEWS:
-        return NOTHING
-    family, row = ROWS.get(node.op, (UNKNOWN, _UNKNOWN_ROW))
-    return evaluate(row, node, family, inplace)
+    row = OPERATORS.get(node.op)
+    if row is None:
+        return evaluate(_UNKNOWN_ROW, node, UNKNOWN, inplace)
+    return NOTHING if row.work is None else evaluate(row.work, node, row.family, inplace)
+
+
+def direct_call(node: Node, work: Work, working_bytes: float) -> KernelCall | None:
+    """What a node is timed as on a processor that was measured operator by operator, None where nothing is like it.
+
+    Args:
+        node: the operator.
+        work: its work on any device.
+        working_bytes: what the step goes through before it comes back to the same tensors.
+    """
+    row = OPERATORS.get(node.op)
+    if row is None or row.processor is None or not node.inputs or not node.outputs or node.outputs[0].dtype != "fp32":
+        return None
+    found = row.processor(node, work)
+    if found is None:
+        return None
+    kind, sizes = found
+    products = kind in (CPU_PRODUCT, CPU_PRODUCTS)
+    return KernelCall(operator=kind, shape={**sizes, "working_bytes": working_bytes} if products else sizes)
+
+
+def _turned(node: Node) -> bool:
+    """Whether the left factor of a product is the transpose of what lies in memory."""
+    row = OPERATORS.get(node.op)
+    return row is not None and row.factors is not None and turned_in(node, row.factors[0])
 
 
 Bound = Literal["matrix", "vector", "memory", "launch", "none"]
@@ -223,7 +229,7 @@ class Timer:
         """Cost of a node; nodes of the same operator, types and attributes cost the same."""
         attributes = tuple(pair for pair in node.attributes if pair[0] != "draw")
         key = (node.op, inplace, node.names, tuple(v.type for v in node.inputs), attributes, node.outputs,
-               len(set(node.inputs)), left_turned(node))  # fmt: skip
+               len(set(node.inputs)), _turned(node))  # fmt: skip
         found = self._costs.get(key)
         if found is None:
             work = NOTHING if _is_empty(node) else work_of(node, inplace=inplace)

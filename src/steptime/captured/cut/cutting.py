@@ -16,30 +16,25 @@ from typing import Final
 from steptime.captured.cut.rules import (
     ADDITIONS,
     FEW,
-    PRODUCTS,
-    RULES,
     WHOLE,
     Layout,
     Uncut,
+    followed,
     of_view,
     origins_of,
     parameter_of,
-    turned,
 )
 from steptime.captured.cut.sections import Blocks, Sections
 from steptime.captured.graph import Call, Node, Parameter, Value
+from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import OPERATORS, VIEWS
+from steptime.captured.ops.views import turned
 from steptime.model.captured import NOTHING, Line, Way, line
 from steptime.num import divisors
 
 MOST_RANKS: Final = 1024
 LOSS_NUMBERS: Final = 3
 """Numbers of a row that ranks exchange where each has some of the classes: maximum, sum, and the score of the label."""
-_SOURCES = frozenset({"parameter", "buffer", "input", "state", "constant"})
-_LOOK_NAMES = """
-view _unsafe_view t transpose permute expand unsqueeze squeeze slice select split split_with_sizes chunk unbind detach
-alias narrow reshape
-"""
-_LOOKS = frozenset(_LOOK_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +163,11 @@ class _Attempt:
             return [Layout(0, origins=frozenset(self._table_names()))]
         if all(each.whole for each in given):
             return [WHOLE] * len(node.outputs)
-        if node.op in _LOOKS:
+        if node.op in VIEWS:
             return [of_view(node, index, given[0], self.heads, self.few) for index in range(len(node.outputs))]
         if any(each.partial for each in given):
             return [Layout(partial=True, origins=origins_of(given))] * len(node.outputs)
-        if node.op not in RULES:
-            raise Uncut(origins_of(given))
-        out = RULES[node.op](node, given)
+        out = followed(node, given)
         self._note_classes(node, given)
         return out
 
@@ -188,7 +181,7 @@ class _Attempt:
         """Layout of an input; a node that no call made is a look at what was written."""
         node = value.node
         if node not in self.cutting.layouts:
-            if node.op in _SOURCES:
+            if node.op in SOURCES:
                 dim = self.cutting.weights.get(str(node.attribute("name"))) if node.op == "parameter" else None
                 origins = frozenset({self._family(str(node.attribute("name")))})
                 return WHOLE if dim is None else Layout(dim, origins=origins)
@@ -204,7 +197,7 @@ class _Attempt:
     @staticmethod
     def _waits(node: Node, given: list[Layout]) -> bool:
         """Whether an operator can be done before a sum is finished."""
-        return node.op in _LOOKS or (node.op in ADDITIONS and all(each.dim is None for each in given))
+        return node.op in VIEWS or (node.op in ADDITIONS and all(each.dim is None for each in given))
 
     def _finish(self, node: Node, value: Value) -> Layout:
         """Finish a sum for an operator, unless another one has had it finished."""
@@ -222,10 +215,10 @@ class _Attempt:
     def _decide(self, node: Node) -> None:
         if node.op == "embedding":
             self._decide_table(node)
-        if node.op not in ("mm", "addmm"):
+        row = OPERATORS.get(node.op)
+        if row is None or row.factors is None or len(node.outputs[0].shape) != 2:
             return
-        left, right = PRODUCTS[node.op]
-        given, weight = node.input(left), node.input(right)
+        given, weight = (node.input(name) for name in row.factors)
         found = None if weight is None else parameter_of(weight)
         if given is None or weight is None or found is None:
             return
@@ -235,7 +228,7 @@ class _Attempt:
         layout = self._of(given)
         if layout.dim is None:
             self._cut(name, 1 - turned(weight), weight)
-            self._cut_bias(node)
+            self._cut_bias(node, row.factors)
         elif layout.dim == 1:
             self._cut(name, int(turned(weight)), weight)
             self.cutting.pairs.add(self._family(name))
@@ -249,11 +242,11 @@ class _Attempt:
             same = node.op in ("detach", "alias", "_to_copy")
             self.cutting.layouts[node] = [given if same else of_view(node, 0, given, self.heads, self.few)]
 
-    def _cut_bias(self, node: Node) -> None:
-        bias = node.input("self")
-        found = None if bias is None else parameter_of(bias)
-        if node.op == "addmm" and bias is not None and found is not None and len(bias.type.shape) == 1:
-            self._cut(found[0], 0, bias)
+    def _cut_bias(self, node: Node, factors: tuple[str, str]) -> None:
+        for name, bias in zip(node.names, node.inputs, strict=True):
+            found = None if name in factors else parameter_of(bias)
+            if found is not None and len(bias.type.shape) == 1:
+                self._cut(found[0], 0, bias)
 
     def _cut_operands(self, node: Node) -> None:
         """A bias or scale that meets something cut along its last dim is cut with it."""
@@ -285,7 +278,7 @@ class _Attempt:
 
 def _root(value: Value) -> Value:
     """What a look looks at."""
-    while value.node.op in _LOOKS and value.node.inputs:
+    while value.node.op in VIEWS and value.node.inputs:
         value = value.node.inputs[0]
     return value
 
@@ -293,7 +286,7 @@ def _root(value: Value) -> Value:
 def _chain(value: Value) -> Iterator[Node]:
     """Looks from a value back to its parameter."""
     node = value.node
-    while node.op not in _SOURCES:
+    while node.op not in SOURCES:
         yield node
         node = node.inputs[0].node
 

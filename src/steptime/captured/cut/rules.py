@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from steptime.captured.graph import Node, Value
+from steptime.captured.ops import dims_of
+from steptime.captured.ops.labels import Dim
+from steptime.captured.ops.norms import LOSSES
+from steptime.captured.ops.placement import Placement
 
 FEW: Final = 3
 """Projections that one weight joins, as queries, keys and values: such a dim is no dim of heads."""
-TURNING: Final = ("t", "transpose", "permute", "numpy_T")
-"""Looks that exchange the dims of a matrix."""
-KEEPING: Final = ("detach", "alias", "_to_copy")
-"""Looks, and the copy, that leave the dims in the order in which they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,6 @@ def integers(node: Node, *names: str) -> tuple[int, ...]:
         if isinstance(given, tuple):
             return tuple(int(item) for item in given if isinstance(item, int))
     return ()
-
-
-def turned(value: Value) -> bool:
-    """Whether a matrix is the transpose of what lies in memory: of the looks at it an odd number exchange its dims."""
-    out, node = False, value.node
-    while node.op in (*TURNING, *KEEPING) and len(node.outputs[0].shape) == 2:
-        out ^= node.op in TURNING
-        node = node.inputs[0].node
-    return out
 
 
 def of_view(node: Node, index: int, given: Layout, heads: frozenset[int], few: int = FEW) -> Layout:
@@ -189,20 +180,15 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int],
 
 
 Given = Sequence[Layout]
-Rule = Callable[[Node, Given], list[Layout]]
 
-_MAPS = """
-add sub rsub mul div neg abs relu threshold_backward clamp clamp_min clamp_max maximum minimum pow sqrt rsqrt exp log
-sigmoid sigmoid_backward tanh tanh_backward gelu gelu_backward silu silu_backward hardswish hardswish_backward where
-masked_fill eq ne lt le gt ge logical_and logical_or logical_not bitwise_not bitwise_and bitwise_or isnan sin cos
-reciprocal square leaky_relu leaky_relu_backward elu elu_backward softplus softplus_backward mish mish_backward erf
-addcmul addcdiv _to_copy to clone copy contiguous detach fill zero zeros_like ones_like empty_like full_like rand_like
-bernoulli native_dropout native_dropout_backward hardtanh hardtanh_backward glu_jvp sign lerp _conj threshold
-"""
-MAPS: Final = frozenset(_MAPS.split())
-"""Operators that treat every element apart."""
 ADDITIONS: Final = frozenset({"add", "clone", "detach"})
-"""Maps that a sum over ranks may wait for; what is added to one is added on one rank."""
+"""Operators that a sum over ranks may wait for; what is added to one is added on one rank."""
+LOSS_NAMES: Final = frozenset(name for row in LOSSES for name in row.names.split())
+"""Losses."""
+CLASSES: Final = frozenset({"_log_softmax", "_log_softmax_backward_data"})
+"""Softmax over a vocabulary that is cut, if only a loss takes it: ranks then exchange numbers of a row."""
+MASKS: Final = ("attn_mask", "attn_bias")
+"""Arguments of attention that may be whole: each rank takes the part of its heads."""
 
 
 def origins_of(given: Given) -> frozenset[str]:
@@ -215,193 +201,43 @@ def cut(given: Given) -> list[Layout]:
     return [each for each in given if each.dim is not None]
 
 
-def elementwise(node: Node, given: Given) -> list[Layout]:
-    """Maps: operands are cut along the same dim of the result, or do not have it."""
-    out: list[Layout] = []
-    origins = origins_of(cut(given))
-    for output in node.outputs:
-        rank = len(output.shape)
-        dims = {each.dim + rank - len(v.type.shape) for v, each in zip(node.inputs, given, strict=True)
-                if each.dim is not None}  # fmt: skip
-        if len(dims) > 1:
-            raise Uncut(origins)
-        for dim in dims:
-            _check_operands(node, given, rank, dim, origins)
-        parts = max((each.parts for each in given), default=0)
-        out += [Layout(dim, origins=origins, parts=parts) for dim in dims] or [WHOLE]
-    return out
+def followed(node: Node, given: Given) -> list[Layout]:
+    """Layouts of the outputs of an operator whose inputs lie as given, from the labels of its dims.
 
-
-def _check_operands(node: Node, given: Given, rank: int, dim: int, origins: frozenset[str]) -> None:
-    """A whole operand must not have the dim that the others are cut along."""
-    for value, layout in zip(node.inputs, given, strict=True):
-        shape = value.type.shape
-        at = dim - (rank - len(shape))
-        if layout.dim is None and 0 <= at < len(shape) and shape[at] > 1:
-            raise Uncut(origins)
-
-
-def reduction(node: Node, given: Given) -> list[Layout]:
-    """Sums and means over dims; over the dim that is cut only a sum can be finished later."""
-    x, rank = given[0], len(node.inputs[0].type.shape)
-    if x.dim is None:
-        return [WHOLE] * len(node.outputs)
-    over = {each % rank for each in integers(node, "dim")} or set(range(rank))
-    if x.dim in over:
-        if node.op != "sum":
-            raise Uncut(x.origins)
-        return [Layout(partial=True, origins=x.origins)]
-    kept = len(node.outputs[0].shape) == rank
-    return [x.along(x.dim if kept else x.dim - sum(each < x.dim for each in over))] * len(node.outputs)
-
-
-def along_dim(node: Node, given: Given) -> list[Layout]:
-    """Softmax and scans: anything but the dim that they work along."""
-    rank = len(node.inputs[0].type.shape)
-    at = (integers(node, "dim") or (-1,))[0] % rank
-    out = elementwise(node, given)
-    if out[0].dim == at:
-        raise Uncut(out[0].origins)
-    return out
-
-
-def log_softmax(node: Node, given: Given) -> list[Layout]:
-    """Over a vocabulary that is cut, if only a loss takes it: ranks then exchange numbers of a row."""
-    return elementwise(node, given)
-
-
-def norm(node: Node, given: Given) -> list[Layout]:
-    """Norms over the last dims, forward and backward."""
-    shape = node.inputs[0].type.shape
-    normed = len(integers(node, "normalized_shape")) or 1
-    found = cut(given)
-    if not found:
-        return [WHOLE] * len(node.outputs)
-    dim = found[0].dim
-    if dim is None or any(each.dim != dim for each in found) or dim >= len(shape) - normed:
-        raise Uncut(origins_of(found))
-    out = []
-    for output in node.outputs:
-        lies = len(output.shape) == len(shape)
-        out.append(found[0] if lies else Layout(partial=True, origins=found[0].origins))
-    return out
-
-
-def _dim_of_result(node: Node) -> int:
-    """The dim of its result that an operator names, the first by default."""
-    return (integers(node, "dim") or (0,))[0] % len(node.outputs[0].shape)
-
-
-def joined(node: Node, given: Given) -> list[Layout]:
-    """Concatenation: all members are cut alike."""
-    dims = {each.dim for each in given}
-    if len(dims) > 1:
-        raise Uncut(origins_of(given))
-    if node.op == "stack" and given[0].dim is not None:
-        return [given[0].along(given[0].dim + (_dim_of_result(node) <= given[0].dim))]
-    return [Layout(given[0].dim, origins=origins_of(given))] if given[0].dim is not None else [WHOLE]
-
-
-def attention(node: Node, given: Given) -> list[Layout]:
-    """Fused attention, forward and backward: cut by heads, dim 1 of (batch, heads, tokens, head).
-
-    A mask may be whole: each rank takes the part of its heads.
+    Raises:
+        Uncut: no dim of the operator is cut like that without an exchange inside it.
     """
     found = cut(given)
     if not found:
         return [WHOLE] * len(node.outputs)
     origins = origins_of(found)
-    for name, value, layout in zip(node.names, node.inputs, given, strict=True):
-        shape = value.type.shape
-        whole = layout.dim is None and len(shape) >= 3 and shape[1] > 1 and name not in MASKS
-        if layout.dim not in (None, 1) or whole:
-            raise Uncut(origins)
-    return [Layout(1, origins=origins) if len(output.shape) >= 3 else WHOLE for output in node.outputs]
+    parts = max(each.parts for each in found)
+    if node.op == "cat" and len(found) == len(given) and len({each.dim for each in found}) == 1:
+        # Along the dim that is cut too: weights can be stored in any order, so that each rank joins its own parts.
+        return [Layout(found[0].dim, origins=origins)]
+    known = dims_of(node)
+    dim = None if known is None else next((each for each in known.dims if _is_cut(each, node, given)), None)
+    if dim is None:
+        raise Uncut(origins)
+    return [_layout(node, placement, origins, parts) for placement in dim.outputs]
 
 
-def products(left: str, right: str) -> Rule:
-    """``left`` times ``right``; leading dims of a batch are cut alike."""
-
-    def rule(node: Node, given: Given) -> list[Layout]:
-        layout = dict(zip(node.names, given, strict=True))
-        a, b = layout[left], layout[right]
-        origins = a.origins | b.origins
-        rank = len(node.outputs[0].shape)
-        inner = (rank - 1, rank - 2)
-        if a.dim is None and b.dim is None:
-            return [WHOLE]
-        if a.dim == inner[0] or b.dim == inner[1]:
-            if (a.dim, b.dim) == inner:
-                return [Layout(partial=True, origins=origins)]
-            raise Uncut(origins)
-        if rank == 3 and 0 in (a.dim, b.dim):
-            if a.dim != b.dim:
-                raise Uncut(origins)
-            return [Layout(0, origins=origins, parts=max(a.parts, b.parts))]
-        if a.dim is not None and b.dim is not None:
-            raise Uncut(origins)
-        return [Layout(a.dim if b.dim is None else b.dim, origins=origins, parts=max(a.parts, b.parts))]
-
-    return rule
+def _is_cut(dim: Dim, node: Node, given: Given) -> bool:
+    """Whether all inputs lie as a split of the dim has them."""
+    if dim.kind not in ("batch", "contracted") and not (dim.kind == "exchanged" and node.op in CLASSES):
+        return False
+    for name, placement, layout in zip(node.names, dim.inputs, given, strict=True):
+        whole = layout.dim is None and (not placement.sharded or name in MASKS)
+        if not whole and (layout.dim is None or layout.dim != placement.dim):
+            return False
+    return True
 
 
-def look_up(node: Node, given: Given) -> list[Layout]:
-    """A table that is cut by rows: each rank finds some of them."""
-    layout = dict(zip(node.names, given, strict=True))
-    table = layout.get("weight", WHOLE)
-    if table.dim is None:
-        return [WHOLE]
-    if table.dim != 0:
-        raise Uncut(table.origins)
-    return [Layout(partial=True, origins=table.origins)]
-
-
-def part_gradient(node: Node, given: Given) -> list[Layout]:
-    """Gradient of a look at a part: zeros with the part in them."""
-    x = given[0]
-    if x.dim is None:
-        return [WHOLE]
-    grown = len(node.outputs[0].shape) - len(node.inputs[0].type.shape)
-    at = _dim_of_result(node)
-    if not grown and at == x.dim:
-        raise Uncut(x.origins)
-    return [x.along(x.dim + (grown and at <= x.dim))]
-
-
-def label_loss(node: Node, given: Given) -> list[Layout]:
-    """Negative log-likelihood of rows that are cut over the classes; its gradient is cut over them too."""
-    found = cut(given)
-    if not found:
-        return [WHOLE] * len(node.outputs)
-    if any(each.dim != 1 for each in found):
-        raise Uncut(origins_of(found))
-    return [Layout(1, origins=found[0].origins) if len(out.shape) == 2 else WHOLE for out in node.outputs]
-
-
-_ATTENTION = (
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-)  # fmt: skip
-MASKS: Final = ("attn_mask", "attn_bias")
-PRODUCTS: Final[Mapping[str, tuple[str, str]]] = {
-    "mm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "bmm": ("self", "mat2"), "baddbmm": ("batch1", "batch2"),
-}  # fmt: skip
-RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(MAPS, elementwise),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp"), reduction),
-    **dict.fromkeys(("_softmax", "_softmax_backward_data", "_safe_softmax", "cumsum"), along_dim),
-    **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data"), log_softmax),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss_backward"), label_loss),
-    **dict.fromkeys(
-        ("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"), norm
-    ),
-    **dict.fromkeys(("slice_backward", "select_backward"), part_gradient),
-    **dict.fromkeys(("cat", "stack"), joined),
-    **{name: attention for base in _ATTENTION for name in (base, f"{base}_backward")},
-    **{name: products(*operands) for name, operands in PRODUCTS.items()},
-    "embedding": look_up,
-}
-"""Operator -> rule; all others need whole values."""
+def _layout(node: Node, placement: Placement, origins: frozenset[str], parts: int) -> Layout:
+    if placement.dim is not None:
+        return Layout(placement.dim, origins=origins, parts=parts)
+    # What a loss adds up over classes is one of the numbers that its softmax exchanges.
+    return Layout(partial=True, origins=origins) if placement.partial and node.op not in LOSS_NAMES else WHOLE
 
 
 def parameter_of(value: Value) -> tuple[str, tuple[str, ...]] | None:

@@ -4,9 +4,8 @@ A node is an operator applied to values. Nodes are hash-consed: within one :clas
 values with the same attributes is the same object, so equality is identity, equal sub-graphs are shared, and what is
 known of a node (its cost, its matches) can be remembered by it. Nothing is mutated after construction.
 
-Operators are named as in ATen, without namespace and without the underscore of in-place forms
-(``mm``, ``addmm``, ``convolution``, ``native_layer_norm``); a graph is pure, and what shares memory is said by the
-:class:`~steptime.captured.graph.program.Program` that runs it.
+Operators are named as in ATen, without namespace and without the underscore of in-place forms (``mm``); a graph is
+pure, and what shares memory is said by the :class:`~steptime.captured.graph.program.Program` that runs it.
 
 A program is the calls of one step in the order in which they run, and the storages that they read and write. The graph
 says what is computed; a program says when, by which module, in which phase, and in which memory. Views are calls

@@ -1,29 +1,31 @@
 """One node of an ONNX graph, as the rows of the operator tables see it.
 
-Operators without a row stay in the graph as ``onnx::Name``, with the output types that can be inferred.
+A row calls PyTorch on the tensors of the node: fake ones, whose operators are recorded, or real ones where all numbers
+are known. Operators without a row are recorded as ``onnx::Name``, with the output types that can be inferred.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptime.captured.aten import maths
-from steptime.captured.aten.views import tensor_type, wrap
-from steptime.captured.graph.program import Attribute, Nodes, TensorType, Value
-from steptime.captured.onnx.tensor import DTYPES, Dims, Tensor, dtype_of, read_array
+import torch
+
+from steptime.captured import torch_parts as parts
+from steptime.captured.graph.program import Attribute, TensorType
+from steptime.captured.graph.strides import tensor_type, wrap
+from steptime.captured.onnx.tensor import DTYPES, PACKED, Dims, Tensor, dtype_of, flat
+from steptime.captured.record.values import TORCH_DTYPES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, NodeProto, TypeProto
 
-    Array = NDArray[Any]
 
-
-#: What a row makes: one output, or several; an output is a value, an array that is known, or nothing.
+#: What a row makes: one output, or several; an output is a tensor of PyTorch, a name's tensor, or nothing.
 Result = Any
 OnnxRow = Callable[["OnnxCall"], Result]
+Operand = torch.Tensor | bool | int | float
 
 ROWS: dict[tuple[str, str], OnnxRow] = {}
 """(domain, operator) -> its row. The standard domain is the empty text."""
@@ -32,25 +34,33 @@ ROWS: dict[tuple[str, str], OnnxRow] = {}
 def row(*names: str, domain: str = "") -> Callable[[OnnxRow], OnnxRow]:
     """Enter a function in the table of operators; it returns None where it cannot express the call."""
 
-    def enter(function: OnnxRow) -> OnnxRow:
-        for name in names:
-            ROWS[(domain, name)] = function
+    def entered(function: OnnxRow) -> OnnxRow:
+        enter(dict.fromkeys(names, function), domain)
         return function
 
-    return enter
+    return entered
+
+
+def enter(table: Mapping[str, OnnxRow], domain: str = "") -> None:
+    """Enter rows by name."""
+    ROWS.update({(domain, name): function for name, function in table.items()})
 
 
 @dataclass(slots=True)
 class OnnxCall:
     """Operator, inputs, attributes; problems of the file are raised as ``ValueError``."""
 
-    nodes: Nodes
     op: str
     version: int
     """Version of the operator set."""
     inputs: list[Tensor | None]
     attributes: dict[str, Any]
     outputs: list[str]
+    """Names of its outputs; empty for one that nothing reads."""
+    live: Callable[[Tensor, str], torch.Tensor]
+    """Makes the fake tensor of a name, as which kind of source."""
+    folding: bool = False
+    """Compute with the known numbers."""
 
     def has(self, index: int) -> bool:
         """Whether that input is given."""
@@ -63,41 +73,38 @@ class OnnxCall:
             raise ValueError(f"input {index} is missing")
         return found
 
-    def type(self, index: int = 0) -> TensorType:
-        """Type of an input that must be given."""
-        return self.tensor(index).type
+    def x(self, index: int = 0, kind: str = "constant") -> torch.Tensor:
+        """An input as a tensor of PyTorch; ``kind``: what it is if the file stores it."""
+        given = self.tensor(index)
+        return given.array if self.folding and given.array is not None else self.live(given, kind)
 
-    def value(self, index: int = 0) -> Value:
-        """An input as a value."""
-        return self.tensor(index).of(self.nodes)
+    def maybe(self, index: int) -> torch.Tensor | None:
+        """The same, None where it is not given."""
+        return self.x(index) if self.has(index) else None
 
-    def maybe(self, index: int) -> Value | None:
-        """An input as a value, None where it is not given."""
-        return self.value(index) if self.has(index) else None
-
-    def weight(self, index: int) -> Value:
+    def weight(self, index: int) -> torch.Tensor:
         """An input that is a parameter if the file stores it, also where it is stored as a constant."""
-        return self.tensor(index).of(self.nodes, "parameter")
+        return self.x(index, "parameter")
 
-    def maybe_weight(self, index: int) -> Value | None:
+    def maybe_weight(self, index: int) -> torch.Tensor | None:
         """The same, None where it is not given."""
         return self.weight(index) if self.has(index) else None
 
-    def values(self) -> list[Value]:
+    def all(self) -> list[torch.Tensor]:
         """All inputs."""
-        return [self.value(index) for index in range(len(self.inputs))]
+        return [self.x(index) for index in range(len(self.inputs))]
 
-    def operand(self, index: int, beside: int | None = None) -> maths.Operand:
-        """An input of an element-wise operator: a number where it is one that is known, else a value."""
+    def operand(self, index: int, beside: int | None = None) -> Operand:
+        """An input of an element-wise operator: a number where it is one that is known, else a tensor."""
         given = self.tensor(index)
-        rank = 0 if beside is None else self.type(beside).rank
-        if given.array is not None and given.array.size == 1 and given.type.rank <= rank and not given.weight:
-            number = given.array.reshape(-1)[0].item()
+        rank = 0 if beside is None else len(self.tensor(beside).shape)
+        if given.array is not None and given.array.numel() == 1 and len(given.shape) <= rank and not given.weight:
+            (number,) = flat(given.array)
             if isinstance(number, (bool, int, float)):
                 return number
-        return self.value(index)
+        return self.x(index)
 
-    def known(self, index: int) -> Array:
+    def known(self, index: int) -> list[Any]:
         """Numbers of an input; shapes and the like must not depend on data."""
         found = self.tensor(index)
         array = found.numbers()
@@ -106,11 +113,11 @@ class OnnxCall:
             if found.elsewhere is not None:
                 text += f"; its data are in {found.elsewhere!r}: is that beside the file?"
             raise ValueError(text)
-        return array
+        return flat(array)
 
-    def maybe_known(self, index: int) -> Array | None:
-        """Numbers of an input that may be missing."""
-        return self.known(index) if self.has(index) else None
+    def one(self, index: int, default: Any = None) -> Any:
+        """The first number of an input that may be missing."""
+        return self.known(index)[0] if self.has(index) else default
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute."""
@@ -120,33 +127,31 @@ class OnnxCall:
         """Whole numbers from an attribute or, in later versions, from an input; None where neither is given."""
         given = self.attributes.get(name)
         if given is None and index is not None and self.has(index):
-            given = self.known(index).reshape(-1).tolist()
+            given = self.known(index)
         if isinstance(given, int):
             given = [given]
         return None if given is None else tuple(int(number) for number in given)
 
-    def axes(self, index: int | None = 1, of: int = 0) -> tuple[int, ...] | None:
+    def axes(self, index: int | None = 1) -> tuple[int, ...] | None:
         """Dims from the attribute or input ``axes``, counted from the front."""
         given = self.ints("axes", index)
-        return None if given is None else tuple(wrap(axis, self.type(of).rank) for axis in given)
+        return None if given is None else tuple(wrap(axis, len(self.tensor(0).shape)) for axis in given)
 
-    def axis(self, default: int, of: int = 0) -> int:
+    def axis(self, default: int) -> int:
         """Dim from the attribute ``axis``."""
-        return wrap(int(self.get("axis", default)), self.type(of).rank)
+        return wrap(int(self.get("axis", default)), len(self.tensor(0).shape))
 
 
-def chain(nodes: Nodes, op: str, values: Sequence[Value]) -> Value:
-    """A binary operator over many values, from the left."""
-    result = values[0]
-    for value in values[1:]:
-        result = maths.binary(nodes, op, result, value)
-    return result
+def real(values: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Numbers that are known, as a tensor with memory."""
+    with parts.without_modes():
+        return torch.tensor(values, dtype=dtype)
 
 
-def opaque(
-    call: OnnxCall, node: NodeProto, declared: Mapping[str, TypeProto], dims: Dims, outer: list[Tensor]
-) -> list[Any]:
-    """A node that computes something unknown from its inputs and from what its sub-graphs read.
+def types_of_opaque(
+    call: OnnxCall, node: NodeProto, declared: Mapping[str, TypeProto], dims: Dims
+) -> list[TensorType | None]:
+    """Types of the outputs of a node that computes something unknown.
 
     Raises:
         ValueError: the type of an output is neither declared in the file nor inferred by the ``onnx`` library, or the
@@ -161,20 +166,13 @@ def opaque(
             + (f" of {node.domain!r}" if node.domain else "")
             + "; its outputs need types in the file (value_info)"
         )
-    inputs: dict[str, Value] = {}
-    for n, given in enumerate([*call.inputs, *outer]):
-        if given is not None:
-            inputs[f"input{n}"] = given.of(call.nodes)
-    space = f"onnx.{node.domain}" if node.domain else "onnx"
-    made = call.nodes.apply(f"{space}::{node.op_type}", inputs, _plain(call), outputs=[t for t in types if t])
-    values = iter(made.value(n) for n in range(len(made.outputs)))
-    return [next(values) if type else None for type in types]
+    return types
 
 
-def _plain(call: OnnxCall) -> dict[str, Attribute]:
+def plain(attributes: Mapping[str, Any]) -> dict[str, Attribute]:
     """Attributes that are numbers, texts or tuples of those."""
     kept: dict[str, Attribute] = {}
-    for name, given in call.attributes.items():
+    for name, given in attributes.items():
         if isinstance(given, (bool, int, float, str)):
             kept[name] = given
         elif isinstance(given, (list, tuple)) and all(isinstance(item, (int, float, str)) for item in given):
@@ -215,14 +213,14 @@ def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | 
         schema = defs.get_schema(node.op_type, call.version, node.domain)
     except defs.SchemaError:
         return None
-    numbers = {name: number for number, name in DTYPES.items() if number not in (21, 22)}
+    codes = {name: number for number, name in DTYPES.items() if number not in PACKED}
     given, data = {}, {}
     for name, tensor in zip(node.input, call.inputs, strict=True):
         if tensor is not None:
-            given[name] = helper.make_tensor_type_proto(numbers[tensor.type.dtype], tensor.type.shape)
-            array = tensor.array if tensor.stored is None else read_array(tensor.stored)
-            if array is not None:
-                data[name] = numpy_helper.from_array(array)
+            given[name] = helper.make_tensor_type_proto(codes[tensor.dtype], tensor.shape)
+            array = tensor.numbers()
+            if array is not None and array.dtype not in _NOT_NUMPY:
+                data[name] = numpy_helper.from_array(array.numpy())
     try:
         found = shape_inference.infer_node_outputs(
             schema, node, given, data, opset_imports=[onnx.helper.make_opsetid(node.domain, call.version)]
@@ -232,6 +230,9 @@ def _inferred(call: OnnxCall, node: NodeProto, dims: Dims) -> list[TensorType | 
     except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
         return None
     return _declared(node, found, dims)
+
+
+_NOT_NUMPY = frozenset({torch.bfloat16, TORCH_DTYPES["fp8"], TORCH_DTYPES["fp8_e5m2"]})
 
 
 def captured(graph: GraphProto) -> set[str]:

@@ -2,331 +2,177 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import operator
+from functools import reduce
+from typing import Any, Final
 
-import numpy as np
+import torch
+from torch.nn import functional as F
 
-from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import like, tensor_type
-from steptime.captured.graph.program import Attribute, Value
-from steptime.captured.onnx.call import OnnxCall, Result, chain, row
+from steptime.captured.graph.strides import wrap
+from steptime.captured.onnx.call import OnnxCall, Result, enter, row
 from steptime.captured.onnx.tensor import dtype_of
-from steptime.model.spec import FLOATS
+from steptime.captured.record.values import TORCH_DTYPES
 
-#: Operators of one tensor that ATen has under another or the same name and without arguments.
-MAPS = {
-    "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Erf": "erf", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
-    "Neg": "neg", "Abs": "abs", "Reciprocal": "reciprocal", "Floor": "floor", "Ceil": "ceil", "Round": "round",
-    "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh",
-    "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Sign": "sign", "Not": "logical_not",
-    "IsNaN": "isnan", "BitwiseNot": "bitwise_not", "Softplus": "softplus", "Mish": "mish", "HardSwish": "hardswish",
+aten = torch.ops.aten
+
+#: Operators of one tensor without arguments.
+MAPS: Final[dict[str, Any]] = {
+    "Relu": torch.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Erf": torch.erf, "Exp": torch.exp,
+    "Log": torch.log, "Sqrt": torch.sqrt, "Neg": torch.neg, "Abs": torch.abs, "Reciprocal": torch.reciprocal,
+    "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round, "Sin": torch.sin, "Cos": torch.cos,
+    "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
+    "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh, "Sign": torch.sign,
+    "Not": torch.logical_not, "IsNaN": torch.isnan, "BitwiseNot": torch.bitwise_not, "Softplus": F.softplus,
+    "Mish": F.mish, "HardSwish": F.hardswish, "Softsign": F.softsign,
 }  # fmt: skip
 
-#: Operators of two tensors; the second column is the operator with its arguments exchanged, for a number on the left.
-PAIRS = {
-    "Add": ("add", "add"), "Sub": ("sub", "rsub"), "Mul": ("mul", "mul"), "Equal": ("eq", "eq"),
-    "Greater": ("gt", "lt"), "GreaterOrEqual": ("ge", "le"), "Less": ("lt", "gt"), "LessOrEqual": ("le", "ge"),
-    "And": ("logical_and", None), "Or": ("logical_or", None), "Xor": ("logical_xor", None),
-    "BitwiseAnd": ("bitwise_and", "bitwise_and"), "BitwiseOr": ("bitwise_or", "bitwise_or"),
-    "BitwiseXor": ("bitwise_xor", "bitwise_xor"),
+#: Operators of two tensors, either of which may be a number.
+PAIRS: Final[dict[str, Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Equal": operator.eq, "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge, "Less": operator.lt, "LessOrEqual": operator.le, "BitwiseAnd": operator.and_,
+    "BitwiseOr": operator.or_, "BitwiseXor": operator.xor,
 }  # fmt: skip
+LOGIC: Final = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor}
+MANY: Final = {"Max": torch.maximum, "Min": torch.minimum, "Sum": operator.add, "Mean": operator.add}
 
 
-@row(*MAPS)
-def _map(call: OnnxCall) -> Result:
-    return maths.unary(call.nodes, MAPS[call.op], call.value())
+def operands(c: OnnxCall) -> tuple[Any, Any]:
+    """Two inputs, one of them a number where it is one that is known."""
+    a, b = c.operand(0, 1), c.operand(1, 0)
+    return (a if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else c.x()), b
 
 
-def operands(call: OnnxCall) -> tuple[Value | None, Value | None, maths.Operand, maths.Operand]:
-    """Two inputs, each as a value or None where it is a number, and each as it is."""
-    a, b = call.operand(0, 1), call.operand(1, 0)
-    if not isinstance(a, Value) and not isinstance(b, Value):
-        a = call.value(0)
-    return (a if isinstance(a, Value) else None), (b if isinstance(b, Value) else None), a, b
+enter(dict.fromkeys(MAPS, lambda c: MAPS[c.op](c.x())))
+enter(dict.fromkeys(PAIRS, lambda c: PAIRS[c.op](*operands(c))))
+enter(dict.fromkeys(LOGIC, lambda c: LOGIC[c.op](c.x(), c.x(1))))
+enter({
+    "Cast": lambda c: c.x().to(TORCH_DTYPES[dtype_of(int(c.get("to", 0)))]),
+    "CastLike": lambda c: c.x().to(TORCH_DTYPES[c.tensor(1).dtype]),
+    "Identity": lambda c: c.tensor(0),
+    "Where": lambda c: torch.where(c.x(), c.x(1), c.x(2)),
+    "Pow": lambda c: operator.pow(*operands(c)).to(TORCH_DTYPES[c.tensor(0).dtype]),
+    "Mod": lambda c: (torch.fmod if c.get("fmod") else torch.remainder)(c.x(), c.operand(1, 0)),
+    "BitShift": lambda c: (operator.lshift if c.get("direction") == "LEFT" else operator.rshift)(c.x(), c.operand(1)),
+    "Gelu": lambda c: F.gelu(c.x(), approximate=c.get("approximate", "none")),
+    "Elu": lambda c: F.elu(c.x(), c.get("alpha", 1.0)),
+    "Celu": lambda c: F.celu(c.x(), c.get("alpha", 1.0)),
+    "Selu": lambda c: aten.elu(c.x(), c.get("alpha", 1.67326319217681885), c.get("gamma", 1.05070102214813232)),
+    "LeakyRelu": lambda c: F.leaky_relu(c.x(), c.get("alpha", 0.01)),
+    "ThresholdedRelu": lambda c: F.threshold(c.x(), c.get("alpha", 1.0), 0.0),
+    "HardSigmoid": lambda c: torch.clamp(c.x() * float(c.get("alpha", 0.2)) + float(c.get("beta", 0.5)), 0.0, 1.0),
+    "PRelu": lambda c: aten._prelu_kernel(c.x(), c.weight(1)),
+    "Swish": lambda c: _swish(c.x(), float(c.get("alpha", 1.0))),
+    "Softmax": lambda c: _softmax(c, torch.softmax),
+    "LogSoftmax": lambda c: _softmax(c, torch.log_softmax),
+    "ArgMax": lambda c: _arg(c, torch.argmax),
+    "ArgMin": lambda c: _arg(c, torch.argmin),
+    "TopK": lambda c: torch.topk(
+        c.x(), int(c.one(1, c.get("k", 1))), c.axis(-1), bool(c.get("largest", 1)), bool(c.get("sorted", 1))
+    ),
+})  # fmt: skip
+enter({
+    "Gelu": lambda c: F.gelu(c.x()),
+    "BiasGelu": lambda c: F.gelu(c.x() + c.weight(1)),
+    "FastGelu": lambda c: F.gelu(c.x() + c.weight(1) if c.has(1) else c.x(), approximate="tanh"),
+    "QuickGelu": lambda c: _swish(c.x(), float(c.get("alpha", 1.702))),
+}, domain="com.microsoft")  # fmt: skip
 
 
-@row(*PAIRS)
-def _pair(call: OnnxCall) -> Result:
-    op, swapped = PAIRS[call.op]
-    left, right, a, b = operands(call)
-    if swapped is None:
-        return maths.binary(call.nodes, op, call.value(0), call.value(1))
-    if left is None:
-        assert right is not None
-        return maths.binary(call.nodes, swapped, right, a)
-    return maths.binary(call.nodes, op, left, b)
+def _swish(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(x * alpha)
 
 
 @row("Div")
-def _div(call: OnnxCall) -> Result:
-    left, right, a, b = operands(call)
-    whole: dict[str, Attribute] = {} if call.type().dtype in FLOATS else {"rounding_mode": "trunc"}
-    if left is None:
-        assert right is not None
-        if whole:
-            return maths.binary(call.nodes, "div", call.value(0), right, **whole)
-        inverse = maths.unary(call.nodes, "reciprocal", right)
-        return inverse if a == 1 else maths.mul(call.nodes, inverse, a)
-    return maths.binary(call.nodes, "div", left, b, **whole)
+def _div(c: OnnxCall) -> Result:
+    if c.tensor(0).dtype.startswith(("int", "uint")):
+        return torch.div(c.x(), c.operand(1, 0), rounding_mode="trunc")
+    a, b = operands(c)
+    return torch.reciprocal(b) if isinstance(a, float) and a == 1 else a / b
 
 
-@row("Pow")
-def _pow(call: OnnxCall) -> Result:
-    left, right, a, b = operands(call)
-    if left is None:
-        assert right is not None
-        return maths.pointwise(call.nodes, "pow", {"exponent": right}, {"self": _plain(a)})
-    return maths.to(call.nodes, maths.power(call.nodes, left, b), call.type().dtype)
-
-
-def _plain(number: maths.Operand) -> Attribute:
-    assert not isinstance(number, Value)
-    return number
-
-
-@row("Mod")
-def _mod(call: OnnxCall) -> Result:
-    op = "fmod" if call.get("fmod") else "remainder"
-    return maths.binary(call.nodes, op, call.value(0), call.operand(1, 0))
-
-
-@row("BitShift")
-def _shift(call: OnnxCall) -> Result:
-    op = "__lshift__" if call.get("direction") == "LEFT" else "__rshift__"
-    return maths.binary(call.nodes, op, call.value(0), call.operand(1, 0))
-
-
-@row("Max", "Min", "Sum", "Mean")
-def _many(call: OnnxCall) -> Result:
-    op = {"Max": "maximum", "Min": "minimum"}.get(call.op, "add")
-    total = chain(call.nodes, op, call.values())
-    if call.op == "Mean" and len(call.inputs) > 1:
-        total = maths.div(call.nodes, total, len(call.inputs))
-    return total
-
-
-@row("Where")
-def _where(call: OnnxCall) -> Result:
-    return maths.where(call.nodes, call.value(0), call.value(1), call.value(2))
+@row(*MANY)
+def _many(c: OnnxCall) -> Result:
+    total = reduce(MANY[c.op], c.all())
+    return total / len(c.inputs) if c.op == "Mean" and len(c.inputs) > 1 else total
 
 
 @row("Clip")
-def _clip(call: OnnxCall) -> Result:
-    bounds: dict[str, maths.Operand] = {}
+def _clip(c: OnnxCall) -> Result:
+    """A bound that is computed takes a sum of its own."""
+    x, bounds = c.x(), dict[str, Any]()
     for index, name in ((1, "min"), (2, "max")):
-        if call.get(name) is not None:
-            bounds[name] = float(call.get(name))
-        elif call.has(index):
-            bounds[name] = call.operand(index)
-    numbers = {name: _plain(bound) for name, bound in bounds.items() if not isinstance(bound, Value)}
-    if len(numbers) == len(bounds):
-        return maths.pointwise(call.nodes, "clamp", {"self": call.value()}, dict(numbers)) if bounds else call.value()
-    result = call.value()
+        if c.get(name) is not None or c.has(index):
+            bounds[name] = c.operand(index) if c.get(name) is None else float(c.get(name))
+    if not any(isinstance(bound, torch.Tensor) for bound in bounds.values()):
+        return torch.clamp(x, **bounds) if bounds else x
     for name, bound in bounds.items():
-        other = bound if isinstance(bound, Value) else maths.full(call.nodes, (), float(bound), result.type.dtype)
-        result = maths.binary(call.nodes, "maximum" if name == "min" else "minimum", result, other)
-    return result
-
-
-@row("Cast")
-def _cast(call: OnnxCall) -> Result:
-    return _cast_to(call, dtype_of(int(call.get("to", 0))))
-
-
-def _cast_to(call: OnnxCall, dtype: str) -> Result:
-    array = call.tensor(0).array
-    if array is not None and dtype not in ("bf16", "fp8", "fp8_e5m2"):
-        return array.astype(_NUMPY.get(dtype, dtype))
-    return maths.to(call.nodes, call.value(), dtype)
-
-
-_NUMPY = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bool": np.bool_}
-
-
-@row("CastLike")
-def _cast_like(call: OnnxCall) -> Result:
-    return _cast_to(call, call.type(1).dtype)
-
-
-@row("Identity")
-def _identity(call: OnnxCall) -> Result:
-    return call.tensor(0)
+        other = bound if isinstance(bound, torch.Tensor) else torch.full((), bound, dtype=x.dtype)
+        x = (torch.maximum if name == "min" else torch.minimum)(x, other)
+    return x
 
 
 @row("Dropout")
-def _dropout(call: OnnxCall) -> Result:
-    training = call.maybe_known(2)
-    if training is not None and bool(training.reshape(-1)[0]):
-        ratio = call.maybe_known(1)
-        share = 0.5 if ratio is None else float(ratio.reshape(-1)[0])
-        x = call.value()
-        outputs = [x.type, type(x.type)(x.type.shape, "bool")]
-        attributes: dict[str, Attribute] = {"p": share, "train": True, "draw": len(call.nodes)}
-        made = call.nodes.apply("native_dropout", {"input": x}, attributes, outputs=outputs)
-        return made.value(0), made.value(1)
-    mask = [maths.full(call.nodes, call.type().shape, True, "bool")] if len(call.outputs) > 1 else []
-    return (call.value(), *mask)
-
-
-@row("Gelu")
-def _gelu(call: OnnxCall) -> Result:
-    return maths.unary(call.nodes, "gelu", call.value(), approximate=call.get("approximate", "none"))
-
-
-@row("Gelu", domain="com.microsoft")
-def _ms_gelu(call: OnnxCall) -> Result:
-    return maths.unary(call.nodes, "gelu", call.value(), approximate="none")
-
-
-@row("FastGelu", "BiasGelu", domain="com.microsoft")
-def _fast_gelu(call: OnnxCall) -> Result:
-    x = maths.add(call.nodes, call.value(), call.weight(1)) if call.has(1) else call.value()
-    return maths.unary(call.nodes, "gelu", x, approximate="tanh" if call.op == "FastGelu" else "none")
-
-
-@row("QuickGelu", domain="com.microsoft")
-@row("Swish")
-def _swish(call: OnnxCall) -> Result:
-    alpha = float(call.get("alpha", 1.702 if call.op == "QuickGelu" else 1.0))
-    x = call.value()
-    if alpha == 1:
-        return maths.unary(call.nodes, "silu", x)
-    return maths.mul(call.nodes, x, maths.unary(call.nodes, "sigmoid", maths.mul(call.nodes, x, alpha)))
-
-
-@row("Elu", "Selu", "Celu", "LeakyRelu", "ThresholdedRelu")
-def _activation(call: OnnxCall) -> Result:
-    alpha = call.get("alpha")
-    arguments: dict[str, dict[str, Any]] = {
-        "Elu": {"op": "elu", "alpha": 1.0 if alpha is None else alpha},
-        "Selu": {
-            "op": "elu",
-            "alpha": 1.67326319217681884765625 if alpha is None else alpha,
-            "scale": call.get("gamma", 1.05070102214813232421875),
-        },
-        "Celu": {"op": "elu", "alpha": alpha or 1.0, "scale": 1.0, "input_scale": 1.0 / (alpha or 1.0)},
-        "LeakyRelu": {"op": "leaky_relu", "negative_slope": 0.01 if alpha is None else alpha},
-        "ThresholdedRelu": {"op": "threshold", "threshold": 1.0 if alpha is None else alpha, "value": 0.0},
-    }
-    given = dict(arguments[call.op])
-    return maths.unary(call.nodes, given.pop("op"), call.value(), **given)
-
-
-@row("HardSigmoid")
-def _hard_sigmoid(call: OnnxCall) -> Result:
-    scaled = maths.mul(call.nodes, call.value(), float(call.get("alpha", 0.2)))
-    shifted = maths.add(call.nodes, scaled, float(call.get("beta", 0.5)))
-    return maths.unary(call.nodes, "clamp", shifted, min=0.0, max=1.0)
-
-
-@row("Softsign")
-def _softsign(call: OnnxCall) -> Result:
-    below = maths.add(call.nodes, maths.unary(call.nodes, "abs", call.value()), 1.0)
-    return maths.div(call.nodes, call.value(), below)
-
-
-@row("PRelu")
-def _prelu(call: OnnxCall) -> Result:
-    return maths.pointwise(call.nodes, "_prelu_kernel", {"self": call.value(), "weight": call.weight(1)})
+def _dropout(c: OnnxCall) -> Result:
+    if c.one(2, False):
+        return torch.native_dropout(c.x(), float(c.one(1, 0.5)), True)
+    return (c.x(), torch.ones(c.tensor(0).shape, dtype=torch.bool)) if any(c.outputs[1:]) else c.x()
 
 
 @row("IsInf")
-def _is_inf(call: OnnxCall) -> Result:
-    positive, negative = bool(call.get("detect_positive", 1)), bool(call.get("detect_negative", 1))
-    if positive and negative:
-        return maths.unary(call.nodes, "isinf", call.value())
-    if not positive and not negative:
-        return maths.full(call.nodes, call.type().shape, False, "bool")
-    return maths.binary(call.nodes, "eq", call.value(), float("inf") if positive else float("-inf"))
+def _is_inf(c: OnnxCall) -> Result:
+    x, signs = c.x(), [c.get(f"detect_{name}", 1) for name in ("positive", "negative")]
+    if all(signs):
+        return torch.isinf(x)
+    return x == float("inf" if signs[0] else "-inf") if any(signs) else torch.zeros(x.shape, dtype=torch.bool)
 
 
-_PLAIN = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "amax", "ReduceMin": "amin"}
+#: Reduction -> what is reduced, how, and what is done with the result.
+REDUCTIONS: Final[dict[str, tuple[Any, Any, Any]]] = {
+    "ReduceSum": (None, torch.sum, None), "ReduceMean": (None, torch.mean, None),
+    "ReduceMax": (None, torch.amax, None), "ReduceMin": (None, torch.amin, None),
+    "ReduceLogSumExp": (None, torch.logsumexp, None), "ReduceLogSum": (None, torch.sum, torch.log),
+    "ReduceSumSquare": (lambda x: x * x, torch.sum, None),
+    "ReduceL1": (None, lambda x, *more: torch.linalg.vector_norm(x, 1, *more), torch.abs),
+    "ReduceL2": (None, lambda x, *more: torch.linalg.vector_norm(x, 2, *more), torch.abs),
+    "ReduceProd": (None, lambda x, axes, keep: reduce(lambda y, d: y.prod(d, keep), sorted(axes)[::-1], x), None),
+}  # fmt: skip
 
 
-@row("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum",
-     "ReduceLogSumExp", "ReduceProd")  # fmt: skip
-def _reduce(call: OnnxCall) -> Result:
-    nodes, x = call.nodes, call.value()
-    axes, keep = call.axes(), bool(call.get("keepdims", 1))
-    if not axes:
-        if call.get("noop_with_empty_axes"):
-            return _transformed(call, x)
-        axes = tuple(range(x.type.rank))
-    if call.op in _PLAIN:
-        dtype = x.type.dtype
-        return maths.to(nodes, maths.reduce(nodes, _PLAIN[call.op], x, axes, keep), dtype)
-    if call.op == "ReduceProd":
-        for axis in sorted(axes, reverse=True):
-            shape = maths.reduced_shape(x.type.shape, (axis,), keep)
-            attributes: dict[str, Attribute] = {"dim": axis, "keepdim": keep}
-            x = nodes.apply("prod", {"self": x}, attributes, outputs=[tensor_type(shape, x.type.dtype)]).value()
-        return x
-    if call.op == "ReduceLogSumExp":
-        return maths.reduce(nodes, "logsumexp", x, axes, keep)
-    if call.op in ("ReduceL1", "ReduceL2"):
-        more: dict[str, Attribute] = {"ord": int(call.op[-1])}
-        shape = maths.reduced_shape(x.type.shape, axes, keep)
-        attributes = {**more, "dim": axes, "keepdim": keep}
-        output = tensor_type(shape, x.type.dtype)
-        return nodes.apply("linalg_vector_norm", {"self": x}, attributes, outputs=[output]).value()
-    if call.op == "ReduceSumSquare":
-        x = maths.mul(nodes, x, x)
-    total = maths.to(nodes, maths.reduce(nodes, "sum", x, axes, keep), x.type.dtype)
-    return maths.unary(nodes, "log", total) if call.op == "ReduceLogSum" else total
+@row(*REDUCTIONS)
+def _reduce(c: OnnxCall) -> Result:
+    x, axes, keep = c.x(), c.axes(), bool(c.get("keepdims", 1))
+    before, function, after = REDUCTIONS[c.op]
+    norm = c.op in ("ReduceL1", "ReduceL2")
+    x = x if before is None else before(x)
+    if axes or not c.get("noop_with_empty_axes"):
+        x = function(x, axes or tuple(range(x.dim())), keep).to(x.dtype)
+        return x if after is None or norm else after(x)
+    return x if after is None else after(x)
 
 
-def _transformed(call: OnnxCall, x: Value) -> Result:
-    """What is left of a reduction over no dims."""
-    if call.op == "ReduceSumSquare":
-        return maths.mul(call.nodes, x, x)
-    if call.op in ("ReduceL1", "ReduceL2"):
-        return maths.unary(call.nodes, "abs", x)
-    return maths.unary(call.nodes, "log", x) if call.op == "ReduceLogSum" else x
-
-
-@row("ArgMax", "ArgMin")
-def _arg(call: OnnxCall) -> Result:
-    if call.get("select_last_index"):
-        return None
-    return layers.argmax(call.nodes, call.op.lower(), call.value(), call.axis(0), bool(call.get("keepdims", 1)))
+def _arg(c: OnnxCall, function: Any) -> Result:
+    return None if c.get("select_last_index") else function(c.x(), c.axis(0), bool(c.get("keepdims", 1)))
 
 
 @row("CumSum")
-def _cumsum(call: OnnxCall) -> Result:
-    if call.get("exclusive"):
+def _cumsum(c: OnnxCall) -> Result:
+    if c.get("exclusive"):
         return None
-    dim, x = views.wrap(int(call.known(1).reshape(-1)[0]), call.type().rank), call.value()
-    x = _flip(call, x, dim) if call.get("reverse") else x
-    total = call.nodes.apply("cumsum", {"self": x}, {"dim": dim, "dtype": x.type.dtype}, outputs=[like(x.type)]).value()
-    return _flip(call, total, dim) if call.get("reverse") else total
+    x = c.x()
+    dim = wrap(int(c.one(1)), x.dim())
+    if not c.get("reverse"):
+        return torch.cumsum(x, dim, dtype=x.dtype)
+    return torch.cumsum(x.flip((dim,)), dim, dtype=x.dtype).flip((dim,))
 
 
-def _flip(call: OnnxCall, x: Value, dim: int) -> Value:
-    return call.nodes.apply("flip", {"self": x}, {"dims": (dim,)}, outputs=[like(x.type)]).value()
+def _softmax(c: OnnxCall, function: Any) -> Result:
+    x, axis = c.x(), c.axis(-1 if c.version >= 13 else 1)
+    return function(x, axis) if c.version >= 13 else function(flattened(x, axis), 1).reshape(x.shape)
 
 
-@row("TopK")
-def _topk(call: OnnxCall) -> Result:
-    dim, x = call.axis(-1), call.value()
-    count = int(call.known(1).reshape(-1)[0]) if call.has(1) else int(call.get("k", 1))
-    shape = list(x.type.shape)
-    shape[dim] = count
-    attributes: dict[str, Attribute] = {
-        "k": count, "dim": dim, "largest": bool(call.get("largest", 1)), "sorted": bool(call.get("sorted", 1)),
-    }  # fmt: skip
-    outputs = [tensor_type(shape, x.type.dtype), tensor_type(shape, "int64")]
-    made = call.nodes.apply("topk", {"self": x}, attributes, outputs=outputs)
-    return made.value(0), made.value(1)
-
-
-@row("Softmax", "LogSoftmax", "Hardmax")
-def _softmax(call: OnnxCall) -> Result:
-    if call.op == "Hardmax":
-        return None
-    nodes, x, log = call.nodes, call.value(), call.op == "LogSoftmax"
-    if call.version >= 13:
-        return layers.softmax(nodes, x, call.axis(-1), log)
-    axis = call.axis(1)
-    if axis == x.type.rank - 1:
-        return layers.softmax(nodes, x, axis, log)
-    return views.reshape(nodes, layers.softmax(nodes, views.flatten(nodes, x, axis), 1, log), x.type.shape)
+def flattened(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """A matrix with the dims before ``axis`` as its rows."""
+    rows = math.prod(x.shape[:axis])
+    return x.reshape(rows, x.numel() // rows if rows else -1)

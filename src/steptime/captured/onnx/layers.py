@@ -1,59 +1,49 @@
-"""Rows of layers: convolution, pooling, normalisation."""
+"""Rows of layers: convolution, pooling, normalisation, losses."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from steptime.captured.aten import layers, maths, views
-from steptime.captured.graph.program import Attribute, Nodes, Value
+import torch
+from torch.nn import functional as F
+
 from steptime.captured.onnx.call import OnnxCall, Result, row
-from steptime.captured.onnx.shapes import pad
+from steptime.captured.onnx.shapes import expanded, pad
+
+Ints = tuple[int, ...]
 
 
-def padding(
-    call: OnnxCall, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> tuple[list[int], ...]:
-    """Padding before and after each spatial dim, from ``auto_pad`` or ``pads``."""
+def _windows(call: OnnxCall, kernel: Sequence[int]) -> tuple[Ints, Ints, Ints, Ints]:
+    """Strides, dilations, and the padding before and after each spatial dim, from ``auto_pad`` or ``pads``."""
     rank, auto = len(kernel), call.get("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        before, after = [], []
-        for size, k, s, d in zip(call.type().shape[2:], kernel, stride, dilation, strict=True):
-            total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
-            small, large = total // 2, total - total // 2
-            before.append(small if auto == "SAME_UPPER" else large)
-            after.append(large if auto == "SAME_UPPER" else small)
-        return before, after
+    stride, dilation = call.ints("strides") or (1,) * rank, call.ints("dilations") or (1,) * rank
     pads = (call.ints("pads") if auto == "NOTSET" else None) or (0,) * (2 * rank)
-    if len(pads) != 2 * rank:
-        raise ValueError(f"{2 * rank} pads are needed, not {len(pads)}")
-    return list(pads[:rank]), list(pads[rank:])
-
-
-def even_padding(
-    nodes: Nodes, x: Value, before: list[int], after: list[int], value: float
-) -> tuple[Value, tuple[int, ...]]:
-    """What ATen's layers take: the same padding on both sides. Other padding becomes an operator of its own."""
-    if before == after and min(before, default=0) >= 0:
-        return x, tuple(before)
-    return pad(nodes, x, [0, 0, *before], [0, 0, *after], value), (0,) * len(before)
+    sizes = call.tensor(0).shape[2:]
+    if len(pads) != 2 * rank or {len(stride), len(dilation), len(sizes)} != {rank}:
+        raise ValueError(f"{rank} strides and dilations and {2 * rank} pads are needed for {len(sizes)} dims")
+    if min((*stride, *dilation), default=1) < 1:
+        raise ValueError(f"a window with strides {stride} and dilations {dilation} does not fit {sizes}")
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        return stride, dilation, pads[:rank], pads[rank:]
+    whole = [
+        max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
+        for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
+    ]
+    small, large = tuple(n // 2 for n in whole), tuple(n - n // 2 for n in whole)
+    return stride, dilation, *((small, large) if auto == "SAME_UPPER" else (large, small))
 
 
 @row("Conv")
 def _conv(call: OnnxCall) -> Result:
-    weight = call.weight(1)
-    rank = weight.type.rank - 2
-    stride = layers.spatial(call.ints("strides") or (1,), rank)
-    dilation = layers.spatial(call.ints("dilations") or (1,), rank)
-    before, after = padding(call, weight.type.shape[2:], stride, dilation)
-    x, pads = even_padding(call.nodes, call.value(), before, after, 0.0)
-    return layers.convolution(
-        call.nodes, x, weight, _bias(call), stride=stride, padding=pads, dilation=dilation,
-        groups=int(call.get("group", 1)),
-    )  # fmt: skip
+    x, weight = call.x(), call.weight(1)
+    stride, dilation, before, after = _windows(call, weight.shape[2:])
+    if before != after or min(before, default=0) < 0:  # PyTorch pads the same on both sides
+        x, before = pad(x, (0, 0, *before), (0, 0, *after), 0.0), (0,) * len(before)
+    groups, none = int(call.get("group", 1)), (0,) * len(before)
+    return torch.convolution(x, weight, _bias(call), stride, before, dilation, False, none, groups)
 
 
-def _bias(call: OnnxCall) -> Value | None:
+def _bias(call: OnnxCall) -> torch.Tensor | None:
     """The bias; none where an exporter has filled in zeros."""
     filled = call.has(2) and call.tensor(2).uniform() == 0 and call.tensor(2).role("parameter") != "parameter"
     return None if filled else call.maybe_weight(2)
@@ -61,177 +51,121 @@ def _bias(call: OnnxCall) -> Value | None:
 
 @row("ConvTranspose")
 def _conv_transpose(call: OnnxCall) -> Result:
-    weight = call.weight(1)
-    kernel, rank = weight.type.shape[2:], weight.type.rank - 2
-    stride = layers.spatial(call.ints("strides") or (1,), rank)
-    dilation = layers.spatial(call.ints("dilations") or (1,), rank)
-    extra = list(layers.spatial(call.ints("output_padding") or (0,), rank))
+    x, weight = call.x(), call.weight(1)
+    kernel, rank = weight.shape[2:], weight.dim() - 2
+    stride, dilation = call.ints("strides") or (1,) * rank, call.ints("dilations") or (1,) * rank
+    extra = list(call.ints("output_padding") or (0,) * rank)
     auto, wanted = call.get("auto_pad", "NOTSET"), call.ints("output_shape")
     pads = call.ints("pads") or (0,) * (2 * rank)
     before, after = list(pads[:rank]), list(pads[rank:])
     if wanted is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
-        for n, (size, k, s, d) in enumerate(zip(call.type().shape[2:], kernel, stride, dilation, strict=True)):
+        for n, (size, k, s, d) in enumerate(zip(x.shape[2:], kernel, stride, dilation, strict=True)):
             goal = size * s if wanted is None else wanted[-rank:][n]
             total = (size - 1) * s + extra[n] + d * (k - 1) + 1 - goal
             small, large = total // 2, total - total // 2
             before[n], after[n] = (small, large) if auto == "SAME_UPPER" else (large, small)
-    # ATen crops the same on both sides; what is cropped less behind is output padding, what more, a slice.
+    # PyTorch crops the same on both sides; what is cropped less behind is output padding, what more, a slice.
     both = [max(n, 0) for n in before]
     extra = [e + b - a for e, a, b in zip(extra, after, both, strict=True)]
-    made = layers.convolution(
-        call.nodes, call.value(), weight, call.maybe_weight(2), stride=stride, padding=both, dilation=dilation,
-        transposed=True, output_padding=[max(e, 0) for e in extra], groups=int(call.get("group", 1)),
-    )  # fmt: skip
+    more, groups = [max(e, 0) for e in extra], int(call.get("group", 1))
+    made = torch.convolution(x, weight, call.maybe_weight(2), stride, both, dilation, True, more, groups)
     for n, e in enumerate(extra):
-        if e < 0:
-            made = views.slice(call.nodes, made, n + 2, 0, made.type.shape[n + 2] + e)
+        made = made.narrow(n + 2, 0, made.shape[n + 2] + e) if e < 0 else made
     return made
+
+
+_MAX = (torch.max_pool1d_with_indices, torch.ops.aten.max_pool2d_with_indices, torch.ops.aten.max_pool3d_with_indices)
+_AVERAGE = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 
 
 @row("MaxPool", "AveragePool")
 def _pool(call: OnnxCall) -> Result:
-    nodes, kernel = call.nodes, call.ints("kernel_shape") or ()
-    rank, average = len(kernel), call.op == "AveragePool"
-    if rank not in (1, 2, 3) or rank != call.type().rank - 2:
+    x, kernel, average = call.x(), call.ints("kernel_shape") or (), call.op == "AveragePool"
+    rank = len(kernel)
+    if rank not in (1, 2, 3) or rank != x.dim() - 2 or (not average and any(call.outputs[1:])):
         return None
-    stride = layers.spatial(call.ints("strides") or (1,), rank)
-    dilation = layers.spatial(call.ints("dilations") or (1,), rank)
-    before, after = padding(call, kernel, stride, dilation)
-    count = bool(call.get("count_include_pad", 0))
-    ceil = bool(call.get("ceil_mode", 0))
+    stride, dilation, before, after = _windows(call, kernel)
+    count, ceil = bool(call.get("count_include_pad", 0)), bool(call.get("ceil_mode", 0))
     uneven = before != after or any(p > k // 2 for p, k in zip(before, kernel, strict=True))
     if (average and (any(d != 1 for d in dilation) or (uneven and not count))) or (uneven and ceil):
         return None
-    x = call.value()
     if uneven:
-        x = pad(nodes, x, [0, 0, *before], [0, 0, *after], 0.0 if average else float("-inf"))
-        before = [0] * rank
-    if rank == 1 and not average:
-        x = views.unsqueeze(nodes, x, 2)
-        kernel, stride, dilation, before = (1, *kernel), (1, *stride), (1, *dilation), [0, *before]
+        x, before = pad(x, (0, 0, *before), (0, 0, *after), 0.0 if average else float("-inf")), (0,) * rank
     if average:
-        return layers.pool(
-            nodes, f"avg_pool{rank}d", x, kernel=kernel, stride=stride, padding=before, ceil=ceil,
-            count_include_pad=count or uneven,
-        )[0]  # fmt: skip
-    op = f"max_pool{len(kernel)}d_with_indices"
-    if len(call.outputs) > 1:
-        return None
-    made = layers.pool(nodes, op, x, kernel=kernel, stride=stride, padding=before, ceil=ceil, dilation=dilation)[0]
-    return views.squeeze(nodes, made, (2,)) if rank == 1 else made
+        return _AVERAGE[rank - 1](x, kernel, stride, before, ceil, count or uneven)
+    return _MAX[rank - 1](x, kernel, stride, before, dilation, ceil)[0]
 
 
 @row("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(call: OnnxCall) -> Result:
-    op = "mean" if call.op == "GlobalAveragePool" else "amax"
-    return maths.reduce(call.nodes, op, call.value(), tuple(range(2, call.type().rank)), True)
+    x, function = call.x(), torch.mean if call.op == "GlobalAveragePool" else torch.amax
+    return function(x, tuple(range(2, x.dim())), True)
 
 
 @row("BatchNormalization")
 def _batch_norm(call: OnnxCall) -> Result:
-    training = bool(call.get("training_mode", 0))
-    parts: dict[str, Value | None] = {
-        "weight": call.weight(1), "bias": call.weight(2),
-        "running_mean": call.tensor(3).of(call.nodes, "buffer"), "running_var": call.tensor(4).of(call.nodes, "buffer"),
-    }  # fmt: skip
-    made = layers.native_batch_norm(
-        call.nodes, call.value(), parts, training=training, momentum=1.0 - float(call.get("momentum", 0.9)),
-        eps=float(call.get("epsilon", 1e-5)),
-    )  # fmt: skip
-    if len(call.outputs) == 1:
-        return made[0]
-    # Running statistics are written in place; here they are what they were.
-    return made[0], parts["running_mean"], parts["running_var"]
-
-
-@row("InstanceNormalization")
-def _instance_norm(call: OnnxCall) -> Result:
-    x, eps = call.value(), float(call.get("epsilon", 1e-5))
-    return layers.native_group_norm(call.nodes, x, call.weight(1), call.weight(2), groups=x.type.shape[1], eps=eps)[0]
-
-
-@row("GroupNormalization")
-def _group_norm(call: OnnxCall) -> Result:
-    x, groups = call.value(), int(call.get("num_groups", 1))
-    weight, bias = call.weight(1), call.weight(2)
-    if weight.type.shape != (x.type.shape[1],):
-        return None
+    mean, variance = call.x(3, "buffer"), call.x(4, "buffer")
+    training, share = bool(call.get("training_mode", 0)), 1.0 - float(call.get("momentum", 0.9))
     eps = float(call.get("epsilon", 1e-5))
-    return layers.native_group_norm(call.nodes, x, weight, bias, groups=groups, eps=eps)[0]
+    made = F.batch_norm(call.x(), mean, variance, call.weight(1), call.weight(2), training, share, eps)
+    return made, mean, variance
 
 
-@row("LayerNormalization", domain="com.microsoft")
+@row("InstanceNormalization", "GroupNormalization")
+def _group_norm(call: OnnxCall) -> Result:
+    x = call.x()
+    groups = int(call.get("num_groups", 1)) if call.op == "GroupNormalization" else x.shape[1]
+    if call.tensor(1).shape != (x.shape[1],):
+        return None
+    return F.group_norm(x, groups, call.weight(1), call.weight(2), float(call.get("epsilon", 1e-5)))
+
+
 @row("LayerNormalization")
+@row("LayerNormalization", domain="com.microsoft")
 def _layer_norm(call: OnnxCall) -> Result:
-    shape = call.type().shape[call.axis(-1) :]
-    scale, bias = call.weight(1), call.maybe_weight(2)
-    scale = views.expand(call.nodes, scale, shape)
-    bias = None if bias is None else views.expand(call.nodes, bias, shape)
-    return layers.native_layer_norm(call.nodes, call.value(), scale, bias, shape, float(call.get("epsilon", 1e-5)))
+    x, bias = call.x(), call.maybe_weight(2)
+    shape = x.shape[call.axis(-1) :]
+    scale, bias = expanded(call.weight(1), shape), None if bias is None else expanded(bias, shape)
+    return torch.native_layer_norm(x, shape, scale, bias, float(call.get("epsilon", 1e-5)))
 
 
 @row("SkipLayerNormalization", domain="com.microsoft")
 def _skip_layer_norm(call: OnnxCall) -> Result:
-    total = maths.add(call.nodes, call.value(), call.value(1))
-    if call.has(4):
-        total = maths.add(call.nodes, total, call.weight(4))
-    shape = call.type().shape[-1:]
-    eps = float(call.get("epsilon", 1e-12))
-    made = layers.native_layer_norm(call.nodes, total, call.weight(2), call.maybe_weight(3), shape, eps)
-    return (*made, total)
+    total = call.x() + call.x(1)
+    total = total + call.weight(4) if call.has(4) else total
+    eps, shape = float(call.get("epsilon", 1e-12)), total.shape[-1:]
+    return (*torch.native_layer_norm(total, shape, call.weight(2), call.maybe_weight(3), eps), total)
 
 
-@row("SimplifiedLayerNormalization")
-@row("RMSNormalization")
+@row("SimplifiedLayerNormalization", "RMSNormalization")
 def _rms_norm(call: OnnxCall) -> Result:
-    shape = call.type().shape[call.axis(-1) :]
-    scale = views.expand(call.nodes, call.weight(1), shape)
-    return layers.rms_norm(call.nodes, call.value(), scale, shape, float(call.get("epsilon", 1e-5)))
+    x = call.x()
+    shape = x.shape[call.axis(-1) :]
+    return F.rms_norm(x, shape, expanded(call.weight(1), shape), float(call.get("epsilon", 1e-5)))
 
 
 @row("LpNormalization")
 def _lp_norm(call: OnnxCall) -> Result:
-    x, axis = call.value(), call.axis(-1)
-    shape = maths.reduced_shape(x.type.shape, (axis,), True)
-    output = x.type.with_shape(*shape)
-    attributes: dict[str, Attribute] = {"ord": int(call.get("p", 2)), "dim": (axis,), "keepdim": True}
-    norm = call.nodes.apply("linalg_vector_norm", {"self": x}, attributes, outputs=[output]).value()
-    return maths.div(call.nodes, x, norm)
+    x = call.x()
+    return x / torch.linalg.vector_norm(x, int(call.get("p", 2)), (call.axis(-1),), True)
 
 
 @row("LRN")
 def _lrn(call: OnnxCall) -> Result:
-    """x / (k + alpha / n * sum of squares over n neighbouring channels) ** beta, as PyTorch composes it."""
-    nodes, x, size = call.nodes, call.value(), int(call.get("size", 1))
-    if x.type.rank != 4 or size < 1:
+    """As ``torch.nn.functional.local_response_norm``, which has the shorter half of the channels behind."""
+    x, size = call.x(), int(call.get("size", 1))
+    if x.dim() != 4 or size < 1:
         return None
-    n, c, h, w = x.type.shape
-    square = pad(nodes, maths.mul(nodes, x, x), [0, (size - 1) // 2, 0, 0], [0, size // 2, 0, 0], 0.0)
-    flat = views.reshape(nodes, square, (n, 1, c + size - 1, h * w))
-    mean = layers.pool(nodes, "avg_pool2d", flat, kernel=(size, 1), stride=(1, 1), padding=(0, 0))[0]
-    scaled = maths.mul(nodes, views.reshape(nodes, mean, (n, c, h, w)), float(call.get("alpha", 1e-4)))
-    below = maths.power(nodes, maths.add(nodes, scaled, float(call.get("bias", 1.0))), float(call.get("beta", 0.75)))
-    return maths.div(nodes, x, below)
+    n, c, h, w = x.shape
+    square = pad(x * x, (0, (size - 1) // 2, 0, 0), (0, size // 2, 0, 0), 0.0).reshape(n, 1, -1, h * w)
+    mean = F.avg_pool2d(square, (size, 1), 1).reshape(n, c, h, w)
+    scale = mean * float(call.get("alpha", 1e-4)) + float(call.get("bias", 1.0))
+    return x / scale ** float(call.get("beta", 0.75))
 
 
 @row("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 def _cross_entropy(call: OnnxCall) -> Result:
-    """Mean or sum over all positions without class weights; other forms stay opaque."""
-    reduction = call.get("reduction", "mean")
-    if call.has(2) or reduction == "none":
-        return None
-    nodes, x, target = call.nodes, call.value(), call.value(1)
-    log = layers.softmax(nodes, x, 1, log=True) if call.op.startswith("Softmax") else x
-    whole = log
-    if x.type.rank > 2:
-        log = views.permute(nodes, log, (0, *range(2, x.type.rank), 1))
-        rows = math.prod(target.type.shape)
-        log = views.reshape(nodes, log, (rows, x.type.shape[1]))
-        target = views.reshape(nodes, target, (rows,))
-    attributes: dict[str, Attribute] = {
-        "reduction": 1 if reduction == "mean" else 2,
-        "ignore_index": int(call.get("ignore_index", -100)),
-    }
-    scalar = x.type.with_shape()
-    made = nodes.apply("nll_loss_forward", {"self": log, "target": target}, attributes, outputs=[scalar, scalar])
-    return (made.value(), whole) if len(call.outputs) > 1 else made.value()
+    x = call.x()
+    log = torch.log_softmax(x, 1) if call.op.startswith("Softmax") else x
+    mean, ignored = call.get("reduction", "mean"), int(call.get("ignore_index", -100))
+    return F.nll_loss(log, call.x(1), call.maybe(2), reduction=mean, ignore_index=ignored), log

@@ -1,186 +1,160 @@
-"""From the nodes of an ONNX graph to the nodes of ours.
+"""Runs the graph of an ONNX file in PyTorch, under fake tensors, so that our recorder sees its operators.
 
-The small integer sums that exporters leave in a graph (shapes, indices) are computed while it is read.
+The small integer sums that exporters leave in a graph (shapes, indices) are computed on real tensors meanwhile.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
+import torch
 
-from steptime.captured.aten import views
-from steptime.captured.graph.program import SOURCES, Nodes, TensorType, Value
+from steptime.captured import torch_parts as parts
+from steptime.captured.graph.program import Attribute, TensorType, Value, contiguous_strides
 from steptime.captured.onnx import elementwise, layers, products, shapes  # noqa: F401  (they enter rows)
-from steptime.captured.onnx.call import ROWS, OnnxCall, captured, opaque
+from steptime.captured.onnx.call import ROWS, OnnxCall, captured, plain, real, types_of_opaque
 from steptime.captured.onnx.load import MAX_NODES
-from steptime.captured.onnx.tensor import FOLDED, GENERATED, MAX_FOLDED_ELEMENTS, Dims, Tensor, read_array
+from steptime.captured.onnx.tensor import FOLDED, GENERATED, MAX_FOLDED_ELEMENTS, Dims, Tensor, flat, read_array
 from steptime.captured.onnx.weights import written
+from steptime.captured.record.recorder import Paths, Recorder
+from steptime.captured.record.results import fresh
+from steptime.captured.record.values import TORCH_DTYPES, Signature, dtype_name
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
-    Array = NDArray[Any]
+FOLDS: Final = frozenset({
+    "Add", "Sub", "Mul", "Div", "Neg", "Mod", "Abs", "Sqrt", "Pow", "Exp", "Floor", "Ceil", "Min", "Max", "Reciprocal",
+    "Log", "Sin", "Cos", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "Where",
+    "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Range", "Flatten", "Transpose", "Expand", "Tile",
+    "CumSum", "ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean", "Cast", "CastLike",
+})  # fmt: skip
+"""Operators that are computed where all their numbers are known and the result is small."""
+
+STANDARD: Final = ("", "ai.onnx")
+"""Names of the domain of the standard operators."""
 
 
-Attributes = dict[str, Any]
-Fold = Callable[[Sequence[Any], Attributes], Any]
-
-
-def _axes(inputs: Sequence[Any], attributes: Attributes) -> tuple[int, ...] | None:
-    given = attributes.get("axes")
-    if given is None and len(inputs) > 1 and inputs[1] is not None:
-        given = inputs[1].reshape(-1).tolist()
-    return None if given is None else tuple(int(axis) for axis in given)
-
-
-def _slice(inputs: Sequence[Any], attributes: Attributes) -> Array:
-    data = inputs[0]
-    starts, ends, axes, steps = [*inputs[1:], None, None, None, None][:4]
-    starts = attributes.get("starts", starts)
-    ends = attributes.get("ends", ends)
-    axes = attributes.get("axes", axes)
-    index = [slice(None)] * data.ndim
-    for n, (start, end) in enumerate(zip(np.ravel(starts), np.ravel(ends), strict=True)):
-        step = 1 if steps is None else int(steps[n])
-        stop: int | None = int(end)
-        if step < 0 and int(end) < -data.shape[n if axes is None else int(axes[n])]:
-            stop = None
-        index[n if axes is None else int(axes[n])] = slice(int(start), stop, step)
-    return np.asarray(data[tuple(index)])
-
-
-def _reshape(inputs: Sequence[Any], attributes: Attributes) -> Array:
-    data, shape = inputs[0], [int(size) for size in inputs[1]]
-    if not attributes.get("allowzero"):
-        shape = [data.shape[n] if size == 0 else size for n, size in enumerate(shape)]
-    return np.asarray(data.reshape(shape))
-
-
-def _unsqueeze(inputs: Sequence[Any], attributes: Attributes) -> Array:
-    axes = _axes(inputs, attributes) or ()
-    return np.asarray(np.expand_dims(inputs[0], axes))
-
-
-def _range(inputs: Sequence[Any], _: Attributes) -> Array:
-    start, limit, delta = (array.reshape(-1)[0] for array in inputs)
-    return np.arange(start, limit, delta, dtype=inputs[0].dtype)
-
-
-def _divide(inputs: Sequence[Any], _: Attributes) -> Array:
-    a, b = inputs
-    if a.dtype.kind in "iu":
-        return np.asarray(np.trunc(np.true_divide(a, b)).astype(a.dtype))
-    return np.asarray(a / b)
-
-
-def _reduce(function: Any) -> Fold:
-    def fold(inputs: Sequence[Any], attributes: Attributes) -> Array:
-        axes = _axes(inputs, attributes)
-        if axes is None and attributes.get("noop_with_empty_axes"):
-            return np.asarray(inputs[0])
-        keep = bool(attributes.get("keepdims", 1))
-        return np.asarray(function(inputs[0], axis=axes, keepdims=keep)).astype(inputs[0].dtype)
-
-    return fold
-
-
-def _map(function: Any) -> Fold:
-    def fold(inputs: Sequence[Any], _: Attributes) -> Array:
-        result = np.asarray(function(*inputs))
-        same = result.dtype.kind != "b" and inputs[-1].dtype.kind != "b"
-        return np.asarray(result.astype(inputs[-1].dtype) if same else result)
-
-    return fold
-
-
-#: ONNX operator -> the same on arrays.
-FOLDS: dict[str, Fold] = {
-    "Add": _map(np.add), "Sub": _map(np.subtract), "Mul": _map(np.multiply), "Div": _divide, "Neg": _map(np.negative),
-    "Mod": _map(np.mod), "Abs": _map(np.abs), "Sqrt": _map(np.sqrt), "Pow": _map(np.power), "Exp": _map(np.exp),
-    "Floor": _map(np.floor), "Ceil": _map(np.ceil), "Min": _map(np.minimum), "Max": _map(np.maximum),
-    "Reciprocal": _map(np.reciprocal), "Log": _map(np.log), "Sin": _map(np.sin), "Cos": _map(np.cos),
-    "Equal": _map(np.equal), "Greater": _map(np.greater), "GreaterOrEqual": _map(np.greater_equal),
-    "Less": _map(np.less), "LessOrEqual": _map(np.less_equal), "And": _map(np.logical_and),
-    "Or": _map(np.logical_or), "Not": _map(np.logical_not),
-    "Where": lambda i, a: np.asarray(np.where(*i)).astype(i[1].dtype),
-    "Gather": lambda i, a: np.asarray(np.take(i[0], i[1].astype(np.int64), axis=int(a.get("axis", 0)))),
-    "Concat": lambda i, a: np.concatenate(i, axis=int(a["axis"])),
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": lambda i, a: np.squeeze(i[0], axis=_axes(i, a)),
-    "Slice": _slice, "Reshape": _reshape, "Range": _range,
-    "Flatten": lambda i, a: i[0].reshape(int(np.prod(i[0].shape[: int(a.get("axis", 1))], dtype=np.int64)), -1),
-    "Transpose": lambda i, a: np.transpose(i[0], a.get("perm")),
-    "Expand": lambda i, a: np.asarray(i[0] * np.ones([int(s) for s in i[1]], dtype=i[0].dtype)),
-    "Tile": lambda i, a: np.tile(i[0], [int(n) for n in i[1]]),
-    "CumSum": lambda i, a: np.cumsum(i[0], axis=int(i[1].reshape(-1)[0]), dtype=i[0].dtype),
-    "ReduceSum": _reduce(np.sum), "ReduceProd": _reduce(np.prod), "ReduceMax": _reduce(np.max),
-    "ReduceMin": _reduce(np.min), "ReduceMean": _reduce(np.mean),
-}  # fmt: skip
-
-
-def result_elements(op: str, inputs: Sequence[Any]) -> int:
-    """Elements that the result of a fold has at most, known before it is made."""
-    arrays = [array for array in inputs if array is not None]
-    sizes: list[int] = [max(int(array.size), 1) for array in arrays]
-    if op == "Expand":
-        return sizes[0] * math.prod(max(int(s), 1) for s in inputs[1])
-    if op == "Tile":
-        return sizes[0] * math.prod(max(int(n), 1) for n in inputs[1])
+def result_elements(op: str, arrays: Sequence[torch.Tensor]) -> int:
+    """Elements that the result of a known operator has at most, known before it is made."""
+    sizes = [max(array.numel(), 1) for array in arrays]
+    if op in ("Expand", "Tile"):
+        return sizes[0] * math.prod(max(int(number), 1) for number in flat(arrays[1]))
     if op == "Range":
-        start, limit, delta = (float(array.reshape(-1)[0]) for array in arrays)
+        start, limit, delta = (float(flat(array)[0]) for array in arrays)
         return int(abs((limit - start) / delta)) + 1 if delta else MAX_FOLDED_ELEMENTS + 1
     if op == "Gather":
         return sizes[0] * sizes[1]
     if op == "Concat":
         return sum(sizes)
-    rank = max(array.ndim for array in arrays)
-    shape: list[int] = [max((a.shape[-d] for a in arrays if a.ndim >= d), default=1) for d in range(1, rank + 1)]
+    rank = max(array.dim() for array in arrays)
+    shape = [max((a.shape[-d] for a in arrays if a.dim() >= d), default=1) for d in range(1, rank + 1)]
     return max(math.prod(shape), *sizes)
 
 
-def fold(op: str, inputs: Sequence[Any], attributes: Attributes) -> Any:
-    """Result of the operator on arrays; None where there is no row for it or the result would be large."""
-    row = FOLDS.get(op)
-    if row is None or not inputs or result_elements(op, inputs) > MAX_FOLDED_ELEMENTS:
-        return None
-    if op in ("Min", "Max") and len(inputs) != 2:
-        return None
-    with np.errstate(all="ignore"):
-        return row(inputs, attributes)
+class FileRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Records the operators of a file, also those that PyTorch does not have."""
+
+    def source(self, tensor: torch.Tensor, kind: Any, name: str) -> int:
+        """A tensor that is there before the step; constants are kept apart from buffers in the graph."""
+        number = self.name(tensor, "buffer" if kind == "constant" else kind, name)
+        held = self._held[number]
+        if kind == "constant" and held.layout is not None:
+            held.content = self.nodes.source(kind, name, self._type(tensor, held.layout))
+            held.views = {held.layout: held.content}
+        return number
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """What a tensor is in the graph."""
+        return self._read(tensor)[0]
+
+    def opaque(
+        self, op: str, inputs: Mapping[str, torch.Tensor], attributes: Mapping[str, Attribute], types: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Record an operator of which nothing is known but the types of its results, and make these."""
+        made = [_fresh(self, type) for type in types]
+        read = [(name, *self._read(tensor)) for name, tensor in inputs.items()]
+        known = Signature(None, op, (), (), False, False, False, False, False, False)
+        self._record(known, self._paths.current(backward=False), read, list(attributes.items()), made, (), {}, 0)
+        return made
 
 
-STANDARD = ("", "ai.onnx")
-"""Names of the domain of the standard operators."""
+def _fresh(recorder: Recorder, type: TensorType) -> torch.Tensor:
+    with parts.DisableTorchFunction():
+        made: torch.Tensor = fresh(recorder.fakes, type.shape, contiguous_strides(type.shape), TORCH_DTYPES[type.dtype])
+    return made
+
+
+def scalar(recorder: Recorder) -> torch.Tensor:
+    """A number that is not recorded."""
+    return _fresh(recorder, TensorType((), "fp32"))
+
+
+class _Opaque(torch.autograd.Function):
+    """An operator without a derivative: what needs it is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Any, op: str, *_given: torch.Tensor) -> Any:
+        """The results that ``make`` records."""
+        ctx.op = op
+        return tuple(make())
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        """Nothing flows back."""
+        hint = "give --inference, in Python training=False"
+        raise UserError(f"the gradient of the operator {ctx.op!r} is not known", hint=hint)
+
+
+class Ones(torch.autograd.Function):
+    """A root of the backward pass that sends ones into tensors, as the sum of them would, and keeps none of them."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, *tensors: torch.Tensor) -> torch.Tensor:
+        """The root, of which the recorder knows nothing."""
+        ctx.types = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        return scalar(recorder)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        """Ones for each."""
+        return None, *(torch.ones(shape, dtype=dtype) for shape, dtype in ctx.types)
 
 
 class Reader:
-    """Reads one model into one table of nodes."""
+    """Runs one model under one recorder."""
 
-    def __init__(self, path: str, model: ModelProto, dims: Dims) -> None:
+    def __init__(
+        self, path: str, model: ModelProto, dims: Dims, paths: Paths, recorder: FileRecorder, *, training: bool
+    ) -> None:
         self.path = path
         self.dims = dims
-        self.nodes = Nodes()
-        self.modules: list[str] = []
-        """Module path of each node, by number."""
+        self.recorder = recorder
+        self.written = written(model.graph)
+        self.parameters: dict[str, tuple[torch.Tensor, int]] = {}
+        """What the graph reads as parameters, by name, with the numbers of their storages."""
+        self._sources: list[torch.Tensor] = []
+        """Inputs and stored tensors, which stay until the end."""
+        self._paths, self._training = paths, training
         self._model = model
         self._versions = {"" if o.domain in STANDARD else o.domain: int(o.version) for o in model.opset_import}
         self._declared: dict[str, TypeProto] = {}
         self._count = 0
         self._known: list[Tensor] = []
-        self.written = written(model.graph)
         self._owned: dict[str, Tensor] = {}
         """Tensors that are stored under the name of an equal one, by their own name."""
         self._first: dict[tuple[str, TensorType], Tensor] = {}
         """The first copy of a tensor that is not stored itself."""
 
-    def read(self) -> tuple[Value, ...]:
+    def run(self) -> list[torch.Tensor]:
         """The outputs of the graph."""
         graph = self._model.graph
         names: dict[str, Tensor] = {}
@@ -189,30 +163,51 @@ class Reader:
         self.dims.check()
         for name, type in types:
             assert type is not None
-            names[name] = Tensor.of_value(name, self.nodes.source("input", name, type))
+            names[name] = Tensor(name, type.shape, type.dtype, kind="input")
+            self.live(names[name])
         self._graph(graph, names)
-        outputs = [self._output(names, value.name) for value in graph.output]
-        if not outputs:
+        if not graph.output:
             raise InputFileError(self.path, "its graph has no outputs")
-        self._fill_modules("")
-        return tuple(outputs)
+        return [self._output(names, value.name) for value in graph.output]
+
+    def live(self, given: Tensor, kind: str = "constant") -> torch.Tensor:
+        """The fake tensor of a name; a stored one becomes a source of the graph when it is first asked for."""
+        if given.parts is not None:
+            raise ValueError(f"{given.name!r} is a sequence, where a tensor is needed")
+        if given.value is None:
+            given.kind = given.role(kind)
+            made = _fresh(self.recorder, given.type)
+            number = self.recorder.source(made, given.kind, given.name)
+            if given.kind == "parameter":
+                self.parameters[given.name] = made.requires_grad_(self._training and given.dtype in FLOATS), number
+            self._sources.append(made)
+            given.value = made
+        return given.value
 
     def _graph(self, graph: GraphProto, names: dict[str, Tensor]) -> None:
         self._declared |= {value.name: value.type for value in (*graph.value_info, *graph.output)}
-        for node in graph.node:
+        nodes = _needed(graph)
+        left = Counter(name for node in nodes for name in _read(node))
+        left.update(value.name for value in graph.output)
+        for node in nodes:
             self._count += 1
-            if self._count > MAX_NODES or len(self.nodes) > 4 * MAX_NODES:
+            if self._count > MAX_NODES or len(self.recorder.calls) > 4 * MAX_NODES:
                 raise InputFileError(self.path, f"more than {MAX_NODES} nodes")
             try:
-                self._node(node, names)
+                with self._paths.inside_of(module_path(node)):
+                    self._node(node, names, left)
             except InputFileError:
                 raise
             except (UserError, ValueError) as problem:
                 raise self._refused(node, names, shorten(str(problem), 300) or "cannot be read") from None
-            except (TypeError, LookupError, ArithmeticError, AttributeError) as problem:
-                what = f"{type(problem).__name__}: {shorten(str(problem), 100)}"
+            except (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as problem:
+                first = next(iter(str(problem).splitlines()), "")
+                what = f"{type(problem).__name__}: {shorten(first, 200)}"
                 raise self._refused(node, names, f"its inputs or attributes do not fit it ({what})") from None
-            self._fill_modules(module_path(node))
+            left.subtract(_read(node))
+            for name in dict.fromkeys(_read(node)):
+                if not left[name]:  # what nothing reads any more is freed
+                    names.pop(name, None)
 
     def _refused(self, node: NodeProto, names: Mapping[str, Tensor], text: str) -> InputFileError:
         """The error for a node, with what the file gives it."""
@@ -221,46 +216,30 @@ class Reader:
         hint = f"inputs: {shorten(inputs, 300)}; attributes: {shorten(attributes)}"
         return InputFileError(self.path, f"node {shorten(node.name)!r} ({node.op_type}): {text}", hint=hint)
 
-    def _fill_modules(self, path: str) -> None:
-        self.modules += [path] * (len(self.nodes) - len(self.modules))
+    # -- what was read ------------------------------------------------------------------------------------------------
 
-    def constants(self) -> dict[str, NDArray[Any]]:
+    def constants(self) -> dict[str, torch.Tensor]:
         """Numbers of the sources that are known: small ones that were computed while reading."""
-        found: dict[str, NDArray[Any]] = {}
-        for tensor in self._known:
-            if tensor.array is not None and tensor.value is not None and tensor.value.node.op in SOURCES:
-                found.setdefault(str(tensor.value.node.attribute("name")), tensor.array)
-        return found
+        return {one.name: one.array for one in self._known if one.array is not None and one.value is not None}
 
     def protos(self) -> dict[str, TensorProto]:
         """The stored tensors that the graph reads, by the name of their source."""
-        return {
-            str(tensor.value.node.attribute("name")): tensor.stored
-            for tensor in self._known
-            if tensor.stored is not None and tensor.value is not None and tensor.value.node.op in SOURCES
-        }
+        return {one.name: one.stored for one in self._known if one.stored is not None and one.value is not None}
 
-    def others(self) -> dict[str, list[TensorType]]:
-        """Types of the stored buffers and constants; parameters that nothing reads are neither."""
-        found: dict[str, list[TensorType]] = {"buffers": [], "constants": []}
+    def stored(self) -> dict[str, list[TensorType]]:
+        """Types of the parameters that the graph reads, and of all stored buffers and constants."""
+        types = [TensorType(tuple(one.shape), dtype_name(one.dtype)) for one, _ in self.parameters.values()]
+        found: dict[str, list[TensorType]] = {"parameters": types, "buffers": [], "constants": []}
         for tensor in {id(tensor): tensor for tensor in self._known}.values():
-            kind = self._kind(tensor)
-            if tensor.stored is not None and kind != "parameter":
-                found[f"{kind}s"].append(tensor.type)
+            if tensor.stored is not None and tensor.role() != "parameter":
+                found[f"{tensor.role()}s"].append(tensor.type)
         return found
 
     def notes(self) -> tuple[str, ...]:
         """Why the module that was exported may have other parameters than the graph."""
         numbered = [tensor for tensor in self._known if FOLDED.fullmatch(tensor.name) and tensor.stored is not None]
-        numbered = [tensor for tensor in numbered if tensor.type.dtype in FLOATS and tensor.type.elements > 1]
-        names = dict.fromkeys(tensor.name for tensor in numbered if self._kind(tensor) == "constant")
-        return self.written.notes(list(names))
-
-    def _kind(self, tensor: Tensor) -> str:
-        """``parameter``, ``buffer`` or ``constant``."""
-        if tensor.value is not None and tensor.value.node.op in SOURCES:
-            return tensor.value.node.op
-        return tensor.role()
+        numbered = [tensor for tensor in numbered if tensor.dtype in FLOATS and tensor.type.elements > 1]
+        return self.written.notes(list(dict.fromkeys(one.name for one in numbered if one.role() == "constant")))
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -274,25 +253,24 @@ class Reader:
             if name in names:
                 names[name] = self._copy(name, source, transposed, names)
         for sparse in graph.sparse_initializer:
-            dense = self._proto(sparse.values.name, sparse.values, weight=True)
-            type = dense.type.with_shape(*(int(size) for size in sparse.dims))
-            names[sparse.values.name] = Tensor(sparse.values.name, type, weight=True)
+            name, dense = sparse.values.name, self._proto(sparse.values.name, sparse.values, weight=True)
+            names[name] = Tensor(name, tuple(int(size) for size in sparse.dims), dense.dtype, weight=True)
 
     def _copy(self, name: str, source: str, transposed: bool, names: Mapping[str, Tensor]) -> Tensor:
         """A stored tensor that has the elements of another one: that one, or its transpose."""
         copy = names[name]
         kept = names.get(source) or self._first.setdefault((source, copy.type), copy)
-        if kept is copy or copy.type.dtype != kept.type.dtype:
+        if kept is copy or copy.dtype != kept.dtype:
             return copy
-        if transposed and kept.type.shape[::-1] == copy.type.shape:
-            return Tensor.of_value(name, views.t(self.nodes, kept.of(self.nodes, "parameter")))
-        return kept if kept.type == copy.type else copy
+        if transposed and kept.shape[::-1] == copy.shape:
+            return Tensor(name, copy.shape, copy.dtype, value=self.live(kept, "parameter").t())
+        return kept if kept.shape == copy.shape else copy
 
     def _own(self, name: str, equal: Tensor) -> Tensor:
         """A parameter or buffer of the module that the file stores under the name of an equal one."""
         if name not in self._owned:
             self._owned[name] = Tensor(
-                name, equal.type, stored=equal.stored, weight=GENERATED.fullmatch(name) is None,
+                name, equal.shape, equal.dtype, stored=equal.stored, weight=GENERATED.fullmatch(name) is None,
                 kind=self.written.kinds.get(name),
             )  # fmt: skip
             self._known.append(self._owned[name])
@@ -309,8 +287,8 @@ class Reader:
                 found[index] = self._own(owner, given)
         name, elements = self.written.removed.get((output, len(found)), ("", 0))
         if name and found[-1] is not None:
-            type = found[-1].type.with_shape(elements)
-            found.append(self._owned.setdefault(name, Tensor(name, type, weight=True, kind="parameter")))
+            zeros = Tensor(name, (elements,), found[-1].dtype, weight=True, kind="parameter")
+            found.append(self._owned.setdefault(name, zeros))
         return found
 
     def _proto(self, name: str, proto: TensorProto, *, weight: bool) -> Tensor:
@@ -325,28 +303,29 @@ class Reader:
             raise InputFileError(self.path, f"{shorten(name)!r} is read before it is made", hint="sort its nodes")
         return names[name]
 
-    def _output(self, names: dict[str, Tensor], name: str) -> Value:
+    def _output(self, names: dict[str, Tensor], name: str) -> torch.Tensor:
         try:
-            return self._find(names, name).of(self.nodes)
+            return self.live(self._find(names, name))
         except ValueError as problem:
             raise InputFileError(self.path, f"output {shorten(name)!r}: {problem}") from None
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def _node(self, node: NodeProto, names: dict[str, Tensor]) -> None:
+    def _node(self, node: NodeProto, names: dict[str, Tensor], read: Mapping[str, int]) -> None:
         domain = "" if node.domain in STANDARD else node.domain
         inputs = self._inputs(node, names)
         attributes = {a.name: _attribute(a) for a in node.attribute if not a.HasField("g") and not a.graphs}
-        version = self._versions.get(domain, 1)
-        call = OnnxCall(self.nodes, node.op_type, version, inputs, attributes, list(node.output))
+        version, outputs = self._versions.get(domain, 1), [name if read[name] else "" for name in node.output]
+        call = OnnxCall(node.op_type, version, inputs, attributes, outputs, self.live)
         results = self._results(call, node, domain, names)
         for name, result in zip(node.output, results, strict=False):
             if name and result is not None:
                 if name in names:
                     raise ValueError(f"{shorten(name)!r} is made twice")
                 names[name] = _tensor(name, result)
-                self._known.append(names[name])
-        for name in node.output:
+                if names[name].array is not None:
+                    self._known.append(names[name])
+        for name in outputs:
             if name and name not in names:
                 raise ValueError(f"its output {shorten(name)!r} cannot be computed")
 
@@ -357,28 +336,35 @@ class Reader:
             taken = self._branch(call, node, names)
             if taken is not None:
                 return taken
-        arrays = [None if given is None else given.array for given in call.inputs]
-        unknown = [given for given in call.inputs if given is not None and given.array is None]
-        if domain == "" and arrays and not unknown:
-            known = fold(node.op_type, arrays, call.attributes)
-            if known is not None:
-                return [known]
         found = ROWS.get((domain, node.op_type))
-        result = None if found is None else found(call)
+        result = None if found is None else _folded(call, found) if domain == "" else None
+        if result is None and found is not None:
+            with contextlib.suppress(NotImplementedError):  # an element type that has no kernel
+                result = found(call)
         if result is None:
-            outer = sorted(name for graph in _graphs(node) for name in captured(graph))
-            read = [self._find(names, name) for name in outer]
-            return opaque(call, node, self._declared, self.dims, read)
+            return self._opaque(call, node, names)
         return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def _opaque(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any]:
+        """A node that computes something unknown from its inputs and from what its sub-graphs read."""
+        outer = [self._find(names, name) for name in sorted(_outer(node))]
+        types = types_of_opaque(call, node, self._declared, self.dims)
+        given = {f"input{n}": self.live(one) for n, one in enumerate([*call.inputs, *outer]) if one is not None}
+        op = f"onnx.{node.domain}::{node.op_type}" if node.domain else f"onnx::{node.op_type}"
+        wanted = [type for type in types if type is not None]
+        apply: Any = _Opaque.apply
+        make = partial(self.recorder.opaque, op, given, plain(call.attributes), wanted)
+        made = iter(apply(make, op, *given.values()))
+        return [None if type is None else next(made) for type in types]
 
     def _constant(self, node: NodeProto, call: OnnxCall) -> Any:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 return self._proto(node.output[0], attribute.t, weight=False)
-        for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
-                            ("value_ints", np.int64)):  # fmt: skip
+        for name, dtype in (("value_float", torch.float32), ("value_floats", torch.float32),
+                            ("value_int", torch.int64), ("value_ints", torch.int64)):  # fmt: skip
             if name in call.attributes:
-                return np.array(call.attributes[name], dtype=dtype)
+                return real(call.attributes[name], dtype)
         raise ValueError("a constant of this form cannot be read")
 
     def _branch(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any] | None:
@@ -386,7 +372,7 @@ class Reader:
         condition = call.tensor(0).array
         if condition is None:
             return None
-        wanted = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+        wanted = "then_branch" if flat(condition)[0] else "else_branch"
         graph = next((attribute.g for attribute in node.attribute if attribute.name == wanted), None)
         if graph is None:
             raise ValueError(f"it has no {wanted}")
@@ -396,6 +382,44 @@ class Reader:
         return [self._find(inner, value.name) for value in graph.output]
 
 
+def _folded(call: OnnxCall, row: Any) -> Any:
+    """The result on known numbers; None where some are not known, or the result would be large."""
+    given = [one for one in call.inputs[: 1 if call.op == "CastLike" else None] if one is not None]
+    known = [one.array for one in given if one.array is not None]
+    if call.op not in FOLDS or not known or len(known) < len(given):
+        return None
+    if result_elements(call.op, known) > MAX_FOLDED_ELEMENTS:
+        return None
+    call.folding = True
+    try:
+        with parts.without_modes(), torch.no_grad():
+            return row(call)
+    except NotImplementedError:  # of an element type that has no kernel
+        return None
+    finally:
+        call.folding = False
+
+
+def _needed(graph: GraphProto) -> list[NodeProto]:
+    """The nodes that the outputs of a graph need, in order."""
+    read, kept = {value.name for value in graph.output}, []
+    for node in reversed(graph.node):
+        if not read.isdisjoint(node.output):
+            kept.append(node)
+            read.update(_read(node))
+    return kept[::-1]
+
+
+def _read(node: NodeProto) -> list[str]:
+    """Names that a node reads, those that its sub-graphs read among them."""
+    return [*(name for name in node.input if name), *_outer(node)]
+
+
+def _outer(node: NodeProto) -> set[str]:
+    """Names that the sub-graphs of a node read from outside."""
+    return {name for graph in _graphs(node) for name in captured(graph)}
+
+
 def _given(name: str, names: Mapping[str, Tensor]) -> str:
     """An input of a node with its type: ``x fp32[4, 4]``."""
     found = names.get(name)
@@ -403,18 +427,19 @@ def _given(name: str, names: Mapping[str, Tensor]) -> str:
         return shorten(name, 40) or "nothing"
     if found.parts is not None:
         return f"{shorten(name, 40)}, a sequence of {len(found.parts)}"
-    return f"{shorten(name, 40)} {found.type.dtype}{list(found.type.shape)}"
+    return f"{shorten(name, 40)} {found.dtype}{list(found.shape)}"
 
 
 def _tensor(name: str, result: Any) -> Tensor:
+    """What a row made under the name of an output."""
     if isinstance(result, Tensor):
         return result
-    if isinstance(result, Value):
-        return Tensor.of_value(name, result)
-    return Tensor.known(name, np.asarray(result))
+    shape, dtype = tuple(result.shape), dtype_name(result.dtype)
+    known = type(result) is torch.Tensor
+    return Tensor(name, shape, dtype, **{"array" if known else "value": result})
 
 
-def _graphs(node: NodeProto) -> Iterable[GraphProto]:
+def _graphs(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

@@ -1,23 +1,25 @@
-"""An ONNX file as a graph, and as the program of a step: forward, and for training the derived backward pass."""
+"""An ONNX file as the program of a step: what PyTorch runs for its operators, and in training to go back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptime.captured.autodiff import gradients
-from steptime.captured.graph.program import Graph, Node, Nodes, Program, TensorType
-from steptime.captured.graph.schedule import program_of
+from steptime.captured.graph.program import Graph, Node, Nodes, Parameter, Program, TensorType
 from steptime.captured.onnx.load import load_model, stored_array
 from steptime.captured.onnx.tensor import Dims
 from steptime.errors import InputFileError
-from steptime.model.spec import FLOATS
+from steptime.registry import require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import TensorProto
+    from torch import Tensor
+
+    from steptime.captured.onnx.reader import Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +31,18 @@ class Stored:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OnnxModel:
     """A model read from an ONNX file."""
 
-    name: str
+    program: Program
+    """What was recorded: the forward pass, in training the backward pass."""
     graph: Graph
+    """The forward pass."""
     nodes: Nodes
     """The table of its nodes, for what is derived from it."""
-    modules: tuple[str, ...]
-    """Module path of each node, by the number of the node; empty where the exporter has not written it."""
-    constants: Mapping[str, NDArray[Any]]
+    constants: Mapping[str, Tensor]
     """Numbers of constants that were known while reading, by the name of the source."""
-    source: str
-    """What made the file, for provenance."""
     stored: Mapping[str, Stored]
     """What is stored as ``parameters``, ``buffers`` and ``constants``; of the parameters those that the graph reads."""
     notes: tuple[str, ...]
@@ -63,44 +63,109 @@ class OnnxModel:
     @property
     def parameter_count(self) -> int:
         """Elements of all parameters that the graph reads, shared ones once."""
-        return sum(node.outputs[0].elements for node in self.graph.sources("parameter"))
+        return self.program.parameter_count
 
-    def module(self, node: Node) -> str:
-        """Module path of a node."""
-        return self.modules[node.number] if node.number < len(self.modules) else ""
+    @cached_property
+    def modules(self) -> Mapping[Node, str]:
+        """Module path of each node; empty where the exporter has not written it."""
+        return {call.node: call.module for call in self.program.calls}
 
 
-def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None) -> OnnxModel:
+def read_onnx(path: Path | str, *, dims: Mapping[str, int] | None = None, training: bool = False) -> OnnxModel:
     """Read an ONNX file.
 
-    Every operator that has a row in the table becomes the ATen operators that PyTorch runs for it; another one stays
-    as ``onnx::Name`` with its output types. Sums on shapes are done while reading. Stored tensors become sources with
+    Every operator that has a row in the table becomes calls of PyTorch, which are recorded; another one stays as
+    ``onnx::Name`` with its output types. Sums on shapes are done while reading. Stored tensors become sources with
     their types only: parameters, buffers and constants of the module, as far as the exporter has written it.
+
+    The file says nothing of a loss or an optimiser: in training, gradients of ones flow into every floating-point
+    output, as from the sum of them, and there is no optimiser phase. Layers are as the file has them; a file exported
+    for inference normalises by its running statistics and drops nothing out.
 
     Args:
         path: the file.
         dims: sizes for what the file leaves open, by symbol, for instance ``{"batch": 8}``; a size without a name is
             called ``input.dim``, for instance ``pixels.0``.
+        training: with the backward pass.
 
     Raises:
-        InputFileError: the file is damaged, too large, hostile, or has an operator whose output types are unknown.
-        UserError: sizes are open and not given, or the ``onnx`` library is not installed.
+        InputFileError: the file is damaged, too large, hostile, or has an operator whose output types are unknown; with
+            ``training``, it has no weights.
+        UserError: sizes are open and not given, or the ``onnx`` library or PyTorch is not installed; with
+            ``training``, the gradient of an operator is not known.
     """
     path = Path(path)
     model = load_model(path)
-    from steptime.captured.onnx.reader import Reader
+    require("torch", "reading an ONNX file")
+    import torch
 
-    reader = Reader(str(path), model, Dims(str(path), dims))
-    outputs = reader.read()
-    source = f"{model.producer_name} {model.producer_version}".strip()
-    graph = Graph(outputs)
-    types = {"parameters": [node.outputs[0] for node in graph.sources("parameter")], **reader.others()}
-    stored = {kind: _total(found) for kind, found in types.items()}
+    from steptime.captured import torch_parts as parts
+    from steptime.captured.onnx.reader import FileRecorder, Reader
+    from steptime.captured.record.environment import capturing
+    from steptime.captured.record.recorder import Paths
+
+    with capturing(torch.nn.Module(), (), name=str(path), training=training) as (_, replaced):
+        paths = Paths(torch.nn.Module())
+        recorder = FileRecorder(paths, replaced.mode)
+        reader = Reader(str(path), model, Dims(str(path), dims), paths, recorder, training=training)
+        with paths.watching(), recorder, parts.DisableTorchFunction(), torch.set_grad_enabled(training):
+            outputs = reader.run()
+            graph = Graph(tuple(recorder.value(output) for output in outputs))
+            if training:
+                _backward(str(path), reader, outputs)
+        producer = f"{model.producer_name} {model.producer_version}".strip()
+        program = Program(
+            name=path.stem, calls=tuple(recorder.calls), storages=recorder.storages(),
+            parameters=tuple(_parameters(reader, training=training)), batch=_batch(graph),
+            source=f"ONNX file {path.name}" + (f", exported by {producer}" if producer else ""),
+            assumed=tuple(recorder.fakes.values.assumed),
+        )  # fmt: skip
     return OnnxModel(
-        name=path.stem, graph=graph, nodes=reader.nodes, modules=tuple(reader.modules), constants=reader.constants(),
-        source=source, stored=stored, notes=reader.notes(), outputs=tuple(value.name for value in model.graph.output),
-        protos=reader.protos(),
+        program=program, graph=graph, nodes=recorder.nodes, constants=reader.constants(),
+        stored={kind: _total(found) for kind, found in reader.stored().items()}, notes=reader.notes(),
+        outputs=tuple(value.name for value in model.graph.output), protos=reader.protos(),
     )  # fmt: skip
+
+
+def _backward(path: str, reader: Reader, outputs: list[Tensor]) -> None:
+    """Gradients of ones into every floating-point output; the outputs themselves are let go."""
+    from steptime.captured import torch_parts as parts
+    from steptime.captured.onnx.reader import Ones, scalar
+
+    if not reader.parameters:
+        hint = "give --inference, in Python training=False"
+        raise InputFileError(path, "it has no weights, so there is nothing to train", hint=hint)
+    floating = [output for output in outputs if output.is_floating_point()]
+    if not floating:
+        raise InputFileError(path, "none of its outputs is floating-point, so nothing flows back")
+    apply: Any = Ones.apply
+    root, seed = apply(reader.recorder, *floating), scalar(reader.recorder)
+    outputs.clear()
+    floating.clear()
+    with reader.recorder.in_phase("backward"):
+        if root.requires_grad:
+            parts.engine.run_backward((root,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    for name, (weight, _) in reader.parameters.items():
+        if weight.grad is not None:
+            reader.recorder.name(weight.grad, "gradient", f"{name}.grad")
+
+
+def _parameters(reader: Reader, *, training: bool) -> list[Parameter]:
+    """The weights; without gradients nothing is known of training, and floating-point ones count as trained."""
+    from steptime.captured.record.values import dtype_name
+
+    return [
+        Parameter(
+            name=name, storage=number, elements=weight.numel(), size_bytes=weight.untyped_storage().nbytes(),
+            trained=weight.grad is not None if training else weight.is_floating_point(), dtype=dtype_name(weight.dtype),
+        )
+        for name, (weight, number) in reader.parameters.items()
+    ]  # fmt: skip
+
+
+def _batch(graph: Graph) -> int | None:
+    """First dim of the first input that has one."""
+    return next((node.outputs[0].shape[0] for node in graph.sources("input") if node.outputs[0].rank), None)
 
 
 def _total(types: Sequence[TensorType]) -> Stored:
@@ -109,39 +174,5 @@ def _total(types: Sequence[TensorType]) -> Stored:
 
 
 def program_of_file(path: Path | str, *, dims: Mapping[str, int] | None = None, training: bool = True) -> Program:
-    """The forward pass of an ONNX file, followed in training by the backward pass that follows from it.
-
-    The file says nothing of a loss or an optimiser: gradients of ones flow into every floating-point output, as from
-    the sum of them, and there is no optimiser phase. Layers are as the file has them; a file exported for inference
-    normalises by its running statistics and drops nothing out.
-
-    Args:
-        path: the file.
-        dims: sizes for what the file leaves open, by symbol.
-        training: with the backward pass.
-
-    Raises:
-        InputFileError: the file cannot be read; with ``training``, it has no weights.
-        UserError: sizes are missing; with ``training``, the gradient of an operator is not known.
-    """
-    return program_of_model(read_onnx(path, dims=dims), str(path), training=training)
-
-
-def program_of_model(model: OnnxModel, path: str, *, training: bool) -> Program:
-    """The same for a model that was read."""
-    source = f"ONNX file {Path(path).name}" + (f", exported by {model.source}" if model.source else "")
-    first = next((node.outputs[0].shape for node in model.graph.sources("input") if node.outputs[0].rank), ())
-    batch = first[0] if first else None
-    if not training:
-        return program_of(model.graph, name=model.name, module=model.module, source=source, batch=batch)
-    if not model.graph.sources("parameter"):
-        hint = "give --inference, in Python training=False"
-        raise InputFileError(path, "it has no weights, so there is nothing to train", hint=hint)
-    if not any(value.type.dtype in FLOATS for value in model.graph.outputs):
-        raise InputFileError(path, "none of its outputs is floating-point, so nothing flows back")
-    derived = gradients(model.nodes, model.graph)
-    return program_of(
-        model.graph, name=model.name, source=source, batch=batch,
-        module=lambda node: model.module(derived.origins.get(node, node)),
-        backward=derived.backward, gradients=derived.wanted,
-    )  # fmt: skip
+    """The program of :func:`read_onnx` alone."""
+    return read_onnx(path, dims=dims, training=training).program

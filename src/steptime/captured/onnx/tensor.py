@@ -1,4 +1,4 @@
-"""What a name of an ONNX graph stands for: a value of our graph, numbers that are known, or both; and open sizes."""
+"""What a name of an ONNX graph stands for: a tensor that is computed, numbers that are known, or both; open sizes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.captured.aten.views import tensor_type
-from steptime.captured.graph.program import Nodes, TensorType, Value
+from steptime.captured.graph.program import TensorType
+from steptime.captured.graph.strides import tensor_type
 from steptime.errors import FieldError, InputFileError, UnknownNameError, UserError, shorten
 from steptime.model.spec import FLOATS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    import torch
     from onnx import TensorProto, TensorShapeProto, ValueInfoProto
-
-    Array = NDArray[Any]
-
 
 MAX_FOLDED_ELEMENTS = 2**20
 """Elements of an array that is computed or held while a file is read; what is larger stays a node of the graph."""
@@ -36,11 +33,8 @@ DTYPES = {
     11: "fp64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bf16", 17: "fp8", 18: "fp8",
     19: "fp8_e5m2", 20: "fp8_e5m2", 21: "uint8", 22: "int8",
 }  # fmt: skip
-
-_NUMPY = {
-    "float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16", "bool": "bool",
-    "complex64": "complex64", "complex128": "complex128", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8_e5m2",
-}  # fmt: skip
+PACKED = (21, 22)
+COMPLEX = ("complex64", "complex128")
 
 
 def dtype_of(number: int) -> str:
@@ -52,11 +46,6 @@ def dtype_of(number: int) -> str:
     if number not in DTYPES:
         raise UserError(f"tensors of ONNX element type {number} cannot be read", hint="text and packed types have none")
     return DTYPES[number]
-
-
-def dtype_of_array(array: Array) -> str:
-    """Our name of the element type of an array."""
-    return _NUMPY.get(array.dtype.name, array.dtype.name)
 
 
 GENERATED = re.compile(r"val_\d+|const\w*_\d+|onnx::\w+|.*/Constant\w*|.*lifted_tensor\w*|_tensor_constant\d+")
@@ -79,26 +68,24 @@ class Tensor:
     """One name of an ONNX graph."""
 
     name: str
-    type: TensorType
-    value: Value | None = None
-    array: Array | None = None
+    shape: tuple[int, ...]
+    dtype: str
+    value: torch.Tensor | None = None
+    array: torch.Tensor | None = None
     """Its numbers, where they were computed or are an integer or a single constant."""
     stored: TensorProto | None = None
     """Its numbers in the file, where they are not needed to know shapes."""
     weight: bool = False
     """It is stored by itself as a weight would be: floating-point and no scalar."""
     kind: str | None = None
-    """``parameter``, ``buffer`` or ``constant``, where the file says so."""
+    """``parameter``, ``buffer`` or ``constant``, where the file says so or the graph has read it as such."""
     parts: list[Tensor] | None = None
     """It is a sequence of these; its own type is then that of none of them."""
 
-    def of(self, nodes: Nodes, kind: str = "constant") -> Value:
-        """The value in our graph; a stored tensor becomes a source when it is first asked for."""
-        if self.parts is not None:
-            raise ValueError(f"{self.name!r} is a sequence, where a tensor is needed")
-        if self.value is None:
-            self.value = nodes.source(self.role(kind), self.name, self.type)
-        return self.value
+    @property
+    def type(self) -> TensorType:
+        """Shape and element type."""
+        return TensorType(self.shape, self.dtype)
 
     def role(self, read_as: str = "constant") -> str:
         """``parameter``, ``buffer`` or ``constant``.
@@ -112,21 +99,24 @@ class Tensor:
         named = self.stored is not None and GENERATED.fullmatch(self.name) is None
         if read_as == "buffer" or (named and self.name.rpartition(".")[2] in BUFFERS):
             return "buffer"
-        if self.type.dtype not in FLOATS:
+        if self.dtype not in FLOATS:
             return "buffer" if named and "." in self.name else "constant"
         if self.weight:
             return "parameter"
         filled = self.uniform() is not None and not (self.stored is not None and FOLDED.fullmatch(self.name))
-        return "parameter" if read_as == "parameter" and self.type.rank and not filled else "constant"
+        return "parameter" if read_as == "parameter" and self.shape and not filled else "constant"
 
     def uniform(self) -> float | None:
         """The one number that all its elements are, where they are known: exporters fill in zeros and ones."""
-        if self.array is None or not self.array.size or self.array.dtype.kind not in "fiu":
+        if self.array is None or not self.array.numel() or self.dtype in ("bool", *COMPLEX):
             return None
-        first = self.array.reshape(-1)[0]
-        return float(first) if bool((self.array == first).all()) else None
+        from steptime.captured.torch_parts import without_modes
 
-    def numbers(self) -> Array | None:
+        with without_modes():
+            numbers = self.array.double().reshape(-1)
+            return float(numbers[0]) if bool((numbers == numbers[0]).all()) else None
+
+    def numbers(self) -> torch.Tensor | None:
         """Its numbers, read from the file where they are in it; None where they are not known."""
         if self.array is None and self.stored is not None:
             return read_array(self.stored)
@@ -139,39 +129,45 @@ class Tensor:
         return next((shorten(entry.value) for entry in entries if entry.key == "location"), None)
 
     @classmethod
-    def known(cls, name: str, array: Array) -> Tensor:
-        """A tensor whose numbers are known."""
-        return cls(name, tensor_type(array.shape, dtype_of_array(array)), array=array)
-
-    @classmethod
-    def of_value(cls, name: str, value: Value) -> Tensor:
-        """A tensor that is computed."""
-        return cls(name, value.type, value=value)
-
-    @classmethod
     def of_proto(cls, name: str, proto: TensorProto, *, weight: bool) -> Tensor:
         """A tensor that the file stores; ``weight``: where it could be one."""
         type = tensor_type(proto.dims, dtype_of(proto.data_type))
         named = GENERATED.fullmatch(proto.name) is None or type.elements > MAX_FOLDED_ELEMENTS
         weight = weight and named and type.dtype in FLOATS and type.rank > 0
-        made = cls(name, type, stored=proto, weight=weight)
-        if not weight:
-            made.array = read_array(proto)
-        return made
+        array = None if weight else read_array(proto)
+        return cls(name, type.shape, type.dtype, array=array, stored=proto, weight=weight)
 
 
-def read_array(proto: TensorProto) -> Array | None:
+def flat(array: torch.Tensor) -> list[Any]:
+    """All numbers of a tensor, in order."""
+    found = array.tolist()
+    for _ in range(array.dim() - 1):
+        found = [number for row in found for number in row]
+    return found if array.dim() else [found]
+
+
+def read_array(proto: TensorProto) -> torch.Tensor | None:
     """Numbers of a stored tensor; None where it is large or its data are in another file.
 
     Raises:
+        UserError: its element type has no name.
         ValueError: there are more or fewer data than its shape needs.
     """
+    if proto.external_data or proto.data_location == proto.EXTERNAL or math.prod(proto.dims) > MAX_FOLDED_ELEMENTS:
+        return None
+    import torch
     from onnx import numpy_helper
 
-    elements = math.prod(proto.dims)
-    if proto.external_data or proto.data_location == proto.EXTERNAL or elements > MAX_FOLDED_ELEMENTS:
-        return None
-    return np.asarray(numpy_helper.to_array(proto))
+    from steptime.captured import torch_parts as parts
+    from steptime.captured.record.values import TORCH_DTYPES
+
+    dtype = TORCH_DTYPES[dtype_of(proto.data_type)]
+    array = np.array(numpy_helper.to_array(proto), order="C")
+    if array.dtype.kind == "V":  # types that NumPy does not have
+        packed = proto.data_type in PACKED
+        array = array.astype(np.int8) if packed else array.view(f"u{array.dtype.itemsize}")
+    with parts.without_modes():
+        return torch.from_numpy(array).view(dtype)
 
 
 class Dims:

@@ -8,7 +8,7 @@ from typing import Any
 from steptime.captured.graph import Program
 from steptime.registry import require
 
-__all__ = ["capture", "require_torch"]
+__all__ = ["capture", "jvp", "require_torch"]
 
 
 def require_torch() -> None:
@@ -39,3 +39,37 @@ def capture(module: Any, inputs: Sequence[Any] | Mapping[str, Any], **options: A
     from steptime.captured.record import step
 
     return step.capture(module, inputs, **options)
+
+
+def jvp(
+    module: Any,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    of: str | Sequence[str] = "inputs",
+    *,
+    training: bool = False,
+    name: str = "",
+) -> Program:
+    r"""Record the forward pass of a module with its Jacobian-vector product, :math:`\dot y = J \dot x`.
+
+    The operators are those that PyTorch runs for ``torch.func.jvp``: beside each operator its tangent, so that what no
+    later operator reads is freed at once. The tangents :math:`\dot x` are further inputs, named ``tangent.NAME``. The
+    result is costed as any program is: ``steptime.profile(program, device)``.
+
+    Args:
+        module: a ``torch.nn.Module`` or a program of ``torch.export``; its weights are not read.
+        inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
+        of: what has a tangent: ``"inputs"``, ``"parameters"``, or names of inputs (``input.0``) and parameters.
+        training: in training mode, with dropout; otherwise in evaluation mode.
+        name: for reports.
+
+    Returns:
+        A program whose outputs are those of the module, then their tangents.
+
+    Raises:
+        UserError: PyTorch is not installed, nothing has that name, or no output depends on it.
+        CaptureError: the module raises, or PyTorch has no forward derivative of an operator in it.
+    """
+    require_torch()
+    from steptime.captured.record import tangents
+
+    return tangents.jvp(module, inputs, of, training=training, name=name)

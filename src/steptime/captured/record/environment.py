@@ -21,6 +21,7 @@ from steptime.captured import torch_parts as parts
 from steptime.captured.record.compiler import compiling_nothing
 from steptime.captured.record.fake import Replaced, all_modules, take_weights
 from steptime.captured.record.guards import unread
+from steptime.captured.record.higher_order import RULES
 from steptime.captured.record.problems import explaining
 from steptime.captured.record.results import NEW, RESULTS
 from steptime.captured.record.values import DEVICE, Values, tensors_in
@@ -167,6 +168,10 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        rule = RULES.get(func.name()) if isinstance(func, parts.HigherOrderOperator) else None
+        if rule is not None:
+            with self:
+                return rule(self._values, *args, **kwargs)
         if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
             args = (parts.pytree.tree_map_only(parts.FakeTensor, self._number, args[0]), *args[1:])
         if func in _READS and isinstance(args[0], parts.FakeTensor):
@@ -227,6 +232,7 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
         stack.enter_context(_state_kept(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(parts.masks_not_read())
+        stack.enter_context(parts.flexible_attention_on_any_device())
         stack.enter_context(_said_once())
         stack.enter_context(parts.conversions_to_the_same())
         stack.enter_context(fakes)

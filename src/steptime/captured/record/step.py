@@ -214,18 +214,25 @@ def _run(
         module.paths = paths
     recorder = kind(paths, replaced.mode, options.nonzero_share)
     with parts.DisableTorchFunction():
-        parameters = _named(recorder, whole, arguments, optimizer)
+        parameters = named(recorder, whole, arguments, optimizer)
     with paths.watching(), recorder:
         _step(recorder, whole, arguments, optimizer, options, seen)
+    return recorded(recorder, options.name, whole, parameters, arguments)
+
+
+def recorded(
+    recorder: Recorder, name: str, module: torch.nn.Module, parameters: tuple[Parameter, ...], arguments: Any
+) -> Program:
+    """What a recorder has seen of a module, as a program."""
     return Program(
-        name=options.name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
-        modules={path: type(child).__name__ for path, child in whole.named_modules()},
+        name=name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
+        modules={path: type(child).__name__ for path, child in module.named_modules()},
         source=f"PyTorch {torch.__version__.split('+')[0]}, fake tensors", batch=_batch(arguments),
-        assumed=tuple(replaced.values.assumed),
+        assumed=tuple(recorder.fakes.values.assumed),
     )  # fmt: skip
 
 
-def _named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any) -> tuple[Parameter, ...]:
+def named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any = None) -> tuple[Parameter, ...]:
     """Tell the recorder what exists before the step."""
     found = []
     for name, weight in module.named_parameters():

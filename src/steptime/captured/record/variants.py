@@ -13,15 +13,17 @@ from torch.utils import checkpoint as recompute
 
 from steptime.captured import torch_parts as parts
 from steptime.captured.graph.segments import Checkpoint, Saves, Tree, leaves
+from steptime.captured.ops import of_family
 from steptime.captured.record.factory import SIZES, found_factory
 from steptime.captured.record.fold import LEFT_OUT
+from steptime.captured.record.values import signature
 from steptime.errors import UserError
 from steptime.model.captured import TARGET
 
 LEAST_BLOCKS: Final = 2
 GROUP: Final = 256
 """Elements of a saved activation that share a scale."""
-_PRODUCTS: Final = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "scaled_dot_product")
+_PRODUCTS: Final = of_family("product", "convolution", "attention")
 
 
 def blocks_of(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -174,7 +176,7 @@ def _in_order(runs: Sequence[Callable[..., Any]], first: Any, *args: Any, **kwar
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    saved = any(name in str(operator) for name in _PRODUCTS)
+    saved = signature(operator).name in _PRODUCTS
     return recompute.CheckpointPolicy.MUST_SAVE if saved else recompute.CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.captured.cost.work import KernelCall, Work
+from steptime.captured.ops.work import KernelCall, Work
 from steptime.errors import UserError
 from steptime.estimate.kernels import profile_of
 from steptime.hardware.profiles import FOLDER as PROFILES

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from steptime.captured.cost.table import issuers
 from steptime.captured.cost.timing import work_of
-from steptime.captured.cost.work import KernelCall, Work, variant, whole_bytes
 from steptime.captured.graph import PHASES, Program
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.graph.program import Call, Value
+from steptime.captured.ops.work import KernelCall, Work, variant, whole_bytes
 from steptime.estimate.learned import ISSUERS
 
 COUNTS: Final = ("matrix_flops", "repeated_flops", "vector_flops", "moved_bytes", "launches")

@@ -13,10 +13,10 @@ import numpy as np
 
 from steptime.captured.cut.cutting import Cutting, cutting_of, family
 from steptime.captured.cut.rules import ADDITIONS
+from steptime.captured.ops.placement import P, Placement, R, shard
 from steptime.num import Array
 from steptime.sharding.build import Built, Way
 from steptime.sharding.flow import Item
-from steptime.sharding.placement import P, Placement, R, shard
 
 
 def analytic(built: Built, *, data: int | None, tensor: int | None) -> Built:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError
+from steptime.registry import loaded
 
 if TYPE_CHECKING:
     from steptime.rewrite.rewriting import Rewriting
+
+COMPILED: Final = "steptime.lab.cli.compiled:run"
+"""What compiling gains, of the laboratory."""
 
 
 def command(
@@ -42,7 +46,7 @@ def command(
     branch: Annotated[float | None, real("--branch", "P", "Probability that a branch on data is taken.")] = None,
     search: Annotated[
         str | None,
-        flag("--search", metavar="NAME", help="template, greedy, metaflow, taso, saturation, ...; see docs."),
+        flag("--search", metavar="NAME", help="template, greedy, metaflow, taso, pet, ...; see docs."),
     ] = None,
     alpha: Annotated[float, real("--alpha", "A", "Searches follow graphs below A times the best.")] = 1.05,
     budget: Annotated[int, number("--budget", "N", "Graphs that a search follows.", high=10**9)] = 1000,
@@ -89,9 +93,7 @@ def command(
     if compiled or lengths is not None or branch is not None:
         if output is not None or picture is not None:
             raise UserError("--compile, --lengths and --branch write no graph", hint="leave -o and --svg out")
-        from steptime.rewrite.cli.compiled import run
-
-        run(model, device, own, lengths, buckets, compile_s, branch, compiled, json)
+        loaded(COMPILED)(model, device, own, lengths, buckets, compile_s, branch, compiled, json)
         return
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT

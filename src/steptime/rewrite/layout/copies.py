@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Node, Nodes, TensorType
+from steptime.captured.ops import making
 from steptime.hardware.records import Device
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.layout.strides import CHANNELS_LAST, Order
@@ -53,7 +53,7 @@ class Tariff:
         found = self._known.get(key)
         if found is None:
             x = self._nodes.source("input", "x", TensorType((type.elements,), type.dtype))
-            node = views.clone(self._nodes, x).node
+            node = making.clone(self._nodes, x).node
             metrics = self.model.metrics(_NO_FLOW, node)
             more_s = min(self.model.prices.timer.host_more_s, metrics["host_s"])
             inside = {**metrics, "host_s": more_s}

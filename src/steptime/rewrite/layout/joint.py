@@ -1,32 +1,20 @@
-"""Substitutions and layouts together: best-first over graphs, each at the cost that it has in its best layouts.
+"""Substitutions and layouts together: a search whose graphs cost what they cost in their best layouts.
 
-What it is held against: substitutions alone (every value as recorded), layouts alone, and one after the other in both
-orders. Source of the comparison: Jia et al., TASO, SOSP 2019, section 6 (joint optimisation).
+Source: Jia et al., TASO, SOSP 2019, section 6 (joint optimisation).
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
-from steptime.captured.graph import Value
 from steptime.captured.graph.program import SOURCES
-from steptime.rewrite.flow import Flow, substituted
-from steptime.rewrite.layout.laid import with_layouts
-from steptime.rewrite.layout.model import layouts_under
-from steptime.rewrite.retype import RefusedError
+from steptime.rewrite.flow import Flow
+from steptime.rewrite.layout.model import Layouts
 from steptime.rewrite.scene import Match, Pass, Scene, shape_text
-from steptime.rewrite.search.problem import Found, Problem
+from steptime.rewrite.search.problem import CostModel, Problem
 
-ALPHA: Final = 1.05
-"""Graphs that cost more than this times the best are not followed: MetaFlow's value."""
-BUDGET: Final = 1000
-"""Graphs that are priced at most: TASO's value."""
 OWNED: Final = ("view elimination",)
 """Passes that choose layouts: a search over both leaves them to the layouts."""
 
@@ -47,153 +35,43 @@ COPIES: Final = Pass(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """The cheapest graph that was met, before layouts are put in."""
+@dataclass(frozen=True, kw_only=True)
+class LaidModel(CostModel):
+    """A cost model under which a graph costs what it costs in its best layouts, conversions included."""
 
-    flow: Flow
-    cost: float
-    graphs: int
-    whole: bool
-    """Every graph that the moves reach was priced."""
+    fixed: bool = False
+    """Every value stays as it was recorded; what operators copy on their own is counted."""
+    layouts: Layouts = field(init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        own = {each.name: getattr(self, each.name) for each in fields(CostModel)}
+        object.__setattr__(self, "layouts", Layouts.under(CostModel(**own)))
 
-def best_first(
-    problem: Problem,
-    cost: Callable[[Flow], float],
-    moves: Sequence[Pass],
-    *,
-    alpha: float = ALPHA,
-    budget: int = BUDGET,
-) -> Searched:
-    """Graphs in the order of their cost, each changed by every group of equal matches.
+    @property
+    def is_additive(self) -> bool:
+        """Never: the layouts of a graph are chosen together."""
+        return False
 
-    Args:
-        problem: the graph to begin with.
-        cost: what a graph costs.
-        moves: rewrites.
-        alpha: graphs above this times the best cost are not followed; infinite: all are.
-        budget: most graphs that are priced.
-    """
-    best, best_cost = problem.flow, cost(problem.flow)
-    seen = {_name(best)}
-    ties = itertools.count()
-    waiting = [(best_cost, next(ties), best)]
-    graphs, whole = 1, True
-    while waiting and graphs < budget:
-        at, _, flow = heapq.heappop(waiting)
-        if at > alpha * best_cost:
-            whole = False
-            break
-        for made in _changed(problem, flow, moves):
-            if _name(made) in seen or graphs >= budget:
-                continue
-            seen.add(_name(made))
-            graphs += 1
-            price = cost(made)
-            if price < best_cost:
-                best, best_cost = made, price
-            if price <= alpha * best_cost:
-                heapq.heappush(waiting, (price, next(ties), made))
-            else:
-                whole = False
-    return Searched(flow=best, cost=best_cost, graphs=graphs, whole=whole and not waiting)
+    def of_parts(self) -> CostModel:
+        """The model without layouts: those of a part depend on its neighbours."""
+        return self.layouts.model
+
+    def guided(self, flow: Flow) -> float:
+        """Cost of a graph; UserError where SciPy is missing, or a region was not solved in time."""
+        return self.layouts.cost(flow, fixed=self.fixed)
+
+    def of_graph(self, flow: Flow) -> float:
+        """As :meth:`guided`, but infinite where a limit is broken."""
+        return self.guided(flow)
 
 
-def _name(flow: Flow) -> tuple[tuple[Value, ...], tuple[object, ...]]:
-    return flow.outputs, flow.kept
-
-
-def _changed(problem: Problem, flow: Flow, moves: Sequence[Pass]) -> Iterator[Flow]:
-    """Graphs one move away: all equal matches of a pass made together, and where that is refused the first."""
-    scene = problem.scene(flow)
-    for move in moves:
-        groups: dict[str, list[Match]] = defaultdict(list)
-        for match in move.find(scene):
-            groups[match.what].append(match)
-        for members in groups.values():
-            for some in (members, members[:1]) if len(members) > 1 else (members,):
-                replacements: dict[Value, Value] = {}
-                for match in some:
-                    replacements |= match.replace
-                try:
-                    yield substituted(flow, replacements, problem.folds.definitions)
-                except RefusedError:
-                    continue
-                break
-
-
-def joint(problem: Problem, *, alpha: float = ALPHA, budget: int = BUDGET) -> Found:
-    """The cheapest graph over substitutions and layouts together.
+def with_layouts_priced(problem: Problem, *, fixed: bool = False) -> Problem:
+    """The problem with graphs priced in their best layouts, and copies for layouts left out as a move.
 
     Args:
-        problem: graph, moves and cost.
-        alpha: graphs above this times the best cost are not followed.
-        budget: most graphs that are priced.
-
-    Returns:
-        The graph in its layouts; its bound is its cost where every graph that the moves reach was priced.
+        problem: graph, moves, cost.
+        fixed: price every value as it was recorded instead, and keep its copies.
     """
-    owner = layouts_under(problem.cost)
-    found = best_first(problem, owner.cost, _moves(problem, COPIES), alpha=alpha, budget=budget)
-    return _found(problem, found)
-
-
-def _moves(problem: Problem, *more: Pass) -> tuple[Pass, ...]:
-    return (*(move for move in problem.moves if move.name not in OWNED), *more)
-
-
-def _found(problem: Problem, found: Searched) -> Found:
-    laid = with_layouts(found.flow, problem.cost)
-    stop = (
-        "every graph was priced" if found.whole else "no graph within alpha of the best is left, or the budget is spent"
-    )
-    return Found(
-        flow=laid.flow, cost=laid.cost, bound=laid.bound if found.whole else 0.0, graphs=found.graphs, stop=stop
-    )
-
-
-def substitutions_only(problem: Problem, *, alpha: float = ALPHA, budget: int = BUDGET) -> Found:
-    """The cheapest graph with every value as it is recorded."""
-    owner = layouts_under(problem.cost)
-
-    def cost(flow: Flow) -> float:
-        return owner.cost(flow, fixed=True)
-
-    found = best_first(problem, cost, _moves(problem), alpha=alpha, budget=budget)
-    return Found(
-        flow=found.flow,
-        cost=found.cost,
-        bound=found.cost if found.whole else 0.0,
-        graphs=found.graphs,
-        stop="layouts as recorded",
-    )
-
-
-def layouts_only(problem: Problem) -> Found:
-    """The graph as it is in its best layouts."""
-    laid = with_layouts(problem.flow, problem.cost)
-    return Found(flow=laid.flow, cost=laid.cost, bound=laid.bound, graphs=1, stop="no substitutions")
-
-
-def compared(problem: Problem, *, alpha: float = ALPHA, budget: int = BUDGET) -> Mapping[str, Found]:
-    """Either alone, one after the other in both orders, and both together.
-
-    Args:
-        problem: graph, moves and cost.
-        alpha: as for :func:`joint`.
-        budget: as for :func:`joint`.
-    """
-    given = layouts_under(problem.cost).cost(problem.flow, fixed=True)
-    alone = substitutions_only(problem, alpha=alpha, budget=budget)
-    laid = layouts_only(problem)
-    then_laid = layouts_only(replace(problem, flow=alone.flow))
-    then_substituted = substitutions_only(replace(problem, flow=laid.flow), alpha=alpha, budget=budget)
-    return {
-        "as given": Found(flow=problem.flow, cost=given, bound=-math.inf, graphs=1, stop="nothing was changed"),
-        "substitutions only": alone,
-        "layouts only": laid,
-        "substitutions, then layouts": then_laid,
-        "layouts, then substitutions": then_substituted,
-        "joint": joint(problem, alpha=alpha, budget=budget),
-    }
+    moves = tuple(row for row in problem.moves if row.name not in OWNED) + (() if fixed else (COPIES,))
+    own = {each.name: getattr(problem.cost, each.name) for each in fields(CostModel)}
+    return replace(problem, moves=moves, cost=LaidModel(**own, fixed=fixed))

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from steptime.captured.aten import views
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import making
 from steptime.rewrite.flow import Flow, Place
-from steptime.rewrite.layout.model import Choice, Layouts, layouts_under
+from steptime.rewrite.layout.model import Choice, Layouts
 from steptime.rewrite.layout.rows import Variant, Wanted, row_of, turned_product, view
 from steptime.rewrite.layout.strides import CHANNELS_LAST, Layout, dense, layout_of, name_of, order_of, rows, typed
-from steptime.rewrite.retype import VIEW_ROWS
+from steptime.rewrite.retype import looked
 from steptime.rewrite.search.problem import CostModel
 
 
@@ -87,7 +87,7 @@ def with_layouts(flow: Flow, cost_model: CostModel) -> Laid:
     Raises:
         UserError: SciPy is missing, or a region was not solved in time.
     """
-    owner = layouts_under(cost_model)
+    owner = Layouts.under(cost_model)
     choice = owner.choose(flow)
     fixed = owner.cost(flow, fixed=True)
     if choice.cost >= fixed * (1 - 1e-12):
@@ -101,7 +101,7 @@ def _described(owner: Layouts, choice: Choice, made: Flow, fixed: float) -> Laid
     layouts: dict[str, Counter[str]] = {}
     removed = Counter[str]()
     for node, variant in choice.variants.items():
-        module = starred(flow.place(node).module)
+        module = flow.block(node)
         removed[module] += variant.nothing
         if node.op in SOURCES or row_of(flow, node) is view or node in flow.constant:
             continue
@@ -128,7 +128,7 @@ def _copied(owner: Layouts, choice: Choice) -> Iterator[Conversion]:
                 type=value.type,
                 of=value.node.op,
                 layout=name_of(value.type, layout),
-                module=starred(choice.flow.place(value.node).module),
+                module=choice.flow.block(value.node),
                 cost=0.0 if constant else owner.tariff.conversion(value.type),
                 constant=constant,
             )
@@ -142,20 +142,11 @@ def _inside(choice: Choice) -> Iterator[Conversion]:
                 type=value.type,
                 of=value.node.op,
                 layout=name_of(value.type, min(wanted.allowed)),
-                module=starred(choice.flow.place(node).module),
+                module=choice.flow.block(node),
                 cost=wanted.otherwise,
                 constant=False,
                 by=node.op,
             )
-
-
-def starred(module: str) -> str:
-    """The path of a module with numbers of blocks as ``*``.
-
-    >>> starred("layers.3.attention")
-    'layers.*.attention'
-    """
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 class _Builder:
@@ -195,7 +186,7 @@ class _Builder:
         elif variant.turned:
             made = (turned_product(self._nodes, node, inputs),)
         elif row_of(self._old, node) is view:
-            made = VIEW_ROWS[node.op](self._nodes, node, inputs[0])
+            made = looked(self._nodes, node, inputs[0])
         else:
             types = tuple(typed(type, layout) for type, layout in zip(node.outputs, variant.gives, strict=True))
             fresh = self._nodes.node(node.op, inputs, node.names, node.attributes, types)
@@ -248,11 +239,11 @@ def convert(flow: Flow, value: Value, layout: Layout) -> Value:
     nodes, type = flow.nodes, value.type
     last = CHANNELS_LAST.get(type.rank)
     if layout == rows(type.shape):
-        return views.clone(nodes, value)
+        return making.clone(nodes, value)
     if last is not None and layout == dense(type.shape, last):
         form = "torch.channels_last" if type.rank == 4 else "torch.channels_last_3d"
         attributes = {"memory_format": form}
         return nodes.apply("clone", {"self": value}, attributes, outputs=[typed(type, layout)]).value()
     order = order_of(layout)
     back = tuple(order.index(dim) for dim in range(type.rank))
-    return views.permute(nodes, views.clone(nodes, views.permute(nodes, value, order)), back)
+    return making.permute(nodes, making.clone(nodes, making.permute(nodes, value, order)), back)

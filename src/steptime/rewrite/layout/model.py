@@ -25,7 +25,7 @@ from steptime.rewrite.layout.rows import (
     spatial,
     view,
 )
-from steptime.rewrite.layout.solver import TIME_LIMIT_S, Memo, Solved, solve
+from steptime.rewrite.layout.solver import TIME_LIMIT_S, Solved, solve
 from steptime.rewrite.layout.strides import Layout, Order, layout_of
 from steptime.rewrite.search.problem import CostModel
 
@@ -51,13 +51,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Layouts:
-    """Layouts of graphs under one cost model; regions, prices and variants are remembered."""
+    """Layouts of graphs under one cost model; prices and variants are remembered."""
 
     model: CostModel
     limit_s: float = TIME_LIMIT_S
     tariff: Tariff = field(repr=False)
-    memo: Memo = field(default_factory=Memo, repr=False)
     _variants: dict[object, tuple[Variant, ...]] = field(default_factory=dict, repr=False)
+    _costs: dict[object, float] = field(default_factory=dict, repr=False)
     _scratch: Nodes = field(default_factory=Nodes, repr=False)
 
     @classmethod
@@ -74,7 +74,10 @@ class Layouts:
         """
         if (self.model.limits or self.model.peak_limit_bytes is not None) and math.isinf(self.model.of_graph(flow)):
             return math.inf
-        return self._solved(flow, fixed)[1].cost
+        key = (flow.outputs, flow.kept, fixed)
+        if key not in self._costs:
+            self._costs[key] = self._solved(flow, fixed)[1].cost
+        return self._costs[key]
 
     def choose(self, flow: Flow, *, fixed: bool = False) -> Choice:
         """The best layouts of a graph."""
@@ -103,7 +106,7 @@ class Layouts:
 
     def _solved(self, flow: Flow, fixed: bool) -> tuple[_Built, Solved]:
         built = _Built.of(self, flow, fixed)
-        return built, solve(built.problem, self.memo, self.limit_s)
+        return built, solve(built.problem, self.limit_s)
 
     def variants(
         self, flow: Flow, node: Node, given: tuple[tuple[Layout, ...], ...], liked: tuple[Order, ...], fixed: bool
@@ -123,33 +126,6 @@ class Layouts:
             found = tuple(dict.fromkeys(same if fixed else (*same, *made)))
             self._variants[key] = found
         return found
-
-
-_KNOWN: Final[dict[int, tuple[CostModel, Layouts]]] = {}
-_MOST_MODELS: Final = 8
-
-
-def layouts_under(model: CostModel) -> Layouts:
-    """Layouts under a cost model, the same for the same model."""
-    found = _KNOWN.get(id(model))
-    if found is None or found[0] is not model:
-        if len(_KNOWN) >= _MOST_MODELS:
-            _KNOWN.clear()
-        found = _KNOWN[id(model)] = (model, Layouts.under(model))
-    return found[1]
-
-
-def layout_cost(flow: Flow, cost_model: CostModel) -> float:
-    """Cost of a graph with the best layouts of its values, conversions included.
-
-    Args:
-        flow: the graph.
-        cost_model: prices and weights; regions that were solved under it are remembered.
-
-    Raises:
-        UserError: SciPy is missing, or a region was not solved in time.
-    """
-    return layouts_under(cost_model).cost(flow)
 
 
 @dataclass(frozen=True, kw_only=True)

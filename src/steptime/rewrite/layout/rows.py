@@ -7,15 +7,14 @@ inside the operator is the cost of reading another layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from steptime.captured.aten import views
-from steptime.captured.aten.views import VIEWS
-from steptime.captured.cost.work import integers
 from steptime.captured.graph import Node, Nodes, TensorType, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import OPERATORS, VIEWS, making
+from steptime.captured.ops.work import integers
 from steptime.rewrite.flow import FUSED, Flow
 from steptime.rewrite.layout.copies import Tariff
 from steptime.rewrite.layout.strides import (
@@ -33,7 +32,7 @@ from steptime.rewrite.layout.strides import (
     typed,
     within,
 )
-from steptime.rewrite.retype import POINTWISE, VIEW_ROWS
+from steptime.rewrite.retype import looked
 from steptime.rewrite.scene import number
 
 
@@ -131,10 +130,10 @@ def pointwise(site: Site) -> Iterable[Variant]:
 
 def view(site: Site) -> Iterable[Variant]:
     """A look at memory: each layout of its input shows as one of its own, or as none."""
-    node, type, row = site.node, site.types[0], VIEW_ROWS[site.node.op]
+    node, type = site.node, site.types[0]
     for layout in dict.fromkeys((*site.given[0], rows(type.shape))):
         x = site.scratch.source("input", "x", typed(type, layout))
-        made = row(site.scratch, node, x)
+        made = looked(site.scratch, node, x)
         if any(value.node.op == "_unsafe_view" for value in made):
             continue
         gives = tuple(layout_of(value.type) for value in made)
@@ -246,7 +245,7 @@ def can_turn(node: Node) -> bool:
     rank = node.outputs[0].rank
     added = node.inputs[0].type.rank if len(node.inputs) == 3 else rank
     whole = all(value.type.rank == rank for value in node.inputs[-2:])
-    return node.op in ("mm", "addmm", "bmm", "baddbmm") and whole and (added == rank or (rank, added) == (2, 1))
+    return OPERATORS[node.op].factors is not None and whole and (added == rank or (rank, added) == (2, 1))
 
 
 def turned_product(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> Value:
@@ -254,7 +253,7 @@ def turned_product(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> Value
     rank, output = node.outputs[0].rank, node.outputs[0]
 
     def across(x: Value) -> Value:
-        return views.unsqueeze(nodes, x, 1) if x.type.rank < rank else views.transpose(nodes, x, rank - 2, rank - 1)
+        return making.unsqueeze(nodes, x, 1) if x.type.rank < rank else making.transpose(nodes, x, rank - 2, rank - 1)
 
     *added, left, right = inputs
     operands = (*map(across, added), across(right), across(left))
@@ -290,85 +289,56 @@ def attention(site: Site) -> Iterable[Variant]:
     yield Variant(site.cost, site.recorded, tuple(needs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One row of the table."""
+class Entry(NamedTuple):
+    """What an operator does with layouts."""
 
-    operators: frozenset[str]
     row: Row
     says: str
     source: str
 
 
-def _entry(operators: str | Iterable[str], row: Row, says: str, source: str) -> Entry:
-    names = operators.split() if isinstance(operators, str) else operators
-    return Entry(operators=frozenset(names), row=row, says=says, source=source)
-
-
-TABLE: Final[Sequence[Entry]] = (
-    _entry(
-        "convolution _convolution convolution_overrideable cudnn_convolution mkldnn_convolution convolution_backward"
-        " convolution_backward_overrideable _slow_conv2d_forward mkldnn::_convolution_pointwise",
+TABLE: Final[Mapping[str, Entry]] = {
+    "kernel": Entry(
         convolution,
         "NCHW or NHWC; images are converted before and after where the kernel works in the other",
         "NVIDIA, Convolutional Layers User's Guide; measured on a CPU: Tariff.native in copies",
     ),
-    _entry(
-        "max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices avg_pool2d"
-        " avg_pool2d_backward avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool2d_backward max_pool2d"
-        " upsample_nearest2d upsample_bilinear2d upsample_nearest2d_backward upsample_bilinear2d_backward"
-        " native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward"
-        " _native_batch_norm_legit_no_training _native_batch_norm_legit _batch_norm_no_update",
+    "images": Entry(
         spatial,
         "NCHW or NHWC at the same traffic, results as images",
         "PyTorch, Channels Last Memory Format: operators that support it",
     ),
-    _entry(
-        "mm addmm bmm baddbmm linear",
+    "matrix": Entry(
         product,
         "operands by rows or columns for nothing where one of the last two dims is dense, else a copy; by columns: the"
         " operands change places, and a bias row is copied out",
         "BLAS gemm: TRANSA, TRANSB, leading dims",
     ),
-    _entry(
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm"
-        " native_layer_norm_backward _fused_rms_norm native_group_norm native_group_norm_backward",
+    "rows": Entry(
         packed,
         "row-major; a copy is made of anything else",
         "PyTorch, SoftMax.cu host_softmax and layer_norm: input.contiguous()",
     ),
-    _entry(
-        "cat",
+    "joined": Entry(
         joined,
         "parts and result in one order, NCHW or NHWC; by rows strided parts are read across",
         "PyTorch, TensorShape.cpp cat: memory format of its inputs; the cost is assumed",
     ),
-    _entry(
-        "sum mean amax amin max min prod any all var std argmax argmin norm linalg_vector_norm",
-        reduction,
-        "any order, kept by the dims that stay",
-        "PyTorch, TensorIterator reductions",
-    ),
-    _entry(
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
-        " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
-        " _scaled_dot_product_fused_attention_overrideable",
+    "reduction": Entry(reduction, "any order, kept by the dims that stay", "PyTorch, TensorIterator reductions"),
+    "heads": Entry(
         attention,
         "the width of a head dense, other strides free",
         "PyTorch, sdp_utils.cpp: last dim of stride 1",
     ),
-    _entry(
-        (*POINTWISE, FUSED),
+    "pointwise": Entry(
         pointwise,
         "inputs and results in one order; the first whole input decides, others are read across it",
         "PyTorch, TensorIterator; the cost of reading across is assumed",
     ),
-    _entry(VIEW_ROWS, view, "free: one layout shows as another, or as none", "strides"),
-    _entry("clone contiguous", copy, "left out where the layouts are equal", "definition"),
-)
-
-ROWS: Final[Mapping[str, Row]] = {name: entry.row for entry in TABLE for name in entry.operators}
-"""Operator -> its row; any other runs as it was recorded."""
+    "view": Entry(view, "free: one layout shows as another, or as none", "strides"),
+    "copy": Entry(copy, "left out where the layouts are equal", "definition"),
+}
+"""What :attr:`steptime.captured.ops.operator.Operator.layouts` says, but for ``recorded``: as it was recorded."""
 
 
 def row_of(flow: Flow, node: Node) -> Row:
@@ -378,9 +348,11 @@ def row_of(flow: Flow, node: Node) -> Row:
     if node.op == "_to_copy" and node.outputs[0].dtype == node.inputs[0].type.dtype:
         return copy
     handed = node.op in ("clone", "contiguous") and node.value() in flow.wanted and node.inputs[0].node.op in SOURCES
-    if handed or (node.op in VIEWS and node.op not in VIEW_ROWS) or number(node, "draw") is not None:
+    if handed or (node.op in VIEWS and OPERATORS[node.op].layouts != "view") or number(node, "draw") is not None:
         return recorded
-    return ROWS.get(node.op, recorded)
+    found = OPERATORS.get(node.op)
+    layouts = "pointwise" if node.op == FUSED else "recorded" if found is None else found.layouts
+    return TABLE[layouts].row if layouts in TABLE else recorded
 
 
 def is_target(type: TensorType, layout: Layout) -> bool:

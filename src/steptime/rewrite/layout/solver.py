@@ -1,23 +1,19 @@
-"""The best choice of layouts with a proof: dominated options go, trees by dynamic programming, the rest by HiGHS.
-
-Vertices with one option left cut the graph into regions. Equal regions (equal blocks, and regions that a rewrite did
-not touch) are solved once: :class:`Memo` keeps their solutions by what they are made of.
-"""
+"""The best choice of layouts as an integer program, solved by HiGHS with a proof."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from steptime.errors import UserError
 from steptime.registry import needed
-from steptime.rewrite.layout.problem import Assignment, Need, Option
+from steptime.rewrite.layout.problem import Assignment
 
 TIME_LIMIT_S: Final = 20.0
-"""Most seconds of HiGHS for one region."""
+"""Most seconds of HiGHS."""
 EXACT: Final = 1e-9
 """Gap below which a solution counts as the optimum."""
 
@@ -31,243 +27,8 @@ class Solved:
     bound: float
 
 
-@dataclass(slots=True)
-class Memo:
-    """Solutions of regions by their signature, and how they were found."""
-
-    regions: dict[object, tuple[tuple[int, ...], float, float]] = field(default_factory=dict)
-    hits: int = 0
-    trees: int = 0
-    programs: int = 0
-
-
-def solve(problem: Assignment, memo: Memo | None = None, limit_s: float = TIME_LIMIT_S) -> Solved:
-    """The cheapest choice.
-
-    Args:
-        problem: vertices, options and slots.
-        memo: solutions of regions from before.
-        limit_s: most seconds of each region that is an integer program.
-    """
-    memo = memo or Memo()
-    alive = _undominated(problem)
-    choice = [options[0] if len(options) == 1 else -1 for options in alive]
-    bound = 0.0
-    for region in _regions(problem, alive):
-        local, back = _part(problem, alive, choice, region)
-        signature = (local.vertices, local.slots)
-        found = memo.regions.get(signature)
-        if found is None:
-            found = memo.regions[signature] = _region(local, memo, limit_s)
-        else:
-            memo.hits += 1
-        for vertex, chosen in zip(back, found[0], strict=False):
-            choice[vertex] = alive[vertex][chosen]
-        bound += found[2] - found[1]
-    cost = problem.total(choice)
-    return Solved(tuple(choice), cost, cost + bound)
-
-
-def _undominated(problem: Assignment) -> list[list[int]]:
-    """Options of each vertex that may be in a best choice: another may not be as cheap, as easy and as useful."""
-    alive = [list(range(len(options))) for options in problem.vertices]
-    results: list[list[int]] = [[] for _ in alive]
-    for number, slot in enumerate(problem.slots):
-        results[slot.vertex].append(number)
-    waiting = list(reversed(range(len(alive))))
-    while waiting:
-        changed: set[int] = set()
-        for vertex in waiting:
-            if len(alive[vertex]) > 1 and _drop(problem, alive, vertex, results[vertex]):
-                changed |= {problem.slots[n.slot].vertex for option in problem.vertices[vertex] for n in option.needs}
-        waiting = sorted(changed, reverse=True)
-    return alive
-
-
-def _drop(problem: Assignment, alive: list[list[int]], vertex: int, slots: Sequence[int]) -> bool:
-    options = problem.vertices[vertex]
-    wanted = []
-    for slot in slots:
-        sets = {
-            need.allowed
-            for reader in problem.readers[slot]
-            for number in alive[reader]
-            for need in problem.vertices[reader][number].needs
-            if need.slot == slot
-        }
-        wanted.append((problem.slots[slot].index, sets))
-    kept: list[int] = []
-    for number in sorted(alive[vertex], key=lambda n: (options[n].cost, n)):
-        if not any(_beats(options[other], options[number], wanted) for other in kept):
-            kept.append(number)
-    fewer = len(kept) < len(alive[vertex])
-    alive[vertex] = sorted(kept)
-    return fewer
-
-
-def _beats(a: Option, b: Option, wanted: Sequence[tuple[int, set[frozenset[int]]]]) -> bool:
-    """Whether ``a``, which costs no more than ``b``, serves its readers and asks for no more."""
-    for index, sets in wanted:
-        if a.gives[index] != b.gives[index] and any(
-            b.gives[index] in each and a.gives[index] not in each for each in sets
-        ):
-            return False
-    if a.needs == b.needs:
-        return True
-    theirs: dict[int, list[Need]] = defaultdict(list)
-    for need in b.needs:
-        theirs[need.slot].append(need)
-    for need in a.needs:
-        match = next(
-            (o for o in theirs[need.slot] if o.allowed <= need.allowed and o.otherwise >= need.otherwise), None
-        )
-        if match is None:
-            return False
-        theirs[need.slot].remove(match)
-    return True
-
-
-def _regions(problem: Assignment, alive: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Free vertices that slots join, in order."""
-    parent = list(range(len(alive)))
-
-    def root(vertex: int) -> int:
-        while parent[vertex] != vertex:
-            parent[vertex] = parent[parent[vertex]]
-            vertex = parent[vertex]
-        return vertex
-
-    for slot, readers in zip(problem.slots, problem.readers, strict=True):
-        free = [vertex for vertex in (slot.vertex, *readers) if len(alive[vertex]) > 1]
-        for vertex in free[1:]:
-            parent[root(vertex)] = root(free[0])
-    found: dict[int, list[int]] = defaultdict(list)
-    for vertex in range(len(alive)):
-        if len(alive[vertex]) > 1:
-            found[root(vertex)].append(vertex)
-    return list(found.values())
-
-
-def _part(
-    problem: Assignment, alive: Sequence[Sequence[int]], choice: Sequence[int], region: Sequence[int]
-) -> tuple[Assignment, list[int]]:
-    """A region as a problem of its own: free vertices first, then vertices with one option that share a slot."""
-    inside = dict.fromkeys(region)
-    slots = [
-        number
-        for number, slot in enumerate(problem.slots)
-        if slot.vertex in inside or not inside.keys().isdisjoint(problem.readers[number])
-    ]
-    back = list(region)
-    for number in slots:
-        for vertex in (problem.slots[number].vertex, *problem.readers[number]):
-            if vertex not in inside:
-                inside[vertex] = None
-                back.append(vertex)
-    at = {vertex: n for n, vertex in enumerate(back)}
-    name = {slot: n for n, slot in enumerate(slots)}
-    vertices = []
-    for vertex in back:
-        numbers = alive[vertex] if len(alive[vertex]) > 1 else [choice[vertex]]
-        options = []
-        for number in numbers:
-            option = problem.vertices[vertex][number]
-            needs = tuple(Need(name[n.slot], n.allowed, n.otherwise) for n in option.needs if n.slot in name)
-            options.append(Option(option.cost if len(numbers) > 1 else 0.0, option.gives, needs))
-        vertices.append(tuple(options))
-    made = tuple(
-        type(problem.slots[n])(at[problem.slots[n].vertex], problem.slots[n].index, problem.slots[n].convert)
-        for n in slots
-    )
-    return Assignment(vertices=tuple(vertices), slots=made), back
-
-
-def _region(local: Assignment, memo: Memo, limit_s: float) -> tuple[tuple[int, ...], float, float]:
-    found = _by_tree(local)
-    if found is not None:
-        memo.trees += 1
-        return found
-    memo.programs += 1
-    return _by_program(local, limit_s)
-
-
-# -- trees ----------------------------------------------------------------------------------------------------------
-
-
-def _by_tree(local: Assignment) -> tuple[tuple[int, ...], float, float] | None:
-    """Dynamic programming where no slot joins more than two free vertices and no circle joins vertices."""
-    free = [len(options) > 1 for options in local.vertices]
-    slots: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    around: dict[int, list[int]] = defaultdict(list)
-    for number, slot in enumerate(local.slots):
-        joined = tuple(sorted({v for v in (slot.vertex, *local.readers[number]) if free[v]}))
-        if len(joined) > 2:
-            return None
-        if len(joined) == 2 and joined not in slots:
-            around[joined[0]].append(joined[1])
-            around[joined[1]].append(joined[0])
-        slots[joined].append(number)
-    order, parent = _rooted(around, free.index(True))
-    if len(order) <= sum(map(len, around.values())) // 2:
-        return None
-    best = {vertex: [option.cost for option in local.vertices[vertex]] for vertex in order}
-    pick: dict[int, list[int]] = {}
-    for vertex in reversed(order):
-        own, above = best[vertex], parent[vertex]
-        for number in range(len(own)):
-            own[number] += sum(_at(local, slot, {vertex: number}) for slot in slots[(vertex,)])
-        if above >= 0:
-            shared = slots[tuple(sorted((vertex, above)))]
-            pick[vertex] = [_least(local, shared, (vertex, own), (above, upper)) for upper in range(len(best[above]))]
-            for upper, number in enumerate(pick[vertex]):
-                chosen = {vertex: number, above: upper}
-                best[above][upper] += own[number] + sum(_at(local, slot, chosen) for slot in shared)
-    choice = [0] * len(local.vertices)
-    cost = min(best[order[0]])
-    choice[order[0]] = best[order[0]].index(cost)
-    for vertex in order[1:]:
-        choice[vertex] = pick[vertex][choice[parent[vertex]]]
-    return tuple(choice), cost, cost
-
-
-def _least(local: Assignment, shared: Sequence[int], below: tuple[int, list[float]], above: tuple[int, int]) -> int:
-    """The best option of a vertex, with its own costs, for an option of the vertex above it."""
-    vertex, own = below
-    costs = [
-        cost + sum(_at(local, slot, {vertex: number, above[0]: above[1]}) for slot in shared)
-        for number, cost in enumerate(own)
-    ]
-    return costs.index(min(costs))
-
-
-def _rooted(around: dict[int, list[int]], root: int) -> tuple[list[int], dict[int, int]]:
-    order, parent = [root], {root: -1}
-    for vertex in order:
-        for other in around[vertex]:
-            if other not in parent:
-                parent[other] = vertex
-                order.append(other)
-    return order, parent
-
-
-def _at(local: Assignment, number: int, chosen: dict[int, int]) -> float:
-    """Cost of a slot when its free vertices have these options."""
-    slot = local.slots[number]
-    needs = [
-        need
-        for reader in local.readers[number]
-        for need in local.vertices[reader][chosen.get(reader, 0)].needs
-        if need.slot == number
-    ]
-    given = local.vertices[slot.vertex][chosen.get(slot.vertex, 0)].gives[slot.index]
-    return local.slot_cost(number, given, needs)
-
-
-# -- programs -------------------------------------------------------------------------------------------------------
-
-
 class _Program:
-    """Columns and rows of the integer program of a region."""
+    """Columns and rows of the integer program."""
 
     def __init__(self, local: Assignment) -> None:
         self.local = local
@@ -324,11 +85,20 @@ class _Program:
             self._row(entries, -math.inf, 0.0)
 
 
-def _by_program(local: Assignment, limit_s: float) -> tuple[tuple[int, ...], float, float]:
+def solve(problem: Assignment, limit_s: float = TIME_LIMIT_S) -> Solved:
+    """The cheapest choice.
+
+    Args:
+        problem: vertices, options and slots.
+        limit_s: most seconds.
+
+    Raises:
+        UserError: SciPy is missing, or there is no choice within the time.
+    """
     optimize, sparse = (needed(name, "layouts", "rewrite") for name in ("scipy.optimize", "scipy.sparse"))
     import numpy as np
 
-    program = _Program(local)
+    program = _Program(problem)
     rows, columns, values = program.entries
     shape = (len(program.low), len(program.cost))
     scale = max(program.cost) or 1.0
@@ -344,6 +114,6 @@ def _by_program(local: Assignment, limit_s: float) -> tuple[tuple[int, ...], flo
     if found.x is None:
         raise UserError(f"no layouts were found in {limit_s:g} s", hint="take fewer blocks of the model")
     choice = tuple(max(range(len(each)), key=lambda n, each=each: found.x[each[n]]) for each in program.x)  # type: ignore[misc]
-    cost = local.total(choice)
+    cost = problem.total(choice)
     bound = cost if found.status == 0 else float(found.mip_dual_bound) * scale
-    return choice, cost, min(bound, cost)
+    return Solved(choice, cost, min(bound, cost))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from steptime.captured.aten.views import is_contiguous, strides_of, tensor_type
 from steptime.captured.graph import TensorType, contiguous_strides
+from steptime.captured.graph.strides import is_contiguous, strides_of, tensor_type
 
 Layout = tuple[int, ...]
 """Strides in elements; 0 for dims of size 1, which lie anywhere."""

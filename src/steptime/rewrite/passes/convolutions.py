@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import tensor_type
 from steptime.captured.graph import Node, TensorType, Value
+from steptime.captured.graph.strides import tensor_type, wrap
+from steptime.captured.ops import making
 from steptime.rewrite.flow import CONV_RELU
 from steptime.rewrite.passes.fusion import needs
 from steptime.rewrite.retype import POINTWISE
@@ -21,7 +21,7 @@ def integers(node: Node, name: str) -> tuple[int, ...]:
     """An attribute of a convolution, one number per dim."""
     found = node.attribute(name, ())
     given = found if isinstance(found, tuple) else (found,)
-    return layers.spatial([int(str(item)) for item in given], node.outputs[0].rank - 2)
+    return making.spatial([int(str(item)) for item in given], node.outputs[0].rank - 2)
 
 
 def _convs(scene: Scene) -> Iterator[Node]:
@@ -41,7 +41,7 @@ def _again(
 ) -> Value:
     """The convolution of a node on another input, with other weights, and with a padding that has grown."""
     padding = integers(node, "padding")
-    return layers.convolution(
+    return making.convolution(
         scene.nodes,
         *inputs,
         stride=integers(node, "stride"),
@@ -60,13 +60,13 @@ def _slices(scene: Scene, whole: Value, members: list[Node], dim: int) -> dict[V
     replace, at = {}, 0
     for node in members:
         width = node.outputs[0].shape[dim]
-        replace[node.value()] = views.slice(scene.nodes, whole, dim, at, at + width)
+        replace[node.value()] = making.slice(scene.nodes, whole, dim, at, at + width)
         at += width
     return replace
 
 
 def _joined(scene: Scene, values: list[Value], dim: int = 0) -> Value:
-    return scene.constant(views.cat(scene.nodes, values, dim))
+    return scene.constant(making.cat(scene.nodes, values, dim))
 
 
 def _merged(scene: Scene) -> Iterator[Match]:
@@ -136,9 +136,9 @@ def _sums(scene: Scene) -> Iterator[Match]:
         if x.type.dtype != y.type.dtype or pair[0].type != pair[1].type:
             continue
         biases = [each.inputs[2] for each in (a, b) if len(each.inputs) > 2]
-        bias = scene.constant(maths.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
+        bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
         weight = _joined(scene, [a.inputs[1], b.inputs[1]], 1)
-        made = _again(scene, a, (views.cat(nodes, [x, y], 1), weight, bias))
+        made = _again(scene, a, (making.cat(nodes, [x, y], 1), weight, bias))
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, y.type))
 
@@ -151,13 +151,13 @@ def _fewer_groups(scene: Scene) -> Iterator[Match]:
         factor = 2
         while groups % factor == 0:
             out, channels, *kernel = weight.type.shape
-            rows = views.reshape(nodes, weight, (groups // factor, factor, out // groups, channels, *kernel))
+            rows = making.reshape(nodes, weight, (groups // factor, factor, out // groups, channels, *kernel))
             parts = []
             for n in range(factor):
-                part = views.slice(nodes, rows, 1, n, n + 1)
+                part = making.slice(nodes, rows, 1, n, n + 1)
                 around = (channels * n, channels * (factor - 1 - n))
                 parts.append(_padded(scene, part, [(0, 0), (0, 0), (0, 0), around, *((0, 0) for _ in kernel)]))
-            wide = views.reshape(nodes, views.cat(nodes, parts, 1), (out, channels * factor, *kernel))
+            wide = making.reshape(nodes, making.cat(nodes, parts, 1), (out, channels * factor, *kernel))
             bias = node.inputs[2] if len(node.inputs) > 2 else None
             made = _again(scene, node, (node.inputs[0], scene.constant(wide), bias), groups // factor)
             what = f"{shape_text(node.inputs[0].type)}, {groups} groups to {groups // factor}"
@@ -193,9 +193,9 @@ def _product_sums(scene: Scene) -> Iterator[Match]:
         if not plain or not all(map(scene.is_weight, (left, right, *biases))) or pair[0].type != pair[1].type:
             continue
         weight = _joined(scene, [left, right], 0)
-        wide = views.cat(nodes, [x, y], 1)
-        bias = scene.constant(maths.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
-        made = maths.mm(nodes, wide, weight) if bias is None else maths.addmm(nodes, bias, wide, weight)
+        wide = making.cat(nodes, [x, y], 1)
+        bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
+        made = making.mm(nodes, wide, weight) if bias is None else making.addmm(nodes, bias, wide, weight)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, y.type, left.type))
 
@@ -213,9 +213,9 @@ def _shared_weights(scene: Scene) -> Iterator[Match]:
         members = _independent(scene, group) if len(group) > 1 else []
         if len(members) < 2:
             continue
-        wide = views.cat(scene.nodes, [node.inputs[-2] for node in members], 0)
+        wide = making.cat(scene.nodes, [node.inputs[-2] for node in members], 0)
         weight, bias = members[0].inputs[-1], members[0].inputs[:-2]
-        whole = maths.addmm(scene.nodes, bias[0], wide, weight) if bias else maths.mm(scene.nodes, wide, weight)
+        whole = making.addmm(scene.nodes, bias[0], wide, weight) if bias else making.mm(scene.nodes, wide, weight)
         what = f"{len(members)} of {shape_text(members[0].inputs[-2].type, weight.type)}"
         yield Match(root=members[0], replace=_slices(scene, whole, members, 0), what=what)
 
@@ -236,17 +236,19 @@ def _concatenated(scene: Scene) -> Iterator[Match]:
         parts = node.inputs
         if len(parts) < 2 or not all(scene.only_use(part) for part in parts) or any(p.index for p in parts):
             continue
-        first, dim = parts[0].node, views.wrap(int(str(node.attribute("dim", 0))), node.outputs[0].rank)
+        first, dim = parts[0].node, wrap(int(str(node.attribute("dim", 0))), node.outputs[0].rank)
         same = all(
             (p.node.op, p.node.attributes, p.node.names) == (first.op, first.attributes, first.names) for p in parts
         )
         alike = same and all(p.type.dtype == p.node.inputs[0].type.dtype for p in parts if p.node.inputs)
         made: Value | None = None
         if alike and first.op in POINTWISE and len(first.inputs) == 1 and not scene.is_weight(parts[0]):
-            inner = views.cat(scene.nodes, [p.node.inputs[0] for p in parts], dim)
+            inner = making.cat(scene.nodes, [p.node.inputs[0] for p in parts], dim)
             made = scene.nodes.node(first.op, (inner,), first.names, first.attributes, (inner.type,)).value()
         elif same and first.op == "mm" and dim == 0 and len({p.node.inputs[1] for p in parts}) == 1:
-            made = maths.mm(scene.nodes, views.cat(scene.nodes, [p.node.inputs[0] for p in parts], 0), first.inputs[1])
+            made = making.mm(
+                scene.nodes, making.cat(scene.nodes, [p.node.inputs[0] for p in parts], 0), first.inputs[1]
+            )
         if made is not None and made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=f"{first.op} {shape_text(made.type)}")
 
@@ -255,7 +257,7 @@ def _whole(scene: Scene) -> Iterator[Match]:
     """A concatenation of slices that follow each other, and of what is left."""
     nodes = scene.nodes
     for node in scene.each("cat"):
-        dim = views.wrap(int(str(node.attribute("dim", 0))), node.outputs[0].rank)
+        dim = wrap(int(str(node.attribute("dim", 0))), node.outputs[0].rank)
         parts: list[Value] = []
         for part in node.inputs:
             last = parts[-1] if parts else None
@@ -265,10 +267,10 @@ def _whole(scene: Scene) -> Iterator[Match]:
                 continue
             source, start, end = joined
             full = start == 0 and end == source.type.shape[dim]
-            parts[-1] = source if full else views.slice(nodes, source, dim, start, end)
+            parts[-1] = source if full else making.slice(nodes, source, dim, start, end)
         if len(parts) == len(node.inputs):
             continue
-        made = parts[0] if len(parts) == 1 else views.cat(nodes, parts, dim)
+        made = parts[0] if len(parts) == 1 else making.cat(nodes, parts, dim)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(made.type))
 
@@ -279,7 +281,7 @@ def _following(a: Value, b: Value, dim: int) -> tuple[Value, int, int] | None:
         return None
     spans = []
     for value in (a, b):
-        at = views.wrap(int(str(value.node.attribute("dim", 0))), value.type.rank)
+        at = wrap(int(str(value.node.attribute("dim", 0))), value.type.rank)
         if at != dim or number(value.node, "step") not in (None, 1.0):
             return None
         start = int(number(value.node, "start") or 0)
@@ -299,8 +301,6 @@ PASSES: Final = (
         source=METAFLOW,
         find=_merged,
         modes=("inference",),
-        touches=frozenset({"convolution"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="enlarged kernel",
@@ -310,8 +310,6 @@ PASSES: Final = (
         source=METAFLOW,
         find=_enlarged,
         modes=("inference",),
-        touches=frozenset({"convolution"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="sum of convolutions",
@@ -322,8 +320,6 @@ PASSES: Final = (
         find=_sums,
         modes=("inference",),
         reorders=True,
-        touches=frozenset({"convolution", "add"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="fewer groups",
@@ -333,8 +329,6 @@ PASSES: Final = (
         source=TASO,
         find=_fewer_groups,
         modes=("inference",),
-        touches=frozenset({"convolution"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="convolution + ReLU",
@@ -345,8 +339,6 @@ PASSES: Final = (
         find=_conv_relu,
         modes=("inference",),
         only_cuda=True,
-        touches=frozenset({"convolution", "relu"}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="sum of products",
@@ -357,7 +349,6 @@ PASSES: Final = (
         find=_product_sums,
         modes=("inference",),
         reorders=True,
-        touches=frozenset({"mm", "addmm", "add"}),
     ),
     Pass(
         name="shared weight",
@@ -367,7 +358,6 @@ PASSES: Final = (
         source=TASO,
         find=_shared_weights,
         modes=("inference",),
-        touches=frozenset({"mm", "addmm"}),
     ),
     Pass(
         name="joined maps",
@@ -376,7 +366,6 @@ PASSES: Final = (
         makes="the operator of the concatenation",
         source=TASO,
         find=_concatenated,
-        touches=POINTWISE | {"cat", "mm"},
     ),
     Pass(
         name="joined slices",
@@ -386,6 +375,5 @@ PASSES: Final = (
         source=TASO,
         find=_whole,
         tidy=True,
-        touches=frozenset({"cat", "slice"}),
     ),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
-from steptime.rewrite.flow import AGAIN, Flow, is_pure
-from steptime.rewrite.fused import OPERATIONS, ROWS_AT_ONCE, fuse, is_map, is_member
+from steptime.captured.ops import VIEWS
+from steptime.captured.ops.calls import AGAIN
+from steptime.rewrite.flow import Flow, is_pure
+from steptime.rewrite.fused import ROWS_AT_ONCE, fuse, is_map, is_member
 from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
@@ -132,7 +133,7 @@ def _epilogues(scene: Scene) -> Iterator[Match]:
             yield Match(root=end, replace={end.value(): made.value()}, what=f"{names} {shape_text(*end.outputs)}")
 
 
-RECOMPUTED: Final = frozenset({"native_layer_norm", "_fused_rms_norm", "_softmax"})
+RECOMPUTED: Final = ROWS_AT_ONCE | {"_softmax"}
 """Operators next to element-wise ones that cost little to run again."""
 
 
@@ -194,8 +195,6 @@ EPILOGUE: Final = Pass(
     find=_epilogues,
     modes=("inference",),
     fuses=True,
-    touches=ACTIVATIONS | {"convolution", "add"},
-    keeps_convolutions=True,
 )
 
 FUSION: Final = Pass(
@@ -206,7 +205,6 @@ FUSION: Final = Pass(
     source="seed document on fusion; PyTorch Inductor",
     find=_chains,
     fuses=True,
-    touches=frozenset(OPERATIONS) | ROWS_AT_ONCE,
 )
 
 RECOMPUTE: Final = Pass(

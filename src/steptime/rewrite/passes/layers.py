@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import VIEWS
-from steptime.captured.graph import Node, TensorType, Value
-from steptime.rewrite.fused import OPERATIONS
+from steptime.captured.graph import Attribute, Node, TensorType, Value
+from steptime.captured.graph.strides import wrap
+from steptime.captured.ops import making
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, last_dim, number, operands, shape_text
 
 DIGITS: Final = 5e-4
@@ -37,7 +36,7 @@ def _softmax(scene: Scene) -> Iterator[Match]:
         x = above.node.inputs[0]
         if is_op(x, "sub") and (pair := operands(x.node)) and _reduced(pair[1], pair[0], "amax", "max"):
             x = pair[0]
-        made = layers.softmax(scene.nodes, x, -1)
+        made = making.softmax(scene.nodes, x, -1)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type))
 
@@ -128,8 +127,8 @@ def _rms_norm(scene: Scene) -> Iterator[Match]:
         source = source if source.type.dtype == after.end.type.dtype else x
         if source.type.dtype != after.end.type.dtype:
             continue
-        weight = None if after.weight is None else maths.to(scene.nodes, after.weight, source.type.dtype)
-        made = layers.rms_norm(scene.nodes, source, weight, source.type.shape[-1:], eps)
+        weight = None if after.weight is None else making.to(scene.nodes, after.weight, source.type.dtype)
+        made = making.rms_norm(scene.nodes, source, weight, source.type.shape[-1:], eps)
         if made.type == after.end.type:
             yield Match(root=node, replace={after.end: made}, what=shape_text(source.type))
 
@@ -155,7 +154,9 @@ def _layer_norm(scene: Scene) -> Iterator[Match]:
         if source.type.dtype != after.end.type.dtype or any(row.type.dtype != source.type.dtype for row in rows):
             continue
         width = source.type.shape[-1:]
-        made = layers.native_layer_norm(scene.nodes, source, after.weight, after.bias, width, eps)[0]
+        inputs = {"input": source, "weight": after.weight, "bias": after.bias}
+        normed: dict[str, Attribute] = {"normalized_shape": width, "eps": eps}
+        made = making.made(scene.nodes, "native_layer_norm", inputs, normed).value()
         if made.type == after.end.type:
             yield Match(root=node, replace={after.end: made}, what=shape_text(source.type))
 
@@ -204,9 +205,9 @@ def _gelu(scene: Scene) -> Iterator[Match]:
         for x, other in (tensors, tensors[::-1]):
             erf, tanh = _inside(other, "erf"), _inside(other, "tanh")
             if erf is not None and _is_scaled(erf, x, math.sqrt(0.5)):
-                made = maths.unary(scene.nodes, "gelu", x)
+                made = making.unary(scene.nodes, "gelu", x)
             elif tanh is not None and _is_tanh_form(tanh, x):
-                made = maths.unary(scene.nodes, "gelu", x, approximate="tanh")
+                made = making.unary(scene.nodes, "gelu", x, approximate="tanh")
             else:
                 continue
             if made.type == node.outputs[0]:
@@ -229,7 +230,7 @@ def _silu(scene: Scene) -> Iterator[Match]:
         pair = operands(node)
         for x, gate in () if pair is None else (pair, pair[::-1]):
             if is_op(gate, "sigmoid") and gate.node.inputs[0] == x and node.outputs[0] == x.type:
-                made = maths.unary(scene.nodes, "silu", x)
+                made = making.unary(scene.nodes, "silu", x)
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type))
                 break
 
@@ -247,7 +248,7 @@ def _by_head(scene: Scene, value: Value) -> Value:
             return _before_copies(seen)
         node = seen.node
         if seen.index or node.op not in _SAME_ORDER or node.inputs[0].type.elements != seen.type.elements:
-            return views.unsqueeze(scene.nodes, value, 0)
+            return making.unsqueeze(scene.nodes, value, 0)
         seen = node.inputs[0]
 
 
@@ -299,7 +300,7 @@ def _attention(scene: Scene) -> Iterator[Match]:
             soft = soft.node.inputs[0]
         if not is_op(soft, "_softmax") or soft.type.elements != weights.type.elements:
             continue
-        if views.wrap(int(str(soft.node.attribute("dim", -1))), soft.type.rank) != soft.type.rank - 1:
+        if wrap(int(str(soft.node.attribute("dim", -1))), soft.type.rank) != soft.type.rank - 1:
             continue
         found = _scores(soft.node.inputs[0])
         if found is None or found.product.outputs[0].shape != weights.type.shape:
@@ -317,11 +318,11 @@ def _attention(scene: Scene) -> Iterator[Match]:
             continue
         mask = found.mask
         while mask is not None and mask.type.rank < 4:
-            mask = views.unsqueeze(nodes, mask, 0)
+            mask = making.unsqueeze(nodes, mask, 0)
         if mask is not None and mask.type.dtype != q.type.dtype:
-            mask = maths.to(nodes, mask, q.type.dtype)
-        k = views.transpose(nodes, turned, 2, 3)
-        made = layers.attention(nodes, q, k, v, mask, causal=False, scale=found.scale)
+            mask = making.to(nodes, mask, q.type.dtype)
+        k = making.transpose(nodes, turned, 2, 3)
+        made = making.attention(nodes, q, k, v, mask, causal=False, scale=found.scale)
         what = shape_text(q.type, TensorType(k.type.shape, "fp32"))
         yield Match(root=node, replace=_in_place_of(scene, node, made), what=what)
 
@@ -333,7 +334,7 @@ def _in_place_of(scene: Scene, node: Node, made: Value) -> dict[Value, Value]:
         shown = readers[0].value()
         if shown.type.shape == made.type.shape:
             return {shown: made}
-    return {node.value(): views.reshape(scene.nodes, made, node.outputs[0].shape)}
+    return {node.value(): making.reshape(scene.nodes, made, node.outputs[0].shape)}
 
 
 def _fits(mask: Value | None, scores: tuple[int, ...]) -> bool:
@@ -342,9 +343,6 @@ def _fits(mask: Value | None, scores: tuple[int, ...]) -> bool:
     padded = (1,) * (4 - mask.type.rank) + mask.type.shape
     return mask.type.rank <= 4 and all(have in (1, want) for have, want in zip(padded, scores, strict=True))
 
-
-_READ: Final = frozenset({*OPERATIONS, *VIEWS, "sum", "amax", "max", "mean", "var", "clone", "bmm", "_softmax"})
-"""Operators that layers are written out in."""
 
 PASSES: Final = (
     Pass(
@@ -355,7 +353,6 @@ PASSES: Final = (
         source="definition",
         find=_softmax,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="layer norm",
@@ -365,7 +362,6 @@ PASSES: Final = (
         source="Ba et al., arXiv 1607.06450",
         find=_layer_norm,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="RMS norm",
@@ -376,7 +372,6 @@ PASSES: Final = (
         find=_rms_norm,
         reorders=True,
         only_cuda=True,
-        touches=_READ,
     ),
     Pass(
         name="GELU",
@@ -386,7 +381,6 @@ PASSES: Final = (
         source="Hendrycks and Gimpel, arXiv 1606.08415",
         find=_gelu,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="SiLU",
@@ -396,7 +390,6 @@ PASSES: Final = (
         source="Hendrycks and Gimpel, arXiv 1606.08415",
         find=_silu,
         reorders=True,
-        touches=_READ,
     ),
     Pass(
         name="attention",
@@ -406,6 +399,5 @@ PASSES: Final = (
         source="Dao et al., arXiv 2205.14135",
         find=_attention,
         reorders=True,
-        touches=_READ,
     ),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from steptime.captured.aten import layers, maths, views
-from steptime.captured.aten.views import VIEWS, is_contiguous
 from steptime.captured.graph import Node, TensorType, Value
+from steptime.captured.graph.strides import is_contiguous
+from steptime.captured.ops import making
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, operands, shape_text
 
 _BATCH_NORMS: Final = (
@@ -38,7 +38,7 @@ def _integers(node: Node, name: str) -> tuple[int, ...]:
 
 def _again(scene: Scene, node: Node, x: Value, weight: Value, bias: Value | None) -> Value:
     """The convolution of a node with other weights."""
-    return layers.convolution(
+    return making.convolution(
         scene.nodes,
         x,
         weight,
@@ -64,13 +64,13 @@ def _conv_norm(scene: Scene) -> Iterator[Match]:
         if weight is None or not all(map(scene.is_weight, known)) or conv.attribute("transposed"):
             continue
         gamma, beta, mean, variance, eps = parts
-        scale = maths.unary(nodes, "rsqrt", maths.add(nodes, variance, eps))
-        scale = scale if gamma is None else maths.mul(nodes, scale, gamma)
-        column = views.reshape(nodes, scale, (weight.type.shape[0], *(1,) * (weight.type.rank - 1)))
-        shift = mean if bias is None else maths.sub(nodes, mean, bias)
-        shift = maths.unary(nodes, "neg", maths.mul(nodes, shift, scale))
-        shift = shift if beta is None else maths.add(nodes, shift, beta)
-        folded = [maths.to(nodes, each, weight.type.dtype) for each in (maths.mul(nodes, weight, column), shift)]
+        scale = making.unary(nodes, "rsqrt", making.add(nodes, variance, eps))
+        scale = scale if gamma is None else making.mul(nodes, scale, gamma)
+        column = making.reshape(nodes, scale, (weight.type.shape[0], *(1,) * (weight.type.rank - 1)))
+        shift = mean if bias is None else making.sub(nodes, mean, bias)
+        shift = making.unary(nodes, "neg", making.mul(nodes, shift, scale))
+        shift = shift if beta is None else making.add(nodes, shift, beta)
+        folded = [making.to(nodes, each, weight.type.dtype) for each in (making.mul(nodes, weight, column), shift)]
         made = _again(scene, conv, conv.inputs[0], scene.constant(folded[0]), scene.constant(folded[1]))
         if made.type.shape == node.outputs[0].shape:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, weight.type))
@@ -92,11 +92,11 @@ def _bias(scene: Scene) -> Iterator[Match]:
             if other.type.shape == (columns,) == shape[-1:]:
                 added = other
             elif other.type.shape == shape and is_contiguous(other.type) and shape == node.outputs[0].shape:
-                added = views.reshape(nodes, other, (rows, columns))
+                added = making.reshape(nodes, other, (rows, columns))
             else:
                 continue
             a, b = inner.node.inputs
-            made = views.reshape(nodes, maths.addmm(nodes, added, a, b), shape)
+            made = making.reshape(nodes, making.addmm(nodes, added, a, b), shape)
             if made.type.shape == node.outputs[0].shape and made.type.dtype == node.outputs[0].dtype:
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type, added.type))
                 break
@@ -119,14 +119,14 @@ def _siblings(scene: Scene) -> Iterator[Match]:
         nodes = scene.nodes
         weight = scene.constant(_joined(scene, [node.inputs[-1] for node in members], 1))
         if op == "addmm":
-            bias = scene.constant(views.cat(nodes, [node.inputs[0] for node in members], 0))
-            whole = maths.addmm(nodes, bias, x, weight)
+            bias = scene.constant(making.cat(nodes, [node.inputs[0] for node in members], 0))
+            whole = making.addmm(nodes, bias, x, weight)
         else:
-            whole = maths.mm(nodes, x, weight)
+            whole = making.mm(nodes, x, weight)
         replace, at = {}, 0
         for node in members:
             width = node.outputs[0].shape[1]
-            replace[node.value()] = views.slice(nodes, whole, 1, at, at + width)
+            replace[node.value()] = making.slice(nodes, whole, 1, at, at + width)
             at += width
         widths = TensorType(tuple(node.outputs[0].shape[1] for node in members), x.type.dtype)
         yield Match(root=members[0], replace=replace, what=f"{shape_text(x.type)} with widths {shape_text(widths)}")
@@ -136,9 +136,9 @@ def _joined(scene: Scene, weights: list[Value], dim: int) -> Value:
     """Weights joined along a dim; transposed ones are joined as they are stored, so that their layout stays."""
     nodes = scene.nodes
     if all(weight.node.op == "t" for weight in weights):
-        stored = scene.constant(views.cat(nodes, [weight.node.inputs[0] for weight in weights], 1 - dim))
-        return views.t(nodes, stored)
-    return views.cat(nodes, weights, dim)
+        stored = scene.constant(making.cat(nodes, [weight.node.inputs[0] for weight in weights], 1 - dim))
+        return making.t(nodes, stored)
+    return making.cat(nodes, weights, dim)
 
 
 def _chain(scene: Scene) -> Iterator[Match]:
@@ -157,10 +157,10 @@ def _chain(scene: Scene) -> Iterator[Match]:
             known = scene.is_weight(b) and scene.is_weight(right)
             worth = m * k * n + (0 if known else k * j * n) < m * k * j + m * j * n
             if worth and (before is None or (known and scene.is_weight(before) and before.type.rank == 1)):
-                inner = maths.mm(nodes, b, right)
+                inner = making.mm(nodes, b, right)
                 inner = scene.constant(inner) if known else inner
                 moved = _moved_bias(scene, before, right, bias) if before is not None else bias
-                made = maths.mm(nodes, a, inner) if moved is None else maths.addmm(nodes, moved, a, inner)
+                made = making.mm(nodes, a, inner) if moved is None else making.addmm(nodes, moved, a, inner)
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type, right.type))
                 continue
         if is_op(right, "mm") and scene.only_use(right):
@@ -168,20 +168,20 @@ def _chain(scene: Scene) -> Iterator[Match]:
             k, j = b.type.shape
             known = scene.is_weight(right)
             if not known and m * k * j + m * j * n < k * j * n + m * k * n:
-                first = maths.mm(nodes, left, b)
-                made = maths.mm(nodes, first, c) if bias is None else maths.addmm(nodes, bias, first, c)
+                first = making.mm(nodes, left, b)
+                made = making.mm(nodes, first, c) if bias is None else making.addmm(nodes, bias, first, c)
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(left.type, b.type, c.type))
 
 
 def _moved_bias(scene: Scene, before: Value, right: Value, bias: Value | None) -> Value:
     nodes = scene.nodes
-    row = maths.mm(nodes, views.unsqueeze(nodes, before, 0), right)
-    moved = views.reshape(nodes, row, right.type.shape[1:])
+    row = making.mm(nodes, making.unsqueeze(nodes, before, 0), right)
+    moved = making.reshape(nodes, row, right.type.shape[1:])
     if bias is None:
         return scene.constant(moved)
     if scene.is_weight(bias):
-        return scene.constant(maths.add(nodes, moved, bias))
-    return maths.add(nodes, scene.constant(moved), bias)
+        return scene.constant(making.add(nodes, moved, bias))
+    return making.add(nodes, scene.constant(moved), bias)
 
 
 def _common_factor(scene: Scene) -> Iterator[Match]:
@@ -204,15 +204,15 @@ def _common_factor(scene: Scene) -> Iterator[Match]:
             total = _sum_of_weights(scene, sides[0][1], sides[1][1])
             a, b = sides[0][0], total
         elif sides[0][1] == sides[1][1] and sides[0][0].type == sides[1][0].type:
-            a, b = maths.add(nodes, sides[0][0], sides[1][0]), sides[0][1]
+            a, b = making.add(nodes, sides[0][0], sides[1][0]), sides[0][1]
         else:
             continue
         biases = [product.node.inputs[0] for product in products if product.node.op == "addmm"]
         if len(biases) == 2 and not all(map(scene.is_weight, biases)):
             continue
-        bias = scene.constant(maths.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
-        made = maths.mm(nodes, a, b) if bias is None else maths.addmm(nodes, bias, a, b)
-        made = views.reshape(nodes, made, shape)
+        bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
+        made = making.mm(nodes, a, b) if bias is None else making.addmm(nodes, bias, a, b)
+        made = making.reshape(nodes, made, shape)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type))
 
@@ -221,7 +221,7 @@ def _linear(scene: Scene, product: Value) -> tuple[Value, Value]:
     """A product as a tensor times a weight: of a product of two weights and a tensor, the two are one."""
     a, b = product.node.inputs[-2:]
     if is_op(a, "mm") and scene.only_use(a) and scene.is_weight(b) and scene.is_weight(a.node.inputs[1]):
-        inner = maths.mm(scene.nodes, a.node.inputs[1], b)
+        inner = making.mm(scene.nodes, a.node.inputs[1], b)
         return a.node.inputs[0], scene.constant(inner)
     return a, b
 
@@ -229,10 +229,10 @@ def _linear(scene: Scene, product: Value) -> tuple[Value, Value]:
 def _sum_of_weights(scene: Scene, a: Value, b: Value) -> Value:
     nodes = scene.nodes
     if not (_steady(scene, a) and _steady(scene, b)):
-        return maths.add(nodes, a, b)
+        return making.add(nodes, a, b)
     if a.node.op == b.node.op == "t":
-        return views.t(nodes, scene.constant(maths.add(nodes, a.node.inputs[0], b.node.inputs[0])))
-    return scene.constant(maths.add(nodes, a, b))
+        return making.t(nodes, scene.constant(making.add(nodes, a.node.inputs[0], b.node.inputs[0])))
+    return scene.constant(making.add(nodes, a, b))
 
 
 def _steady(scene: Scene, value: Value) -> bool:
@@ -253,13 +253,10 @@ def _scaled(scene: Scene) -> Iterator[Match]:
         a, weight = product.node.inputs
         if not scene.is_weight(weight) or scene.is_weight(a):
             continue
-        made = maths.mm(nodes, a, scene.constant(maths.binary(nodes, node.op, weight, scale)))
-        made = views.reshape(nodes, made, value.type.shape)
+        made = making.mm(nodes, a, scene.constant(making.binary(nodes, node.op, weight, scale)))
+        made = making.reshape(nodes, made, value.type.shape)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, weight.type))
-
-
-_LINEAR: Final = VIEWS | {"mm", "addmm", "add", "mul", "div"}
 
 
 def _joined_rows(scene: Scene) -> Iterator[Match]:
@@ -276,10 +273,10 @@ def _joined_rows(scene: Scene) -> Iterator[Match]:
         steps, columns = whole.type.shape[0], weight.type.shape[1]
         if len(members) < max(steps, 2) or not is_contiguous(whole.type):
             continue
-        rows = views.reshape(nodes, whole, (steps * whole.type.shape[1], whole.type.shape[2]))
-        made = maths.mm(nodes, rows, weight) if bias is None else maths.addmm(nodes, bias, rows, weight)
-        parts = views.reshape(nodes, made, (steps, whole.type.shape[1], columns))
-        replace = {node.value(): views.select(nodes, parts, 0, at) for at, node in members.items()}
+        rows = making.reshape(nodes, whole, (steps * whole.type.shape[1], whole.type.shape[2]))
+        made = making.mm(nodes, rows, weight) if bias is None else making.addmm(nodes, bias, rows, weight)
+        parts = making.reshape(nodes, made, (steps, whole.type.shape[1], columns))
+        replace = {node.value(): making.select(nodes, parts, 0, at) for at, node in members.items()}
         if all(old.type == new.type for old, new in replace.items()):
             what = f"{steps} of {shape_text(members[0].inputs[-2].type, weight.type)}"
             yield Match(root=members[0], replace=replace, what=what)
@@ -304,8 +301,6 @@ PASSES: Final = (
         find=_conv_norm,
         modes=("inference",),
         reorders=True,
-        touches=frozenset({"convolution", *_BATCH_NORMS}),
-        keeps_convolutions=True,
     ),
     Pass(
         name="scale into weight",
@@ -316,7 +311,6 @@ PASSES: Final = (
         find=_scaled,
         modes=("inference",),
         reorders=True,
-        touches=_LINEAR,
     ),
     Pass(
         name="common factor",
@@ -326,7 +320,6 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: distributivity",
         find=_common_factor,
         reorders=True,
-        touches=_LINEAR,
     ),
     Pass(
         name="reassociation",
@@ -336,7 +329,6 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: associativity",
         find=_chain,
         reorders=True,
-        touches=_LINEAR,
     ),
 )
 
@@ -349,7 +341,6 @@ LAST: Final = (
         source="seed document on graph optimisation; cuBLASLt epilogues",
         find=_bias,
         reorders=True,
-        touches=_LINEAR,
     ),
     Pass(
         name="joined rows",
@@ -359,7 +350,6 @@ LAST: Final = (
         source="Appleyard et al., arXiv 1604.01946: input products of all steps at once",
         find=_joined_rows,
         modes=("inference",),
-        touches=_LINEAR,
     ),
     Pass(
         name="merged siblings",
@@ -369,6 +359,5 @@ LAST: Final = (
         source="Jia et al., MetaFlow, SysML 2019; Jia et al., TASO, SOSP 2019",
         find=_siblings,
         modes=("inference",),
-        touches=_LINEAR,
     ),
 )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from steptime.captured.aten import views
-from steptime.captured.aten.views import VIEWS, is_contiguous, strides_of, view_strides
-from steptime.captured.cost.movements import VIEWS as FREE
 from steptime.captured.graph import Node, Value
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.graph.strides import is_contiguous, strides_of, view_strides
+from steptime.captured.ops import FREE, OPERATORS, making
 from steptime.rewrite.flow import FUSED, is_pure
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, shape_text
 
@@ -25,7 +24,7 @@ def _constants(scene: Scene) -> Iterator[Match]:
     for node in flow.order:
         if node not in flow.constant or node.op in SOURCES or node in wide:
             continue
-        free = node.op in FREE or node.op in VIEWS
+        free = node.op in FREE
         works[node] = (not free) or any(works.get(value.node, False) for value in node.inputs)
         if not works[node] or node.op.startswith(("empty", "new_empty")):
             continue
@@ -115,16 +114,18 @@ def _stacked_views(scene: Scene) -> Iterator[Match]:
             if not all(isinstance(order, tuple) for order in orders):
                 continue
             first, then = ([int(str(d)) for d in order] for order in orders if isinstance(order, tuple))
-            made = views.permute(nodes, source, [first[d] for d in then])
+            made = making.permute(nodes, source, [first[d] for d in then])
         elif view_strides(source.type, type.shape) == strides_of(type):
-            made = views.reshape(nodes, source, type.shape)
+            made = making.reshape(nodes, source, type.shape)
         else:
             continue
         if made.type == type:
             yield Match(root=node, replace={node.value(): made}, what=f"{node.op} {shape_text(type)}")
 
 
-_ANY_STRIDES: Final = ("bmm", "mm", "addmm", "baddbmm", "cat", "sum", "mean", "amax", "_softmax")
+_ANY_STRIDES: Final = {"cat", "sum", "mean", "amax", "_softmax"} | {
+    name for name, row in OPERATORS.items() if row.layouts == "matrix"
+}
 """Operators whose kernels read any layout at the same traffic, and whose result does not depend on it."""
 
 
@@ -142,7 +143,7 @@ def _copies(scene: Scene) -> Iterator[Match]:
             if reader.op in ("view", "_unsafe_view"):
                 y = reader.value()
                 strides = view_strides(x.type, reader.outputs[0].shape)
-                shown = None if strides is None else views.reshape(nodes, x, reader.outputs[0].shape)
+                shown = None if strides is None else making.reshape(nodes, x, reader.outputs[0].shape)
             else:
                 y = node.value()
             users = flow.users.get(y, ())
@@ -193,7 +194,6 @@ PASSES: Final = (
         makes="a constant that is computed once, before the run",
         source=TASO,
         find=_constants,
-        touches=frozenset({"constant"}),
     ),
     Pass(
         name="common subexpression",
@@ -203,7 +203,6 @@ PASSES: Final = (
         source=OWN,
         find=_common,
         tidy=True,
-        touches=frozenset(_COMMUTE),
     ),
     Pass(
         name="identity",
@@ -213,7 +212,6 @@ PASSES: Final = (
         source=OWN,
         find=_identities,
         tidy=True,
-        touches=frozenset({*_UNIT, *_INVERSE, *_IDEMPOTENT, *_NOTHING, "cat", "clone", "native_dropout", "transpose"}),
     ),
     Pass(
         name="stacked views",
@@ -223,7 +221,6 @@ PASSES: Final = (
         source=OWN,
         find=_stacked_views,
         tidy=True,
-        touches=VIEWS,
     ),
     Pass(
         name="slice of concatenation",
@@ -233,7 +230,6 @@ PASSES: Final = (
         source="Jia et al., TASO, SOSP 2019: split undoes concat",
         find=_selected,
         tidy=True,
-        touches=VIEWS | {"cat"},
     ),
     Pass(
         name="view elimination",
@@ -242,6 +238,5 @@ PASSES: Final = (
         makes="the strided tensor itself: no traffic, no launch",
         source="seed document on strides and contiguity",
         find=_copies,
-        touches=VIEWS | {"clone", *_ANY_STRIDES},
     ),
 )

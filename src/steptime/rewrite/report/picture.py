@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node
 from steptime.captured.graph.program import SOURCES
+from steptime.captured.ops import VIEWS
 from steptime.rewrite.flow import FUSED, Flow
 from steptime.rewrite.rewriting import Rewriting
 from steptime.units import format_seconds
@@ -88,8 +88,7 @@ def _numbers(flow: Flow, node: Node) -> tuple[str, ...]:
 
 
 def _template(flow: Flow, node: Node) -> tuple[object, ...]:
-    path = ".".join("*" if part.isdigit() else part for part in flow.place(node).module.split("."))
-    return path, node.op, node.outputs, flow.place(node).phase
+    return flow.block(node), node.op, node.outputs, flow.place(node).phase
 
 
 def _same_template(flow: Flow, node: Node, key: tuple[object, ...], block: tuple[object, tuple[str, ...]]) -> bool:

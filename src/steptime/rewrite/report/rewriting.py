@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.report import text as t
+from steptime.rewrite.added import MUTANTS, added
 from steptime.rewrite.engine import CERTAIN, Step
-from steptime.rewrite.mutants.passes import MUTANT_PASSES
 from steptime.rewrite.passes import MOVES, PASSES
 from steptime.rewrite.report.layouts import print_layouts
 from steptime.rewrite.rewriting import Rewriting
@@ -114,13 +114,11 @@ def _search_lines(found: Searched | None) -> list[str]:
     """What a search says of itself."""
     if found is None:
         return []
-    best, bound = found.found, found.bound
-    proof = f"bound {best.bound:.4g}, gap {t.percent(best.gap)}"
-    if best.bound >= best.cost * (1 - 1e-9):
-        proof = "proved the least that the moves reach"
+    best = found.found
+    proof = "" if best.bound is None else "; proved the least that the moves reach"
     lines = [
         f"search {found.options.search}: {best.graphs:,} graphs priced; {best.stop}",
-        f"cost {found.start:.4g} to {best.cost:.4g}; {proof} ({bound.closed} of {bound.islands} islands closed)",
+        f"cost {found.start:.4g} to {best.cost:.4g}{proof}",
     ]
     return lines + (["no graph was found that keeps the limits"] if found.broken else [])
 
@@ -152,7 +150,7 @@ def _lines(found: Rewriting) -> list[str]:
 def print_passes(*, mutants: bool = False) -> None:
     """List every pass with its condition and source, with those of partial equality alone where asked."""
     out = t.console()
-    for row in MUTANT_PASSES if mutants else MOVES:
+    for row in added(MUTANTS) if mutants else MOVES:
         out.print(t.printable(row.name), style="bold")
         for name, text in (
             ("matches", row.matches),
@@ -166,5 +164,5 @@ def print_passes(*, mutants: bool = False) -> None:
 def passes_json(*, mutants: bool = False) -> list[dict[str, Any]]:
     """Every pass as plain values, or every mutant."""
     fields = ("name", "matches", "condition", "makes", "source", "modes", "tidy", "reorders", "fuses", "only_cuda")
-    rows = MUTANT_PASSES if mutants else MOVES
+    rows = added(MUTANTS) if mutants else MOVES
     return [{name: getattr(row, name) for name in fields} | {"searches_only": row not in PASSES} for row in rows]

@@ -44,8 +44,6 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
     """
     prices = problem.cost.prices
     whole = prices.sums(problem.flow, problem.flow.operators)
-    if not found.path:
-        return _whole(problem, found, whole, everything=everything, by_time=by_time)
     priced = [_Priced(move, *removed_and_added(move.flow, move.match.replace)) for move in found.path]
     steps: list[Step] = []
     accepted: list[_Priced] = []
@@ -66,34 +64,13 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
     return replace(found, flow=flow, cost=problem.cost.of_graph(flow)), tuple(steps)
 
 
-def _whole(
-    problem: Problem, found: Found, whole: Sums, *, everything: bool, by_time: bool
-) -> tuple[Found, tuple[Step, ...]]:
-    """All or nothing of a graph that a search gives without its moves."""
-    prices, before, after = problem.cost.prices, problem.flow, found.flow
-    gone, made = set(before.operators) - set(after.operators), set(after.operators) - set(before.operators)
-    change = prices.change(whole, prices.sums(before, gone), prices.sums(after, made))
-    if not (change.device_s or change.host_s or change.moved_bytes):
-        return found, ()
-    certain = everything or not by_time or change.band_s[0] > 0
-    why = "all rewrites were asked for" if everything else CERTAIN if certain else DOUBTFUL
-    what = f"{len(gone)} operators replaced by {len(made)}"
-    step = Step(name="whole graph", what=what, count=1, modules=("",), applied=certain, why=why, change=change)
-    if certain:
-        return found, (step,)
-    flow = Space(problem=problem).tidied(before)
-    return replace(found, flow=flow, cost=problem.cost.of_graph(flow)), (step,)
-
-
 def _step(each: _Priced, change: Change, applied: bool, why: str) -> Step:
     row, match = each.move.row, each.move.match
-    module = each.move.flow.place(match.root).module
-    path = ".".join("*" if part.isdigit() else part for part in module.split("."))
     return Step(
         name=row.name,
         what=match.what,
         count=each.move.count,
-        modules=(path,),
+        modules=(each.move.flow.block(match.root),),
         applied=applied,
         why=why,
         change=change.times(each.move.count),

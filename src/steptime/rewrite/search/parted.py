@@ -11,12 +11,11 @@ from steptime.captured.graph import Node, Value
 from steptime.rewrite.flow import Flow, substituted
 from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import Folds
-from steptime.rewrite.search.best_first import ALPHA, BUDGET, best_first
 from steptime.rewrite.search.control import Control
 from steptime.rewrite.search.problem import Found, Move, Problem
 from steptime.rewrite.search.region import Region, cut, put_back
-from steptime.rewrite.search.space import EPSILON, Space, operators
-from steptime.rewrite.search.split import MOST, movable, parts, spans
+from steptime.rewrite.search.space import EPSILON, Space
+from steptime.rewrite.search.split import MOST, movable
 
 SEAM: Final = MOST // 2
 """Nodes on each side of a seam that are searched again."""
@@ -77,10 +76,8 @@ class Parted:
     def _found(self, key: object, region: Region, inner: Inner) -> tuple[Found, Folds]:
         known = self._known.get(key)
         if known is None:
-            own, cost = Folds(), self.problem.cost
-            additive = replace(cost, limits={}, peak_limit_bytes=None, peak_weight=0.0)
-            model = cost if cost.is_additive else additive
-            found = inner(replace(self.problem, flow=region.flow, folds=own, cost=model))
+            own = Folds()
+            found = inner(replace(self.problem, flow=region.flow, folds=own, cost=self.problem.cost.of_parts()))
             known = self._known[key] = found, own
             self.graphs += found.graphs
             self.kinds += 1
@@ -130,42 +127,3 @@ def seams(flow: Flow, members: Sequence[Sequence[Node]]) -> list[list[Node]]:
             out.append(order[begin:stop])
             last = stop
     return out
-
-
-def metaflow(
-    problem: Problem, alpha: float = ALPHA, budget: int = BUDGET, control: Control | None = None, most: int = MOST
-) -> Found:
-    """Relaxed backtracking over parts of a graph: split by minimum cuts, searched, joined, then around the seams.
-
-    Args:
-        problem: graph, moves, cost.
-        alpha: graphs below this many times the best are followed.
-        budget: graphs that are followed, in each part.
-        control: when to stop before, and whom to tell.
-        most: nodes of a part.
-
-    Source: Jia et al., MetaFlow, SysML 2019, sections 4 and 5.
-    """
-    control = control or Control()
-    space = Space(problem=problem)
-    flow = space.tidied(problem.flow)
-    if operators(flow) <= most:
-        return best_first(problem, alpha=alpha, budget=budget, control=control, name="MetaFlow")
-    parted = Parted(problem=problem, control=control)
-
-    def inner(part: Problem) -> Found:
-        return best_first(part, alpha=alpha, budget=budget, control=control, name="MetaFlow")
-
-    members = parts(flow, movable(flow), spans(problem, flow), most)
-    flow, path = parted.each(flow, members, inner)
-    joints = parts(flow, movable(flow), {}, most)
-    flow, more = parted.each(flow, seams(flow, joints), inner)
-    cost = space.cost(flow)
-    return Found(
-        flow=flow,
-        cost=cost,
-        bound=0.0,
-        graphs=parted.graphs,
-        stop=control.why() or f"{parted.kinds} kinds of parts searched, each up to {budget:,} graphs",
-        path=(*path, *more),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -73,6 +73,10 @@ class CostModel:
     def is_additive(self) -> bool:
         """Whether the cost of a graph is the sum over its operators, and nothing else matters."""
         return not self.limits and self.peak_limit_bytes is None and not self.peak_weight
+
+    def of_parts(self) -> CostModel:
+        """The same without what is no sum over operators, for parts of a graph."""
+        return self if self.is_additive else replace(self, limits={}, peak_limit_bytes=None, peak_weight=0.0)
 
     def excess(self, flow: Flow) -> float:
         """Sum over the limits of how far a graph is above them, as parts of the limits; zero where it keeps them."""
@@ -153,16 +157,11 @@ class Found:
 
     flow: Flow
     cost: float
-    bound: float
-    """No graph that the rewrites reach costs less; zero where nothing is known."""
+    bound: float | None
+    """No graph that the moves reach costs less; None where that is not known."""
     graphs: int
     """Graphs that were priced."""
     stop: str
     """Why the search ended, in words."""
     path: tuple[Move, ...] = field(default=(), repr=False)
     """Rewrites from the graph that was given to this one."""
-
-    @property
-    def gap(self) -> float:
-        """How far the cost is above the bound, as a part of the cost."""
-        return max(self.cost - self.bound, 0.0) / self.cost if self.cost > 0 else 0.0

@@ -1,60 +1,35 @@
-"""A search by its name: weights and limits from what a user gives, rounds over the tangent of the time, a bound."""
+"""A search by its name: weights and limits from what a user gives, rounds over the tangent of the time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from steptime.errors import UserError, did_you_mean
 from steptime.hardware.records import Device
-from steptime.registry import loaded
-from steptime.rewrite.engine import CUDA_ROUNDING_BYTES, Rewritten, apply_passes, is_legal, merged, pass_named
+from steptime.rewrite.added import MUTANTS, RULES, added
+from steptime.rewrite.engine import CUDA_ROUNDING_BYTES, Rewritten, Step, apply_passes, is_legal, merged, pass_named
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.fused import FusedTimer
-from steptime.rewrite.mutants.passes import MUTANT_PASSES
+from steptime.rewrite.layout.joint import with_layouts_priced
 from steptime.rewrite.passes import MOVES
 from steptime.rewrite.pricing import Prices
 from steptime.rewrite.scene import Objective, Pass
-from steptime.rewrite.search.best_first import ALPHA, BUDGET, taso
-from steptime.rewrite.search.bounds import Bound, lower_bound
+from steptime.rewrite.search.best_first import ALPHA, BUDGET, LIMIT
 from steptime.rewrite.search.control import Control, Report
 from steptime.rewrite.search.decided import decide
-from steptime.rewrite.search.exhaustive import LIMIT, exhaustive
-from steptime.rewrite.search.parted import metaflow
+from steptime.rewrite.search.presets import OF_THE_WHOLE, SEARCHES, Run
 from steptime.rewrite.search.problem import METRICS, CostModel, Found, Metric, Problem, time_weights
-from steptime.rewrite.search.recommended import recommended
 from steptime.rewrite.search.space import EPSILON
-
-Search = Callable[[Problem, float, int, Control], Found]
 
 PEAK: Final = "peak_bytes"
 TEMPLATE: Final = "template"
-SHIPPED: Final = "shipped"
-PET: Final = "steptime.rewrite.mutants.search:pet"
 WORTH: Final = 1e-3
 """Part of the time that another round of the tangent must gain."""
 GUIDE: Final = 1e-3
 """What a byte of traffic counts next to a byte of the peak, so that parts have something to lower."""
 ROUNDS: Final = 3
-
-
-def _later(place: str) -> Search:
-    """A search that is imported when it runs."""
-    return lambda problem, alpha, budget, control: loaded(place)(problem)
-
-
-SEARCHES: Final[dict[str, Search]] = {
-    "greedy": lambda problem, alpha, budget, control: taso(problem, 1.0, budget, control=control),
-    "metaflow": lambda problem, alpha, budget, control: metaflow(problem, alpha, budget, control),
-    "taso": lambda problem, alpha, budget, control: taso(problem, alpha, budget, control=control),
-    "pet": lambda problem, alpha, budget, control: loaded(PET)(problem, alpha, budget, control),
-    "saturation": _later("steptime.rewrite.saturation:saturate"),
-    "exhaustive": lambda problem, alpha, budget, control: exhaustive(problem, control=control),
-    "recommended": lambda problem, alpha, budget, control: recommended(problem, alpha, budget, control),
-}
-"""Name of a search -> what runs it."""
 NAMES: Final = (TEMPLATE, *SEARCHES)
 
 
@@ -73,6 +48,8 @@ class Options:
     passes: Sequence[str] = ()
     mutants: bool = False
     """The mutants of partial equality are moves too."""
+    layouts: bool = False
+    """Searches of the whole graph price it in its best layouts."""
     rules: str = ""
     """``shipped``: the proved rules are moves too; a file: those of a user, each proved first."""
     measured: bool = False
@@ -84,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """What a search found, and how good that is known to be."""
+    """What a search found."""
 
     options: Options
     rewritten: Rewritten = field(repr=False)
@@ -92,19 +69,17 @@ class Searched:
     start: float
     """Cost of the graph as it was."""
     weights: Mapping[str, float]
-    bound: Bound
     broken: bool = False
     """The graph breaks a limit: the search found none that keeps it."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         known = {"search": self.options.search, "alpha": self.options.alpha, "budget": self.options.budget}
-        best = {"start": self.start, "cost": self.found.cost, "bound": self.found.bound, "gap": self.found.gap}
-        islands = {f"bound_{name}": value for name, value in asdict(self.bound).items() if name != "cost"}
+        best = {"start": self.start, "cost": self.found.cost, "bound": self.found.bound}
         rest = {"graphs": self.found.graphs, "stop": self.found.stop, "breaks_a_limit": self.broken}
         given = {"weights": dict(self.weights), "limits": dict(self.options.limits)}
         moves = {"mutants": self.options.mutants, "rules": self.options.rules}
-        return known | best | islands | rest | given | moves
+        return known | best | rest | given | moves
 
 
 def check_options(options: Options) -> None:
@@ -123,35 +98,20 @@ def check_options(options: Options) -> None:
             raise UserError(f"{name}={value:g}: a weight or a limit is finite and not negative")
     if not 1 <= options.alpha <= 10:
         raise UserError(f"alpha is {options.alpha:g}: it is 1 to 10", hint="1 is greedy, 1.05 MetaFlow's")
-    if options.search in (TEMPLATE, "saturation") and options.rules:
-        raise UserError(
-            f"--rules are moves; {options.search} makes none", hint="--search recommended, taso or metaflow"
-        )
+    if options.search == TEMPLATE and options.rules:
+        raise UserError("--rules are moves; template makes none", hint="--search recommended, taso or metaflow")
     if options.budget < 1:
         raise UserError(f"the budget is {options.budget} graphs: it is 1 or more")
 
 
 def moves_of(flow: Flow, device: Device, options: Options) -> tuple[Pass, ...]:
     """The moves that apply to a graph on a device."""
-    added = _added(options)
     chosen = {pass_named(name, MOVES) for name in options.passes} or set(MOVES)
     memory: Objective = "memory" if PEAK in (*options.weights, *options.limits) else options.objective
-    rows = (*(row for row in MOVES if row in chosen), *added)
+    rows = [row for row in MOVES if row in chosen]
+    rows += added(MUTANTS) if options.mutants or options.search == "pet" else ()
+    rows += added(RULES, options.rules) if options.rules else ()
     return tuple(row for row in rows if is_legal(row, flow, device, memory, everything=False))
-
-
-def _added(options: Options) -> tuple[Pass, ...]:
-    """Mutants and rules as moves. They may touch any operator, so that there is no bound with them."""
-    out = MUTANT_PASSES if options.mutants or options.search == "pet" else ()
-    if options.rules == SHIPPED:
-        from steptime.rewrite.saturation.moves import rule_moves
-
-        return (*out, *rule_moves())
-    if options.rules:
-        from steptime.rewrite.saturation.moves import rules_of_file
-
-        return (*out, *rules_of_file(Path(options.rules)))
-    return out
 
 
 def searched(flow: Flow, device: Device, options: Options) -> Searched:
@@ -163,8 +123,7 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
         options: which search, and what is to be small.
 
     Time is a soft maximum of the device's and the host's, which is no sum over operators: it is searched under its
-    tangent plane at the graph, then under the one at the graph that was found, until that gains no more. The plane is
-    below the time, so that a bound under it is a bound of the time.
+    tangent plane at the graph, then under the one at the graph that was found, until that gains no more.
 
     Raises:
         UserError: an option is unknown or out of range, or an operator cannot be timed here.
@@ -179,14 +138,15 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
         cost=_model(prices, flow, options),
         on_cuda=device.runs_cuda,
     )
-    with control.stops_at_interrupt():
-        problem, found = _rounds(problem, device, options, control, by_time=by_time)
-        bound = _bound(problem, found, control, by_time=by_time)
-    # A part may have a chain or siblings that are no match of the whole graph; then the bound is not of what was found.
-    below = bound.cost if bound.cost <= found.cost * (1 + EPSILON) else 0.0
-    found = replace(found, bound=max(found.bound, below))
-    found, steps = decide(problem, found, everything=options.everything, by_time=by_time)
-    steps = _template(flow, device, options).steps if options.search == TEMPLATE else merged(steps)
+    if options.layouts and options.search in OF_THE_WHOLE:
+        problem = with_layouts_priced(problem)
+    if options.search == TEMPLATE:
+        problem, found, steps = _template(problem, device, options, by_time=by_time)
+    else:
+        with control.stops_at_interrupt():
+            problem, found = _rounds(problem, options, control, by_time=by_time)
+        found, each = decide(problem, found, everything=options.everything, by_time=by_time)
+        steps = merged(each)
     weights: dict[str, float] = {str(name): value for name, value in problem.cost.weights.items()}
     if problem.cost.peak_weight:
         weights[PEAK] = problem.cost.peak_weight
@@ -196,7 +156,6 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
         found=found,
         start=_time(prices, flow) if by_time else problem.cost.guided(flow),
         weights=weights,
-        bound=bound,
         broken=problem.cost.excess(found.flow) > 0,
     )
 
@@ -233,39 +192,33 @@ def _weights(prices: Prices, flow: Flow, options: Options) -> dict[str, float]:
     return dict(time_weights(prices, flow))  # type: ignore[arg-type]
 
 
-def _rounds(
-    problem: Problem, device: Device, options: Options, control: Control, *, by_time: bool
-) -> tuple[Problem, Found]:
+def _rounds(problem: Problem, options: Options, control: Control, *, by_time: bool) -> tuple[Problem, Found]:
     """Search under the tangent at the graph, then under that at what was found."""
-    found = _run(problem, device, options, control)
+
+    def run(given: Problem) -> Found:
+        return SEARCHES[options.search](Run(problem=given, alpha=options.alpha, budget=options.budget, control=control))
+
+    found = run(problem)
     prices = problem.cost.prices
     for _ in range(ROUNDS if by_time else 0):
-        moved = replace(problem, cost=replace(problem.cost, weights=time_weights(prices, found.flow), _sums={}))
-        now = moved.cost.guided(found.flow)
-        settled = abs(now - found.cost) <= WORTH * now
-        problem, found = moved, replace(found, cost=now, bound=0.0)
-        if settled or control.why() or options.search == TEMPLATE or found.stop.startswith(LIMIT):
+        problem = _tangent(problem, found.flow)
+        now = problem.cost.guided(found.flow)
+        settled = abs(now - found.cost) <= (WORTH if found.bound is None else EPSILON) * now
+        found = replace(found, cost=now, bound=found.bound if settled else None)
+        if settled or control.why() or found.stop.startswith(LIMIT):
             break
-        other = _run(problem, device, options, control)
-        graphs = found.graphs + other.graphs
+        other = run(problem)
         better = _time(prices, other.flow) < _time(prices, found.flow) * (1 - EPSILON)
-        found = replace(other if better else found, graphs=graphs)
+        found = replace(other if better else found, graphs=found.graphs + other.graphs, bound=other.bound)
         if not better:
             break
     return problem, found
 
 
-def _bound(problem: Problem, found: Found, control: Control, *, by_time: bool) -> Bound:
-    """The highest bound under several planes below the time, each of which is one of it."""
-    unclosed: set[object] = set()
-    best = lower_bound(problem, control, unclosed)
-    tangent = time_weights(problem.cost.prices, problem.flow)
-    planes: tuple[Mapping[Metric, float], ...] = (tangent, {"device_s": 1.0}, {"host_s": 1.0})
-    for weights in planes if by_time and best.cost < found.cost * (1 - WORTH) else ():
-        moved = replace(problem, cost=replace(problem.cost, weights=weights, _sums={}))
-        other = lower_bound(moved, control, unclosed)
-        best = max(best, other, key=lambda each: each.cost)
-    return best
+def _tangent(problem: Problem, flow: Flow) -> Problem:
+    """The problem under the tangent of the time at a graph."""
+    weights = time_weights(problem.cost.prices, flow)
+    return replace(problem, cost=replace(problem.cost, weights=weights, _sums={}))
 
 
 def _time(prices: Prices, flow: Flow) -> float:
@@ -273,15 +226,13 @@ def _time(prices: Prices, flow: Flow) -> float:
     return float((sums.device_s**p + sums.host_s**p) ** (1 / p))
 
 
-def _run(problem: Problem, device: Device, options: Options, control: Control) -> Found:
-    if options.search != TEMPLATE:
-        return SEARCHES[options.search](problem, options.alpha, options.budget, control)
-    done = _template(problem.flow, device, options)
-    stop = "every pass was tried"
-    return Found(flow=done.after, cost=problem.cost.guided(done.after), bound=0.0, graphs=len(done.steps), stop=stop)
-
-
-def _template(flow: Flow, device: Device, options: Options) -> Rewritten:
+def _template(
+    problem: Problem, device: Device, options: Options, *, by_time: bool
+) -> tuple[Problem, Found, tuple[Step, ...]]:
     """The passes alone, with their own rule."""
     everything, passes = options.everything, options.passes
-    return apply_passes(flow, device, objective=options.objective, everything=everything, passes=passes)
+    done = apply_passes(problem.flow, device, objective=options.objective, everything=everything, passes=passes)
+    problem = _tangent(problem, done.after) if by_time else problem
+    cost, tried = problem.cost.guided(done.after), len(done.steps)
+    found = Found(flow=done.after, cost=cost, bound=None, graphs=tried, stop="every pass was tried")
+    return problem, found, done.steps

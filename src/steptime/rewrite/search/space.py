@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from steptime.captured.aten.views import VIEWS
 from steptime.captured.graph import Node, Value
+from steptime.captured.ops import VIEWS
+from steptime.rewrite.engine import kinds
 from steptime.rewrite.flow import Flow, removed_and_added, substituted
 from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import Match, Pass
@@ -19,6 +21,28 @@ EPSILON: Final = 1e-9
 """Part of a cost below which two costs are equal."""
 
 Key = tuple[tuple[Value, ...], tuple[Node, ...]]
+Grouped = Callable[[Flow, Iterable[Match]], Iterable[tuple[Match, ...]]]
+"""Matches of a row -> those of them that are made at once."""
+
+
+def replacements_of(matches: Iterable[Match]) -> dict[Value, Value]:
+    """What some matches replace."""
+    return {old: new for match in matches for old, new in match.replace.items()}
+
+
+def single(_: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
+    """Each match by itself."""
+    return ((match,) for match in matches)
+
+
+def equal(flow: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
+    """Matches that remove and add the same kinds of nodes and do not touch each other, together."""
+    groups: dict[object, list[Match]] = defaultdict(list)
+    for match in apart(flow, matches):
+        old, new = removed_and_added(flow, match.replace)
+        # Which weights a match reads makes no difference.
+        groups[kinds(n for n in old if n not in flow.constant), kinds(new)].append(match)
+    return map(tuple, groups.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +52,7 @@ class Candidate:
     cost: float
     """Cost of the graph that it leads to, by the operators that it removes and adds."""
     row: Pass
-    match: Match
+    matches: tuple[Match, ...]
 
 
 @dataclass(kw_only=True)
@@ -54,32 +78,29 @@ class Space:
         """Cost by which the search goes."""
         return self.problem.cost.guided(flow)
 
-    def candidates(self, flow: Flow, cost: float) -> Iterator[Candidate]:
-        """Graphs that are one move away."""
+    def candidates(self, flow: Flow, cost: float, grouped: Grouped = single) -> Iterator[Candidate]:
+        """Graphs that are one move away; ``grouped`` says which matches of it are made together."""
         scene = self.problem.scene(flow)
         for row in self.rows:
-            for match in row.find(scene):
-                found = self.priced(flow, cost, match)
+            for matches in grouped(flow, row.find(scene)):
+                found = self.priced(flow, cost, *matches)
                 if found is not None:
-                    yield Candidate(found, row, match)
+                    yield Candidate(found, row, matches)
 
-    def priced(self, flow: Flow, cost: float, match: Match) -> float | None:
-        """Cost after a match; None where it cannot be made."""
+    def priced(self, flow: Flow, cost: float, *matches: Match) -> float | None:
+        """Cost after some matches; None where they cannot be made."""
         self.graphs += 1
         model = self.problem.cost
         if not model.is_additive:
-            made = self.made(flow, match)
+            made = self.made(flow, *matches)
             return None if made is None else self.cost(made)
-        old, new = removed_and_added(flow, match.replace)
+        old, new = removed_and_added(flow, replacements_of(matches))
         return cost + sum(model.of_node(flow, n) for n in new) - sum(model.of_node(flow, n) for n in old)
 
     def made(self, flow: Flow, *matches: Match) -> Flow | None:
         """The graph with matches made, tidied; None where they cannot be."""
-        replacements: dict[Value, Value] = {}
-        for match in matches:
-            replacements |= match.replace
         try:
-            return self.tidied(substituted(flow, replacements, self.problem.folds.definitions))
+            return self.tidied(substituted(flow, replacements_of(matches), self.problem.folds.definitions))
         except RefusedError:
             return None
 
@@ -96,11 +117,8 @@ class Space:
     def _all(self, flow: Flow, matches: list[Match]) -> Flow:
         """The graph with matches made that cost nothing, as far as they can be made together."""
         while matches:
-            replacements: dict[Value, Value] = {}
-            for match in matches:
-                replacements |= match.replace
             try:
-                return substituted(flow, replacements, self.problem.folds.definitions)
+                return substituted(flow, replacements_of(matches), self.problem.folds.definitions)
             except RefusedError:
                 matches = matches[: len(matches) // 2]
         return flow
@@ -126,7 +144,7 @@ class Space:
             if after is not None and after < cost * (1 - EPSILON):
                 paying.append((after, len(paying), match))
         paying.sort()
-        together = _apart(flow, [match for _, _, match in paying])
+        together = apart(flow, [match for _, _, match in paying])
         for group in (together, together[:1]) if len(together) > 1 else (together,):
             made = self.made(flow, *group) if group else None
             after = cost if made is None else self.cost(made)
@@ -135,7 +153,7 @@ class Space:
         return flow, cost, []
 
 
-def _apart(flow: Flow, matches: list[Match]) -> list[Match]:
+def apart(flow: Flow, matches: Iterable[Match]) -> list[Match]:
     """The first of some matches, and those after it that remove nothing of them."""
     touched: set[Node] = set()
     chosen = []

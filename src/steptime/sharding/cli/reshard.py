@@ -11,8 +11,8 @@ from steptime.errors import UnknownNameError, UserError, shorten
 from steptime.options import MAX_DEVICES
 
 if TYPE_CHECKING:
+    from steptime.captured.ops.placement import Sharding
     from steptime.sharding.mesh import Mesh
-    from steptime.sharding.placement import Sharding
     from steptime.sharding.reshard import Route
 
 MAX_DIMS: Final = 6
@@ -49,8 +49,8 @@ def command(
     ends = parse_sharding(source), parse_sharding(target)
     found = route(sizes, ELEMENT_BYTES[dtype], *ends, devices)
     if json:
+        from steptime.captured.ops.placement import text_of
         from steptime.cli.output import document, print_json
-        from steptime.sharding.placement import text_of
 
         given = {"cluster": cluster, "mesh": axes, "shape": sizes, "dtype": dtype}
         texts = dict(zip(("source", "target"), map(text_of, ends), strict=True))
@@ -90,15 +90,15 @@ def parse_sharding(text: str) -> Sharding:
     >>> len(parse_sharding("S(0) R"))
     2
     """
-    from steptime.sharding.placement import placement_of
+    from steptime.captured.ops.placement import placement_of
 
     return tuple(map(placement_of, text.split()))
 
 
 def print_route(found: Route, mesh: Mesh, ends: tuple[Sharding, Sharding], what: str, cluster: str) -> None:
     """Write the report to standard output."""
+    from steptime.captured.ops.placement import text_of
     from steptime.report import text as t
-    from steptime.sharding.placement import text_of
     from steptime.units import format_bytes
 
     out = t.console()

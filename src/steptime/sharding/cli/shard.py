@@ -59,6 +59,9 @@ def command(
     no_overlap: Annotated[
         bool, flag("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
     ] = False,
+    plain_norms: Annotated[
+        bool, flag("--plain-norms", help="Batch norms take statistics of a device's part, as plain data parallelism.")
+    ] = False,
     pipeline: Annotated[
         bool, flag("--pipeline", help="Stages on sub-meshes too, with schedule, micro-batch and recomputation.")
     ] = False,
@@ -96,7 +99,12 @@ def command(
     limit_s = None if seconds is None else own.seconds_of("--seconds", seconds)
     captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, seconds=limit_s)
     captured |= o.given(memory_bytes=own.room_of(memory))
-    captured |= {"inputs": tuple(inputs or ()), "optimizer": optimizer, "overlaps": not no_overlap}
+    captured |= {
+        "inputs": tuple(inputs or ()),
+        "optimizer": optimizer,
+        "overlaps": not no_overlap,
+        "plain_norms": plain_norms,
+    }
     if export is not None:
         _check_export(export, pipeline)
     if pipeline:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.captured.cost.work import Work
+from steptime.captured.ops.work import Work
 from steptime.errors import UserError
 from steptime.estimate.learned import NUMBERS
 from steptime.lab.learned import additive, attention, harness, plain

@@ -11,11 +11,12 @@ pytest.importorskip("scipy")
 from layout_cases import cost_model, moved  # noqa: E402
 from rewritten import H100, F, nn, ops, traced  # noqa: E402
 from steptime.captured.graph import TensorType  # noqa: E402
+from steptime.captured.ops import ROWS  # noqa: E402
 from steptime.hardware import device_within  # noqa: E402
 from steptime.rewrite.checking import check  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
 from steptime.rewrite.layout.laid import with_layouts  # noqa: E402
-from steptime.rewrite.layout.model import _Built, layouts_under  # noqa: E402
+from steptime.rewrite.layout.model import Layouts, _Built  # noqa: E402
 from steptime.rewrite.layout.rows import TABLE  # noqa: E402
 from steptime.rewrite.layout.strides import dense, layout_of, name_of, order_of, turned, typed  # noqa: E402
 
@@ -136,7 +137,7 @@ def test_the_new_graph_costs_what_was_promised():
         flow = traced(function, *inputs, target="cuda", **weights).flow
         model = cost_model(flow, V100)
         laid = with_layouts(flow, model)
-        assert layouts_under(model).cost(laid.flow, fixed=True) == pytest.approx(laid.cost, rel=1e-9)
+        assert Layouts.under(model).cost(laid.flow, fixed=True) == pytest.approx(laid.cost, rel=1e-9)
         assert laid.cost <= laid.fixed and laid.bound == pytest.approx(laid.cost)
         assert check(flow, laid.flow).passed
 
@@ -216,10 +217,9 @@ def test_training_graphs_keep_their_results():
     assert laid.cost <= laid.fixed and check(flow, laid.flow).passed
 
 
-def test_no_operator_has_two_rows():
-    names = [name for entry in TABLE for name in entry.operators]
-    assert len(names) == len(set(names))
-    assert all(entry.says and entry.source for entry in TABLE)
+def test_every_word_of_layouts_has_its_entry():
+    assert {row.layouts for row in ROWS} == {*TABLE, "recorded"}
+    assert all(entry.says and entry.source for entry in TABLE.values())
 
 
 def test_names_and_orders_of_strides():

@@ -1,0 +1,78 @@
+"""Every operator of a graph, described once: dims, work, kernels, layouts. A row for each, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Final
+
+from steptime.captured.graph import Node
+from steptime.captured.ops.convolutions import CONVOLUTIONS, POOLS
+from steptime.captured.ops.labels import OperatorDims
+from steptime.captured.ops.lists import OPTIMISERS
+from steptime.captured.ops.maps import MAPS, RANDOM
+from steptime.captured.ops.moves import CHOICES, COPIES, FILLS
+from steptime.captured.ops.norms import DROPOUTS, EMBEDDINGS, LOSSES, NORMS, SOFTMAXES
+from steptime.captured.ops.operator import Dims, Family, Operator
+from steptime.captured.ops.products import ATTENTION, PRODUCTS
+from steptime.captured.ops.recurrent import RECURRENT
+from steptime.captured.ops.reductions import REDUCTIONS, SCANS
+from steptime.captured.ops.transforms import TRANSFORMS
+from steptime.captured.ops.views import LOOKS, OTHERS
+from steptime.errors import UserError
+
+ROWS: Final[Sequence[Operator]] = (
+    *PRODUCTS, *ATTENTION, *CONVOLUTIONS, *POOLS, *RECURRENT, *NORMS, *SOFTMAXES, *DROPOUTS, *LOSSES, *EMBEDDINGS,
+    *MAPS, *RANDOM, *REDUCTIONS, *SCANS, *COPIES, *FILLS, *CHOICES, *LOOKS, *OTHERS, *OPTIMISERS, *TRANSFORMS,
+)  # fmt: skip
+"""One for each operator, or for several that differ in their names alone."""
+OPERATORS: Final[dict[str, Operator]] = {name: row for row in ROWS for name in row.names.split()}
+"""Operator -> its row."""
+
+
+def register_operator(row: Operator) -> None:
+    """Enter the row of an operator of a package, or of your own (``torch.library``), named ``namespace::name``.
+
+    A package does so under the entry point ``steptime.operators``, whose objects are rows.
+
+    Raises:
+        UserError: the name is that of an operator of PyTorch that has a row.
+    """
+    names = row.names.split()
+    taken = next((name for name in names if OPERATORS.get(name) in ROWS), None)
+    if taken is not None:
+        raise UserError(f"the operator {taken} has a row already", hint="one of your own is 'namespace::name'")
+    OPERATORS.update(dict.fromkeys(names, row))
+
+
+for _entry in entry_points(group="steptime.operators"):
+    register_operator(_entry.load())
+
+VIEWS: Final = frozenset(name for name, row in OPERATORS.items() if row.looks)
+"""Operators whose (first) output is another look at the storage of their first input."""
+FREE: Final = frozenset(name for name, row in OPERATORS.items() if row.work is None)
+"""Operators that compute and move nothing: looks at memory that is there, sources, and questions about them."""
+
+
+def of_family(*families: Family) -> frozenset[str]:
+    """Operators of some families."""
+    return frozenset(name for name, row in OPERATORS.items() if row.family in families)
+
+
+def labelled_by(dims: Dims) -> frozenset[str]:
+    """Operators whose dims one function says."""
+    return frozenset(name for name, row in OPERATORS.items() if row.dims is dims)
+
+
+def dims_of(node: Node) -> OperatorDims | None:
+    """Dims of a node; None for an operator that has no labels, which every device runs whole.
+
+    >>> from steptime.captured.graph import Nodes, TensorType
+    >>> nodes = Nodes()
+    >>> x, w = (nodes.source("input", n, TensorType(shape, "fp32")) for n, shape in {"x": (8, 4), "w": (4, 6)}.items())
+    >>> y = nodes.apply("mm", {"self": x, "mat2": w}, outputs=[TensorType((8, 6), "fp32")])
+    >>> [(dim.name, dim.kind, dim.size) for dim in dims_of(y).dims]
+    [('rows', 'batch', 8), ('columns', 'batch', 6), ('inner', 'contracted', 4)]
+    """
+    row = OPERATORS.get(node.op)
+    return None if row is None or row.dims is None else row.dims(node)

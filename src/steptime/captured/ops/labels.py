@@ -1,0 +1,234 @@
+"""What an operator says of its dims: which exist, where they lie in its tensors, and what splitting one of them does.
+
+An operator gives every dim of its tensors a label; equal labels are one dim. From the labels follows how each tensor
+lies when a dim is split over the devices of a mesh axis: sharded where the label stands, replicated where it does not,
+and a term of a sum in an output that lost it. Only what does not follow is written down (:class:`Special`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from steptime.captured.graph import Node, TensorType
+from steptime.captured.ops.placement import P, Placement, R, shard
+from steptime.captured.ops.work import integers
+
+Kind: TypeAlias = Literal["batch", "contracted", "reduced", "halo", "exchanged", "indivisible"]
+"""Batch: iterations that do not meet. Contracted: summed away. Reduced: another reduction, or one that is finished in
+the operator. Halo: windows reach over the edges of a piece. Exchanged: devices exchange more than edges. Indivisible:
+it cannot be split."""
+Collective: TypeAlias = Literal["halo", "all_reduce", "all_gather", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Communication inside an operator that has one of its dims split.
+
+    `size_bytes` is that of the tensor reduced, gathered (the whole result) or redistributed; of a halo, what one device
+    sends to both of its neighbours together. All of them for the whole operator: dims in `across` divide it where they
+    are split over other axes.
+    """
+
+    collective: Collective
+    size_bytes: int
+    across: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dim:
+    """One dim of an operator, and how its tensors lie when it is split over one axis of a mesh."""
+
+    name: str
+    size: int
+    """Pieces of equal work at most: heads where a width is heads times their size."""
+    kind: Kind
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    exchange: Exchange | None = None
+    masked: bool = False
+    """Indices point into the split dim: each device treats those of its own piece and counts the rest as nothing."""
+    equal: bool = True
+    """All pieces have one size; else the last ones may be smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The operator is linear in some inputs: terms of a sum there give terms of a sum of its outputs."""
+
+    name: str
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorDims:
+    """All that is known of how an operator can be split."""
+
+    dims: tuple[Dim, ...]
+    terms: tuple[Terms, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Special:
+    """What does not follow from where a label stands."""
+
+    kind: Kind | None = None
+    inputs: Mapping[int, Placement] | None = None
+    """Number of an input -> placement."""
+    outputs: Mapping[int, Placement] | None = None
+    units: int | None = None
+    """It can be split into at most this number of pieces, and sizes that differ are the same dim."""
+    exchange: Exchange | None = None
+    masked: bool = False
+
+
+Labels: TypeAlias = Sequence[str]
+NO_LABEL: Final = "."
+"""A dim of a tensor that no dim of the operator is."""
+FIXED: Final = "!"
+"""First character of the label of a dim that cannot be split."""
+_NOTHING: Final = Special()
+
+
+def labels(text: str) -> tuple[str, ...]:
+    """Labels from a text, one word a dim."""
+    return tuple(text.split())
+
+
+def numbered(rank: int) -> tuple[str, ...]:
+    """One label for each dim of a tensor.
+
+    >>> numbered(2)
+    ('d0', 'd1')
+    """
+    return tuple(f"d{dim}" for dim in range(rank))
+
+
+def right_aligned(names: Labels, type: TensorType) -> tuple[str, ...]:
+    """Labels of a tensor that broadcasts to one with these labels.
+
+    >>> right_aligned(("d0", "d1"), TensorType((7,), "fp32"))
+    ('d1',)
+    """
+    return tuple(names[len(names) - type.rank :]) if type.rank <= len(names) else (NO_LABEL,) * type.rank
+
+
+def unlabelled(type: TensorType) -> tuple[str, ...]:
+    """Labels of a tensor that is replicated however the operator is split."""
+    return (NO_LABEL,) * type.rank
+
+
+def all_replicated(node: Node) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Every tensor of a node on every device."""
+    return (R,) * len(node.inputs), (R,) * len(node.outputs)
+
+
+def labelled(
+    node: Node, inputs: Sequence[Labels], outputs: Sequence[Labels], special: Mapping[str, Special] | None = None
+) -> tuple[Dim, ...]:
+    """Dims of a node whose tensors have these labels, in the order in which outputs and then inputs name them."""
+    given = [value.type for value in node.inputs]
+    sizes: dict[str, int] = {}
+    for names, type in (*zip(outputs, node.outputs, strict=True), *zip(inputs, given, strict=True)):
+        for name, size in zip(names, type.shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), size)
+    return tuple(
+        _dim(name, size, (inputs, given), (outputs, node.outputs), (special or {}).get(name, _NOTHING))
+        for name, size in sizes.items()
+        if name != NO_LABEL and size > 1
+    )
+
+
+_Tensors: TypeAlias = tuple[Sequence[Labels], Sequence[TensorType]]
+
+
+def _dim(name: str, size: int, inputs: _Tensors, outputs: _Tensors, special: Special) -> Dim:
+    replicated = (R,) * len(inputs[1]), (R,) * len(outputs[1])
+    kind = special.kind or ("batch" if any(name in names for names in outputs[0]) else "contracted")
+    if name.startswith(FIXED) or kind == "indivisible":
+        own = name.removeprefix(FIXED)
+        return Dim(name=own, size=size, kind="indivisible", inputs=replicated[0], outputs=replicated[1])
+    lost = P if kind == "contracted" else R
+    return Dim(
+        name=name,
+        size=special.units or size,
+        kind=kind,
+        exchange=special.exchange,
+        masked=special.masked,
+        equal=special.units is not None or special.exchange is not None,
+        inputs=_placements(name, size, inputs, R, special.inputs, special.units),
+        outputs=_placements(name, size, outputs, lost, special.outputs, special.units),
+    )
+
+
+def _placements(
+    name: str, size: int, tensors: _Tensors, lost: Placement, given: Mapping[int, Placement] | None, units: int | None
+) -> tuple[Placement, ...]:
+    out = []
+    for number, (names, type) in enumerate(zip(*tensors, strict=True)):
+        at = next((dim for dim, each in enumerate(names) if each == name and type.shape[dim] > 1), None)
+        same = at is not None and (type.shape[at] == size or units is not None)
+        found = shard(at) if same and at is not None else lost
+        out.append((given or {}).get(number, found))
+    return tuple(out)
+
+
+def spelled(text: str) -> Callable[[Node], OperatorDims]:
+    """Dims of an operator from labels of its inputs and outputs: ``"rows inner, inner columns -> rows columns"``.
+
+    A label that no output has is summed away; one that begins with ``!`` cannot be split, and ``.`` is no dim.
+
+    Args:
+        text: the labels of each tensor, inputs in the order of their arguments.
+    """
+    given, out = ([labels(part) for part in side.split(",")] for side in text.split("->"))
+
+    def rule(node: Node) -> OperatorDims:
+        """Dims of a node; none where it has other tensors than the text."""
+        types = [value.type for value in node.inputs], node.outputs
+        same = [[len(names) for names in side] for side in (given, out)] == [[t.rank for t in side] for side in types]
+        return OperatorDims(dims=labelled(node, given, out) if same else ())
+
+    return rule
+
+
+def terms_of(node: Node, *groups: Iterable[str], outputs: Iterable[int] | None = None) -> tuple[Terms, ...]:
+    """Linear in the inputs of each group of argument names together; absent arguments make no group."""
+    chosen = set(range(len(node.outputs)) if outputs is None else outputs)
+    made = []
+    for group in map(tuple, groups):
+        if any(name in node.names for name in group):
+            placements = tuple(P if name in group else R for name in node.names)
+            to = tuple(P if number in chosen else R for number in range(len(node.outputs)))
+            made.append(Terms(name="terms of " + ", ".join(group), inputs=placements, outputs=to))
+    return tuple(made)
+
+
+def by_name(node: Node, table: Mapping[str, Labels]) -> list[tuple[str, ...]]:
+    """Labels of each input by the name of its argument; without labels where the table has none."""
+    return [
+        tuple(table[name]) if name in table and len(table[name]) == value.type.rank else unlabelled(value.type)
+        for name, value in zip(node.names, node.inputs, strict=True)
+    ]
+
+
+def fixed(names: Sequence[str], at: int) -> tuple[str, ...]:
+    """Labels of which the one of a dim cannot be split."""
+    return tuple(f"{FIXED}{name}" if dim == at else name for dim, name in enumerate(names))
+
+
+def without(names: Sequence[str], at: int) -> tuple[str, ...]:
+    """Labels without the one of a dim."""
+    return tuple(name for dim, name in enumerate(names) if dim != at)
+
+
+def at_dim(node: Node, rank: int, name: str = "dim", default: int = 0) -> int:
+    """The dim that an attribute names, from the front."""
+    return (integers(node, name) or (default,))[0] % max(rank, 1)
+
+
+def numbers_of(node: Node, *names: str) -> tuple[int, ...]:
+    """Numbers of the inputs that have one of the argument names."""
+    return tuple(number for number, name in enumerate(node.names) if name in names)

@@ -1,0 +1,108 @@
+"""Operators that take functions: recorded through what the functions do, with a note of what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from steptime.captured import torch_parts as parts
+from steptime.captured.record.values import Values
+
+BRANCH: Final = "the first branch of torch.cond is taken"
+ONE_TURN: Final = "a while_loop whose condition is data runs its body once"
+FLEX: Final = (
+    "flex_attention is one fused kernel, whose mask keeps {share:.0%} of the blocks and functions of scores are free"
+)
+MOST_TURNS: Final = 100_000
+"""Turns of a loop that are recorded at most."""
+
+
+def _branch(values: Values, predicate: Any, first: Any, second: Any, operands: Any = ()) -> Any:
+    """The branch that is taken where that is known, else the first."""
+    return (first if _known(values, predicate, BRANCH) else second)(*operands)
+
+
+def _known(values: Values, asked: Any, else_true: str) -> bool:
+    """A truth value; one that is not known is true, which is noted."""
+    if not isinstance(asked, torch.Tensor):
+        return bool(asked)
+    with parts.without_modes():
+        real = values.of(asked)
+        if real is not None:
+            values.read(asked)
+            return bool(real)
+    values.take(else_true)
+    return True
+
+
+def _loop(values: Values, condition: Any, body: Any, carried: Any, more: Any = (), **_: Any) -> Any:
+    """Every turn of the loop, or one where how many there are is data."""
+    for _turn in range(MOST_TURNS):
+        assumed = len(values.assumed)
+        if not _known(values, condition(*carried, *more), ONE_TURN):
+            break
+        carried = tuple(body(*carried, *more))
+        if len(values.assumed) > assumed:
+            break
+    return tuple(carried)
+
+
+def _scan(_: Values, combine: Any, initial: Any, along: Any, more: Any = ()) -> Any:
+    """Every step along the first dim, and the results of all of them stacked."""
+    carried, results = list(initial), []
+    for at in range(along[0].shape[0]):
+        made = list(combine(*carried, *(tensor[at] for tensor in along), *more))
+        carried, rest = made[: len(carried)], made[len(carried) :]
+        results.append(rest)
+    return [*carried, *(torch.stack(members) for members in zip(*results, strict=True))]
+
+
+def _associative_scan(_: Values, combine: Any, along: Any, more: Any = ()) -> Any:
+    """In as many rounds as the logarithm of the length, as PyTorch runs it where nothing is compiled."""
+    return parts.associative_scan(combine, along, additional_inputs=tuple(more))
+
+
+def _flex_attention(
+    values: Values, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _score: Any, mask: Any, scale: float,
+    *_: Any,
+) -> Any:  # fmt: skip
+    """One fused kernel over what the mask has of blocks: causal where it has no more than a causal mask."""
+    share = _share(values, mask, query.shape[-2])
+    values.take(FLEX.format(share=share))
+    causal = share < 1 and query.shape[-2] == key.shape[-2] and share <= 0.5 + _BLOCK / query.shape[-2]
+    shared = query.shape[1] != key.shape[1]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, scale=scale, enable_gqa=shared
+    )
+    rows = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return out, rows, rows
+
+
+_BLOCK: Final = 128
+"""Rows and columns of a block of a mask, as PyTorch makes it."""
+_COUNTS: Final = slice(2, 5, 2)
+"""Where a mask has the numbers of blocks that it keeps of each row of blocks: some of their pairs, all of them."""
+_INDICES: Final = 3
+
+
+def _share(values: Values, mask: Any, rows: int) -> float:
+    """Share of the blocks of a mask that it keeps; 1 where that is data, or there is no mask."""
+    counts = [each for each in mask[_COUNTS] if isinstance(each, torch.Tensor)]
+    with parts.without_modes():
+        known = [values.of(each) for each in counts]
+        if not known or any(each is None for each in known) or rows <= _BLOCK:
+            return 1.0
+        kept = sum(int(each.sum()) for each in known if each is not None)
+    return min(kept / max(mask[_INDICES].numel(), 1), 1.0)
+
+
+RULES: Final[Mapping[str, Callable[..., Any]]] = {
+    "cond": _branch,
+    "while_loop": _loop,
+    "scan": _scan,
+    "associative_scan": _associative_scan,
+    "flex_attention": _flex_attention,
+}
+"""Name of the operator -> what is recorded in its place, from what is known of values and its arguments."""
