@@ -19,6 +19,11 @@ def gpt():
     return (*small_gpt(layers=3, width=32, vocabulary=64, tokens=16, batch=8), labels)
 
 
+def odd_gpt():
+    """A vocabulary that no axis divides."""
+    return (*small_gpt(layers=2, width=32, vocabulary=67, tokens=16, batch=8), labels)
+
+
 def deep_gpt():
     """Six blocks, four of which have the same shardings; its capture is folded."""
     return (*small_gpt(layers=6, width=32, vocabulary=64, tokens=16, batch=8), labels)

@@ -125,7 +125,8 @@ def page():
         f"{whole} of them asked in every combination on the mesh, the others in every one along an axis and in the "
         f"products of rules along both; {len(differ)} differ, by name and reason below. Of "
         f"{', '.join(f'`{op}`' for op in drawn)}, with {EXHAUSTIVE} combinations and more, {DRAWN} were drawn. `-` is "
-        "an output that DTensor says nothing of. steptime splits what devices divide; DTensor also what they do not.",
+        "an output that DTensor says nothing of. steptime splits dims whose largest piece is little above an equal "
+        "one; DTensor any.",
         "",
         "## Differences", "",
     ]  # fmt: skip

@@ -155,8 +155,8 @@ def _check(built: Built, name: str, tensor: Named, annotation: Annotation) -> No
         )
     if not divides(shape, sharding, mesh.sizes):
         raise UserError(
-            f"annotation {annotation}: {name} is {text}, which mesh {mesh} does not divide into equal pieces",
-            hint="where S(d) stands, the sizes of these axes together have to divide dim d",
+            f"annotation {annotation}: {name} is {text}, which mesh {mesh} does not divide",
+            hint="where S(d) stands, no piece of dim d may be more than 1/8 above an equal one",
         )
 
 

@@ -190,6 +190,7 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     source, target, before_dim, after_dim = (graph.numbers[name] for name in ("source", "target", "before", "after"))
     # Collectives take pieces of one size: smaller ones are padded to the largest.
     local = np.ceil(np.array(shape, float) / graph.pieces)
+    even = (np.array(shape, int) % graph.pieces == 0).all(axis=1)
     fits = (local * graph.pieces <= np.array(shape, float) * (1 + UNEVEN)).all(axis=1)
     local_bytes = element_bytes * local.prod(axis=1)
     outer = np.cumprod(np.column_stack([np.ones(len(local)), local]), axis=1)
@@ -207,6 +208,10 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     whole = seconds + copy_s(mesh.machine, before) + copy_s(mesh.machine, after)
     single = np.full((len(local),) * 2, inf)
     single[source, target] = np.where(fits[source] & fits[target], whole, inf)
+    for numbers in (found for (kind, _), found in graph.calls.items() if kind == "permute"):
+        # Where pieces are not equal, two axes that divide a dim in another order make other pieces.
+        ends = source[numbers], target[numbers]
+        single[ends] = np.where(even[ends[0]] & even[ends[1]], single[ends], inf)
     least, following = _shortest(single)
     return Table(
         graph=graph,

@@ -222,3 +222,27 @@ def test_what_no_route_can_lead_from_is_refused(shape: Any, source: str, target:
 def test_a_given_route_needs_single_steps() -> None:
     with pytest.raises(UserError, match=r"no single step leads from S\(0\) P to P R"):
         along((8, 8), 2, (read("S(0) P"), read("P R")), small(data=2, model=4))
+
+
+def test_axes_that_divide_a_dim_in_another_order_make_other_pieces_where_they_are_not_equal():
+    """50,256 rows: a slice and a permutation; of 50,257 a permutation would bring rows to the wrong devices."""
+    mesh = mesh_on(load_cluster("dgx-h100"), {"data": 2, "model": 4})
+
+    def kinds(rows):
+        return [step.kind for step in route((rows, 1024), 2, (R, shard(0)), (shard(0), shard(0)), mesh).steps]
+
+    assert kinds(50256) == ["slice", "permute"]
+    assert "permute" not in kinds(50257) and kinds(50257)
+
+
+def test_pieces_of_two_orders_differ():
+    """As PyTorch's chunk has them: the first piece of the second device of the outer axis begins elsewhere."""
+
+    def begins(rows, *counts):
+        if not counts:
+            return [0]
+        size = -(-rows // counts[0])
+        return [at + inner for at in range(0, rows, size) for inner in begins(min(size, rows - at), *counts[1:])]
+
+    assert begins(50256, 2, 4) == begins(50256, 4, 2)
+    assert begins(50257, 2, 4) != begins(50257, 4, 2)

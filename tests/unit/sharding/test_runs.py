@@ -51,6 +51,13 @@ def pieces(name, way):
     return all(each.sharded for each in way.outputs[0]) if "weight" in name else by_batch(name, way)
 
 
+def by_rows(name, way):
+    """Each device has the rows of its tokens, the last one fewer than the others."""
+    if name == "wte.weight":
+        return lies(way, "S(0)")
+    return not name.endswith("wte: embedding") or way.strategy.dims == ("rows",)
+
+
 MEGATRON = {
     "qkv: addmm": ("rows", "columns"), "mlp.0: addmm": ("rows", "columns"), "mlp.2: addmm": ("rows", "inner"),
     "wte: embedding": ("tokens0", "rows"),
@@ -81,6 +88,7 @@ CASES = {
     "GPT, ZeRO 1": Case(models.gpt, "4", zero, "adamw"),
     "GPT of equal blocks, ZeRO 3": Case(models.deep_gpt, "2x2", pieces),
     "GPT, a third of the memory": Case(models.gpt, "2x2", None, "adamw", 0.3),
+    "GPT, 67 tokens over 4": Case(models.odd_gpt, "4", by_rows),
     "convolutions": Case(models.convolutions, "4", by_batch),
     "MoE": Case(models.moe, "4", by_batch),
 }
