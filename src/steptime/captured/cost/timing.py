@@ -14,7 +14,7 @@ from typing import Final, Literal
 from steptime.captured.graph import Node
 from steptime.captured.ops import OPERATORS
 from steptime.captured.ops.products import turned_in
-from steptime.captured.ops.work import STREAM, KernelCall, OperatorRow, Work, evaluate, moved
+from steptime.captured.ops.work import STREAM, KernelCall, OperatorWork, Work, evaluate, moved
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
 from steptime.estimate.further_kernels import convolved_in, machine_for, rate_dtype
@@ -27,7 +27,7 @@ from steptime.num import Num
 
 VIEW, UNKNOWN = "view", "unknown"
 NOTHING: Final = Work(family=VIEW)
-_UNKNOWN_ROW: Final = OperatorRow(kernels=moved)
+_UNKNOWN_ROW: Final = OperatorWork(kernels=moved)
 
 
 def work_of(node: Node, *, inplace: bool = False) -> Work:

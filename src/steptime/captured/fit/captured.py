@@ -8,14 +8,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from steptime.captured.cost import KernelCall, Work
-from steptime.captured.fit.bench import (
-    Bench,
-    Footprint,
-    Issued,
-    Run,
-    accumulating,
-    with_states,
-)
+from steptime.captured.fit.bench import Bench, Footprint, Issued, Run, accumulating, with_states
 from steptime.captured.fit.choice import Batched, Checkpoints, Choice, Point
 from steptime.captured.fit.layout import Layout, tree_of
 from steptime.captured.fit.techniques import TECHNIQUES, Change

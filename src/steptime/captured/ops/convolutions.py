@@ -25,7 +25,7 @@ from steptime.captured.ops.placement import P, Placement, shard
 from steptime.captured.ops.work import (
     STREAMED,
     KernelCall,
-    OperatorRow,
+    OperatorWork,
     Shape,
     input_type,
     integer,
@@ -214,8 +214,8 @@ def _convolved(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute
     return made
 
 
-_FORWARD = OperatorRow(sizes=_convolution_sizes, matrix_flops=FLOPS, kernels=_convolution_kernel)
-_BACKWARD = OperatorRow(
+_FORWARD = OperatorWork(sizes=_convolution_sizes, matrix_flops=FLOPS, kernels=_convolution_kernel)
+_BACKWARD = OperatorWork(
     sizes=_backward_sizes, matrix_flops=_backward_flops, moved_bytes=_backward_bytes,
     launches=lambda s: max(s["of_data"] + s["of_weight"], 1.0), kernels=_convolution_backward_kernels,
 )  # fmt: skip
@@ -294,12 +294,12 @@ def _pooled_window(node: Node, wide: TensorType, small: TensorType, dim: int, fi
     )
 
 
-_POOL = OperatorRow(sizes=_pooled_sizes, vector_flops=Formula(window_flops), kernels=_pool_kernels)
-_RESAMPLED = OperatorRow(moved_bytes=STREAMED, kernels=moved)
+_POOL = OperatorWork(sizes=_pooled_sizes, vector_flops=Formula(window_flops), kernels=_pool_kernels)
+_RESAMPLED = OperatorWork(moved_bytes=STREAMED, kernels=moved)
 
 
 def _planes(
-    names: str, work: OperatorRow = _RESAMPLED, layouts: Layouts = "images", pieces: Pieces | None = None
+    names: str, work: OperatorWork = _RESAMPLED, layouts: Layouts = "images", pieces: Pieces | None = None
 ) -> Operator:
     return Operator(names=names, family="move", work=work, dims=_pooled_dims, layouts=layouts, pieces=pieces)
 

@@ -8,18 +8,10 @@ from itertools import zip_longest
 from typing import Final
 
 from steptime.captured.graph import Node, Value
-from steptime.captured.ops.labels import (
-    Dim,
-    OperatorDims,
-)
+from steptime.captured.ops.labels import Dim, OperatorDims
 from steptime.captured.ops.operator import Operator
 from steptime.captured.ops.placement import R, shard
-from steptime.captured.ops.work import (
-    OperatorRow,
-    Shape,
-    moved,
-    stored_bytes,
-)
+from steptime.captured.ops.work import OperatorWork, Shape, moved, stored_bytes
 from steptime.cost.data_parallel import TENSORS_PER_LAUNCH, adam_flops, list_launches
 from steptime.cost.elementwise import pointwise_flops
 from steptime.estimate.operators import Formula
@@ -56,8 +48,8 @@ def _launches(s: Shape) -> Num:
     return list_launches(s["tensors"], s["elements"], TENSORS_PER_LAUNCH[lists])
 
 
-def _list_row(operations: int) -> OperatorRow:
-    return OperatorRow(
+def _list_row(operations: int) -> OperatorWork:
+    return OperatorWork(
         sizes=lambda node: {**_list_sizes(node), "operations": operations}, vector_flops=Formula(pointwise_flops),
         launches=_launches, kernels=moved,
     )  # fmt: skip
@@ -91,11 +83,11 @@ def listed(node: Node) -> OperatorDims:
     return OperatorDims(dims=tuple(dims))
 
 
-_FUSED = OperatorRow(sizes=_fused, vector_flops=Formula(adam_flops), launches=_launches, kernels=moved)
-_ZERO = OperatorRow(sizes=_list_sizes, moved_bytes=lambda s: s["written_bytes"], launches=_launches, kernels=moved)
+_FUSED = OperatorWork(sizes=_fused, vector_flops=Formula(adam_flops), launches=_launches, kernels=moved)
+_ZERO = OperatorWork(sizes=_list_sizes, moved_bytes=lambda s: s["written_bytes"], launches=_launches, kernels=moved)
 
 
-def _row(names: str, work: OperatorRow) -> Operator:
+def _row(names: str, work: OperatorWork) -> Operator:
     return Operator(names=names, family="optimiser", work=work, dims=listed)
 
 

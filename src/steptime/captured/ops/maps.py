@@ -7,23 +7,11 @@ from typing import Final
 
 from steptime.captured.graph import FLOATS, Node
 from steptime.captured.ops import processor
-from steptime.captured.ops.labels import (
-    OperatorDims,
-    labelled,
-    numbered,
-    right_aligned,
-    terms_of,
-)
+from steptime.captured.ops.labels import OperatorDims, labelled, numbered, right_aligned, terms_of
 from steptime.captured.ops.operator import Dims, Measured, Operator
 from steptime.captured.ops.pieces import shape_of_output
 from steptime.captured.ops.processor import arithmetic
-from steptime.captured.ops.work import (
-    KernelCall,
-    OperatorRow,
-    Shape,
-    as_operator,
-    moved,
-)
+from steptime.captured.ops.work import KernelCall, OperatorWork, Shape, as_operator, moved
 from steptime.cost.elementwise import pointwise_flops, residual_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
@@ -94,19 +82,19 @@ def _heavy(node: Node, s: Shape) -> tuple[KernelCall, ...]:
     return as_operator("activation", backward=node.op.endswith("_backward"))(node, s)
 
 
-def per_element(operations: int) -> OperatorRow:
+def per_element(operations: int) -> OperatorWork:
     """Work of a map: vector operations per element of its result, every tensor read or written once."""
     sizes: Mapping[str, Num] = {"operations": operations}
-    return OperatorRow(
+    return OperatorWork(
         sizes=lambda node: sizes,
         vector_flops=Formula(pointwise_flops),
         kernels=_heavy if operations >= ACTIVATION else _light,
     )
 
 
-def _drawn(operations: int) -> OperatorRow:
+def _drawn(operations: int) -> OperatorWork:
     sizes: Mapping[str, Num] = {"operations": operations}
-    return OperatorRow(
+    return OperatorWork(
         sizes=lambda node: sizes, vector_flops=Formula(pointwise_flops), moved_bytes=lambda s: s["written_bytes"],
         kernels=moved,
     )  # fmt: skip

@@ -39,16 +39,7 @@ from steptime.captured.ops.views import (
     reshape,
     strided,
 )
-from steptime.captured.ops.work import (
-    STREAMED,
-    OperatorRow,
-    Shape,
-    input_type,
-    integer,
-    integers,
-    moved,
-    stored_bytes,
-)
+from steptime.captured.ops.work import STREAMED, OperatorWork, Shape, input_type, integer, integers, moved, stored_bytes
 from steptime.cost.memory_bound import gather_bytes, scatter_bytes, zero_and_add_bytes
 from steptime.estimate.operators import Formula
 from steptime.num import Num
@@ -264,19 +255,19 @@ def _range(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
     return {}
 
 
-_COPY = OperatorRow(moved_bytes=STREAMED, kernels=moved)
-_COPY_OVER = OperatorRow(sizes=_source, moved_bytes=STREAMED, kernels=moved)
-_FILL = OperatorRow(moved_bytes=_written, kernels=moved)
-_CHOOSE = OperatorRow(sizes=_chosen, moved_bytes=Formula(gather_bytes), kernels=moved)
-_PART = OperatorRow(sizes=_part, moved_bytes=Formula(zero_and_add_bytes), launches=lambda s: 2.0, kernels=moved)
+_COPY = OperatorWork(moved_bytes=STREAMED, kernels=moved)
+_COPY_OVER = OperatorWork(sizes=_source, moved_bytes=STREAMED, kernels=moved)
+_FILL = OperatorWork(moved_bytes=_written, kernels=moved)
+_CHOOSE = OperatorWork(sizes=_chosen, moved_bytes=Formula(gather_bytes), kernels=moved)
+_PART = OperatorWork(sizes=_part, moved_bytes=Formula(zero_and_add_bytes), launches=lambda s: 2.0, kernels=moved)
 
 
-def _scatter(values: str, accumulate: int = 0) -> OperatorRow:
-    return OperatorRow(sizes=_put(values, accumulate), moved_bytes=Formula(scatter_bytes), kernels=moved)
+def _scatter(values: str, accumulate: int = 0) -> OperatorWork:
+    return OperatorWork(sizes=_put(values, accumulate), moved_bytes=Formula(scatter_bytes), kernels=moved)
 
 
 def _row(
-    names: str, work: OperatorRow, dims: Dims | None = None, *, layouts: Layouts = "recorded",
+    names: str, work: OperatorWork, dims: Dims | None = None, *, layouts: Layouts = "recorded",
     pieces: Pieces | None = None, processor: Measured | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(

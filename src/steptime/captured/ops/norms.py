@@ -29,7 +29,7 @@ from steptime.captured.ops.placement import P, Placement, R, Reduction, partial
 from steptime.captured.ops.work import (
     KernelCall,
     Kernels,
-    OperatorRow,
+    OperatorWork,
     Shape,
     as_operator,
     input_type,
@@ -310,16 +310,16 @@ def _normalised(
     name: str,
     kernels: Kernels,
     launches: int = 1,
-) -> OperatorRow:
+) -> OperatorWork:
     """Work by the formulas of a norm, ``NAME_flops`` and ``NAME_bytes``."""
-    return OperatorRow(
+    return OperatorWork(
         sizes=sizes, vector_flops=Formula(getattr(formulas, f"{name}_flops")),
         moved_bytes=Formula(getattr(formulas, f"{name}_bytes")), kernels=kernels, launches=lambda s: float(launches),
     )  # fmt: skip
 
 
 def _row(
-    names: str, work: OperatorRow, dims: Dims | None = None, *, layouts: Layouts = "recorded",
+    names: str, work: OperatorWork, dims: Dims | None = None, *, layouts: Layouts = "recorded",
     pieces: Pieces | None = None, processor: Measured | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(
@@ -333,25 +333,25 @@ _RMS = _normalised(_layer_sizes, "rms_norm", as_operator("rms_norm"))
 _RMS_BACKWARD = _normalised(_layer_sizes, "rms_norm_backward", as_operator("rms_norm", backward=True), 2)
 _BATCH = _normalised(_batch_sizes, "batch_norm", _batch_kernels)
 _BATCH_BACKWARD = _normalised(_batch_sizes, "batch_norm_backward", _batch_kernels)
-_SOFTMAX = OperatorRow(sizes=_softmax_sizes, vector_flops=Formula(softmax_flops), kernels=as_operator("softmax"))
-_SOFTMAX_BACKWARD = OperatorRow(
+_SOFTMAX = OperatorWork(sizes=_softmax_sizes, vector_flops=Formula(softmax_flops), kernels=as_operator("softmax"))
+_SOFTMAX_BACKWARD = OperatorWork(
     sizes=_softmax_sizes, vector_flops=Formula(softmax_backward_flops), kernels=as_operator("softmax", backward=True)
 )
 _DROPOUT, _DROPOUT_BACKWARD = (
     _normalised(_dropout_sizes, "dropout", as_operator("dropout", backward=backward)) for backward in (False, True)
 )
-_LABEL = OperatorRow(sizes=_loss_sizes, moved_bytes=Formula(labelled_bytes), kernels=moved)
-_LABEL_BACKWARD = OperatorRow(sizes=_loss_sizes, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved)
-_LOSS = OperatorRow(
+_LABEL = OperatorWork(sizes=_loss_sizes, moved_bytes=Formula(labelled_bytes), kernels=moved)
+_LABEL_BACKWARD = OperatorWork(sizes=_loss_sizes, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved)
+_LOSS = OperatorWork(
     sizes=lambda node: {"operations": 4}, vector_flops=_FLOPS, moved_bytes=Formula(streamed_bytes), kernels=moved
 )
-_LOOK_UP = OperatorRow(
+_LOOK_UP = OperatorWork(
     sizes=_embedding_sizes, moved_bytes=Formula(formulas.embedding_bytes), kernels=as_operator("embedding")
 )
-_LOOK_UP_BACKWARD = OperatorRow(
+_LOOK_UP_BACKWARD = OperatorWork(
     sizes=_embedding_sizes, vector_flops=_FLOPS, moved_bytes=Formula(zero_and_add_bytes), launches=_two, kernels=moved
 )
-_BAG = OperatorRow(sizes=_embedding_sizes, vector_flops=_FLOPS, moved_bytes=_bag_bytes, kernels=moved)
+_BAG = OperatorWork(sizes=_embedding_sizes, vector_flops=_FLOPS, moved_bytes=_bag_bytes, kernels=moved)
 
 NORMS: Final = (
     _row("native_layer_norm", _LAYER, norm_dims, layouts="rows", pieces=_normed, processor=processor.layer_norm),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from steptime.captured.graph import Attribute, Node, TensorType
 from steptime.captured.ops.labels import OperatorDims
-from steptime.captured.ops.work import OperatorRow, Work
+from steptime.captured.ops.work import OperatorWork, Work
 from steptime.num import Num
 
 Family = Literal[
@@ -36,7 +36,7 @@ class Operator:
     names: str
     """A word each: as in ATen, without the underscore of in-place forms, or ``namespace::name`` of another library."""
     family: Family
-    work: OperatorRow | None = None
+    work: OperatorWork | None = None
     """What it computes and moves, and which kernels time it; None: nothing."""
     dims: Dims | None = None
     """How its tensors' dims are labelled, from which shardings and cuts follow; None: every device runs it whole."""

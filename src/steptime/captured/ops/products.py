@@ -26,13 +26,7 @@ from steptime.captured.ops.operator import Dims, Layouts, Operator, Pieces
 from steptime.captured.ops.pieces import Types
 from steptime.captured.ops.placement import P, Placement, R, shard
 from steptime.captured.ops.views import turned
-from steptime.captured.ops.work import (
-    OperatorRow,
-    Shape,
-    as_operator,
-    input_type,
-    integer,
-)
+from steptime.captured.ops.work import OperatorWork, Shape, as_operator, input_type, integer
 from steptime.cost.attention import (
     attention_backward_pair_flops,
     attention_pair_flops,
@@ -117,8 +111,8 @@ def _shape(node: Node, *names: str) -> tuple[int, ...]:
     return input_type(node, *names).shape
 
 
-def _multiplied(sizes: Sizes, operator: str = "matmul") -> OperatorRow:
-    return OperatorRow(sizes=sizes, matrix_flops=Formula(matmul_flops), kernels=as_operator(operator))
+def _multiplied(sizes: Sizes, operator: str = "matmul") -> OperatorWork:
+    return OperatorWork(sizes=sizes, matrix_flops=Formula(matmul_flops), kernels=as_operator(operator))
 
 
 def _product_dims(left: tuple[str, str], right: tuple[str, str], out: str, added: str = "") -> Dims:
@@ -180,7 +174,7 @@ def _of_experts(node: Node, left: Labels, right: Labels, out: Labels) -> Special
     return Special(inputs=inputs, outputs={0: shard(out.index("!tokens"))} if "!tokens" in out else None)
 
 
-_LISTED = OperatorRow(
+_LISTED = OperatorWork(
     sizes=_listed_sizes, matrix_flops=lambda s: s["listed_flops"], launches=lambda s: s["listed"],
     kernels=lambda node, s: (),
 )  # fmt: skip
@@ -189,7 +183,7 @@ _BATCHES: Final = "batch rows inner", "batch inner columns", "batch rows columns
 
 
 def _row(
-    names: str, work: OperatorRow, dims: Dims | None = None, layouts: Layouts = "recorded", **more: Any
+    names: str, work: OperatorWork, dims: Dims | None = None, layouts: Layouts = "recorded", **more: Any
 ) -> Operator:
     return Operator(
         names=names, family="product", work=work, dims=dims, layouts=layouts, processor=processor.product, **more
@@ -286,8 +280,8 @@ def _scores(s: Shape) -> Num:
     return scores_flops(s["pairs"], s["qk_dim"], 1)
 
 
-def _attention_forward(sequence: int) -> OperatorRow:
-    return OperatorRow(
+def _attention_forward(sequence: int) -> OperatorWork:
+    return OperatorWork(
         sizes=lambda node: _attention_geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _PAIR_FLOPS(s),
         vector_flops=Formula(fused_attention_vector_flops),
@@ -296,8 +290,8 @@ def _attention_forward(sequence: int) -> OperatorRow:
     )
 
 
-def _attention_backward(sequence: int) -> OperatorRow:
-    return OperatorRow(
+def _attention_backward(sequence: int) -> OperatorWork:
+    return OperatorWork(
         sizes=lambda node: _attention_geometry(node, sequence),
         matrix_flops=lambda s: s["pairs"] * _PAIR_FLOPS_BACKWARD(s),
         repeated_flops=_scores,

@@ -8,14 +8,7 @@ from steptime.captured.graph import Node
 from steptime.captured.ops.labels import Labels, OperatorDims, Special, labelled, labels, unlabelled
 from steptime.captured.ops.operator import Operator
 from steptime.captured.ops.placement import P, Placement
-from steptime.captured.ops.work import (
-    KernelCall,
-    OperatorRow,
-    Shape,
-    input_type,
-    integer,
-    moved,
-)
+from steptime.captured.ops.work import KernelCall, OperatorWork, Shape, input_type, integer, moved
 from steptime.cost.elementwise import pointwise_flops
 from steptime.cost.recurrent import gate_flops, recurrent_backward_flops, recurrent_flops
 from steptime.estimate.operators import Formula
@@ -117,17 +110,17 @@ def _cell_dims(node: Node) -> OperatorDims:
     return OperatorDims(dims=labelled(node, given, out, {"batch": Special(kind="batch", outputs=summed)}))
 
 
-_FORWARD = OperatorRow(
+_FORWARD = OperatorWork(
     sizes=_layer, matrix_flops=lambda s: _all_layers(_FLOPS, s), vector_flops=lambda s: _all_layers(_GATES, s),
     moved_bytes=_weights_each_step, launches=lambda s: 2 * s["steps"] * s["layers"] * s["ways"],
     kernels=_recurrent_kernel,
 )  # fmt: skip
-_BACKWARD = OperatorRow(
+_BACKWARD = OperatorWork(
     sizes=_layer, matrix_flops=lambda s: _all_layers(_BACKWARD_FLOPS, s),
     vector_flops=lambda s: 2 * _all_layers(_GATES, s), moved_bytes=lambda s: 2 * _weights_each_step(s),
     launches=lambda s: 3 * s["steps"] * s["layers"] * s["ways"], kernels=_recurrent_backward_kernels,
 )  # fmt: skip
-_CELL = OperatorRow(
+_CELL = OperatorWork(
     sizes=lambda _: {"operations": CELL_OPERATIONS}, vector_flops=Formula(pointwise_flops), kernels=moved
 )
 RECURRENT: Final = (

@@ -22,14 +22,7 @@ from steptime.captured.ops.maps import GRADIENTS, per_element
 from steptime.captured.ops.operator import Dims, Layouts, Measured, Operator
 from steptime.captured.ops.placement import Placement, Reduction, partial
 from steptime.captured.ops.views import replicated
-from steptime.captured.ops.work import (
-    OperatorRow,
-    Shape,
-    input_type,
-    integer,
-    integers,
-    moved,
-)
+from steptime.captured.ops.work import OperatorWork, Shape, input_type, integer, integers, moved
 from steptime.cost.elementwise import pointwise_flops, sort_flops
 from steptime.cost.memory_bound import passes_bytes
 from steptime.estimate.operators import Formula
@@ -108,11 +101,11 @@ def counted(node: Node) -> OperatorDims:
     return OperatorDims(dims=labelled(node, given, [(f"{FIXED}bins",)], special))
 
 
-def _inputs(operations: int) -> OperatorRow:
+def _inputs(operations: int) -> OperatorWork:
     def sizes(node: Node) -> dict[str, Num]:
         return {"operations": operations, "elements": max((v.type.elements for v in node.inputs), default=0)}
 
-    return OperatorRow(sizes=sizes, vector_flops=Formula(pointwise_flops), kernels=moved)
+    return OperatorWork(sizes=sizes, vector_flops=Formula(pointwise_flops), kernels=moved)
 
 
 DIGITS: Final = {1: 1, 2: 2, 4: 4, 8: 8}
@@ -135,11 +128,11 @@ def _largest_bytes(s: Shape) -> Num:
     return s["steps"] * s["read_bytes"] + s["written_bytes"]
 
 
-_SORT = OperatorRow(
+_SORT = OperatorWork(
     sizes=_sorted, vector_flops=Formula(sort_flops), moved_bytes=Formula(passes_bytes),
     launches=lambda s: 2.0 * s["steps"], kernels=moved,
 )  # fmt: skip
-_LARGEST = OperatorRow(
+_LARGEST = OperatorWork(
     sizes=_chosen_largest, vector_flops=Formula(sort_flops), moved_bytes=_largest_bytes, launches=lambda s: 2.0,
     kernels=moved,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Final
 from steptime.captured.graph import Node
 from steptime.captured.ops.labels import FIXED, OperatorDims, labelled, numbered, terms_of
 from steptime.captured.ops.operator import Operator
-from steptime.captured.ops.work import STREAMED, OperatorRow, integers, moved
+from steptime.captured.ops.work import STREAMED, OperatorWork, integers, moved
 from steptime.cost.elementwise import transform_flops
 from steptime.estimate.operators import Formula
 from steptime.num import Num
@@ -46,7 +46,7 @@ TRANSFORMS: Final = (
     Operator(
         names="_fft_r2c _fft_c2c _fft_c2r",
         family="move",
-        work=OperatorRow(
+        work=OperatorWork(
             sizes=lambda node: {**_sizes(node), "dims": _passes(node)},
             vector_flops=Formula(transform_flops),
             moved_bytes=lambda s: s["dims"] * STREAMED(s),

@@ -27,9 +27,7 @@ from steptime.captured.ops.maps import by_element
 from steptime.captured.ops.operator import Dims, Layouts, Operator, Pieces
 from steptime.captured.ops.pieces import shape_of_output
 from steptime.captured.ops.placement import P, R, shard
-from steptime.captured.ops.work import (
-    integers,
-)
+from steptime.captured.ops.work import integers
 
 
 def looks(node: Node, given: Labels, *out: Labels) -> OperatorDims:

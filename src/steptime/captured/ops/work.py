@@ -68,8 +68,8 @@ def _no_sizes(node: Node) -> dict[str, Num]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRow:
-    """One operator of a table: how its sizes are read off a node, and its formulas over them."""
+class OperatorWork:
+    """What an operator does: how its sizes are read off a node, and formulas over them."""
 
     sizes: Callable[[Node], Mapping[str, Num]] = _no_sizes
     """Sizes beyond those of :func:`basic`."""
@@ -159,7 +159,7 @@ def input_type(node: Node, *names: str) -> TensorType:
     return node.inputs[0].type
 
 
-def evaluate(row: OperatorRow, node: Node, family: str, inplace: bool) -> Work:
+def evaluate(row: OperatorWork, node: Node, family: str, inplace: bool) -> Work:
     """The formulas of a row over the sizes of a node."""
     shape: dict[str, Num] = {**basic(node, inplace), **row.sizes(node)}
     counts = {
