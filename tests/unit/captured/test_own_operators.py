@@ -7,12 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import steptime  # noqa: E402
-from steptime.captured.cost import work_of  # noqa: E402
+from public_models.rows import load_torchvision  # noqa: E402
+from steptime.captured.cost import Timer, cost_table, work_of  # noqa: E402
 from steptime.captured.ops import OPERATORS  # noqa: E402
 from steptime.captured.ops.labels import spelled  # noqa: E402
 from steptime.captured.ops.maps import per_element  # noqa: E402
 from steptime.captured.ops.placement import P, R, shard  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
+from steptime.hardware import load_device  # noqa: E402
 from steptime.sharding.options import _options, options  # noqa: E402
 
 ROWS, WIDTH = 16, 8
@@ -78,7 +80,7 @@ class Mixed(torch.nn.Module):
         return torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
 
 
-def test_transforms_of_fnet_are_known():
+def test_transforms_have_their_operations():
     program = capture(Mixed(), (torch.zeros(2, ROWS, WIDTH),), training=False, name="m")
     first, second = (call.node for call in program.calls if call.node.op.startswith("_fft"))
     assert (first.op, second.op) == ("_fft_r2c", "_fft_c2c")
@@ -87,3 +89,17 @@ def test_transforms_of_fnet_are_known():
     assert work_of(second).vector_flops == 5 * elements * 4  # log2(16)
     assert work_of(second).moved_bytes == 2 * elements * 8
     assert {each.dim for each in options(second)} == {"", "d0", "d2", "terms of self"}
+
+
+def test_all_operators_of_fnet_are_known():
+    """Google's FNet mixes tokens by transforms, which no row had."""
+    pytest.importorskip("torchvision")
+    load_torchvision()
+    hf = pytest.importorskip("transformers")
+    config = hf.FNetConfig(num_hidden_layers=2, hidden_size=128, intermediate_size=256, vocab_size=512)
+    with torch.device("meta"):
+        module = hf.FNetForMaskedLM(config)
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    program = capture(module, {"input_ids": tokens, "labels": tokens}, training=True, target="cuda", name="fnet")
+    assert {call.node.op for call in program.calls if "fft" in call.node.op} == {"_fft_c2c"}
+    assert cost_table(program, Timer(device=load_device("h100-sxm"))).coverage.unknown == ()

@@ -75,10 +75,6 @@ class TensorType:
         """Number of dims."""
         return len(self.shape)
 
-    def with_shape(self, *shape: int) -> TensorType:
-        """A contiguous tensor of the same element type."""
-        return TensorType(shape, self.dtype)
-
     def __str__(self) -> str:
         return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
 
