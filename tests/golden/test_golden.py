@@ -128,7 +128,7 @@ def test_durations_are_masked() -> None:
 
 def test_what_a_case_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needs("profile models:gpt --device l4") == needs("fit inputs/net.py:net --device l4") == ("torch",)
-    assert needs("profile line.onnx --device l4") == ("onnx",) and needs("profile mlp.onnx") == ("onnx", "torch")
+    assert needs("profile absent.onnx --device l4") == ("onnx",) and needs("profile mlp.onnx") == ("onnx", "torch")
     assert needs("plan gpt2 --limit a:b") == needs("fit gpt2 --device l4") == needs("--help") == ()
     monkeypatch.setattr(golden_commands, "find_spec", lambda name: None if name == "torch" else name)
     family = Family(name="fits", commands=("fit gpt2 --device l4", "fit a:b --device l4"))

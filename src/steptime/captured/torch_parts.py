@@ -1,4 +1,5 @@
-"""What steptime takes of PyTorch beyond its public interface, each part with its use; no other module names one.
+"""What steptime takes of PyTorch beyond its public interface, each part with its use; no other module names one, but
+what is written into exported files (`sharding/dtensor.py`), which import PyTorch alone.
 
 A version that lacks a part, or is older than :data:`OLDEST`, is refused before anything is captured; every other one is
 taken.

@@ -16,6 +16,7 @@ from steptime.captured import profiling
 from steptime.captured.cost import cost_table
 from steptime.captured.profiling import check_onnx
 from steptime.captured.record.factory import Target
+from steptime.captured.record.higher_order import changed
 from steptime.errors import UserError
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
@@ -248,7 +249,8 @@ def rewrite(
         output=output,
         search=search,
     )
-    return replace(done, notes=notes)
+    taken = tuple(f"taken as true: {each}" for each in traced.program.assumed)
+    return replace(done, notes=(*notes, *taken))
 
 
 def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Target:
@@ -347,6 +349,10 @@ def write(found: Rewriting, path: Path) -> Rewriting:
     from steptime.store.files import replace_file
 
     check_output(path)
+    other = changed(found.traced.program.assumed)
+    if other:
+        hint = "leave -o out, or write that part with operators: the gain holds for what was assumed"
+        raise UserError(f"the graph is not the module on all inputs: {other}; nothing was written", hint=hint)
     before, after = found.rewritten.before, found.rewritten.after
     check_numbers(after)
     contents = found.traced.weights()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import inf
+from math import inf, isfinite
 from typing import Any, Final
 
 from steptime.api.jobs import CAPTURED_DEFAULT
@@ -120,6 +120,7 @@ class Sharded:
             "transfers": [asdict(transfer) for transfer in plan.transfers],
             "replicated_operators": {"names": self.unknown, "share_of_compute": self.unknown_share},
             "conflicts": [str(each) for each in self.given.conflicts] if isinstance(self.given, Propagated) else [],
+            "taken_as_true": list(self.flow.program.assumed),
             "unmatched": [asdict(each) for each in self.given.unmatched] if isinstance(self.given, LaidOut) else [],
         }
 
@@ -217,6 +218,9 @@ def shard(
     meshes = _meshes(machines, mesh, gpus)
     each = [(one, partial(_completed, flow, one, timer, limit, directions, how)) for one in meshes]
     (best, given), tried = _each_mesh(each, progress)
+    if not isfinite(best.step_s):
+        hint = "leave --complete propagate out, so that the rest is solved, or change the batch"
+        raise UserError("the shardings that follow from what is given cannot be: pieces differ in size", hint=hint)
     return Sharded(
         model=program.name,
         cluster=machines.name,

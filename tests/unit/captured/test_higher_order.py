@@ -9,7 +9,12 @@ torch = pytest.importorskip("torch")
 from torch._higher_order_ops import associative_scan, scan, while_loop  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
+from steptime.captured.cost import work_of  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
+from steptime.errors import UserError  # noqa: E402
+from steptime.hardware import load_device  # noqa: E402
+from steptime.rewrite.rewriting import rewritten_of, write  # noqa: E402
+from steptime.rewrite.trace import trace  # noqa: E402
 
 TURNS, WIDTH = 5, 8
 
@@ -103,3 +108,25 @@ def test_flexible_attention_is_a_fused_kernel(causal, share):
     assert [node.op.endswith("_backward") for node in fused] == [False, True]
     assert fused[0].attribute("is_causal", False) is causal
     assert f"keeps {share} of the blocks" in program.assumed[0]
+
+
+def test_a_window_keeps_its_share_of_the_pairs():
+    def attended(mask):
+        program = capture(Flexible(mask), (torch.zeros(2, 2048, 64),), training=False, target="cuda", name="m")
+        return next(call.node for call in program.calls if "scaled_dot_product" in call.node.op)
+
+    near = create_block_mask(lambda b, h, i, j: (i - j < 256) & (j <= i), None, None, 2048, 2048, device="cpu")
+    window, whole = attended(near), attended(None)
+    assert not window.attribute("is_causal", False)
+    kept = near.kv_num_blocks.sum() + near.full_kv_num_blocks.sum()
+    assert float(work_of(window).matrix_flops / work_of(whole).matrix_flops) == pytest.approx(
+        float(kept) / 16**2, abs=0.01
+    )
+
+
+def test_what_was_assumed_is_not_written_as_the_module(tmp_path):
+    traced = trace(Flexible(None), (torch.zeros(2, 128, 64),))
+    found = rewritten_of(traced, load_device("h100-sxm"))
+    with pytest.raises(UserError, match="the graph is not the module on all inputs: flex_attention"):
+        write(found, tmp_path / "out.py")
+    assert not (tmp_path / "out.py").exists()

@@ -103,3 +103,14 @@ def test_all_operators_of_fnet_are_known():
     program = capture(module, {"input_ids": tokens, "labels": tokens}, training=True, target="cuda", name="fnet")
     assert {call.node.op for call in program.calls if "fft" in call.node.op} == {"_fft_c2c"}
     assert cost_table(program, Timer(device=load_device("h100-sxm"))).coverage.unknown == ()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"names": ""}, "names are words"), ({"names": 5}, "names are words"),
+    ({"family": "nofamily"}, "family is one of product"), ({"work": None}, "without it an operator costs nothing"), ({"work": 3}, "work is an OperatorWork"),
+    ({"dims": "rows -> rows"}, "dims is a function"),
+])  # fmt: skip
+def test_incomplete_rows_are_refused(change, message):
+    given = {"names": "lab::op", "family": "map", "work": per_element(1), **change}
+    with pytest.raises(steptime.UserError, match=message):
+        steptime.register_operator(steptime.Operator(**given))

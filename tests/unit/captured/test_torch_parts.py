@@ -91,7 +91,9 @@ def test_one_module_alone_names_private_parts_of_torch() -> None:
     found = {
         path.relative_to(package).as_posix(): private_parts(path.read_text(encoding="utf-8"), objects) for path in files
     }
-    assert [name for name, named in found.items() if named] == ["captured/torch_parts.py"], found
+    # What is written into exported files imports PyTorch alone, so that it cannot ask the one module.
+    written = "sharding/dtensor.py"
+    assert {name for name, named in found.items() if named} == {"captured/torch_parts.py", written}, found
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Final, get_args
 
 from steptime.captured.graph import Node
 from steptime.captured.ops.convolutions import CONVOLUTIONS, POOLS
@@ -19,6 +19,7 @@ from steptime.captured.ops.recurrent import RECURRENT
 from steptime.captured.ops.reductions import REDUCTIONS, SCANS
 from steptime.captured.ops.transforms import TRANSFORMS
 from steptime.captured.ops.views import LOOKS, OTHERS
+from steptime.captured.ops.work import OperatorWork
 from steptime.errors import UserError
 
 ROWS: Final[Sequence[Operator]] = (
@@ -36,9 +37,17 @@ def register_operator(row: Operator) -> None:
     A package does so under the entry point ``steptime.operators``, whose objects are rows.
 
     Raises:
-        UserError: the name is that of an operator of PyTorch that has a row.
+        UserError: the name is that of an operator of PyTorch that has a row, or the row is not complete.
     """
-    names = row.names.split()
+    names = row.names.split() if isinstance(row.names, str) else []
+    wrong = next((what for what, right in (
+        ("names are words in one text", bool(names)),
+        (f"family is one of {', '.join(get_args(Family))}", row.family in get_args(Family)),
+        ("work is an OperatorWork; without it an operator costs nothing", isinstance(row.work, OperatorWork)),
+        ("dims is a function of a node", row.dims is None or callable(row.dims)),
+    ) if not right), "")  # fmt: skip
+    if wrong:
+        raise UserError(f"the row of {row.names or 'an operator'!r} is not complete: {wrong}")
     taken = next((name for name in names if OPERATORS.get(name) in ROWS), None)
     if taken is not None:
         raise UserError(f"the operator {taken} has a row already", hint="one of your own is 'namespace::name'")

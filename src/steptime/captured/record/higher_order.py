@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,6 +15,13 @@ ONE_TURN: Final = "a while_loop whose condition is data runs its body once"
 FLEX: Final = (
     "flex_attention is one fused kernel, whose mask keeps {share:.0%} of the blocks and functions of scores are free"
 )
+
+
+def changed(assumed: Sequence[str]) -> str:
+    """The first of what a recording took as true that makes it another computation than its module; else empty."""
+    return next((each for each in assumed if each.startswith((BRANCH, ONE_TURN, FLEX.partition(",")[0]))), "")
+
+
 MOST_TURNS: Final = 100_000
 """Turns of a loop that are recorded at most."""
 
@@ -68,16 +75,20 @@ def _flex_attention(
     values: Values, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _score: Any, mask: Any, scale: float,
     *_: Any,
 ) -> Any:  # fmt: skip
-    """One fused kernel over what the mask has of blocks: causal where it has no more than a causal mask."""
-    share = _share(values, mask, query.shape[-2])
+    """One fused kernel: a causal one where the mask keeps as many blocks as that, else over its share of the keys."""
+    rows, columns = query.shape[-2], key.shape[-2]
+    share, blocks = _share(values, mask, rows), -(-rows // _BLOCK)
     values.take(FLEX.format(share=share))
-    causal = share < 1 and query.shape[-2] == key.shape[-2] and share <= 0.5 + _BLOCK / query.shape[-2]
+    causal = rows == columns and blocks > 1 and abs(share - (blocks + 1) / (2 * blocks)) < 0.5 / blocks**2
+    if share < 1 and not causal:
+        kept = max(round(share * columns), 1)
+        key, value = key[..., :kept, :], value[..., :kept, :]
     shared = query.shape[1] != key.shape[1]
     out = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=causal, scale=scale, enable_gqa=shared
     )
-    rows = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    return out, rows, rows
+    sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return out, sums, sums
 
 
 _BLOCK: Final = 128

@@ -106,7 +106,7 @@ def command(
         "plain_norms": plain_norms,
     }
     if export is not None:
-        _check_export(export, pipeline)
+        _check_export(export, model, pipeline)
     if pipeline:
         _print_pipeline(model, cluster, gpus, captured, further or (), json)
         return
@@ -127,14 +127,16 @@ def command(
         t.indented(t.console(), f"\nwritten: {export}; import it: parallelize(), trainer()", by=0)
 
 
-def _check_export(path: Path, pipeline: bool) -> None:
+def _check_export(path: Path, model: str, pipeline: bool) -> None:
     """Refuse before the search what could not be written after it.
 
     Raises:
-        UserError: stages are not exported, the file is no Python file, or cannot be written.
+        UserError: stages and ONNX files are not exported, the file is no Python file, or cannot be written.
     """
     if pipeline:
         raise UserError("--export with --pipeline", hint="a step of one mesh can be exported; leave --pipeline out")
+    if model.lower().endswith(".onnx"):
+        raise UserError("--export of an ONNX file, which has no module to run", hint="give the factory of the module")
     if path.suffix != ".py":
         raise UserError(f"--export {path} is no Python file", hint="name it FILE.py")
     refuse_unwritable(path)
@@ -210,7 +212,8 @@ def print_sharded(found: Sharded) -> None:
         for mesh, step_s, stop in found.tried:
             meshes.add_row(mesh, t.printable(stop) if step_s is None else t.seconds(step_s))
         out.print(meshes)
-    for title, texts in (("conflicts", record["conflicts"]), ("replicated against the layout", _unmatched(record))):
+    lists = {"taken as true": record["taken_as_true"], "conflicts": record["conflicts"]}
+    for title, texts in {**lists, "replicated against the layout": _unmatched(record)}.items():
         _print_some(out, title, texts)
     out.print()
     parameters = t.grid(("parameter", "count", "sharding"), left=(0, 2))
