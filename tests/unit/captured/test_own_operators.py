@@ -105,11 +105,14 @@ def test_all_operators_of_fnet_are_known():
     assert cost_table(program, Timer(device=load_device("h100-sxm"))).coverage.unknown == ()
 
 
-@pytest.mark.parametrize(("change", "message"), [
+INCOMPLETE = [
     ({"names": ""}, "names are words"), ({"names": 5}, "names are words"),
-    ({"family": "nofamily"}, "family is one of product"), ({"work": None}, "without it an operator costs nothing"), ({"work": 3}, "work is an OperatorWork"),
-    ({"dims": "rows -> rows"}, "dims is a function"),
-])  # fmt: skip
+    ({"family": "nofamily"}, "family is one of product"), ({"work": None}, "without it an operator costs nothing"),
+    ({"work": 3}, "work is an OperatorWork"), ({"dims": "rows -> rows"}, "dims is a function"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), INCOMPLETE)
 def test_incomplete_rows_are_refused(change, message):
     given = {"names": "lab::op", "family": "map", "work": per_element(1), **change}
     with pytest.raises(steptime.UserError, match=message):
