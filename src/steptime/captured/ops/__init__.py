@@ -40,12 +40,13 @@ def register_operator(row: Operator) -> None:
         UserError: the name is that of an operator of PyTorch that has a row, or the row is not complete.
     """
     names = row.names.split() if isinstance(row.names, str) else []
-    wrong = next((what for what, right in (
-        ("names are words in one text", bool(names)),
-        (f"family is one of {', '.join(get_args(Family))}", row.family in get_args(Family)),
-        ("work is an OperatorWork; without it an operator costs nothing", isinstance(row.work, OperatorWork)),
-        ("dims is a function of a node", row.dims is None or callable(row.dims)),
-    ) if not right), "")  # fmt: skip
+    needed = {
+        "names are words in one text": bool(names),
+        f"family is one of {', '.join(get_args(Family))}": row.family in get_args(Family),
+        "work is an OperatorWork; without it an operator costs nothing": isinstance(row.work, OperatorWork),
+        "dims is a function of a node": row.dims is None or callable(row.dims),
+    }
+    wrong = next((what for what, right in needed.items() if not right), "")
     if wrong:
         raise UserError(f"the row of {row.names or 'an operator'!r} is not complete: {wrong}")
     taken = next((name for name in names if OPERATORS.get(name) in ROWS), None)
