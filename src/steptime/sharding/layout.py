@@ -23,7 +23,7 @@ import numpy as np
 from steptime.captured.graph import FLOATS
 from steptime.captured.ops import labelled_by, of_family
 from steptime.captured.ops.norms import norm_dims
-from steptime.captured.ops.placement import R, shard
+from steptime.captured.ops.placement import R, parted, shard
 from steptime.errors import UnknownNameError, UserError, first_few, shorten
 from steptime.num import Array
 from steptime.sharding.annotate import matching, named_tensors
@@ -316,8 +316,8 @@ def _axes_of(dims: Dims, entries: Sequence[_Entry], mesh: Mesh) -> dict[At, int]
                     f"{_examples(dims, dims.members[number])}",
                     hint="a dim has one axis",
                 )
-            uneven = [at for at in dims.members[number] if _size(dims, at) % mesh.sizes[entry.axis]]
-            uneven = [at for at in uneven if _size(dims, at) > 1]
+            uneven = [at for at in dims.members[number] if _size(dims, at) > 1]
+            uneven = [at for at in uneven if not parted(_size(dims, at), mesh.sizes[entry.axis])]
             if uneven:
                 least = min(uneven, key=lambda at: _size(dims, at))
                 size = mesh.sizes[entry.axis]

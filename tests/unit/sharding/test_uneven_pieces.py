@@ -66,3 +66,10 @@ def test_an_odd_vocabulary_is_split_as_asked():
     program = capture(Language(), (tokens,), loss="own", training=True, target="cuda", name="odd")
     found = shardings(program, "dgx-h100", gpus=DEVICES, mesh="model=4", annotate=["head.weight=S(0)"])
     assert found.to_json()["parameters"]["head.weight"] == "S(0)"
+
+
+def test_a_layout_splits_an_odd_vocabulary():
+    tokens = torch.zeros(64, dtype=torch.int64)
+    program = capture(Language(), (tokens,), loss="own", training=True, target="cuda", name="odd")
+    found = shardings(program, "dgx-h100", gpus=DEVICES, mesh="model=4", layout="vocabulary:model")
+    assert found.to_json()["parameters"]["head.weight"] == "S(0)"
