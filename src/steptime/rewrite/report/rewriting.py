@@ -115,12 +115,11 @@ def _search_lines(found: Searched | None) -> list[str]:
     if found is None:
         return []
     best = found.found
+    searched = f"search {found.options.search}: {best.graphs:,} graphs priced; {best.stop}"
+    if found.broken:  # its cost counts what it is above the limits
+        return [searched, "no graph was found that keeps the limits"]
     proof = "" if best.bound is None else "; proved the least that the moves reach"
-    lines = [
-        f"search {found.options.search}: {best.graphs:,} graphs priced; {best.stop}",
-        f"cost {found.start:.4g} to {best.cost:.4g}{proof}",
-    ]
-    return lines + (["no graph was found that keeps the limits"] if found.broken else [])
+    return [searched, f"cost {found.start:.4g} to {best.cost:.4g}{proof}"]
 
 
 def _lines(found: Rewriting) -> list[str]:
