@@ -20,7 +20,7 @@ from steptime.captured.cut.cutting import Cutting, Exchange, cutting_of, weights
 from steptime.captured.cut.levels import Levels, levels_of
 from steptime.captured.cut.sections import Sections, sections_of
 from steptime.captured.graph import Call, Node, Program, TensorType, Value
-from steptime.captured.ops import OPERATORS
+from steptime.captured.ops import OPERATORS, labelled_by
 from steptime.captured.ops.maps import Elementwise
 from steptime.captured.ops.norms import norm_dims
 from steptime.captured.record import require_torch
@@ -68,9 +68,8 @@ def converted(module: Any, dtype: str | None) -> tuple[Any, Callable[[Any], Any]
 TOLERANCE: Final = 1e-6
 PADDING: Final = 0.01
 """Share by which bytes may miss the line: workspaces are rounded up."""
-_BY_TOKEN: Final = {"sum", "mean"} | {
-    name for name, row in OPERATORS.items() if isinstance(row.dims, Elementwise) or row.dims is norm_dims
-}
+_MAPS: Final = {name for name, row in OPERATORS.items() if isinstance(row.dims, Elementwise)}
+_BY_TOKEN: Final = {"sum", "mean"} | _MAPS | labelled_by(norm_dims)
 """Operators that work on single tokens, if they do not touch the dim of tokens."""
 
 

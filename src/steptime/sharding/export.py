@@ -18,7 +18,7 @@ import numpy as np
 
 from steptime.captured.graph import Node as Operator
 from steptime.captured.graph import Value
-from steptime.captured.ops import OPERATORS
+from steptime.captured.ops import of_family
 from steptime.captured.ops.placement import Placement, Sharding
 from steptime.errors import UserError, first_few
 from steptime.sharding.build import Built, Way
@@ -28,10 +28,7 @@ from steptime.sharding.paths import legs_of
 from steptime.sharding.planner import ShardingPlan
 
 Shape = tuple[int, ...]
-BY_IMAGES: Final = frozenset(
-    {name for name, row in OPERATORS.items() if row.family == "convolution"}
-    | {"native_group_norm", "native_group_norm_backward"}
-)
+BY_IMAGES: Final = of_family("convolution") | {"native_group_norm", "native_group_norm_backward"}
 """Operators that DTensor splits by images alone."""
 FINISHED: Final[Mapping[str, str]] = {"embedding": "rows", "nll_loss_forward": "rows"}
 """Operator -> how the dims begin by which DTensor splits it although devices exchange something or mask indices.

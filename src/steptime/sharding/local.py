@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
-from steptime.captured.ops import OPERATORS
+from steptime.captured.ops import OPERATORS, left_factor
 from steptime.captured.ops.placement import Sharding, local_shape
 from steptime.captured.ops.views import turned
 from steptime.sharding.options import Strategy
@@ -52,8 +52,7 @@ def local_node(node: Node, strategy: Strategy, sizes: Sequence[int], nodes: Node
 def _values(node: Node, types: Types, nodes: Nodes) -> tuple[Value, ...]:
     """Constants, the same where an input is given twice, turned in memory where the left operand of a product is."""
     first = {value: number for number, value in reversed(list(enumerate(node.inputs)))}
-    row = OPERATORS.get(node.op)
-    left = None if row is None or row.factors is None else node.input(row.factors[0])
+    left = left_factor(node)
     out = []
     for value, type in zip(node.inputs, types, strict=True):
         if value is left and type.rank == 2 and turned(value):

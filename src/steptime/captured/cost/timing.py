@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Final, Literal
 
 from steptime.captured.graph import Node
-from steptime.captured.ops import OPERATORS
-from steptime.captured.ops.products import turned_in
+from steptime.captured.ops import OPERATORS, left_factor
+from steptime.captured.ops.views import turned
 from steptime.captured.ops.work import STREAM, KernelCall, OperatorWork, Work, evaluate, moved
 from steptime.cost.host import IN_TURN
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
@@ -67,8 +67,8 @@ def direct_call(node: Node, work: Work, working_bytes: float) -> KernelCall | No
 
 def _turned(node: Node) -> bool:
     """Whether the left factor of a product is the transpose of what lies in memory."""
-    row = OPERATORS.get(node.op)
-    return row is not None and row.factors is not None and turned_in(node, row.factors[0])
+    left = left_factor(node)
+    return left is not None and turned(left)
 
 
 Bound = Literal["matrix", "vector", "memory", "launch", "none"]

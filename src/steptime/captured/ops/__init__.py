@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Final, get_args
 
-from steptime.captured.graph import Node
+from steptime.captured.graph import Node, Value
 from steptime.captured.ops.convolutions import CONVOLUTIONS, POOLS
 from steptime.captured.ops.labels import OperatorDims
 from steptime.captured.ops.lists import OPTIMISERS
@@ -72,6 +72,12 @@ def of_family(*families: Family) -> frozenset[str]:
 def labelled_by(dims: Dims) -> frozenset[str]:
     """Operators whose dims one function says."""
     return frozenset(name for name, row in OPERATORS.items() if row.dims is dims)
+
+
+def left_factor(node: Node) -> Value | None:
+    """What a product has on the left; None for any other operator."""
+    row = OPERATORS.get(node.op)
+    return None if row is None or row.factors is None else node.input(row.factors[0])
 
 
 def dims_of(node: Node) -> OperatorDims | None:

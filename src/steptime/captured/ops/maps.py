@@ -47,7 +47,6 @@ class Elementwise:
 
 by_element: Final = Elementwise()
 """Dims of a map that is linear in nothing, or in the gradient if it is a backward pass."""
-_copied: Final = Elementwise("self")
 
 
 class Drawn(Elementwise):
