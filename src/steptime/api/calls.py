@@ -16,7 +16,15 @@ from steptime.api.frameworks import (
     stage_unless_given,
 )
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import check_strategy, dtype_taken, mode_of, model_given, read_notes
+from steptime.api.models import (
+    CAPTURED_DTYPES,
+    MODULES,
+    check_strategy,
+    dtype_taken,
+    mode_of,
+    model_given,
+    read_notes,
+)
 from steptime.api.placed import placed_plan
 from steptime.api.request import (
     NameOrPath,
@@ -198,6 +206,10 @@ def asked_plan(
         UserError: something in the input is wrong; the message says what to change.
     """
     model, chosen, given = model_given(model), MODES[text("mode", mode)], table("plan", plan)
+    if "shardings" in given:
+        element = None if dtype is None else CAPTURED_DTYPES.get(dtype, dtype)
+        job = {"gpus": gpus, "batch": global_batch, "seq": seq, "dtype": element, "optimizer": optimizer}
+        return _sharded_plan(model, cluster, given, framework=framework, **job)
     if text("strategy", strategy) == "auto":
         strategy = text("strategy", given.get("strategy", strategy))
     words = framework_taken(None if framework is None else text("framework", framework))
@@ -238,6 +250,38 @@ def asked_plan(
     if global_batch is None:
         said = (*said, global_batch_taken(batch, setting.job.sample))
     return AskedPlan(setting=setting, strategy=chosen.method.strategy(name), plans=placed, given=checked, notes=said)
+
+
+def _sharded_plan(
+    model: str | CapturedModel,
+    cluster: NameOrPath | Cluster,
+    given: Mapping[str, Any],
+    **job: Any,
+) -> AskedPlan:
+    """The plan whose record has the ``mesh`` and the sharding of each parameter; all else follows from these.
+
+    ``job``: arguments of the function that finds shardings.
+
+    Raises:
+        UserError: the model is no factory of a torch module, or the record is not of this module.
+    """
+    mesh, placements = table("mesh", given.get("mesh")), table("shardings", given["shardings"])
+    if not isinstance(model, str) or not mesh:
+        raise PlanError(
+            "the plan is a choice of shardings, of a torch module and a mesh",
+            hint="give the FILE.py:NAME and the plan as steptime plan or shard wrote it",
+        )
+    found = MODULES["sharded"](
+        model,
+        cluster,
+        mesh=",".join(f"{axis}={size}" for axis, size in mesh.items()),
+        annotate=[f"{name}={placement}" for name, placement in placements.items()],
+        overlaps=given.get("overlap", ["dp"]) != [],
+        **{**job, "gpus": job["gpus"] or math.prod(mesh.values())},
+    )
+    return AskedPlan(
+        setting=found.setting, strategy=found.setting.method.strategy("1d"), plans=found.plans, given=given, notes=()
+    )
 
 
 def _taken(found: Estimate, job: Job, given: Mapping[str, Any]) -> tuple[str, ...]:

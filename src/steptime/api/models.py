@@ -34,7 +34,8 @@ CAPTURED_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32
 """Training recipe -> element type in which a module is captured for it."""
 
 MODULES: Final[Registry[Callable[..., Any]]] = Registry("reader of modules", "steptime.modules")
-"""What is made of a factory ``pkg.module:name``: ``captured``, its module's operators, and ``element``, their type."""
+"""What is made of a factory ``pkg.module:name``: ``captured``, its module's operators, ``element``, their type, and
+``sharded``, the best shardings of its training step."""
 USUAL_DTYPE = "bf16"
 """Training recipe where none is given."""
 AS_MADE = "dtype was not given: the module is taken as it is made"

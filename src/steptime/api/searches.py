@@ -15,11 +15,12 @@ from steptime.api.frameworks import (
     shards_within_node,
 )
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import CAPTURED_DTYPES, check_strategy, dtype_taken, mode_of, model_given, read_notes
+from steptime.api.models import CAPTURED_DTYPES, MODULES, check_strategy, dtype_taken, mode_of, model_given, read_notes
 from steptime.api.placed import laid
 from steptime.api.request import (
     NameOrPath,
     check_mode,
+    choice,
     constraints_of,
     job_choices,
     oom_limit_of,
@@ -42,7 +43,8 @@ from steptime.plan.switches import fastest, switched_names
 from steptime.search.advice import best_step_s, faster_counts, nearest_counts, why_empty
 from steptime.search.modes import MODES, Mode
 from steptime.search.objective import Wanted
-from steptime.search.planner import PlanResult, Ranked, rank_plans
+from steptime.search.planner import PlanResult, Ranked, longest, rank_plans
+from steptime.units import format_seconds
 
 OFFLOADS: Final = (frozenset({"optimizer"}), frozenset({"optimizer", "activations"}))
 """What may be kept in the memory of the host, the cheaper first."""
@@ -220,6 +222,7 @@ def plan(
     budget: str | None = None,
     failures: str | None = None,
     prices: str | None = None,
+    shardings: str = "auto",
     advise: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
@@ -260,6 +263,8 @@ def plan(
         budget: most that it may cost, as ``"2M USD"``.
         failures: as in :func:`estimate`.
         prices: as in :func:`estimate`; with the objective ``cost`` or a budget those of the catalogue, if none.
+        shardings: whether the operators of a torch module are sharded one by one too, by an integer program on every
+            mesh of the devices: ``auto``, of a module without a run of equal blocks; ``all``, of any; ``none``.
         advise: also find what would make a plan fit, fewer devices that are faster, what the search left out, and why
             the first plan uses no other axis; False: the plans alone.
         progress: called with candidates done and candidates known so far.
@@ -306,6 +311,8 @@ def plan(
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = _completed(setting, result, {**choices, **columns}) if advise else result
+    if sharded_too(search, setting, choice("shardings", shardings, SHARDINGS)) and wanted == Wanted():
+        result, notes = with_shardings(result, search, setting, dtype, top, notes)
     advice: tuple[str, ...] = ()
     result = all_trained(result, length, setting.job)
     if wanted != Wanted():
@@ -327,6 +334,78 @@ def _completed(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -
     return replace(result, unsearched=left, why_not=why_not(setting, (*first, best), given))
 
 
+SHARDINGS: Final = ("auto", "all", "none")
+
+
+def sharded_too(search: Search, setting: Setting, shardings: str) -> bool:
+    """Whether the operators of a module are sharded one by one too.
+
+    Raises:
+        UserError: they are to be, and cannot.
+    """
+    captured, given = setting.job.captured, (*search.columns, *search.limit)
+    possible = captured is not None and isinstance(search.request.model, str) and setting.job.gpus > 1 and not given
+    if shardings == "all" and not possible:
+        raise UserError(
+            "shardings all: only the operators of a torch module that its factory names, on several devices, can be "
+            "sharded one by one, and without degrees that are fixed or bounded",
+            hint="leave shardings out, or give FILE.py:NAME and no --fix",
+        )
+    return possible and (shardings == "all" or (shardings == "auto" and not (captured and captured.repeats)))
+
+
+def with_shardings(
+    result: PlanResult, search: Search, setting: Setting, dtype: str | None, top: int, notes: tuple[str, ...]
+) -> tuple[PlanResult, tuple[str, ...]]:
+    """The result with the best shardings of single operators among its plans, and notes on them.
+
+    Args:
+        result: the plans by degrees.
+        search: what was asked.
+        setting: its job on its cluster.
+        dtype: element type as it was asked for; None: as the module is made.
+        top: number of plans to return.
+        notes: those of the result.
+    """
+    job = setting.job
+    try:
+        found = MODULES["sharded"](
+            search.request.model,
+            setting.cluster,
+            gpus=job.gpus,
+            batch=job.global_batch,
+            seq=search.request.seq,
+            dtype=None if dtype is None else CAPTURED_DTYPES.get(job.precision.name, job.precision.name),
+            optimizer=search.request.optimizer,
+            framework=search.request.framework,
+            overlaps="dp" in job.overlap,
+        )
+    except UserError as error:
+        return result, (*notes, f"shardings of single operators were not searched: {error}")
+    best, tried = found.estimate, len(found.tried)
+    meshes = "1 mesh" if tried == 1 else f"{tried} meshes"
+    fits = best.feasible and best.oom_probability <= (setting.first_limit or 1.0)
+    plans = sorted((*result.plans, *([best] if fits else [])), key=lambda each: each.step_time_s)[:top]
+    proof = f"{result.stop.proof}; of the shardings of single operators on {meshes}"
+    proof += f" none takes less than {format_seconds(found.bound_s)} on that of the best, {found.best.built.mesh}"
+    if fits and result.feasible and plans[0] is not best:
+        name, more_s = longest(best, plans[0])
+        longer = f"{100 * (best.step_time_s / plans[0].step_time_s - 1):.2g} %"
+        proof += f"; it takes {longer} longer: {name} {format_seconds(more_s)} more"
+    said = tuple(each for each in notes if not each.startswith(WHOLE_BLOCKS))
+    return replace(
+        result,
+        plans=plans,
+        candidates=result.candidates + tried,
+        feasible=result.feasible + (1 if fits else 0),
+        stop=replace(result.stop, proof=proof),
+        shardings={"bound_s": found.bound_s, "mesh": best.plan["mesh"], "stop": found.best.stop},
+    ), said
+
+
+WHOLE_BLOCKS: Final = "whole blocks were divided over data, pipeline and tensor ranks"
+
+
 def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...]:
     """A note on the plans of a module that this space does not have, and the command that finds them."""
     job = setting.job
@@ -338,8 +417,8 @@ def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...
         f"--dtype {CAPTURED_DTYPES.get(job.precision.name, job.precision.name)}"
     )
     return (
-        f"whole blocks were divided over data, pipeline and tensor ranks; that single weights and activations of "
-        f"{job.model.name} lie otherwise, which may be faster, was not searched: {command}",
+        f"{WHOLE_BLOCKS}; that single weights and activations of {job.model.name} lie otherwise, which may be faster, "
+        f"was not searched: give --shardings all, or {command}",
     )
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -328,70 +329,21 @@ class _Builder:
             idle = idle or (costed is not None and costed.works[0][0].family == "view")
             if idle and held is None and kept is NOTHING and not exchanges:
                 continue
-            one = self._operator(call, None if idle else costed)
+            one = operator_of(self.program, call, self.sections, None if idle or costed is None else costed.works[0][0])
             one = replace(one, kept_bytes=kept, reductions=tuple(self._reduction(number, e) for e in exchanges))
             if held is not None:
                 one = replace(one, weights=held.trained, replicated=held.replicated, frozen=held.frozen, tied=held.tied)
             out += [one] if idle or costed is None else self._by_kernel(one, costed)
-        return _numbered(out)
+        return numbered(out)
 
     def _by_kernel(self, one: Operator, costed: Costed) -> list[Operator]:
-        """The operator, shared out evenly over its kernels; all that it keeps, reads and sends is with the first.
-
-        Of its gradients only those of weights are made by products for weights.
-        """
-        kernels = costed.works[0][0].kernels
-        count = len(kernels)
-        if count < 2:
-            return [one]
-        parts: dict[str, Any] = {name: getattr(one, name).scaled(1 / count) for name in _SHARED}
-        parts["issued"] = one.issued / count
-        bare = Operator(name=one.name, group=one.group, backward=one.backward)
-        return [
-            replace(
-                bare if number else one, kernel=self._kernel(costed, number),
-                group="product" if kernel.operator in _OF_DATA else one.group, **parts,
-            )
-            for number, kernel in enumerate(kernels)
-        ]  # fmt: skip
-
-    def _operator(self, call: Call, costed: Costed | None) -> Operator:
-        blocks = self.sections.blocks
-        module = blocks.inside(call.module) if blocks is not None else call.module
-        op = call.node.op.replace("_for_cpu", "").strip("_")
-        name, backward = f"{module}.{op}".lstrip("."), call.phase == "backward"
-        if costed is None:
-            return Operator(name=name, group="nothing", backward=backward)
-        return Operator(
-            name=name, group=self._group(call, costed.works[0][0]), backward=backward,
-            matrix_flops=self.costs.size(costed, lambda w: float(w.matrix_flops)),
-            vector_flops=self.costs.size(costed, lambda w: float(w.vector_flops)),
-            moved_bytes=self.costs.size(costed, lambda w: float(w.moved_bytes)),
-            kernel=self._kernel(costed, 0),
-        )  # fmt: skip
-
-    def _group(self, call: Call, work: Work) -> Group:
-        if work.family == "attention":
-            return "attention"
-        made = any(self.program.storages[storage].category == "gradient" for storage in call.writes)
-        return "pass" if not work.matrix_flops else "weights" if made and call.phase == "backward" else "product"
-
-    def _kernel(self, costed: Costed, number: int) -> Kernel | None:
-        """A kernel of an operator; only sizes that grow with tokens shrink where those are shared out."""
-        work = costed.works[0][0]
-        if not work.kernels:
-            return None
-        kernel = work.kernels[number]
+        """The operator by its kernels; only sizes that grow with tokens shrink where those are shared out."""
         alone = replace(costed, by_token=False)
 
-        def size(name: str) -> Line:
-            return self.costs.size(
-                costed if name in _GROWING else alone, lambda work: float(work.kernels[number].shape[name])
-            )
+        def size(value: Callable[[Work], float], name: str) -> Line:
+            return self.costs.size(costed if name in _GROWING else alone, value)
 
-        shape = {name: size(name) for name in kernel.shape}
-        launches = max(float(work.launches) / len(work.kernels), 1.0)
-        return Kernel(operator=kernel.operator, backward=kernel.backward, shape=shape, launches=launches)
+        return by_kernel(one, costed.works[0][0], size)
 
     def _reduction(self, number: int, exchange: Exchange) -> Reduction:
         type = exchange.value.type
@@ -432,18 +384,27 @@ class _Builder:
             tail=self._operators(len(sections.each), sections.tail) if repeats else (),
             boundary_bytes=levels.boundary, working_bytes=levels.working, loss_bytes=levels.loss,
             model_flops=model_flops, forward_flops=forward, parameters=self.program.parameter_count,
-            dtype=self._dtype(), unknown=dict(self.costs.unknown),
+            dtype=element_of(self.program), unknown=dict(self.costs.unknown), turns=() if repeats else self._turns(),
         )  # fmt: skip
+
+    def _turns(self) -> tuple[tuple[float, float], ...]:
+        """Of each parameter the share of the forward pass's operations before it is read, and of all parameters."""
+        out, done, seen = list[tuple[float, float]](), 0.0, set[int]()
+        sizes = {parameter.storage: parameter.elements for parameter in self.program.parameters if parameter.trained}
+        calls = [call for call in map(self.program.calls.__getitem__, self.sections.head) if call.phase == "forward"]
+        flops = [0.0 if call.view else float(work_of(call.node).matrix_flops) for call in calls]
+        whole, trained = sum(flops), sum(sizes.values())
+        for call, one in zip(calls, flops, strict=True):
+            read = [s for s in dict.fromkeys(call.reads) if s in sizes and s not in seen]
+            seen.update(read)
+            if read and whole:
+                out.append((done / whole, sum(sizes[s] for s in read) / trained))
+            done += one
+        return tuple(out)
 
     def _slices(self) -> int:
         owners = {parameter.name.rpartition(".")[0] for parameter in self.program.parameters}
         return max(1, min(SLICES, len(owners)))
-
-    def _dtype(self) -> str:
-        sizes: Counter[str] = Counter()
-        for parameter in self.program.parameters:
-            sizes[parameter.dtype] += parameter.elements
-        return sizes.most_common(1)[0][0] if sizes else "fp32"
 
     def _seq_len(self) -> int:
         """The dim of the first input that is not that of samples, where it is of integers; 1 of anything else."""
@@ -485,6 +446,14 @@ class _Builder:
             raise UserError(f"{self.program.name}: its blocks look alike but do different work")
 
 
+def element_of(program: Program) -> str:
+    """Element type of most of a program's parameters."""
+    sizes: Counter[str] = Counter()
+    for parameter in program.parameters:
+        sizes[parameter.dtype] += parameter.elements
+    return sizes.most_common(1)[0][0] if sizes else "fp32"
+
+
 _SHARED: Final = ("matrix_flops", "vector_flops", "moved_bytes")
 _OF_DATA: Final = ("conv_bwd_data", "rnn_bwd_data")
 """Kernels of operators with several that make the gradient of an input."""
@@ -494,7 +463,60 @@ _GROWING: Final = frozenset({"elements", "rows", "tokens", "read_bytes", "writte
 """Sizes of a kernel that are those of its tokens."""
 
 
-def _numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+def operator_of(program: Program, call: Call, sections: Sections, work: Work | None) -> Operator:
+    """Name, direction and group of a call that does some work, or none."""
+    module = call.module if sections.blocks is None else sections.blocks.inside(call.module)
+    op = call.node.op.replace("_for_cpu", "").strip("_")
+    group: Group = "nothing" if work is None else _group(program, call, work)
+    return Operator(name=f"{module}.{op}".lstrip("."), group=group, backward=call.phase == "backward")
+
+
+def _group(program: Program, call: Call, work: Work) -> Group:
+    if work.family == "attention":
+        return "attention"
+    made = any(program.storages[storage].category == "gradient" for storage in call.writes)
+    return "pass" if not work.matrix_flops else "weights" if made and call.phase == "backward" else "product"
+
+
+def by_kernel(one: Operator, work: Work, size: Callable[[Callable[[Work], float], str], Line]) -> list[Operator]:
+    """An operator with what it does, shared out evenly over its kernels; all else of it is with the first.
+
+    Of its gradients only those of weights are made by products for weights.
+
+    Args:
+        one: what it keeps, reads and sends.
+        work: what it does.
+        size: from what a size is of such a work, and its name, to the size.
+    """
+    sums: dict[str, Any] = {name: size(attrgetter(name), name) for name in _SHARED}
+    count = len(work.kernels)
+    if count < 2:
+        return [replace(one, **sums, kernel=_kernel(work, 0, size) if count else None)]
+    parts: dict[str, Any] = {name: each.scaled(1 / count) for name, each in sums.items()}
+    parts["issued"] = one.issued / count
+    bare = Operator(name=one.name, group=one.group, backward=one.backward)
+    return [
+        replace(
+            bare if number else one, kernel=_kernel(work, number, size),
+            group="product" if kernel.operator in _OF_DATA else one.group, **parts,
+        )
+        for number, kernel in enumerate(work.kernels)
+    ]  # fmt: skip
+
+
+def _kernel(work: Work, number: int, size: Callable[[Callable[[Work], float], str], Line]) -> Kernel:
+    """A kernel of some work."""
+    kernel = work.kernels[number]
+
+    def of(name: str) -> Callable[[Work], float]:
+        return lambda work: float(work.kernels[number].shape[name])
+
+    shape = {name: size(of(name), name) for name in kernel.shape}
+    launches = max(float(work.launches) / len(work.kernels), 1.0)
+    return Kernel(operator=kernel.operator, backward=kernel.backward, shape=shape, launches=launches)
+
+
+def numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Equal ones counted, others of one name numbered."""
     counts: dict[tuple[Any, ...], int] = {}
     first: dict[tuple[Any, ...], Operator] = {}
@@ -508,7 +530,7 @@ def _numbered(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     for key, one in first.items():
         seen[one.name] += 1
         name = one.name if seen[one.name] == 1 else f"{one.name}.{seen[one.name]}"
-        out.append(replace(one, name=name, times=counts[key]))
+        out.append(replace(one, name=name, times=counts[key] * one.times))
     return tuple(out)
 
 

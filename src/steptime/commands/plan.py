@@ -41,6 +41,14 @@ def command(
         str | None,
         flag("--placement", metavar="default|search|ORDER", help="How ranks lie: an order as tp-cp-pp-dp."),
     ] = None,
+    shardings: Annotated[
+        str | None,
+        flag(
+            "--shardings",
+            metavar="auto|all|none",
+            help="Operators of a torch module one by one too; auto: of one without a run of equal blocks.",
+        ),
+    ] = None,
     objective: Annotated[
         str | None,
         flag("--objective", help="What is least: time of a step (default), goodput, energy, cost of the run."),
@@ -76,6 +84,7 @@ def command(
         "limit": parse_limits(limit or ()),
         "top": top or 10,
         **o.given(oom_limit=None if oom_limit is None else parse_share("--oom-limit", oom_limit), placement=placement),
+        **o.given(shardings=shardings),
         **o.training_given(job),
         **o.given(objective=objective, deadline=deadline, budget=budget, failures=failures, prices=prices),
     }

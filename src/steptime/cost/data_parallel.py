@@ -66,6 +66,24 @@ def exposed_buckets_s(
     return shown_end_s + maximum(chunk_s, where(chunks > 1, all_s, 0.0))
 
 
+def exposed_in_turn_s(all_s: Num, behind_s: Num, sent_share: Num, beside_share: Num) -> Num:
+    r"""Exposed part of messages that travel one after the other, each when a pass has made it or before it is read.
+
+    $$t = s\,T - b\,t_l$$
+
+    where $T$ = `all_s` is all traffic, $t_l$ = `behind_s` what the whole pass leaves to overlap it
+    (:func:`free_links_s`), $s$ = `sent_share` the share of the traffic that at most the share $b$ = `beside_share`
+    of the pass may overlap: of gradients what is made last, of weights what is read first. The longest of all is
+    exposed; the last message, which nothing overlaps, always is.
+
+    Source: longest path of compute and links; with equal layers :func:`exposed_buckets_s` of $b = v = 1$.
+
+    >>> max(exposed_in_turn_s(10.0, 8.0, s, b) for s, b in ((0.25, 0.0), (1.0, 0.75)))
+    4.0
+    """
+    return sent_share * all_s - beside_share * behind_s
+
+
 def exposed_gather_s(one_layer_s: Num, layers: Num, behind_s: Num, shown_end_s: Num, hidden_end_s: Num) -> Num:
     r"""Exposed part of the weights that ZeRO-3 gathers for a forward pass, those of one layer ahead.
 

@@ -19,6 +19,7 @@ from steptime.num import Num, minimum, per_distinct, where
 from steptime.plan.job import Job
 from steptime.plan.placements import members_of, stride_of
 from steptime.plan.plans import FOLDED_AXES, Plans
+from steptime.plan.rows import Transfer
 from steptime.terms import note
 
 RING_EXCHANGE = "ring_exchange"
@@ -174,6 +175,14 @@ def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, sender
 def collective_of(kind: str, plans: Plans, machine: Machine, axes: Iterable[str], size_bytes: Num) -> Num:
     """Time of a collective over the product of some mesh axes."""
     return collective_in(kind, machine, size_bytes, group_of(plans, axes))
+
+
+def transfer_s(transfer: Transfer, plans: Plans, machine: Machine, parts: Num = 1) -> Num:
+    """Time of a transfer of a row, or of one of so many equal parts of it."""
+    size_bytes = transfer.size_bytes / parts
+    if transfer.group is not None:
+        return collective_in(transfer.collective, machine, size_bytes, transfer.group)
+    return collective_of(transfer.collective, plans, machine, (transfer.axis,), size_bytes)
 
 
 def _textbook_s(kind: str, machine: Machine, ring: Mapping[str, Num], route: Route | None) -> Num:

@@ -169,7 +169,11 @@ def winograd_flops_per_step(job: Job, machine: Machine) -> float:
             shape = {name: size.at(0, job.global_batch) for name, size in one.kernel.shape.items()}
             call = timed(machine.models, one.kernel.operator, shape, {}, backward=one.kernel.backward)
             total += 0.0 if call is None else count * one.times * winograd_saved_flops(call)
-    return total
+    if model.sharded is None:
+        return total
+    # Of the operators of one device, which may do what others do too: their share of the whole.
+    own = sum(one.times * float(one.matrix_flops.at(0, job.global_batch)) for one in model.block)
+    return total / max(own, 1.0) * model_flops_per_step(job)
 
 
 def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from steptime.cost.collective import shown_beside_s
 from steptime.cost.roofline import memory_s, roofline_compute_s, roofline_exposed_memory_s
-from steptime.estimate.communication import collective_of
+from steptime.estimate.communication import transfer_s
 from steptime.estimate.kernels import Timed, called_once, timed
 from steptime.estimate.machine import Machine
 from steptime.estimate.operators import OPERATORS
@@ -125,10 +125,10 @@ def _transfer_times(
 ) -> Iterator[TransferTime]:
     panels = 1 if row.panels is None else row.panels
     for transfer in transfers:
-        if plans.is_alone(transfer.axis):
+        if transfer.group is None and plans.is_alone(transfer.axis):
             continue
         with at(f"{transfer.axis}_comm/{phase}/{row.name}") as calls:
-            one_s = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / panels)
+            one_s = transfer_s(transfer, plans, machine, panels)
         covered_s = one_s * panels if may_overlap(row, phase) else 0.0
         if row.overlaps_near:
             anywhere = row.overlaps_backward if phase == BACKWARD else 0.0
@@ -143,9 +143,7 @@ def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
     parts, passes = (1, 1) if panels is None else (panels, panels + 1)
     total: Num = 0.0
     for each in time.transfers:
-        transfer = each.transfer
-        one_s = collective_of(transfer.collective, plans, machine, (transfer.axis,), transfer.size_bytes / parts)
-        total = total + one_s * passes
+        total = total + transfer_s(each.transfer, plans, machine, parts) * passes
     return total * time.times
 
 

@@ -23,6 +23,7 @@ from steptime.cost.memory import (
 from steptime.estimate.operators import Call, Formula
 from steptime.estimate.result import PlannedJob
 from steptime.estimate.sizes import Sizes
+from steptime.model.captured import Sharded
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans, is_set
@@ -487,8 +488,21 @@ def stage_terms(planned: PlannedJob, stage: str, phase: str | None = None) -> di
     return {path: call.value for path, call in calls.items()}
 
 
+def _sharded_memory(sharded: Sharded) -> StageMemory:
+    """Memory of a device under a choice of shardings, which knows all that is alive at once."""
+    made = {
+        "parameter_bytes": lambda size: _parameters(size, 1.0, 1.0),
+        "activation_bytes": lambda size: _activations(size, 1.0, 1.0),
+        "largest_temporary_bytes": lambda size: Call(TEMPORARY, {"temporary_bytes": size, "recomputed_bytes": 0.0}),
+    }
+    held = {path: made[path.rpartition("/")[2]](size) for path, size in sharded.memory.items()}
+    return StageMemory(held=held, phases={PHASES[0]: {}}, totals={PHASES[0]: total_bytes(held)})
+
+
 def memory_of(planned: PlannedJob) -> dict[str, StageMemory]:
     """Memory of the stages that can be the fullest, in the phases that can."""
+    if planned.sizes.sharded is not None:
+        return {STAGES[0]: _sharded_memory(planned.sizes.sharded)}
     plans, out, sizes = planned.plans, {}, planned.sizes
     # A head that neither keeps nor needs anything: the loss cannot be the fullest phase.
     no_loss = all(isinstance(each, float) and each == 0.0 for each in (sizes.loss_bytes, sizes.last.kept_bytes))

@@ -165,11 +165,31 @@ def may_fit(allocated: Num, framework: str, capacity_bytes: float, chance: float
 def _likely_fits(
     allocated: Num, buffers: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool
 ) -> Any:
-    constants = memory_constants(is_host=is_host)
+    needed = memory_constants(is_host=is_host).needed(allocated, buffers, framework)
+    return needed <= _most_bytes(framework, capacity_bytes, chance, is_host=is_host)
+
+
+def _most_bytes(framework: str, capacity_bytes: float, chance: float, *, is_host: bool) -> float:
+    """What a job may need of a device with that chance of running out of memory."""
     from statistics import NormalDist  # here, as it loads more than all of an estimate does
 
-    most = capacity_bytes * math.exp(constants.spread("device", framework) * NormalDist().inv_cdf(chance))
-    return constants.needed(allocated, buffers, framework) <= most
+    deviation = memory_constants(is_host=is_host).spread("device", framework)
+    return capacity_bytes * math.exp(deviation * NormalDist().inv_cdf(chance))
+
+
+def allocated_within(
+    capacity_bytes: float, framework: str, chance: float = LIKELY_FITS, *, is_host: bool = False
+) -> float:
+    r"""Largest allocated peak in bytes that runs out of memory with that chance at most, without communicators.
+
+    $$M_a = \frac{C\,e^{\sigma\,\Phi^{-1}(p)} - M_0}{m}, \qquad M = M_0 + m M_a$$
+
+    where $C$ = `capacity_bytes`, $p$ = `chance` and $\sigma$ are those of :func:`oom_probability`, and what a job needs
+    of a device (:meth:`MemoryConstants.needed`) is $M_0$ without any tensor and rises by $m$ for each byte of $M_a$.
+    """
+    constants = memory_constants(is_host=is_host)
+    none, one = (float(constants.needed(size, 0, framework)) for size in (0.0, 1e9))
+    return (_most_bytes(framework, capacity_bytes, chance, is_host=is_host) - none) / (one - none) * 1e9
 
 
 def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:

@@ -309,9 +309,10 @@ def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) ->
 def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: str | None = None) -> dict[str, Any]:
     """The plan in the words of the command line, and what follows from it."""
     job, split = setting.job, setting.method.stage_split(setting.job, p)
-    axes = (*strategy.tensor_axes, "dp", "pp")
+    axes, sharded = (*strategy.tensor_axes, "dp", "pp"), None if job.captured is None else job.captured.sharded
     return {
-        "strategy": strategy.name,
+        "strategy": strategy.name if sharded is None else "shardings",
+        **({} if sharded is None else {"mesh": dict(sharded.mesh), "shardings": dict(sharded.placements)}),
         **{name: int(getattr(p, name)) for name in ("dp", "tp", "tp2", "cp", "pp", "vpp")},
         **{name: int(getattr(p, name)) for name in ("ep", "etp", "sp", "shard")},
         "micro_batch": int(p.micro_batch),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from steptime.model.captured import Sharded
 from steptime.num import Num, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MatrixUpdate
@@ -60,6 +61,8 @@ class Sizes:
     """A layer with experts, where the first layers of the model have none; ``layer`` is the mean of both kinds."""
     leading: int = 0
     """Those first layers."""
+    sharded: Sharded | None = None
+    """What a choice of shardings says instead of the rows, as in a block."""
 
     def has(self, pool: str) -> bool:
         """Whether any part has something of a pool: single plans without it have 0.0 everywhere."""
@@ -146,4 +149,5 @@ def sizes_of(block: Block, update: MatrixUpdate | None = None) -> Sizes:
         later=of_later, leading=block.leading_dense,
         layer=part_of(block.layer, update=update), first=part_of(block.first), last=part_of(block.last),
         boundary_bytes=block.boundary_bytes, working_bytes=block.working_bytes, loss_bytes=block.loss_bytes,
+        sharded=block.sharded,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 from steptime.cost.data_parallel import (
     exposed_buckets_s,
     exposed_gather_s,
+    exposed_in_turn_s,
     exposed_sharded_s,
     free_links_s,
     partly_hidden_s,
@@ -467,14 +468,14 @@ def _data_parallel(
     alone = {"reduce_s": summed_s, "replicas_s": 0.0, "behind_s": 0.0, "head_s": 0.0}
     back_s, back_busy_s, whole_s = _layerwise(
         "dp_comm/backward", exposed, inputs.reductions, sharded,
-        (exposed_buckets_s, *_buckets(inputs, {**reduce, "one_layer_s": summed_s}, backward_s, inputs.reductions)),
+        _once(inputs, "gradients", {**reduce, "one_layer_s": summed_s}, backward_s, inputs.reductions),
         (exposed_sharded_s, units, alone),
     )  # fmt: skip
     units = {"one_layer_s": gather["one_layer_s"], "layers": layers, "shown_end_s": gather["shown_end_s"],
              "hidden_end_s": gather["hidden_end_s"], "behind_s": forward_s}  # fmt: skip
     there_s, there_busy_s, _ = _layerwise(
         "dp_comm/forward", exposed, inputs.gathers, sharded,
-        (exposed_buckets_s, *_buckets(inputs, gather, forward_s, inputs.gathers)),
+        _once(inputs, "weights", gather, forward_s, inputs.gathers),
         (exposed_gather_s, units, {"behind_s": 0.0}),
     )  # fmt: skip
     share = layers * again_s / where(whole_s > 0, whole_s, 1.0)
@@ -514,12 +515,27 @@ def _layerwise(
     return partly_hidden_s(least_s, whole_s, exposed_share) * times, whole_s * times, whole_s
 
 
-def _buckets(
-    inputs: StepInputs, sums: Mapping[str, Num], behind_s: Num, times: Num
-) -> tuple[dict[str, Num], dict[str, Num]]:
-    """Buckets of layers; what travels with every micro-batch has the passes of that one only to overlap with."""
+def _once(inputs: StepInputs, name: str, sums: Mapping[str, Num], behind_s: Num, times: Num) -> Layerwise:
+    """Traffic that travels once a step, or with every micro-batch, beside the passes of the layers.
+
+    By turns where their order is known: of all turns the one that shows most. Else buckets of equal layers; what
+    travels with every micro-batch has the passes of that one only to overlap with.
+    """
+    if name in inputs.turns:
+        layers = inputs.first_layers
+        given = {"all_s": layers * sums["one_layer_s"], "behind_s": layers * behind_s}
+        sent: Num = 1.0
+        beside: Num = 0.0
+        most_s = 0.0 * given["all_s"]
+        for beside_share, sent_share in inputs.turns[name]:
+            shown_s = exposed_in_turn_s(**given, sent_share=sent_share, beside_share=beside_share)
+            longer, most_s = shown_s >= most_s, maximum(shown_s, most_s)
+            sent, beside = where(longer, sent_share, sent), where(longer, beside_share, beside)
+        return exposed_in_turn_s, {**given, "sent_share": sent, "beside_share": beside}, {
+            "sent_share": 1.0, "beside_share": 0.0,
+        }  # fmt: skip
     stages = where(times > 1, 1.0, inputs.stages)
-    return {
+    return exposed_buckets_s, {
         "one_layer_s": sums["one_layer_s"], "layers": inputs.first_layers * inputs.held, "bucket": sums["bucket"],
         "chunks": inputs.chunks, "stages": stages, "shown_end_s": sums["shown_end_s"],
         "hidden_end_s": sums["hidden_end_s"], "behind_s": behind_s,

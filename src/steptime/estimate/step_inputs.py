@@ -13,7 +13,9 @@ from steptime.estimate.communication import boundary_times_s, message_basis
 from steptime.estimate.machine import Machine
 from steptime.estimate.result import PlannedJob, copies_near
 from steptime.estimate.traffic import (
+    TRAVELS,
     host_optimizer_time_s,
+    in_turn,
     layer_copy_s,
     matrix_time_s,
     optimizer_time_s,
@@ -107,6 +109,9 @@ class StepInputs:
     """Sum of the shards of a layer over their replicas."""
     gather: Mapping[str, Num] = field(default_factory=lambda: NO_TRAFFIC)
     """Gathering of weights (0 where every rank keeps them whole)."""
+    turns: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``gradients`` and ``weights`` whose order in a pass is known: their turns
+    (:func:`steptime.estimate.traffic.in_turn`); else they are spread evenly over the layers."""
     by_unit: Any
     """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
     chunks: Num
@@ -181,7 +186,9 @@ def unlinked_inputs(planned: PlannedJob, machine: Machine) -> StepInputs:
     equal = (split.first == split.middle) & (split.middle == split.last)
     whole = where(plans.pp <= 1, split.first, where(equal, split.first * plans.pp, float(job.model.layers)))
     first, last = of_mirrored(job.stages_held, split.first, split.last)
+    turns = in_turn(job.captured.turns) if job.captured is not None else ()
     return StepInputs(
+        turns=dict.fromkeys(TRAVELS, turns) if turns else {},
         first_layers=first, middle_layers=split.middle, last_layers=last, layers=whole,
         stages=plans.pp, virtual_stages=plans.vpp, recomputed=plans.recomputed, held=job.stages_held,
         folded=float(row.folded), paired=_paired(planned) * (1.0 - full), devices=job.gpus, micro_batches=micro_batches,

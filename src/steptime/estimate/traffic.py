@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,12 +16,15 @@ from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import STAGES, kept_of_layer, on_stage, stage_parts
 from steptime.estimate.result import PlannedJob
+from steptime.model.captured import Sharded
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MOMENTUM_BYTES, nothing
 from steptime.plan.plans import Plans
 from steptime.terms import at, call
 
+TRAVELS: Final = ("gradients", "weights")
+"""What is exchanged of parameters."""
 PARAMETERS_REGARDLESS = ("micro_batch", "panels", "recompute", "recompute_every")
 """Columns of plans on which :func:`parameter_traffic` does not depend: parameters have the same sizes and groups."""
 
@@ -29,11 +33,15 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
     """Collectives of gradients, weights and momentum on free links, by their names in
     :class:`~steptime.estimate.step_inputs.StepInputs`.
     """
-    sent, links = shared_of(planned), dict[str, dict[str, Num]]()
-    for name in ("gradients", "weights"):
+    sent, links, turns = shared_of(planned), dict[str, dict[str, Num]](), dict[str, Any]()
+    for name in TRAVELS:
         layer = sent[f"{name}/one_layer"]
         seconds = [sent_s(machine, [one], f"dp_comm/{name}/one_layer") for one in layer]
         one_layer_s = sum(seconds, start=0.0)
+        if planned.sizes.sharded is not None and seconds:
+            same = getattr(planned.sizes.sharded, name)
+            shares = [(float(s / one_layer_s / len(t.beside)), t.beside) for s, t in zip(seconds, same, strict=True)]
+            turns[name] = in_turn((beside, share) for share, each in shares for beside in each)
         messages_s = sum((each_s * one.layers for each_s, one in zip(seconds, layer, strict=True)), start=0.0)
         links[name] = {
             "one_layer_s": one_layer_s,
@@ -53,7 +61,24 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
         "reduce": links["gradients"], "replicas_s": replicas_s, "gather": links["weights"],
         "replicated_s": replicated_s(planned, machine),
         "momentum_gather_s": sent_s(machine, momentum_of(planned), "optimizer/momentum"),
+        **({"turns": turns} if turns else {}),
     }  # fmt: skip
+
+
+def in_turn(shares: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Turns from the share of a pass that may run beside each of some messages, and its share of their time.
+
+    Each has the share of a pass that may run beside all messages up to it, and their share of the time; the messages
+    with least beside them come first.
+
+    >>> in_turn([(0.75, 0.5), (0.0, 0.25), (0.0, 0.25)])
+    ((0.0, 0.5), (0.75, 1.0))
+    """
+    out: dict[float, float] = {}
+    total = 0.0
+    for beside, share in sorted(shares):
+        out[beside] = total = total + share
+    return tuple(out.items())
 
 
 def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
@@ -95,6 +120,8 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     Those of a layer are its share of a bucket, but for ZeRO-3; the embedding has nothing left to hide behind, and the
     head is ready before the layers.
     """
+    if planned.sizes.sharded is not None:
+        return _of_shardings(planned.sizes.sharded)
     job, plans, sizes, stage = planned.job, planned.plans, planned.sizes, stage_parts(planned, "first")
     pools = [("weights", "frozen_bytes", planned.strategy.gradient_axes)]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
@@ -154,6 +181,18 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     return found | {"gradients/replicas": found.pop("replicas/one_layer")}
 
 
+def _of_shardings(sharded: Sharded) -> dict[str, list[Sent]]:
+    """The collectives of parameters under a choice of shardings, all with the one layer that the whole step is."""
+    found: dict[str, list[Sent]] = {f"{what}/{end}": [] for what in TRAVELS for end in ("embedding", "head")}
+    found["gradients/replicas"] = []
+    for what in TRAVELS:
+        found[f"{what}/one_layer"] = [
+            Sent(turn.exchange.collective, turn.exchange.size_bytes, turn.exchange.group, times=len(turn.beside))
+            for turn in getattr(sharded, what)
+        ]
+    return found
+
+
 def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
     """The ranks of some axes that hold the same parameters, of both copies of a mirrored stage."""
     held = planned.job.stages_held
@@ -202,12 +241,10 @@ def layer_copy_s(planned: PlannedJob, machine: Machine) -> Num:
 
 def optimizer_bytes(planned: PlannedJob, owned: Num) -> Num:
     """Memory traffic of the optimiser for so many parameters of a rank."""
-    job, update = planned.job, planned.job.optimizer.matrices
-    state_bytes = job.optimizer.bytes_per_parameter(master_weights=job.precision.master_weights)
-    moved_bytes = adam_step_bytes(owned, state_bytes, job.gradient_bytes, job.precision.element_bytes)
+    update, moved_bytes = planned.job.optimizer.matrices, _updated_bytes(planned.job, owned)
     if update is None:
         return moved_bytes
-    more_bytes = (update.element_bytes - job.optimizer.state_bytes) * owned_of(planned, "matrices")
+    more_bytes = (update.element_bytes - planned.job.optimizer.state_bytes) * owned_of(planned, "matrices")
     return moved_bytes + 2 * (more_bytes + owned_of(planned, "matrix_state_bytes"))
 
 
@@ -215,12 +252,26 @@ def optimizer_time_s(planned: PlannedJob, owned: Num, machine: Machine) -> Num:
     """Time of the optimiser's pass over its tensors on the device; 0 where the host does it."""
     if "optimizer" in planned.job.offload:
         return 0.0
-    moved_bytes = optimizer_bytes(planned, owned)
-    fitted = streamed(machine.models, moved_bytes)
     with at("optimizer/device"):
-        if fitted is None:
-            return call(memory_s, moved_bytes=moved_bytes, memory_Bps=machine.memory_Bps)
-        return where(moved_bytes > 0, fitted.seconds, 0.0)
+        return _pass_s(machine, optimizer_bytes(planned, owned))
+
+
+def update_s(job: Job, owned: Num, machine: Machine) -> Num:
+    """Time of :func:`optimizer_time_s` for so many parameters, none of them a matrix with further states."""
+    return _pass_s(machine, _updated_bytes(job, owned))
+
+
+def _updated_bytes(job: Job, owned: Num) -> Num:
+    state_bytes = job.optimizer.bytes_per_parameter(master_weights=job.precision.master_weights)
+    return adam_step_bytes(owned, state_bytes, job.gradient_bytes, job.precision.element_bytes)
+
+
+def _pass_s(machine: Machine, moved_bytes: Num) -> Num:
+    """A pass over tensors in memory; 0 where there are none."""
+    fitted = streamed(machine.models, moved_bytes)
+    if fitted is None:
+        return call(memory_s, moved_bytes=moved_bytes, memory_Bps=machine.memory_Bps)
+    return where(moved_bytes > 0, fitted.seconds, 0.0)
 
 
 def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:

@@ -89,15 +89,15 @@ def without_weights(time: PhaseTime) -> PhaseTime:
                          issued=others * time.issued, peak_s=others * time.peak_s)  # fmt: skip
 
 
-def _by_reach(busy: Mapping[str, Num], plans: Plans) -> dict[tuple[str, bool], Num]:
-    """Time on the links by axis and whether it is on those that leave the fast domain."""
+def _by_reach(busy: Mapping[tuple[str, bool | None], Num], plans: Plans) -> dict[tuple[str, bool], Num]:
+    """Time on the links by axis and whether it is on those that leave the fast domain (None: the axis says so)."""
     found: dict[tuple[str, bool], Num] = {}
-    for axis, busy_s in busy.items():
-        near = plans.is_near(axis)
+    for (axis, leaves), busy_s in busy.items():
+        near = plans.is_near(axis) if leaves is None else not leaves
         if isinstance(near, np.ndarray):
             found[axis, False], found[axis, True] = np.where(near, busy_s, 0.0), np.where(near, 0.0, busy_s)
         else:
-            found[axis, not near] = busy_s
+            found[axis, not near] = found.get((axis, not near), 0.0) + busy_s
     return found
 
 
@@ -151,7 +151,7 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
     links: dict[str, Num] = {}
     covered: dict[tuple[str, str], Num] = {}
     beside: dict[tuple[str, str, bool], Num] = {}
-    busy: dict[str, Num] = {}
+    busy: dict[tuple[str, bool | None], Num] = {}
     for time in times:
         kind = kind_of(time.row)
         into[kind] = into.get(kind, 0.0) + time.own_s
@@ -167,9 +167,10 @@ def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) ->
         if time.row.operator == "top_k":
             into["routers"] = into.get("routers", 0.0) + time.issued
         for each in time.transfers:
-            axis = each.transfer.axis
+            axis, group = each.transfer.axis, each.transfer.group
             links[axis] = links.get(axis, 0.0) + (each.busy_s - each.covered_s)
-            busy[axis] = busy.get(axis, 0.0) + each.busy_s
+            reach = axis, None if group is None else bool(group.inside < group.ranks)
+            busy[reach] = busy.get(reach, 0.0) + each.busy_s
         if may_overlap(time.row, time.phase):
             name, own = f"{time.phase}/{time.row.name}", dict[tuple[str, str], Num]()
             for each in time.transfers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -89,6 +89,42 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective of ranks that no axis of a plan names."""
+
+    collective: str
+    """As of :class:`steptime.plan.rows.Transfer`."""
+    size_bytes: float
+    group: Any
+    """The ranks, and where they lie: a ``Group`` of :mod:`steptime.estimate.communication`."""
+
+
+class Turn(NamedTuple):
+    """A message of parameters or their gradients, and all equal ones of a pass."""
+
+    exchange: Exchange
+    beside: tuple[float, ...]
+    """Of each, the share of the pass that may overlap it: of the backward pass what comes after the gradient is
+    made, of the forward pass what comes before the weights are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """What a choice of shardings says of a device in addition to its operators."""
+
+    mesh: Mapping[str, int]
+    """Devices of each axis, the outermost first."""
+    placements: Mapping[str, str]
+    """Sharding of each parameter, in the words of ``steptime shard``."""
+    gradients: tuple[Turn, ...]
+    """Traffic of gradients, and of weights that the backward pass gathers."""
+    weights: tuple[Turn, ...]
+    """Traffic of weights before and in the forward pass."""
+    memory: Mapping[str, float]
+    """Bytes at the moment that needs most, by path of their term."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One operator of a part, or several equal ones."""
 
@@ -111,6 +147,8 @@ class Operator:
     tied: bool = False
     """Its weights are also those of another part: they are counted where the parts are on different stages."""
     reductions: tuple[Reduction, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    """What a choice of shardings moves for it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,6 +184,11 @@ class CapturedModel:
     """Element type of most of its parameters."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Operators that are in no table -> calls; they are timed by their bytes."""
+    turns: tuple[tuple[float, float], ...] = ()
+    """Without equal blocks, of each parameter in the order of the forward pass: the share of its work before the
+    parameter is read, and the share of all parameters that it is."""
+    sharded: Sharded | None = None
+    """The choice of shardings of which these are the operators of one device; None: all of the module's."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ class Captured1D(Strategy):
             boundary_bytes=rows.at(model.boundary_bytes),
             working_bytes=rows.largest(model.working_bytes) + rows.gathered(model),
             loss_bytes=rows.largest(model.loss_bytes),
+            sharded=model.sharded,
         )
 
 
@@ -91,6 +92,10 @@ class _Rows:
     def _row(self, one: Operator) -> Row:
         direction = DIRECTIONS[one.backward]
         transfers = tuple(t for each in one.reductions for t in self._transfers(each, one.backward))
+        transfers += tuple(
+            Transfer(axis="tp", collective=each.collective, size_bytes=each.size_bytes, group=each.group)
+            for each in one.exchanges
+        )
         own = where(self.plans.pp > 1, 1.0, 0.0) if one.tied else 1.0
         kernel = one.kernel
         return Row(
@@ -150,4 +155,15 @@ class CapturedMethod(CorrectedMethod):
     rules: ClassVar[tuple[Rule, ...]] = (*(rule for rule in RULES if rule.always), *CAPTURED_RULES)
 
 
+class ShardedMethod(CapturedMethod):
+    """The corrected method on what one device runs under a choice of shardings, the whole step at once."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def micro_batches(self, job: Job, plans: Plans) -> Num:
+        """One: the shardings divide the samples."""
+        return 1.0 + 0.0 * plans.dp
+
+
 CAPTURED = CapturedMethod()
+SHARDED = ShardedMethod()

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from steptime.cost.experts import fullest_share, greatest_imbalance
+from steptime.model.captured import Sharded
 from steptime.model.spec import Experts, ModelSpec
 from steptime.num import Num, ceil_div, minimum, where
 from steptime.plan.job import Job
@@ -35,6 +36,8 @@ class Transfer:
     size_bytes: Num
     """Whole tensor: gathered, to be scattered, reduced or broadcast; of an ``all_to_all`` what one rank holds, of a
     ``ring_exchange`` one rank's block."""
+    group: Any = None
+    """Ranks that are not those of the axis, as of :class:`steptime.model.captured.Exchange`; None: they are."""
 
 
 class Traffic(NamedTuple):
@@ -169,6 +172,8 @@ class Block:
     """Largest temporary at the loss and in the backward pass of the head."""
     leading_dense: int = 0
     """First layers that have a dense MLP where all later ones have experts."""
+    sharded: Sharded | None = None
+    """What a choice of shardings says in addition; None: traffic of parameters and memory follow from the rows."""
     whole: Block | None = None
     """Rows of whole sequences, where those above are of slices of them: sizes follow from these. None: from those."""
 

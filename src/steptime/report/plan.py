@@ -18,7 +18,7 @@ from steptime.report import text as t
 from steptime.report.estimate import change_table, memory_line, print_notes, training_line
 from steptime.report.text import term_table
 from steptime.search.accumulators import telling_points
-from steptime.search.planner import PlanResult
+from steptime.search.planner import PlanResult, longest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,7 +108,7 @@ def _print_recommended(out: Console, result: PlanResult) -> None:
     from rich.panel import Panel
 
     best = result.plans[0]
-    lines = [settings(best.plan), figures(best)]
+    lines = [settings(best.plan), *t.sharded_words(best.plan), figures(best)]
     if best.training:
         lines.append(f"training: {training_line(best)}")
     shares = {name: value / best.step_time_s for name, value in best.time.rollup(1).items() if value > 0}
@@ -132,7 +132,7 @@ def settings(plan: Mapping[str, Any]) -> str:
     cells = {**plan_cells(plan), "strategy": "", "inside": ""}
     how = cells.pop("how", "")
     words = [f"{'micro-batch' if name == 'mbs' else name} {value}" for name, value in cells.items() if value]
-    inside = ", ".join(f"{axis} {ranks}" for axis, ranks in t.ranks_inside(plan).items())
+    inside = "" if plan.get("mesh") else ", ".join(f"{axis} {ranks}" for axis, ranks in t.ranks_inside(plan).items())
     return ", ".join([*words, *([how] if how else [])]) + (f"; in a fast domain: {inside}" if inside else "")
 
 
@@ -160,12 +160,10 @@ def _why_first(result: PlanResult) -> str | None:
         return None
     first, second = result.plans[0], result.plans[1]
     more_s = second.step_time_s - first.step_time_s
-    terms, others = first.time.rollup(1), second.time.rollup(1)
-    differences = {name: others.get(name, 0.0) - terms.get(name, 0.0) for name in {**terms, **others}}
-    name = max(differences, key=lambda each: differences[each])
-    if more_s <= 0 or differences[name] <= 0:
+    name, longer_s = longest(second, first)
+    if more_s <= 0 or longer_s <= 0:
         return None
-    return f"plan 2 takes {t.share(more_s, first.step_time_s)} longer: {name} {t.seconds(differences[name])} more"
+    return f"plan 2 takes {t.share(more_s, first.step_time_s)} longer: {name} {t.seconds(longer_s)} more"
 
 
 EXTRA: Final = ("band 90 %", "main loss")
@@ -178,7 +176,10 @@ def _print_plans(out: Console, result: PlanResult, top: int, *, long: bool) -> N
     cells = [plan_cells(e.plan) for e in plans]
     usual = plan_cells({}, every=True)
     names = [name for name in usual if any(name in row for row in cells)]
-    values = {name: [row.get(name, usual.get(name, "")) for row in cells] for name in names}
+    blanks: list[Mapping[str, str]] = [{} if e.plan.get("mesh") else usual for e in plans]
+    values = {
+        name: [row.get(name, blank.get(name, "")) for row, blank in zip(cells, blanks, strict=True)] for name in names
+    }
     same = [f"{name} {column[0]}" for name, column in values.items() if len(set(column)) == 1 and column[0]]
     own = {name: column for name, column in values.items() if len(set(column)) > 1}
     told = _outcomes(plans)
@@ -245,7 +246,11 @@ def plan_cells(plan: Mapping[str, Any], *, every: bool = False) -> dict[str, str
 
     >>> plan_cells({"tp": 8, "dp": 2, "zero": 3, "placement": {"tp": 8}})
     {'tp': '8', 'dp': '2', 'mbs': '1', 'zero': '3', 'inside': 'tp8'}
+    >>> plan_cells({"strategy": "shardings", "mesh": {"data": 2, "model": 8}})
+    {'strategy': 'shardings', 'how': 'mesh data=2 x model=8'}
     """
+    if plan.get("mesh"):
+        return {"strategy": str(plan["strategy"]), "how": f"mesh {t.mesh_words(plan)}"}
     out = {"strategy": str(plan.get("strategy", ""))}
     degrees = [name for name in t.DEGREES if every or plan.get(name, 1) != 1 or name in t.ALWAYS]
     out |= {t.SHORT.get(name, name): t.number(plan.get(name, 1)) for name in degrees}

@@ -172,6 +172,8 @@ def plan_label(plan: Mapping[str, Any]) -> str:
     >>> plan_label({"strategy": "1d", "tp": 8, "pp": 64, "dp": 4, "micro_batch": 1, "placement": {"tp": 8, "dp": 1}})
     '1d tp8 pp64 dp4 mbs1 | domain tp8'
     """
+    if plan.get("mesh"):
+        return printable(f"{plan['strategy']} mesh {mesh_words(plan)}")
     words = [str(plan["strategy"])] if plan.get("strategy") else []
     for name in DEGREES:
         value = plan.get(name)
@@ -213,6 +215,34 @@ def unusual(plan: Mapping[str, Any]) -> list[str]:
     schedule, context = plan.get("schedule", "1f1b"), plan.get("context", "all_gather")
     out += [str(schedule)] if schedule not in ("1f1b", "interleaved") else []
     return out + ([str(context)] if plan.get("cp", 1) != 1 and context != "all_gather" else [])
+
+
+def mesh_words(plan: Mapping[str, Any]) -> str:
+    """Axes of the mesh of a choice of shardings.
+
+    >>> mesh_words({"mesh": {"data": 2, "model": 8}})
+    'data=2 x model=8'
+    """
+    return " x ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
+
+
+SHARDED_SHOWN: Final = 3
+"""Parameters that are named of those which are not whole on every device."""
+
+
+def sharded_words(plan: Mapping[str, Any]) -> list[str]:
+    """Which parameters a choice of shardings divides; of other plans nothing.
+
+    >>> sharded_words({"shardings": {"a": "R", "b": "S(0)"}}), sharded_words({})
+    (['1 of 2 parameters divided: b S(0)'], [])
+    """
+    every = plan.get("shardings", {})
+    divided = [f"{name} {where}" for name, where in every.items() if "S" in where]
+    if not every:
+        return []
+    more = f", and {len(divided) - SHARDED_SHOWN} more" if len(divided) > SHARDED_SHOWN else ""
+    named = f": {', '.join(divided[:SHARDED_SHOWN])}{more}" if divided else ""
+    return [f"{len(divided)} of {len(every)} parameters divided{named}"]
 
 
 def lora_label(lora: Mapping[str, Any]) -> str:

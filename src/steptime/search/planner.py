@@ -136,6 +136,9 @@ class PlanResult:
     """Of each axis that the first plan does not use."""
     unsearched: Unsearched = Unsearched()
     """What the claim of :attr:`stop` does not hold for; empty where nothing fits."""
+    shardings: Mapping[str, Any] = field(default_factory=dict)
+    """Of a module whose operators were sharded one by one too: ``bound_s``, that no shardings on the ``mesh`` of the
+    best are below, and why the search stopped."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook; :meth:`to_json` has everything."""
@@ -162,6 +165,7 @@ class PlanResult:
             "notes": list(self.notes),
             "why_not": [asdict(each) for each in self.why_not],
             "unsearched": asdict(self.unsearched),
+            **({"shardings": dict(self.shardings)} if self.shardings else {}),
         }
 
 
@@ -201,6 +205,14 @@ def rank_plans(
         workload=workload_record(setting.job),
         energy_front=() if objective is None else _energy_front(setting, found),
     )  # fmt: skip
+
+
+def longest(estimate: Estimate, other: Estimate) -> tuple[str, float]:
+    """The group of terms in which an estimate exceeds another one most, and by how many seconds."""
+    terms, others = estimate.time.rollup(1), other.time.rollup(1)
+    more = {name: terms.get(name, 0.0) - others.get(name, 0.0) for name in {**others, **terms}}
+    name = max(more, key=lambda each: more[each])
+    return name, more[name]
 
 
 _Row = tuple[float, Strategy, Plans]

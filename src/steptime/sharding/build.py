@@ -10,7 +10,7 @@ the (min, +) algebra.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
@@ -111,17 +111,21 @@ class Built:
     limit_bytes: float
     walker: _Builder
 
-    def problem(self, overlap: float | None = None) -> Problem:
+    def problem(self, overlap: float | None = None, share: float = 1.0) -> Problem:
         r"""The problem with all seconds added up, or a relaxation of the one with overlap.
 
-        With overlap a step takes $T = r + \max(c, d)$ with $c$ the seconds of computation, $d$ those of weights and
-        their gradients and $r$ all others. For each $\lambda$ from 0 to 1 the sum $r + (1 - \lambda)\,c + \lambda\,d$
-        is at most $T$, so that its least value is a bound.
+        With overlap a step takes $T = r + (1 - s)(c + d) + s \max(c, d)$ with $c$ the seconds of computation, $d$ those
+        of weights and their gradients, of which the share $s$ may overlap, and $r$ all others. For each $\lambda$ from
+        0 to 1 the sum $r + (1 - s \lambda)\,c + (1 - s + s \lambda)\,d$ is at most $T$, so that its least value is a
+        bound.
 
         Args:
             overlap: $\lambda$; None: nothing overlaps, $r + c + d$.
+            share: $s$.
         """
-        of_computing, of_data = (1.0, 1.0) if overlap is None else (1.0 - overlap, overlap)
+        of_computing, of_data = (
+            (1.0, 1.0) if overlap is None else (1.0 - share * overlap, 1.0 - share + share * overlap)
+        )
         seconds, pairs = self.seconds, dict(self.seconds.moved)
         for pair, matrix in seconds.data.items():
             scaled = np.multiply(matrix, of_data, out=np.full_like(matrix, inf), where=np.isfinite(matrix))
@@ -146,6 +150,10 @@ class Built:
             for pairs in (self.seconds.moved, self.seconds.data)
         )
         return computing, data, inside + moved
+
+    def shares(self, item: int, place: int) -> Array:
+        """Share of an output of an item that a device has, by option."""
+        return self.walker.shares(item, place)
 
     def link_s(self, link: Link, made: Sharding, read: Sharding) -> float:
         """Seconds of a link from the sharding that was made to the one that is read, once."""
@@ -174,6 +182,7 @@ def built(
     moments: Sequence[int] | None = None,
     *,
     plain_norms: bool = False,
+    update_s: Callable[[float], float] | None = None,
 ) -> Built:
     """The problem of a step on a mesh.
 
@@ -184,10 +193,10 @@ def built(
         limit_bytes: memory that a device has for tensors.
         moments: calls at which memory is limited; None: those where the unsharded step needs most.
         plain_norms: batch norms take the statistics of each device's part, and exchange nothing.
+        update_s: time of the optimiser by the number of elements that a device updates; None: as it was recorded.
     """
-    return _Builder(flow, mesh, timer, labelled_by(batch_dims) if plain_norms else frozenset()).built(
-        limit_bytes, moments
-    )
+    silent = labelled_by(batch_dims) if plain_norms else frozenset()
+    return _Builder(flow, mesh, timer, silent, update_s).built(limit_bytes, moments)
 
 
 @dataclass(kw_only=True)
@@ -202,11 +211,19 @@ Pairs = dict[tuple[int, int], Array]
 
 
 class _Builder:
-    def __init__(self, flow: Flow, mesh: Mesh, timer: Timer, silent: frozenset[str]) -> None:
-        self.flow, self.mesh, self.timer, self.silent = flow, mesh, timer, silent
+    def __init__(
+        self,
+        flow: Flow,
+        mesh: Mesh,
+        timer: Timer,
+        silent: frozenset[str],
+        update_s: Callable[[float], float] | None,
+    ) -> None:
+        self.flow, self.mesh, self.timer, self.silent, self.update_s = flow, mesh, timer, silent, update_s
         self.sizes = mesh.sizes
         self.nodes = Nodes()
         self.unknown: list[int] = []
+        self._shares: dict[tuple[int, int], Array] = {}
         self._ends: dict[tuple[int, bool, int], _Ends] = {}
         self._chains: dict[object, Array] = {}
         self._operators: dict[object, tuple[Array, ...]] = {}
@@ -292,14 +309,19 @@ class _Builder:
             return 0.0, 0.0
         local = local_node(item.node, way.strategy, self.sizes, self.nodes)
         seconds = self.timer.cost(local, inplace=item.inplace).seconds
-        return float(seconds), 0.0 if item.node.op in self.silent else exchange_s(way.strategy, self.mesh)
+        factor = 0.0 if item.node.op in self.silent else self.timer.factors.get("tensor_links", 1.0)
+        return float(seconds), factor * exchange_s(way.strategy, self.mesh)
 
     @cached_property
     def optimizer_s(self) -> tuple[float, float]:
-        """Seconds of the update of an element: launches, which no sharding shortens, and the rest where it is whole."""
+        """Seconds of the update of an element: what no sharding shortens, and the rest where it is whole."""
+        elements = sum(item.count * item.node.outputs[0].elements for item in self.flow.items if item.kind == "update")
+        if self.update_s is not None and elements:
+            whole_s, least_s = self.update_s(elements), self.update_s(elements / self.mesh.devices)
+            streamed_s = (whole_s - least_s) / (1 - 1 / self.mesh.devices) if self.mesh.devices > 1 else whole_s
+            return (whole_s - streamed_s) / elements, streamed_s / elements
         calls = [self.flow.program.calls[number] for number in self.flow.optimizer_calls]
         costs = [self.timer.cost(call.node, inplace=call.inplace) for call in calls if not call.view]
-        elements = sum(item.count * item.node.outputs[0].elements for item in self.flow.items if item.kind == "update")
         launched_s = sum(
             min(each.seconds, float(self.timer.machine(each.dtype).kernel_latency_s * each.work.launches))
             for each in costs
@@ -318,7 +340,7 @@ class _Builder:
         for link in self.flow.links:
             source, target = self._end(link.source, False, link.output), self._end(link.target, True, link.input)
             of_weights = link.gradient or (items[link.source].node.op == "parameter")
-            factor = self.timer.factors.get("data_links", 1.0) if of_weights else 1.0
+            factor = self.timer.factors.get("data_links" if of_weights else "tensor_links", 1.0)
             chain = link.count * factor * self.chain(link, source.shardings, target.shardings)
             if link.source == link.target:
                 diagonal = chain[source.of_option, target.of_option]
@@ -382,10 +404,19 @@ class _Builder:
         found = self.flow.moment(call)
         by_item: dict[int, Array] = {}
         for kept in found.kept:
-            type = self.flow.items[kept.item].node.outputs[kept.output]
-            shares = np.array([share_of(type, way.outputs[kept.output], self.sizes) for way in self.ways[kept.item]])
+            shares = self.shares(kept.item, kept.output)
             by_item[kept.item] = by_item.get(kept.item, 0.0) + kept.size_bytes * shares
         return Moment(name=found.name, entries=tuple(by_item.items()), fixed_bytes=found.fixed_bytes)
+
+    def shares(self, item: int, place: int) -> Array:
+        """Share of an output of an item, or of an input (:attr:`~steptime.sharding.flow.Item.widest`), by option."""
+        key = item, place
+        if key not in self._shares:
+            node, ways = self.flow.items[item].node, self.ways[item]
+            type = node.outputs[place] if place >= 0 else node.inputs[-1 - place].type
+            lie = [way.outputs[place] if place >= 0 else way.inputs[-1 - place] for way in ways]
+            self._shares[key] = np.array([share_of(type, each, self.sizes) for each in lie])
+        return self._shares[key]
 
 
 def _names(items: Sequence[Item]) -> list[str]:

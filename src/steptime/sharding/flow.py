@@ -46,6 +46,17 @@ class Item:
         """Types of its outputs."""
         return self.node.outputs
 
+    @property
+    def widest(self) -> int:
+        """The largest of its outputs, or as a negative number that of its inputs (-1: the first) if it is larger.
+
+        What an operator needs in addition to its tensors is divided as this one.
+        """
+        outputs = {number: type.size_bytes for number, type in enumerate(self.node.outputs)}
+        inputs = {-1 - number: value.type.size_bytes for number, value in enumerate(self.node.inputs)}
+        sizes = outputs | ({} if self.kind == "update" else inputs)
+        return max(sizes, key=lambda number: sizes[number], default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -98,6 +109,7 @@ class Kept:
 
     item: int
     output: int
+    """Negative: an input (:attr:`Item.widest`)."""
     size_bytes: float
     """Of whole tensors, all that are alive."""
 
@@ -156,7 +168,8 @@ class Flow:
         run = self.program.calls[call] if call >= 0 else None
         name = "start" if run is None else f"{run.phase}: {run.module or '(outside modules)'}: {run.node.op}"
         if run is not None and run.scratch_bytes:
-            sizes[(self.of_call[call], 0) if call in self.of_call else None] += run.scratch_bytes
+            item = self.of_call.get(call)
+            sizes[None if item is None else (item, self.items[item].widest)] += run.scratch_bytes
         fixed_bytes = float(sizes.pop(None, 0))
         kept = tuple(Kept(*owner, float(size)) for owner, size in sizes.items() if owner is not None)
         return Moment(call=call, name=name, kept=kept, fixed_bytes=fixed_bytes)

@@ -72,16 +72,16 @@ class Mesh:
 
     def collective_s(self, kind: str, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time of a collective along some axes together, in all groups at once; sizes as in ``collective_in``."""
-        group = self._placed(axes)
+        group = self.placed(axes)
         return 0.0 * size_bytes if group.ranks == 1 else collective_in(kind, self.machine, size_bytes, group)
 
     def message_s(self, axes: Iterable[int], size_bytes: Num) -> Num:
         """Time in which each device sends as many bytes to one other of its group and receives as many."""
-        group = self._placed(axes)
+        group = self.placed(axes)
         near_s, far_s = message_time_s(self.machine, size_bytes, group)
         return 0.0 * size_bytes if group.ranks == 1 else near_s if group.ranks == group.inside else far_s
 
-    def _placed(self, axes: Iterable[int]) -> communication.Group:
+    def placed(self, axes: Iterable[int]) -> communication.Group:
         """Ranks of each group along some axes together, and where its fast domains lie."""
         chosen, domain = tuple(sorted(axes)), self.machine.fast_domain
         ranks, inside = _group(self.sizes, domain, chosen)

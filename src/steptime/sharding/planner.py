@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from steptime.captured.cost.timing import kind_of, work_of
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.ops.placement import Sharding
 from steptime.errors import UserError
-from steptime.num import Array
-from steptime.sharding.build import Built, exchange_s, share_of
+from steptime.num import Array, Num, maximum
+from steptime.sharding.build import Built, exchange_s
 from steptime.sharding.flow import Link
 from steptime.sharding.ilp import GAP, Solution, solve
 from steptime.sharding.mesh import Mesh
@@ -62,8 +62,8 @@ class ShardingPlan:
     built: Built
     choice: Array
     """Option of each item."""
-    overlaps: bool
-    """Whether traffic of weights and their gradients runs while the devices compute."""
+    overlaps: float
+    """Share of the traffic of weights and their gradients that may run while the devices compute."""
     bound_s: float
     """No shardings on this mesh take less, by the same costs; 0: nothing was searched."""
     stop: str
@@ -98,7 +98,7 @@ class ShardingPlan:
     @property
     def step_s(self) -> float:
         """Time of the devices in the step, computation and traffic."""
-        return step_of(self.parts_s, self.overlaps)
+        return float(step_of(self.parts_s, self.overlaps))
 
     @property
     def bracket_s(self) -> tuple[float, float]:
@@ -187,20 +187,25 @@ def inside(op: str, strategy: Strategy, mesh: Mesh) -> Iterator[Transfer]:
         )
 
 
-def step_of(parts_s: tuple[float, float, float], overlaps: bool) -> float:
-    r"""Time of a step from its parts: $T = r + \max(c, d)$ with overlap, $r + c + d$ without."""
+def step_of(parts_s: tuple[Num, Num, Num], overlaps: float) -> Any:
+    r"""Time of a step from its parts, $T = r + (1 - s) (c + d) + s \max(c, d)$.
+
+    $c$ are the seconds of computation, $d$ those of weights and their gradients, $r$ all others, and $s$ = `overlaps`
+    is the share of $d$ that $c$ may overlap.
+
+    >>> step_of((3.0, 2.0, 1.0), 1.0), step_of((3.0, 2.0, 1.0), 0.0), step_of((3.0, 2.0, 1.0), 0.5)
+    (4.0, 6.0, 5.0)
+    """
     computing, data, others = parts_s
-    return others + (max(computing, data) if overlaps else computing + data)
+    return others + overlaps * maximum(computing, data) + (1 - overlaps) * (computing + data)
 
 
 def _shares(built: Built, choice: Array) -> Callable[[tuple[int, int]], float]:
-    """Share of an output of an item that one device has, each worked out once."""
+    """Share of an output of an item, or of its widest tensor, that one device has, each worked out once."""
 
     @cache
-    def share(output: tuple[int, int]) -> float:
-        item, number = output
-        way = built.ways[item][int(choice[item])]
-        return share_of(built.flow.items[item].node.outputs[number], way.outputs[number], built.mesh.sizes)
+    def share(place: tuple[int, int]) -> float:
+        return float(built.shares(*place)[int(choice[place[0]])])
 
     return share
 
@@ -220,13 +225,14 @@ def memory_of(built: Built, choice: Array) -> Array:
     calls = list(flow.program.calls)
     for number, item in flow.of_call.items():
         if calls[number].scratch_bytes:
-            calls[number] = replace(calls[number], scratch_bytes=round(calls[number].scratch_bytes * share((item, 0))))
+            scratch_bytes = calls[number].scratch_bytes * share((item, flow.items[item].widest))
+            calls[number] = replace(calls[number], scratch_bytes=round(scratch_bytes))
     in_use: Array = Liveness(replace(flow.program, storages=tuple(storages), calls=tuple(calls))).in_use_bytes
     return in_use
 
 
 def planned(
-    built: Built, *, overlaps: bool = True, gap: float = GAP, seconds: float = 60.0, solver: Solver = solve
+    built: Built, *, overlaps: float = 1.0, gap: float = GAP, seconds: float = 60.0, solver: Solver = solve
 ) -> ShardingPlan:
     """The best shardings on a mesh.
 
@@ -235,7 +241,7 @@ def planned(
 
     Args:
         built: the problem.
-        overlaps: whether traffic of weights and their gradients runs while the devices compute.
+        overlaps: share of the traffic of weights and their gradients that may run while the devices compute.
         gap: share above the bound at which the solver may stop.
         seconds: time limit of the solver, all rounds together.
         solver: :func:`steptime.sharding.ilp.solve` or something that takes its arguments.
@@ -264,39 +270,41 @@ def _too_full(found: ShardingPlan) -> list[int]:
     return [int(call) for call in order if use[call] > built.limit_bytes * (1 + 1e-9)]
 
 
-def _over_weights(built: Built, overlaps: bool, gap: float, until: float, solver: Solver) -> ShardingPlan:
+def _over_weights(built: Built, overlaps: float, gap: float, until: float, solver: Solver) -> ShardingPlan:
     """The best of the relaxations for some weights; their bounds meet where computation and traffic take the same."""
     if not overlaps:
-        return _plan(built, False, [_solved(built, None, gap, until, solver)], 0.0, gap)
+        return _plan(built, 0.0, [_solved(built, None, gap, until, solver)], 0.0, gap)
     lines: list[tuple[float, float]] = []
     solutions: list[Solution] = []
     problem, best_s, bound_s, weights, tried = built.problem(), inf, 0.0, [0.0], set[float]()
     while weights and len(solutions) < WEIGHTS:
         weight = weights.pop()
         tried.add(weight)
-        solutions.append(_solved(built, weight, gap, until, solver))
+        solutions.append(_solved(built, weight, gap, until, solver, overlaps))
         bound_s = max(bound_s, solutions[-1].bound_s)
         computing, data, others = built.parts_s(np.asarray(solutions[-1].choice))
-        lines.append((others + computing, data - computing))
-        best_s = min(best_s, step_of((computing, data, others), True))
+        lines.append((others + computing + (1 - overlaps) * data, overlaps * (data - computing)))
+        best_s = min(best_s, step_of((computing, data, others), overlaps))
         if len(solutions) > 1:  # further ones take longest where memory is tight
-            best_s = min(best_s, step_of(built.parts_s(descended(built, problem, solutions[-1].choice)), True))
+            after = descended(built, problem, solutions[-1].choice, overlaps)
+            best_s = min(best_s, step_of(built.parts_s(after), overlaps))
         if best_s - bound_s <= max(ENOUGH, gap / 2) * best_s or time.monotonic() > until:
             break
         following = 0.5 if 0.5 not in tried else _highest(lines)
         if following == 1.0:  # nothing of the computation counts, where a limit of memory is hardest to prove
             following = (1.0 + max(tried)) / 2
         weights = [] if following in tried else [following]
-    return _plan(built, True, solutions, bound_s, gap, late=time.monotonic() > until)
+    return _plan(built, overlaps, solutions, bound_s, gap, late=time.monotonic() > until)
 
 
-def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | None) -> Array:
+def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | None, overlaps: float = 1.0) -> Array:
     """A choice in which no single item makes the step with overlap faster, from one that the relaxation gives.
 
     Args:
         built: seconds of the options.
         problem: any problem of it, for memory.
         choice: where the descent starts.
+        overlaps: as of :func:`planned`.
     """
     seconds, out = built.seconds, np.array(choice)
     beside: list[tuple[list[tuple[int, Array]], list[tuple[int, Array]]]] = [([], []) for _ in out]
@@ -316,7 +324,7 @@ def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | No
             r, d = (sum((m[:, out[v]] for v, m in found), np.zeros(len(c))) for found in beside[item])
             r, now, at = r + seconds.inside[item], int(out[item]), problem.held[item]
             parts = computing + c - c[now], data + d - d[now], others + r - r[now]
-            steps = parts[2] + np.maximum(parts[0], parts[1])
+            steps = step_of(parts, overlaps)
             after = use[at[0]] + at[1] - at[1][now]
             steps[(after > built.limit_bytes * (1 + ROUNDING)).any(axis=1)] = inf
             best = int(np.argmin(steps))
@@ -336,8 +344,10 @@ def _highest(lines: Sequence[tuple[float, float]]) -> float:
     return max(inside, key=lambda weight: min(a + weight * slope for a, slope in lines))
 
 
-def _solved(built: Built, weight: float | None, gap: float, until: float, solver: Solver) -> Solution:
-    found = solver(built.problem(weight), gap=gap, time_limit_s=max(until - time.monotonic(), LEAST_S))
+def _solved(
+    built: Built, weight: float | None, gap: float, until: float, solver: Solver, overlaps: float = 1.0
+) -> Solution:
+    found = solver(built.problem(weight, overlaps), gap=gap, time_limit_s=max(until - time.monotonic(), LEAST_S))
     if found.choice is None and found.stop.reason in ("time_limit", "interrupted"):
         raise UserError(
             f"the search on mesh {built.mesh} ended before anything that fits was found: {found.stop.because}",
@@ -364,12 +374,12 @@ def _stop(solutions: Sequence[Solution], left: float, gap: float, late: bool) ->
 
 
 def _plan(
-    built: Built, overlaps: bool, solutions: Sequence[Solution], bound_s: float, gap: float, *, late: bool = False
+    built: Built, overlaps: float, solutions: Sequence[Solution], bound_s: float, gap: float, *, late: bool = False
 ) -> ShardingPlan:
     choices = [np.asarray(each) for each in dict.fromkeys(each.choice for each in solutions)]
     if overlaps:
         problem = built.problem()
-        choices = [descended(built, problem, each) for each in choices]
+        choices = [descended(built, problem, each, overlaps) for each in choices]
     choice = min(choices, key=lambda each: step_of(built.parts_s(each), overlaps))
     step_s = step_of(built.parts_s(choice), overlaps)
     bound_s = min(bound_s if overlaps else solutions[0].bound_s, step_s)

@@ -10,18 +10,20 @@ from typing import Any, Final
 
 from steptime.api.jobs import CAPTURED_DEFAULT
 from steptime.api.request import NameOrPath, cluster_given, whole
-from steptime.captured.cost import Timer
 from steptime.captured.graph import Program
 from steptime.captured.ops.placement import text_of
 from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError
 from steptime.estimate.memory_definitions import memory_constants
-from steptime.estimate.result import SCHEMA_VERSION
+from steptime.estimate.result import Estimate
+from steptime.estimate.single import Setting
 from steptime.hardware.records import Cluster
 from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
+from steptime.plan.plans import Plans
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
+from steptime.sharding.costing import Costing, costing_of
 from steptime.sharding.export import followed
 from steptime.sharding.flow import Flow, flow_of
 from steptime.sharding.ilp import GAP
@@ -29,7 +31,6 @@ from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
 from steptime.sharding.planner import ShardingPlan
 from steptime.sharding.propagate import Propagated
-from steptime.sharding.software import Software, software_of
 
 SECONDS: Final = 60.0
 AXES: Final = 2
@@ -44,8 +45,13 @@ class Sharded:
     cluster: str
     flow: Flow
     best: ShardingPlan
-    software: Software
-    """The framework, whose host, overhead and doubts come on top of the time of the devices."""
+    estimate: Estimate
+    """Its step and memory, as of any other plan."""
+    setting: Setting
+    """What one device runs under it, as a job; below the axes of the mesh as degrees."""
+    plans: Plans
+    bound_s: float
+    """No shardings on this mesh take less; 0: nothing was searched."""
     tried: tuple[tuple[str, float | None, str], ...]
     """Mesh, time of its best step (None: nothing fits), and why its search stopped."""
     limit_bytes: float
@@ -54,19 +60,8 @@ class Sharded:
 
     @property
     def step_s(self) -> float:
-        """Time of the step: devices, waits for the host, and what the framework adds."""
-        return self.software.step_s(self.best.step_s)
-
-    @property
-    def bound_s(self) -> float:
-        """No shardings on this mesh take less; 0: nothing was searched."""
-        return self.software.step_s(self.best.bound_s) if self.best.bound_s else 0.0
-
-    @property
-    def bracket_s(self) -> tuple[float, float]:
-        """Everything overlapped, nothing overlapped."""
-        low, high = (self.software.step_s(end) for end in self.best.bracket_s)
-        return low, high
+        """Time of the step."""
+        return self.estimate.step_time_s
 
     @property
     def gap(self) -> float:
@@ -89,30 +84,15 @@ class Sharded:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         plan = self.best
-        computing, data, others = plan.parts_s
-        band = self.software.band_s(plan)
         return {
-            "schema_version": SCHEMA_VERSION,
+            **self.estimate.to_json(),
             "model": self.model,
             "cluster": self.cluster,
             "mesh": dict(zip(plan.built.mesh.names, plan.built.mesh.sizes, strict=True)),
-            **self.software.to_json(),
-            "step_time_s": self.step_s,
-            "step_time_bracket_s": list(self.bracket_s),
-            "step_time_band_s": None if band is None else list(band),
-            "device_step_time_s": plan.step_s,
             "bound_s": self.bound_s or None,
-            "gap": self.gap if plan.bound_s else None,
+            "gap": self.gap if self.bound_s else None,
             "stop": plan.stop,
-            "time": {
-                "compute": computing,
-                "optimizer": plan.updates_s,
-                "weights_and_gradients": data,
-                "activations": others - plan.updates_s,
-                **self.software.terms(plan.step_s),
-            },
-            "overlaps": plan.overlaps,
-            "peak_memory_bytes": float(plan.memory_bytes.max()),
+            "overlaps": bool(plan.overlaps),
             "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
             "solver_cpu_s": plan.cpu_s,
             "meshes": [{"mesh": mesh, "step_time_s": step_s, "stop": stop} for mesh, step_s, stop in self.tried],
@@ -202,47 +182,56 @@ def shard(
     directions = Directions(annotate=tuple(annotate), layout=layout, complete=complete)
     if directions and mesh is None:
         raise UserError("annotations and layouts are of the axes of one mesh", hint="give it: mesh data=2,model=4")
+    costing = costing_of(program, machines, gpus, optimizer=optimizer, framework=framework, overlaps=overlaps)
     how: dict[str, Any] = {
-        "overlaps": overlaps,
+        "overlaps": costing.overlaps,
         "gap": gap,
         "seconds": seconds,
         "runnable": runnable,
         "plain_norms": plain_norms,
     }
-    flow = flow_of(program)
-    software, timer = software_of(program, machines.device, gpus, framework)
-    limit = room_bytes(machines) if memory_bytes is None else memory_bytes
+    flow, limit = flow_of(costing.program), costing.room_bytes if memory_bytes is None else memory_bytes
     if runnable and plain_norms:
         hint = "leave plain_norms out: PyTorch's DTensor takes the statistics of the whole batch"
         raise UserError("a plan that is to run has batch norms over the whole batch", hint=hint)
     meshes = _meshes(machines, mesh, gpus)
-    each = [(one, partial(_completed, flow, one, timer, limit, directions, how)) for one in meshes]
-    (best, given), tried = _each_mesh(each, progress)
+    each = [(one, partial(_completed, flow, one, costing, limit, directions, how)) for one in meshes]
+    (best, given, _), tried = _each_mesh(each, progress)
     if not isfinite(best.step_s):
         hint = "leave --complete propagate out, so that the rest is solved, or change the batch"
         raise UserError("the shardings that follow from what is given cannot be: pieces differ in size", hint=hint)
+    setting, plans = costing.asked(best)
+    found = costing.of(best, what_ifs=True)
     return Sharded(
         model=program.name,
         cluster=machines.name,
         flow=flow,
         best=best,
-        software=software,
-        tried=tuple((name, None if s is None else software.step_s(s), stop) for name, s, stop in tried),
+        setting=setting,
+        plans=plans,
+        estimate=found,
+        bound_s=min(costing.least_s(best.bound_s), found.step_time_s),
+        tried=tuple(tried),
         limit_bytes=limit,
         given=given,
     )
 
 
 def _completed(
-    flow: Flow, mesh: Mesh, timer: Timer, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
+    flow: Flow, mesh: Mesh, costing: Costing, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
 ) -> Completed:
-    """The plan of one mesh."""
+    """The plan of one mesh, how it follows from what was given, and its step."""
     limits = dict(how)
-    problem = built(flow, mesh, timer, limit_bytes, plain_norms=limits.pop("plain_norms"))
-    return completed(followed(problem) if limits.pop("runnable") else problem, directions, **limits)
+    plain = limits.pop("plain_norms")
+    problem = built(flow, mesh, costing.timer, limit_bytes, plain_norms=plain, update_s=costing.update_s)
+    found, given = completed(followed(problem) if limits.pop("runnable") else problem, directions, **limits)
+    if not isfinite(found.step_s):
+        return found, given, inf
+    best, estimate = costing.best_of(found)
+    return best, given, estimate.step_time_s
 
 
-Completed = tuple[ShardingPlan, Propagated | LaidOut | None]
+Completed = tuple[ShardingPlan, Propagated | LaidOut | None, float]
 
 
 def _each_mesh(
@@ -260,8 +249,8 @@ def _each_mesh(
             progress(number, len(meshes))
         try:
             found = plan()
-            tried.append((str(mesh), found[0].step_s, found[0].stop))
-            best = found if best is None or found[0].step_s < best[0].step_s else best
+            tried.append((str(mesh), found[2], found[0].stop))
+            best = found if best is None or found[2] < best[2] else best
         except UserError as error:
             if len(meshes) == 1:
                 raise

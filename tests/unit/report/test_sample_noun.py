@@ -34,7 +34,7 @@ def test_notes_of_an_estimate_count_samples(images: str) -> None:
 def test_a_search_that_finds_nothing_counts_samples(images: str, capsys: pytest.CaptureFixture[str]) -> None:
     from steptime.report.plan import print_plan_result
 
-    result = api.plan(images, "dgx-h100", gpus=8, global_batch=4)
+    result = api.plan(images, "dgx-h100", gpus=8, global_batch=4, shardings="none")
     assert "--global-batch 8 fits, a sample per device" in " ".join(result.advice)
     assert result.to_json()["workload"]["seq_len"] == 1
     print_plan_result(result, {"model": "net", "cluster": "dgx-h100", "gpus": 8, "global_batch": 4})

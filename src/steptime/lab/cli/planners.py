@@ -94,8 +94,8 @@ def print_comparison(found: Comparison, plot: Path | None = None) -> None:
     t.indented(
         out, f"bound {t.seconds(found.bound_s)}: no shardings on this mesh are faster, where nothing overlaps", by=0
     )
-    if found.software is not None:
-        t.indented(out, own.software_line(found.software, found.band_s), by=0)
+    if found.estimate is not None:
+        t.indented(out, own.software_line(found.estimate), by=0)
     out.print()
     table = t.grid(("method", "step", "over bound", "CPU s"))
     for each in found.entries:

@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final
 
+import numpy as np
+
 from steptime.api.request import NameOrPath, cluster_given, whole
 from steptime.captured.graph import Program
 from steptime.errors import UnknownNameError
-from steptime.estimate.result import SCHEMA_VERSION
+from steptime.estimate.result import SCHEMA_VERSION, Estimate
 from steptime.hardware.records import Cluster
 from steptime.lab.planners.searches import BASELINES, search
 from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
 from steptime.sharding.build import Built, built
+from steptime.sharding.costing import Costing, costing_of
 from steptime.sharding.flow import flow_of
 from steptime.sharding.ilp import Solution, solve
 from steptime.sharding.local_search import Budget, Point
@@ -26,8 +29,7 @@ from steptime.sharding.planner import ShardingPlan, planned
 from steptime.sharding.portfolio import EACH_S, with_others
 from steptime.sharding.problem import Problem
 from steptime.sharding.recipes import RECIPES, followed
-from steptime.sharding.shard import captured_step, room_bytes
-from steptime.sharding.software import Software, software_of
+from steptime.sharding.shard import captured_step
 
 PLANNER: Final = "planner"
 GAP: Final = 1e-6
@@ -58,6 +60,8 @@ class Entry:
     evaluations: int = 0
     stop: str = ""
     points: tuple[Point, ...] = ()
+    choice: Sequence[int] | None = None
+    """Option of each item; None: nothing that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +75,10 @@ class Comparison:
     entries: tuple[Entry, ...]
     """The planner first."""
     limit_bytes: float
-    software: Software | None = None
-    """As of :class:`~steptime.sharding.shard.Sharded`; None: the times are those of the devices alone."""
-
-    @property
-    def bound_s(self) -> float:
-        """No method can be below it."""
-        return self.plan.bound_s if self.software is None else self.software.step_s(self.plan.bound_s)
-
-    @property
-    def band_s(self) -> tuple[float, float] | None:
-        """Band around the planner's step."""
-        return None if self.software is None else self.software.band_s(self.plan)
+    bound_s: float
+    """No method can be below it."""
+    estimate: Estimate | None = None
+    """Of the planner's choice; None: the times are those of the devices alone."""
 
     @property
     def best_other(self) -> Entry | None:
@@ -98,9 +94,8 @@ class Comparison:
             "cluster": self.cluster,
             "mesh": dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
             "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
-            **({} if self.software is None else self.software.to_json()),
+            **({} if self.estimate is None else self.estimate.to_json()),
             "bound_s": self.bound_s,
-            "step_time_band_s": None if (band := self.band_s) is None else list(band),
             "methods": [
                 {
                     "name": each.name,
@@ -165,19 +160,27 @@ def planners(
     program = model if isinstance(model, Program) else captured_step(model, machines, **captured)
     axes = mesh or "x".join(map(str, min(logical_meshes(gpus), key=max)))
     where = mesh_on(machines, parse_axes(axes), gpus)
-    limit = room_bytes(machines) if memory_bytes is None else memory_bytes
-    software, timer = software_of(program, machines.device, gpus, framework)
-    problem = built(flow_of(program), where, timer, limit)
+    costing = costing_of(program, machines, gpus, framework=framework, overlaps=False)
+    limit = costing.room_bytes if memory_bytes is None else memory_bytes
+    problem = built(flow_of(costing.program), where, costing.timer, limit, update_s=costing.update_s)
     found = compared(
         problem, names, cpu_s=cpu_s, seed=seed, progress=progress, model=program.name, cluster=machines.name
     )
-    return replace(found, software=software, entries=tuple(_whole(each, software) for each in found.entries))
+    return replace(
+        found,
+        estimate=costing.of(found.plan),
+        bound_s=costing.least_s(found.bound_s),
+        entries=tuple(_whole(each, found.plan, costing) for each in found.entries),
+    )
 
 
-def _whole(entry: Entry, software: Software) -> Entry:
-    """What a method found, with the host and what the framework adds."""
-    points = tuple(replace(point, total_s=software.step_s(point.total_s)) for point in entry.points)
-    return replace(entry, points=points, step_s=None if entry.step_s is None else software.step_s(entry.step_s))
+def _whole(entry: Entry, plan: ShardingPlan, costing: Costing) -> Entry:
+    """What a method found as the estimate of its choice; times on its way with the least that a step adds to them."""
+    points = tuple(replace(point, total_s=costing.least_s(point.total_s)) for point in entry.points)
+    if entry.choice is None:
+        return replace(entry, points=points)
+    step_s = costing.of(replace(plan, choice=np.asarray(entry.choice))).step_time_s
+    return replace(entry, points=points, step_s=step_s)
 
 
 def compared(
@@ -197,7 +200,17 @@ def compared(
     spent_s = time.process_time() - began
     problem = plan.built.problem(None)
     first = Point(cpu_s=spent_s, evaluations=1, total_s=plan.step_s)
-    entries = [Entry(name=PLANNER, step_s=plan.step_s, cpu_s=spent_s, evaluations=1, stop=plan.stop, points=(first,))]
+    entries = [
+        Entry(
+            name=PLANNER,
+            step_s=plan.step_s,
+            cpu_s=spent_s,
+            evaluations=1,
+            stop=plan.stop,
+            points=(first,),
+            choice=plan.choice.tolist(),
+        )
+    ]
     left_s, searches = cpu_s, sum(name in BASELINES for name in methods)
     for number, name in enumerate(methods):
         if progress is not None:
@@ -212,7 +225,13 @@ def compared(
         if name in BASELINES:
             left_s, searches = max(left_s - (time.process_time() - began), LEAST_S), searches - 1
     return Comparison(
-        model=model, cluster=cluster, mesh=given.mesh, plan=plan, entries=tuple(entries), limit_bytes=given.limit_bytes
+        model=model,
+        cluster=cluster,
+        mesh=given.mesh,
+        plan=plan,
+        entries=tuple(entries),
+        limit_bytes=given.limit_bytes,
+        bound_s=plan.bound_s,
     )
 
 
@@ -238,4 +257,5 @@ def _entry(name: str, given: Built, problem: Problem, cpu_s: float, seed: int) -
         evaluations=found.evaluations,
         stop=found.stop,
         points=found.points,
+        choice=found.choice,
     )

@@ -11,7 +11,7 @@ from steptime.options import MAX_DEVICES
 from steptime.report import text as t
 
 if TYPE_CHECKING:
-    from steptime.sharding.software import Software
+    from steptime.estimate.result import Estimate
 
 Model = Annotated[str, positional(metavar="pkg.module:factory|FILE.py:factory|FILE.onnx", help="What makes the model.")]
 Cluster = Annotated[str, row("cluster")]
@@ -31,10 +31,9 @@ Memory = Annotated[
 ]
 
 
-def software_line(software: Software, band: tuple[float, float] | None) -> str:
-    """Framework, element type, the host's time, and the band in one line."""
-    said = f"framework {software.framework.name}, {software.dtype}"
-    said += "" if not software.host_s else f", host {t.seconds(software.host_s)} a step"
+def software_line(estimate: Estimate) -> str:
+    """Framework, element type and band in one line."""
+    said, band = f"framework {estimate.provenance.framework}, {estimate.workload['dtype']}", estimate.step_time_band_s
     return said if band is None else f"{said}; band 90 %: {t.seconds(band[0])} .. {t.seconds(band[1])}"
 
 

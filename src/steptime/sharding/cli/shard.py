@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 
     from steptime.sharding.shard import Sharded
 
+LEAST_SHARE: Final = 1e-6
+"""Share of a step below which a report leaves a group of terms out."""
 SHOWN: Final = 5
 """Conflicts, or replicated operators, that a report has."""
-WORDS: Final = {"host": "waits for the host", "growth": "stragglers", "overhead": "ranks together"}
-"""Terms of the software in the words of the report."""
+WORDS: Final = {
+    "memory_bound": "bound by memory",
+    "tp_comm": "activations",
+    "dp_comm": "weights and gradients",
+    "host": "waits for the host",
+    "scaling": "stragglers",
+    "overhead": "ranks together",
+}
+"""Groups of terms in the words of the report."""
 
 
 def command(
@@ -197,15 +206,14 @@ def print_sharded(found: Sharded) -> None:
         t.indented(out, line, by=0)
     out.print()
     table = t.grid(("time", "", "share"))
-    for name, seconds in record["time"].items():
-        if name in WORDS and not seconds:
-            continue
-        table.add_row(WORDS.get(name, name.replace("_", " ")), t.seconds(seconds), t.share(seconds, found.step_s))
-    overlapped = sum(record["time"].values()) - found.step_s
-    if plan.overlaps:
-        table.add_row("overlapped with each other", t.seconds(-overlapped), t.share(-overlapped, found.step_s))
+    for name, seconds in found.estimate.time.rollup(1).items():
+        if seconds > LEAST_SHARE * found.step_s:
+            table.add_row(WORDS.get(name, name.replace("_", " ")), t.seconds(seconds), t.share(seconds, found.step_s))
     table.add_row("step", t.seconds(found.step_s), t.share(found.step_s, found.step_s))
     out.print(table)
+    hidden_s = found.estimate.overlapped.rollup(1).get("dp_comm", 0.0)
+    if hidden_s:
+        t.indented(out, f"weights and gradients travel {t.seconds(hidden_s)} more while the devices compute", by=0)
     if len(found.tried) > 1:
         out.print()
         meshes = t.grid(("mesh", "step"))
@@ -224,17 +232,19 @@ def print_sharded(found: Sharded) -> None:
 
 def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
     """Step, bound, memory, and what runs whole on every device."""
-    plan = found.best
-    low, high = found.bracket_s
-    yield f"step {t.seconds(found.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)})"
-    yield own.software_line(found.software, found.software.band_s(plan))
-    if plan.bound_s > 0:
+    plan, estimate = found.best, found.estimate
+    low, high = estimate.step_time_bracket_s
+    bracket = f"bracket {t.seconds(low)} to {t.seconds(high)}"
+    yield f"step {t.seconds(found.step_s)} ({bracket}), MFU {t.percent(estimate.mfu)}"
+    yield own.software_line(estimate)
+    if found.bound_s > 0:
         bound = f"no shardings on this mesh are faster by more than {t.percent(found.gap)}"
         yield f"bound {t.seconds(found.bound_s)}: {bound}; {plan.stop}"
     else:
         yield f"no bound: {plan.stop}"
-    limit = record["memory_limit_bytes"]
-    yield f"memory {t.memory(record['peak_memory_bytes'])}" + ("" if limit is None else f" of {t.memory(limit)}")
+    limit, chance = record["memory_limit_bytes"], estimate.oom_probability
+    within = "" if limit is None else f" of {t.memory(limit)} that plans may take"
+    yield f"memory {t.memory(estimate.peak_memory_bytes)}{within}; {t.percent(chance)} to run out"
     if found.unknown:
         whole = f"{', '.join(found.unknown)} ({t.percent(found.unknown_share)} of computing)"
         yield f"whole on every device, without a dim that the mesh can divide: {whole}"

@@ -1,0 +1,233 @@
+"""The job that a captured step is on some devices: its estimate is the cost of any choice of shardings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.api.jobs import CAPTURED_DEFAULT, Request
+from steptime.api.models import CAPTURED_DTYPES, summary_of
+from steptime.captured.cost import Timer, work_of
+from steptime.captured.graph import Program
+from steptime.captured.workload import element_of
+from steptime.cost.host import growth_s, issued_s, step_overhead_s
+from steptime.estimate.memory import state_bytes
+from steptime.estimate.memory_definitions import allocated_within
+from steptime.estimate.result import Estimate
+from steptime.estimate.single import Setting, estimate_plan
+from steptime.estimate.traffic import update_s
+from steptime.hardware.records import Cluster
+from steptime.model.captured import CapturedModel
+from steptime.model.spec import ELEMENT_BYTES
+from steptime.plan.captured import SHARDED
+from steptime.plan.framework import Framework
+from steptime.plan.job import Job
+from steptime.plan.optimizers import Optimizer
+from steptime.plan.plans import Plans
+from steptime.search.modes import MODES
+from steptime.sharding.placed import constant, workload_of
+from steptime.sharding.planner import ShardingPlan
+
+FACTORS: Final = ("matrix", "attention", "vector", "optimizer", "data_links", "tensor_links")
+"""Parameters of a framework that are factors on kernels and on the links of shardings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costing:
+    """The job that a captured step is, whatever its shardings."""
+
+    setting: Setting
+    """Without a workload: that of :func:`workload_of` takes its place."""
+    program: Program
+    """The step, with weights, gradients and states as large as the job has them."""
+    seq_len: int
+
+    @property
+    def framework(self) -> Framework:
+        """The training software."""
+        return self.setting.job.framework
+
+    @cached_property
+    def timer(self) -> Timer:
+        """Time models of operators, with what the framework makes of them."""
+        factors = {kind: float(getattr(self.framework, kind)) for kind in FACTORS}
+        first_s = float(self.framework.host_s)
+        return Timer(device=self.setting.cluster.device, factors=factors, given_host_s=first_s, host_more_s=0.0)
+
+    @property
+    def overlaps(self) -> float:
+        """Share of the traffic of parameters that computation may overlap."""
+        return 1.0 - float(self.framework.data_exposed) if "dp" in self.setting.job.overlap else 0.0
+
+    @cached_property
+    def room_bytes(self) -> float:
+        """Largest peak of live tensors with which a plan may be put first (:data:`LIKELY_FITS`)."""
+        return allocated_within(
+            self.setting.machine.memory_bytes, self.setting.job.memory.name, is_host=self.setting.machine.is_host
+        )
+
+    def update_s(self, elements: float) -> float:
+        """Time of the optimiser for a number of elements that a device updates."""
+        job = self.setting.job
+        return float(update_s(job, elements, self.setting.machine) * job.framework.optimizer)
+
+    def least_s(self, device_s: float) -> float:
+        """No step whose devices compute and exchange for some seconds takes less; rises with them.
+
+        Waits for the host are those of the whole step at once, which are no longer than the waits of its passes.
+        """
+        if not device_s:
+            return 0.0
+        issued = float(issued_s(device_s, 1.0, self.host_s, self.framework.issue_sharpness))
+        devices = self.setting.job.gpus
+        tensors = len({each.name.rpartition(".")[0] for each in self.program.parameters if each.trained})
+        ranks_s = float(step_overhead_s(self.framework.step_s, devices, tensors))
+        return issued + float(growth_s(issued, devices, self.framework.growth)) + ranks_s
+
+    @cached_property
+    def host_s(self) -> float:
+        """Time of the host to issue the operators of both passes, which are the same whatever their shardings."""
+        calls = [call for call in self.program.calls if not call.view and call.phase != "optimizer"]
+        return sum(self.timer.cost(call.node, inplace=call.inplace).host_s for call in calls)
+
+    def of(self, plan: ShardingPlan, *, what_ifs: bool = False) -> Estimate:
+        """The estimate of a choice of shardings, by the terms of any other plan."""
+        setting, plans = self.asked(plan)
+        return estimate_plan(setting, SHARDED.strategy("1d"), plans, explain=what_ifs, what_ifs=what_ifs)
+
+    def asked(self, plan: ShardingPlan) -> tuple[Setting, Plans]:
+        """A choice of shardings as the engine takes a plan: outer axes of the mesh are ``dp``, the innermost ``tp``."""
+        mesh, workload = plan.built.mesh, workload_of(plan, self.seq_len)
+        job = replace(self.setting.job, model=summary_of(workload), captured=workload)
+        if not plan.overlaps:
+            job = replace(job, overlap=job.overlap - {"dp"})
+        last = len(mesh.sizes) - 1
+        columns: dict[str, Any] = {"zero": 0, "sp": 0}
+        for axis, axes in {"dp": tuple(range(last)) or (0,), **({"tp": (last,)} if last else {})}.items():
+            found = mesh.group(axes)
+            columns |= {axis: found.ranks, f"in_{axis}": found.inside}
+        columns["micro_batch"] = -(-job.global_batch // columns["dp"])
+        return replace(self.setting, method=SHARDED, job=job), Plans(**columns)
+
+    def best_of(self, found: ShardingPlan) -> tuple[ShardingPlan, Estimate]:
+        """Of the choices that a search met, the one with the shortest step.
+
+        The search weighs all traffic of parameters against all computation; a step knows what overlaps what.
+        """
+        choices = dict.fromkeys((tuple(found.choice.tolist()), *(one.choice for one in found.solutions if one.choice)))
+        plans = [replace(found, choice=np.asarray(choice)) for choice in choices]
+        first, *others = plans
+        within = [first, *(each for each in others if float(each.memory_bytes.max()) <= found.built.limit_bytes)]
+        return min(((each, self.of(each)) for each in within), key=lambda pair: pair[1].step_time_s)
+
+
+def costing_of(
+    program: Program,
+    machines: Cluster,
+    gpus: int,
+    *,
+    optimizer: str | None = CAPTURED_DEFAULT,
+    framework: str | None = None,
+    overlaps: bool = True,
+) -> Costing:
+    """A captured step on some devices as a job.
+
+    The optimiser has the states that were recorded, in fp32; batch and tokens are those of the first input.
+
+    Args:
+        program: the unsharded step.
+        machines: the cluster.
+        gpus: devices of the job.
+        optimizer: its name.
+        framework: training software; None: ``generic``, as for ``plan``.
+        overlaps: computation overlaps traffic of parameters, as far as the framework does that.
+
+    Raises:
+        UserError: the framework is unknown, or the cluster has fewer devices.
+    """
+    computed, (samples, tokens) = computed_in(program), samples_of(program)
+    recipe = next((name for name, element in CAPTURED_DTYPES.items() if element == computed), "fp32")
+    nothing = constant(0.0)
+    bare = CapturedModel(
+        name=program.name,
+        source=program.source,
+        layers=1,
+        repeats=False,
+        ways=((1, 0),),
+        sequence_parallel=False,
+        seq_len=tokens,
+        head=(),
+        block=(),
+        tail=(),
+        boundary_bytes=nothing,
+        working_bytes=(),
+        loss_bytes=(),
+        model_flops=nothing,
+        forward_flops={},
+        parameters=program.parameter_count,
+        dtype=CAPTURED_DTYPES[recipe],
+    )
+    request = Request(
+        model=bare,
+        cluster=machines,
+        seq=None,
+        dtype=recipe,
+        optimizer="adamw",
+        mode=MODES["corrected"],
+        framework=framework,
+        lora=None,
+    )
+    setting = request.setting(gpus, samples, {} if overlaps else {"overlap": frozenset()})
+    own = Optimizer(name=optimizer or "none", state_bytes=4.0 * state_elements(program))
+    job = replace(setting.job, optimizer=own)
+    return Costing(setting=replace(setting, job=job), program=as_held(program, job), seq_len=tokens)
+
+
+def as_held(program: Program, job: Job) -> Program:
+    """The step with trained weights, gradients and states as large as the software of a job has them."""
+    each, of_states = state_bytes(job), state_elements(program)
+    trained = {one.storage: float(ELEMENT_BYTES[one.dtype]) for one in program.parameters if one.trained}
+    recorded = sum(program.storages[n].size_bytes for n in trained) or 1.0
+    element_bytes = recorded / (sum(program.storages[n].size_bytes / size for n, size in trained.items()) or 1.0)
+    factors = {
+        "gradient": each["gradients"] / element_bytes,
+        "state": each["optimizer"] / (of_states * element_bytes) if of_states else 1.0,
+    }
+    weights = {n: each["weights"] / size for n, size in trained.items()}
+    storages = list(program.storages)
+    for number, storage in enumerate(storages):
+        factor = weights.get(number, factors.get(storage.category, 1.0))
+        if factor != 1.0:
+            storages[number] = replace(storage, size_bytes=round(storage.size_bytes * factor))
+    return replace(program, storages=tuple(storages))
+
+
+def computed_in(program: Program) -> str:
+    """Element type of most of the products of a step, or else of most parameters."""
+    sums: Counter[str] = Counter()
+    for call in program.calls:
+        if not call.view and (work := work_of(call.node)).matrix_flops:
+            sums[work.dtype] += int(work.matrix_flops)
+    return sums.most_common(1)[0][0] if sums else element_of(program)
+
+
+def samples_of(program: Program) -> tuple[int, int]:
+    """Samples of the first input of a step, and tokens of each where it has whole numbers in two dims (else 1)."""
+    for call in program.calls:
+        for value in call.node.inputs:
+            if value.node.op == "input" and value.type.shape:
+                shape, whole = value.type.shape, value.type.dtype.startswith("int")
+                return shape[0], shape[1] if whole and len(shape) == 2 else 1
+    return 1, 1
+
+
+def state_elements(program: Program) -> float:
+    """Elements of the optimiser's states for each element of the parameters that it updates."""
+    trained = {parameter.storage for parameter in program.parameters if parameter.trained}
+    whole = sum(program.storages[storage].size_bytes for storage in trained)
+    states = sum(storage.size_bytes for storage in program.storages if storage.category == "state")
+    return round(states / whole, 2) if whole else 0.0
