@@ -399,7 +399,7 @@ def with_shardings(
         candidates=result.candidates + tried,
         feasible=result.feasible + (1 if fits else 0),
         stop=replace(result.stop, proof=proof),
-        shardings={"bound_s": found.bound_s, "mesh": best.plan["mesh"], "stop": found.best.stop},
+        shardings={"bound_s": found.bound_s, "mesh": best.plan["mesh"], "stop": found.stop},
     ), said
 
 

@@ -27,7 +27,7 @@ from steptime.estimate.layer import BACKWARD, FORWARD
 from steptime.estimate.operators import formula_of
 from steptime.estimate.step_inputs import StepInputs, of_mirrored
 from steptime.estimate.work import Pass, fitted_parameter
-from steptime.num import Num, maximum, where
+from steptime.num import Num, maximum, minimum, where
 from steptime.plan.framework import Framework
 from steptime.schedule import SCHEDULES, Schedule
 from steptime.terms import at, call, part, term
@@ -518,18 +518,19 @@ def _layerwise(
 def _once(inputs: StepInputs, name: str, sums: Mapping[str, Num], behind_s: Num, times: Num) -> Layerwise:
     """Traffic that travels once a step, or with every micro-batch, beside the passes of the layers.
 
-    By turns where their order is known: of all turns the one that shows most. Else buckets of equal layers; what
+    By turns where their order is known: of all turns and the last bucket what shows most. Else buckets of equal layers; what
     travels with every micro-batch has the passes of that one only to overlap with.
     """
     if name in inputs.turns:
         layers = inputs.first_layers
         given = {"all_s": layers * sums["one_layer_s"], "behind_s": layers * behind_s}
-        sent: Num = 1.0
+        # The last bucket waits for all that it carries, and has nothing to overlap with.
+        sent: Num = minimum(sums["bucket"] / layers, 1.0)
         beside: Num = 0.0
-        most_s = 0.0 * given["all_s"]
+        most_s = exposed_in_turn_s(**given, sent_share=sent, beside_share=beside)
         for beside_share, sent_share in inputs.turns[name]:
             shown_s = exposed_in_turn_s(**given, sent_share=sent_share, beside_share=beside_share)
-            longer, most_s = shown_s >= most_s, maximum(shown_s, most_s)
+            longer, most_s = shown_s > most_s, maximum(shown_s, most_s)
             sent, beside = where(longer, sent_share, sent), where(longer, beside_share, beside)
         return exposed_in_turn_s, {**given, "sent_share": sent, "beside_share": beside}, {
             "sent_share": 1.0, "beside_share": 0.0,

@@ -46,7 +46,9 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
         links[name] = {
             "one_layer_s": one_layer_s,
             # Layers that travel as one message, those of several collectives weighted by their time.
-            "bucket": maximum(messages_s / where(one_layer_s > 0, one_layer_s, 1.0), 1.0),
+            "bucket": messages_s / one_layer_s
+            if name in turns
+            else maximum(messages_s / where(one_layer_s > 0, one_layer_s, 1.0), 1.0),
             "shown_end_s": sent_s(machine, sent[f"{name}/embedding"], f"dp_comm/{name}/embedding"),
             "hidden_end_s": sent_s(machine, sent[f"{name}/head"], f"dp_comm/{name}/head"),
         }
@@ -121,7 +123,7 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     head is ready before the layers.
     """
     if planned.sizes.sharded is not None:
-        return _of_shardings(planned.sizes.sharded)
+        return _of_shardings(planned.sizes.sharded, planned.job)
     job, plans, sizes, stage = planned.job, planned.plans, planned.sizes, stage_parts(planned, "first")
     pools = [("weights", "frozen_bytes", planned.strategy.gradient_axes)]
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
@@ -181,14 +183,25 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     return found | {"gradients/replicas": found.pop("replicas/one_layer")}
 
 
-def _of_shardings(sharded: Sharded) -> dict[str, list[Sent]]:
-    """The collectives of parameters under a choice of shardings, all with the one layer that the whole step is."""
+SLICES: Final = 1024
+"""Slices of a step without layers, of which buckets have some."""
+
+
+def _of_shardings(sharded: Sharded, job: Job) -> dict[str, list[Sent]]:
+    """The collectives of parameters under a choice of shardings, all with the one layer that the whole step is.
+
+    Of each the share is carried as one message that a bucket is of all.
+    """
     found: dict[str, list[Sent]] = {f"{what}/{end}": [] for what in TRAVELS for end in ("embedding", "head")}
     found["gradients/replicas"] = []
     for what in TRAVELS:
+        turns = getattr(sharded, what)
+        each_bytes = job.gradient_bytes if what == "gradients" else job.precision.element_bytes
+        parameters = sum(turn.exchange.size_bytes * len(turn.beside) for turn in turns) / each_bytes
+        ranks = max((turn.exchange.group.ranks for turn in turns), default=1)
+        share = layers_per_bucket(parameters / SLICES, ranks, SLICES) / SLICES
         found[f"{what}/one_layer"] = [
-            Sent(turn.exchange.collective, turn.exchange.size_bytes, turn.exchange.group, times=len(turn.beside))
-            for turn in getattr(sharded, what)
+            Sent(one.collective, one.size_bytes, one.group, times=len(beside), layers=share) for one, beside in turns
         ]
     return found
 

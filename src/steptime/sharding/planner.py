@@ -31,6 +31,8 @@ ENOUGH: Final = 1e-3
 """Gap at which no further relaxation is solved."""
 LEAST_S: Final = 0.2
 """Time limit of a solver at least, for a choice that fits."""
+PROVED: Final = "proved to be the best"
+"""Why a search stopped that left nothing."""
 ROUNDS: Final = 4
 """Times that points in time are added at which a solution needs too much memory."""
 Solver = Callable[..., Solution]
@@ -367,7 +369,7 @@ def _stop(solutions: Sequence[Solution], left: float, gap: float, late: bool) ->
     if "interrupted" in reasons:
         return "interrupted"
     if left <= max(gap, ENOUGH):
-        return f"nearer than the {gap:.2g} that were asked for" if left > 1e-6 else "proved to be the best"
+        return f"nearer than the {gap:.2g} that were asked for" if left > 1e-6 else PROVED
     if late or "time_limit" in reasons:
         return f"time ran out with {left:.2g} left"
     return f"the bounds of the relaxed overlap leave {left:.2g}"

@@ -29,7 +29,7 @@ from steptime.sharding.flow import Flow, flow_of
 from steptime.sharding.ilp import GAP
 from steptime.sharding.layout import LaidOut
 from steptime.sharding.mesh import Mesh, logical_meshes, mesh_on, parse_axes
-from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.planner import ENOUGH, PROVED, ShardingPlan
 from steptime.sharding.propagate import Propagated
 
 SECONDS: Final = 60.0
@@ -69,6 +69,13 @@ class Sharded:
         return max(self.step_s - self.bound_s, 0.0) / self.step_s if self.step_s else 0.0
 
     @property
+    def stop(self) -> str:
+        """Why the search stopped, and what its bound leaves open."""
+        if self.bound_s and self.best.stop == PROVED and self.gap > ENOUGH:
+            return "the bound lets all computation overlap traffic of parameters, as far as the framework does"
+        return self.best.stop
+
+    @property
     def unknown(self) -> list[str]:
         """Operators that every device runs whole, because nothing is known of their dims."""
         names = {self.flow.items[item].node.op for item in self.best.built.unknown}
@@ -91,7 +98,7 @@ class Sharded:
             "mesh": dict(zip(plan.built.mesh.names, plan.built.mesh.sizes, strict=True)),
             "bound_s": self.bound_s or None,
             "gap": self.gap if self.bound_s else None,
-            "stop": plan.stop,
+            "stop": self.stop,
             "overlaps": bool(plan.overlaps),
             "memory_limit_bytes": None if self.limit_bytes == inf else self.limit_bytes,
             "solver_cpu_s": plan.cpu_s,

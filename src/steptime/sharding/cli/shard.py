@@ -239,9 +239,9 @@ def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
     yield own.software_line(estimate)
     if found.bound_s > 0:
         bound = f"no shardings on this mesh are faster by more than {t.percent(found.gap)}"
-        yield f"bound {t.seconds(found.bound_s)}: {bound}; {plan.stop}"
+        yield f"bound {t.seconds(found.bound_s)}: {bound}; {found.stop}"
     else:
-        yield f"no bound: {plan.stop}"
+        yield f"no bound: {found.stop}"
     limit, chance = record["memory_limit_bytes"], estimate.oom_probability
     within = "" if limit is None else f" of {t.memory(limit)} that plans may take"
     yield f"memory {t.memory(estimate.peak_memory_bytes)}{within}; {t.percent(chance)} to run out"
