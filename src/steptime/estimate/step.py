@@ -518,8 +518,8 @@ def _layerwise(
 def _once(inputs: StepInputs, name: str, sums: Mapping[str, Num], behind_s: Num, times: Num) -> Layerwise:
     """Traffic that travels once a step, or with every micro-batch, beside the passes of the layers.
 
-    By turns where their order is known: of all turns and the last bucket what shows most. Else buckets of equal layers; what
-    travels with every micro-batch has the passes of that one only to overlap with.
+    By turns where their order is known: of all turns and the last bucket what shows most. Else buckets of equal layers;
+    what travels with every micro-batch has the passes of that one only to overlap with.
     """
     if name in inputs.turns:
         layers = inputs.first_layers

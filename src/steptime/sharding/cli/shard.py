@@ -232,7 +232,7 @@ def print_sharded(found: Sharded) -> None:
 
 def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
     """Step, bound, memory, and what runs whole on every device."""
-    plan, estimate = found.best, found.estimate
+    estimate = found.estimate
     low, high = estimate.step_time_bracket_s
     bracket = f"bracket {t.seconds(low)} to {t.seconds(high)}"
     yield f"step {t.seconds(found.step_s)} ({bracket}), MFU {t.percent(estimate.mfu)}"
