@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from steptime.captured.cost import Timer, work_of
 from steptime.captured.graph import Program
 from steptime.captured.workload import element_of
 from steptime.cost.host import growth_s, issued_s, step_overhead_s
+from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory import state_bytes
 from steptime.estimate.memory_definitions import allocated_within
 from steptime.estimate.result import Estimate
@@ -34,6 +36,27 @@ from steptime.sharding.planner import ShardingPlan
 
 FACTORS: Final = ("matrix", "attention", "vector", "optimizer", "data_links", "tensor_links")
 """Parameters of a framework that are factors on kernels and on the links of shardings."""
+
+
+class Asked(NamedTuple):
+    """A choice of shardings as the engine takes a plan."""
+
+    plan: ShardingPlan
+    setting: Setting
+    plans: Plans
+
+    @property
+    def step_s(self) -> float:
+        """Time of its step."""
+        return float(evaluate(SHARDED, ONE, self.setting.job, self.setting.machine, self.plans).step_time_s)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Its estimate, explained."""
+        return estimate_plan(self.setting, ONE, self.plans, explain=True)
+
+
+ONE: Final = SHARDED.strategy("1d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +117,7 @@ class Costing:
         calls = [call for call in self.program.calls if not call.view and call.phase != "optimizer"]
         return sum(self.timer.cost(call.node, inplace=call.inplace).host_s for call in calls)
 
-    def of(self, plan: ShardingPlan, *, what_ifs: bool = False) -> Estimate:
-        """The estimate of a choice of shardings, by the terms of any other plan."""
-        setting, plans = self.asked(plan)
-        return estimate_plan(setting, SHARDED.strategy("1d"), plans, explain=what_ifs, what_ifs=what_ifs)
-
-    def asked(self, plan: ShardingPlan) -> tuple[Setting, Plans]:
+    def of(self, plan: ShardingPlan) -> Asked:
         """A choice of shardings as the engine takes a plan: outer axes of the mesh are ``dp``, the innermost ``tp``."""
         mesh, workload = plan.built.mesh, workload_of(plan, self.seq_len)
         job = replace(self.setting.job, model=summary_of(workload), captured=workload)
@@ -111,18 +129,22 @@ class Costing:
             found = mesh.group(axes)
             columns |= {axis: found.ranks, f"in_{axis}": found.inside}
         columns["micro_batch"] = -(-job.global_batch // columns["dp"])
-        return replace(self.setting, method=SHARDED, job=job), Plans(**columns)
+        return Asked(plan, replace(self.setting, method=SHARDED, job=job), Plans(**columns))
 
-    def best_of(self, found: ShardingPlan) -> tuple[ShardingPlan, Estimate]:
-        """Of the choices that a search met, the one with the shortest step.
+    def best_of(self, found: ShardingPlan, further: Iterable[ShardingPlan] = ()) -> Asked:
+        """Of the choices that searches met, the one with the shortest step.
 
-        The search weighs all traffic of parameters against all computation; a step knows what overlaps what.
+        A search weighs all traffic of parameters against all computation; a step knows what overlaps what.
+
+        Args:
+            found: the search whose bound counts.
+            further: other searches on the same mesh.
         """
-        choices = dict.fromkeys((tuple(found.choice.tolist()), *(one.choice for one in found.solutions if one.choice)))
-        plans = [replace(found, choice=np.asarray(choice)) for choice in choices]
+        met = [*(tuple(each.choice.tolist()) for each in (found, *further)), *(one.choice for one in found.solutions)]
+        plans = [replace(found, choice=np.asarray(choice)) for choice in dict.fromkeys(met) if choice is not None]
         first, *others = plans
         within = [first, *(each for each in others if float(each.memory_bytes.max()) <= found.built.limit_bytes)]
-        return min(((each, self.of(each)) for each in within), key=lambda pair: pair[1].step_time_s)
+        return min(map(self.of, within), key=lambda one: one.step_s)
 
 
 def costing_of(

@@ -232,23 +232,34 @@ class _Placed:
         return out | {WORKING: max(out.get(WORKING, 0.0) + rest, 0.0)}
 
 
+Ends = tuple[int, int, int, int]
+"""Source and output, target and input of a link."""
+
+
 class _Turns:
     """Messages of parameters, equal ones together."""
 
     def __init__(self, placed: _Placed) -> None:
         self.placed = placed
         self.links = {(one.source, one.output, one.target, one.input): one for one in placed.plan.built.flow.links}
+        self.sent: dict[Ends, list[tuple[tuple[int, ...], Exchange]]] = {}
         self.found: dict[tuple[object, ...], tuple[Exchange, list[float]]] = {}
 
-    def add(self, ends: tuple[int, int, int, int], beside: float, *, backward: bool) -> None:
+    def add(self, ends: Ends, beside: float, *, backward: bool) -> None:
         """What a link sends once, which a share of the pass may overlap."""
+        if ends not in self.sent:
+            self.sent[ends] = list(self._sent(ends))
+        for axes, one in self.sent[ends]:
+            key = backward, one.collective, axes, one.size_bytes
+            self.found.setdefault(key, (one, []))[1].append(round(beside, 6))
+
+    def _sent(self, ends: Ends) -> Iterator[tuple[tuple[int, ...], Exchange]]:
         link, mesh = self.links.get(ends), self.placed.mesh
         for leg in () if link is None else self.placed.plan.legs(link):
             for step in leg.route.steps:
                 axes = tuple(map(mesh.axis, step.axes))
                 for one in self.placed.exchange(step.kind, axes, step.size_bytes) if step.collective else ():
-                    key = backward, one.collective, axes, one.size_bytes
-                    self.found.setdefault(key, (one, []))[1].append(round(beside, 6))
+                    yield axes, one
 
     def of_pass(self, backward: bool) -> tuple[Turn, ...]:
         """Those of a pass."""

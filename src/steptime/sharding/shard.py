@@ -23,7 +23,7 @@ from steptime.options import number as number_in
 from steptime.plan.plans import Plans
 from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
-from steptime.sharding.costing import Costing, costing_of
+from steptime.sharding.costing import Asked, Costing, costing_of
 from steptime.sharding.export import followed
 from steptime.sharding.flow import Flow, flow_of
 from steptime.sharding.ilp import GAP
@@ -203,12 +203,7 @@ def shard(
         raise UserError("a plan that is to run has batch norms over the whole batch", hint=hint)
     meshes = _meshes(machines, mesh, gpus)
     each = [(one, partial(_completed, flow, one, costing, limit, directions, how)) for one in meshes]
-    (best, given, _), tried = _each_mesh(each, progress)
-    if not isfinite(best.step_s):
-        hint = "leave --complete propagate out, so that the rest is solved, or change the batch"
-        raise UserError("the shardings that follow from what is given cannot be: pieces differ in size", hint=hint)
-    setting, plans = costing.asked(best)
-    found = costing.of(best, what_ifs=True)
+    ((best, setting, plans), given, step_s), tried = _each_mesh(each, progress)
     return Sharded(
         model=program.name,
         cluster=machines.name,
@@ -216,8 +211,8 @@ def shard(
         best=best,
         setting=setting,
         plans=plans,
-        estimate=found,
-        bound_s=min(costing.least_s(best.bound_s), found.step_time_s),
+        estimate=Asked(best, setting, plans).estimate,
+        bound_s=min(costing.least_s(best.bound_s), step_s),
         tried=tuple(tried),
         limit_bytes=limit,
         given=given,
@@ -231,14 +226,19 @@ def _completed(
     limits = dict(how)
     plain = limits.pop("plain_norms")
     problem = built(flow, mesh, costing.timer, limit_bytes, plain_norms=plain, update_s=costing.update_s)
-    found, given = completed(followed(problem) if limits.pop("runnable") else problem, directions, **limits)
+    problem = followed(problem) if limits.pop("runnable") else problem
+    found, given = completed(problem, directions, **limits)
     if not isfinite(found.step_s):
-        return found, given, inf
-    best, estimate = costing.best_of(found)
-    return best, given, estimate.step_time_s
+        hint = "leave --complete propagate out, so that the rest is solved, or change the batch"
+        raise UserError("the shardings that follow from what is given cannot be: pieces differ in size", hint=hint)
+    # Where little is left to overlap traffic with, the choice that sends least is the best.
+    solved = found.overlaps and found.solutions
+    further = [completed(problem, directions, **limits | {"overlaps": 0.0})[0]] if solved else []
+    best = costing.best_of(found, further)
+    return best, given, best.step_s
 
 
-Completed = tuple[ShardingPlan, Propagated | LaidOut | None, float]
+Completed = tuple[Asked, Propagated | LaidOut | None, float]
 
 
 def _each_mesh(
@@ -256,7 +256,7 @@ def _each_mesh(
             progress(number, len(meshes))
         try:
             found = plan()
-            tried.append((str(mesh), found[2], found[0].stop))
+            tried.append((str(mesh), found[2], found[0].plan.stop))
             best = found if best is None or found[2] < best[2] else best
         except UserError as error:
             if len(meshes) == 1:

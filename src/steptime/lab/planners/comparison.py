@@ -168,7 +168,7 @@ def planners(
     )
     return replace(
         found,
-        estimate=costing.of(found.plan),
+        estimate=costing.of(found.plan).estimate,
         bound_s=costing.least_s(found.bound_s),
         entries=tuple(_whole(each, found.plan, costing) for each in found.entries),
     )
@@ -179,8 +179,7 @@ def _whole(entry: Entry, plan: ShardingPlan, costing: Costing) -> Entry:
     points = tuple(replace(point, total_s=costing.least_s(point.total_s)) for point in entry.points)
     if entry.choice is None:
         return replace(entry, points=points)
-    step_s = costing.of(replace(plan, choice=np.asarray(entry.choice))).step_time_s
-    return replace(entry, points=points, step_s=step_s)
+    return replace(entry, points=points, step_s=costing.of(replace(plan, choice=np.asarray(entry.choice))).step_s)
 
 
 def compared(
