@@ -161,6 +161,8 @@ class Values:
         self._known: dict[int, Content] = {}
         self.assumed: dict[str, None] = {}
         """What was taken as true because Python read it, with the line that did, in order."""
+        self.where = ""
+        """The node of a file that is read now, where it is not the code of a user that runs."""
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ class Values:
 
     def take(self, what: str) -> None:
         """Note what is taken as true, for the line of the user's code that runs now."""
-        self.assumed[f"{what} ({_reader()})"] = None
+        self.assumed[f"{what} ({self.where or _reader()})"] = None
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
