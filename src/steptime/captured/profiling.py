@@ -92,7 +92,7 @@ def check_onnx(given: Mapping[str, Any]) -> None:
     if names:
         hint = (
             "the file has its own shapes and element types (--dim NAME=N sets those that it leaves open); training is "
-            "its forward and the derived backward, without a loss or an optimiser"
+            "its forward and PyTorch's backward, without a loss or an optimiser"
         )
         raise UserError(f"an ONNX file cannot be captured with {', '.join(names)}", hint=hint)
 
