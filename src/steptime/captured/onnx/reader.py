@@ -27,7 +27,7 @@ from steptime.captured.onnx.tensor import FOLDED, GENERATED, MAX_FOLDED_ELEMENTS
 from steptime.captured.onnx.weights import written
 from steptime.captured.record.recorder import Paths, Recorder
 from steptime.captured.record.results import fresh
-from steptime.captured.record.values import TORCH_DTYPES, Signature, dtype_name
+from steptime.captured.record.values import TORCH_DTYPES, Signature, dtype_name, type_of
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.model.spec import FLOATS
 
@@ -234,7 +234,7 @@ class Reader:
 
     def stored(self) -> dict[str, list[TensorType]]:
         """Types of the parameters that the graph reads, and of all stored buffers and constants."""
-        types = [TensorType(tuple(one.shape), dtype_name(one.dtype)) for one, _ in self.parameters.values()]
+        types = [type_of(one) for one, _ in self.parameters.values()]
         found: dict[str, list[TensorType]] = {"parameters": types, "buffers": [], "constants": []}
         for tensor in {id(tensor): tensor for tensor in self._known}.values():
             if tensor.stored is not None and tensor.role() != "parameter":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Final, get_args
 
 from steptime.captured.graph import Node, Value
@@ -21,6 +20,7 @@ from steptime.captured.ops.transforms import TRANSFORMS
 from steptime.captured.ops.views import LOOKS, OTHERS
 from steptime.captured.ops.work import OperatorWork
 from steptime.errors import UserError
+from steptime.registry import Registry
 
 ROWS: Final[Sequence[Operator]] = (
     *PRODUCTS, *ATTENTION, *CONVOLUTIONS, *POOLS, *RECURRENT, *NORMS, *SOFTMAXES, *DROPOUTS, *LOSSES, *EMBEDDINGS,
@@ -55,8 +55,8 @@ def register_operator(row: Operator) -> None:
     OPERATORS.update(dict.fromkeys(names, row))
 
 
-for _entry in entry_points(group="steptime.operators"):
-    register_operator(_entry.load())
+for _row in Registry[Operator]("operator", "steptime.operators").values():
+    register_operator(_row)
 
 VIEWS: Final = frozenset(name for name, row in OPERATORS.items() if row.looks)
 """Operators whose (first) output is another look at the storage of their first input."""

@@ -14,7 +14,7 @@ from steptime.captured import torch_parts as parts
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
 from steptime.captured.graph.strides import strides_of, tensor_type, view_strides, wrap
 from steptime.captured.ops.calls import call_of
-from steptime.captured.record.values import TORCH_DTYPES, dtype_name, tensors_in
+from steptime.captured.record.values import TORCH_DTYPES, tensors_in, type_of
 
 Operand = Value | float | int | bool
 """A tensor or a number."""
@@ -70,10 +70,7 @@ def _types(node: Node) -> tuple[TensorType, ...]:
             output = call.function(*map(fake, call.arguments), **{name: fake(x) for name, x in call.keywords.items()})
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"{node.op}: {str(error).splitlines()[0]}") from None
-        return tuple(
-            TensorType(tuple(t.shape), dtype_name(t.dtype), None if t.is_contiguous() else t.stride())
-            for t in tensors_in(output)
-        )
+        return tuple(map(type_of, tensors_in(output)))
 
 
 def pointwise(nodes: Nodes, op: str, operands: Mapping[str, Operand], **attributes: Attribute) -> Value:

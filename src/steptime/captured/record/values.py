@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.graph import Attribute
+from steptime.captured.graph import Attribute, TensorType
 from steptime.captured.record.problems import is_of_user
 from steptime.errors import UserError
 
@@ -103,6 +103,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     if dtype not in DTYPES:
         raise UserError(f"tensors of {dtype} cannot be captured", hint="use a plain floating-point or integer type")
     return DTYPES[dtype]
+
+
+def type_of(tensor: torch.Tensor) -> TensorType:
+    """Shape and element type of a tensor, and its strides where it is not contiguous."""
+    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return TensorType(tuple(tensor.shape), dtype_name(tensor.dtype), strides)
 
 
 def attribute(given: Any) -> Attribute:
