@@ -116,15 +116,11 @@ def reduce(nodes: Nodes, op: str, x: Value, dims: Sequence[int], keepdim: bool, 
     return unary(nodes, op, x, dim=over, keepdim=keepdim, **more)
 
 
-def mm(nodes: Nodes, a: Value, b: Value) -> Value:
-    """Product of two matrices (m, k) and (k, n)."""
-    return made(nodes, "mm", {"self": a, "mat2": b}).value()
-
-
-def addmm(nodes: Nodes, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
-    """beta bias + alpha a b."""
-    attributes: dict[str, Attribute] = {} if beta == alpha == 1 else {"beta": beta, "alpha": alpha}
-    return made(nodes, "addmm", {"self": bias, "mat1": a, "mat2": b}, attributes).value()
+def mm(nodes: Nodes, a: Value, b: Value, added: Value | None = None) -> Value:
+    """Product of two matrices (m, k) and (k, n), and what is added to it."""
+    if added is None:
+        return made(nodes, "mm", {"self": a, "mat2": b}).value()
+    return made(nodes, "addmm", {"self": added, "mat1": a, "mat2": b}).value()
 
 
 def bmm(nodes: Nodes, a: Value, b: Value) -> Value:

@@ -8,7 +8,7 @@ from typing import Final
 
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.strides import tensor_type, wrap
-from steptime.captured.ops import making
+from steptime.captured.ops import OF_MATRICES, addend, making
 from steptime.rewrite.flow import CONV_RELU
 from steptime.rewrite.passes.fusion import needs
 from steptime.rewrite.retype import POINTWISE
@@ -184,18 +184,18 @@ def _product_sums(scene: Scene) -> Iterator[Match]:
     nodes = scene.nodes
     for node in scene.each("add"):
         pair = operands(node)
-        if pair is None or not all(is_op(v, "mm", "addmm") and scene.only_use(v) for v in pair) or pair[0] == pair[1]:
+        if pair is None or not all(is_op(v, *OF_MATRICES) and scene.only_use(v) for v in pair) or pair[0] == pair[1]:
             continue
         a, b = (value.node for value in pair)
         plain = not any(number(each, name) not in (None, 1.0) for each in (a, b) for name in ("alpha", "beta"))
-        biases = [each.inputs[0] for each in (a, b) if each.op == "addmm"]
+        biases = [bias for each in (a, b) if (bias := addend(each)) is not None]
         (x, left), (y, right) = a.inputs[-2:], b.inputs[-2:]
         if not plain or not all(map(scene.is_weight, (left, right, *biases))) or pair[0].type != pair[1].type:
             continue
         weight = _joined(scene, [left, right], 0)
         wide = making.cat(nodes, [x, y], 1)
         bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
-        made = making.mm(nodes, wide, weight) if bias is None else making.addmm(nodes, bias, wide, weight)
+        made = making.mm(nodes, wide, weight, bias)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, y.type, left.type))
 
@@ -203,10 +203,11 @@ def _product_sums(scene: Scene) -> Iterator[Match]:
 def _shared_weights(scene: Scene) -> Iterator[Match]:
     """Products of several tensors with one weight: one product of the joined rows, and slices of it."""
     found: dict[object, list[Node]] = defaultdict(list)
-    for node in scene.each("mm", "addmm"):
+    for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
         plain = not any(number(node, name) not in (None, 1.0) for name in ("alpha", "beta"))
-        fits = node.op == "mm" or (scene.is_weight(node.inputs[0]) and node.inputs[0].type.rank == 1)
+        bias = addend(node)
+        fits = bias is None or (scene.is_weight(bias) and bias.type.rank == 1)
         if plain and fits and scene.is_weight(weight) and not scene.is_weight(x):
             found[node.op, node.inputs[:-2], weight].append(node)
     for group in found.values():
@@ -214,8 +215,7 @@ def _shared_weights(scene: Scene) -> Iterator[Match]:
         if len(members) < 2:
             continue
         wide = making.cat(scene.nodes, [node.inputs[-2] for node in members], 0)
-        weight, bias = members[0].inputs[-1], members[0].inputs[:-2]
-        whole = making.addmm(scene.nodes, bias[0], wide, weight) if bias else making.mm(scene.nodes, wide, weight)
+        whole = making.mm(scene.nodes, wide, members[0].inputs[-1], addend(members[0]))
         what = f"{len(members)} of {shape_text(members[0].inputs[-2].type, weight.type)}"
         yield Match(root=members[0], replace=_slices(scene, whole, members, 0), what=what)
 
