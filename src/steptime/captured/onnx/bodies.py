@@ -147,6 +147,8 @@ def _turned(x: torch.Tensor, source: int, target: int, reverse: int) -> torch.Te
 
 
 BODIES: Final[Mapping[str, Callable[[Reader, OnnxCall, NodeProto, Names], list[Any] | None]]] = {
-    "If": _if, "Loop": _loop, "Scan": _scan,
-}  # fmt: skip
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+}
 """Operator -> its outputs; None where it stays opaque."""

@@ -164,11 +164,8 @@ def _lstm(call: OnnxCall, x: torch.Tensor, count: int, first: bool) -> Result:
     backward = call.get("direction") == "reverse"
     x = x.flip((0,)) if backward else x
     (steps, batch, _), hidden = x.shape, call.tensor(2).shape[2]
-    states = [
-        (call.x(n).transpose(0, 1) if first else call.x(n)) if call.has(n)
-        else torch.zeros((count, batch, hidden), dtype=x.dtype)
-        for n in (5, 6)
-    ]  # fmt: skip
+    states = [call.x(n) if call.has(n) else torch.zeros((count, batch, hidden), dtype=x.dtype) for n in (5, 6)]
+    states = [each.transpose(0, 1) if first and call.has(n) else each for n, each in enumerate(states, 5)]
     weights = []
     for n in range(count):
         given = [call.weight(1).select(0, n), call.weight(2).select(0, n)]

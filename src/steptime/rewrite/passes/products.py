@@ -8,6 +8,7 @@ from typing import Final
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.strides import is_contiguous
 from steptime.captured.ops import OF_MATRICES, addend, making
+from steptime.rewrite.passes.convolutions import again, groups_of, slices
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, operands, shape_text
 
 _BATCH_NORMS: Final = (
@@ -31,27 +32,6 @@ def _norm_parts(node: Node) -> tuple[Value | None, Value | None, Value, Value, f
     return names.get("weight"), names.get("bias"), mean, variance, eps
 
 
-def _integers(node: Node, name: str) -> tuple[int, ...]:
-    found = node.attribute(name, ())
-    return tuple(int(str(item)) for item in found) if isinstance(found, tuple) else (int(str(found)),)
-
-
-def _again(scene: Scene, node: Node, x: Value, weight: Value, bias: Value | None) -> Value:
-    """The convolution of a node with other weights."""
-    return making.convolution(
-        scene.nodes,
-        x,
-        weight,
-        bias,
-        stride=_integers(node, "stride"),
-        padding=_integers(node, "padding"),
-        dilation=_integers(node, "dilation"),
-        transposed=bool(node.attribute("transposed", False)),
-        output_padding=_integers(node, "output_padding") or (0,),
-        groups=int(str(node.attribute("groups", 1))),
-    )
-
-
 def _conv_norm(scene: Scene) -> Iterator[Match]:
     nodes = scene.nodes
     for node in scene.each(*_BATCH_NORMS):
@@ -71,7 +51,9 @@ def _conv_norm(scene: Scene) -> Iterator[Match]:
         shift = making.unary(nodes, "neg", making.mul(nodes, shift, scale))
         shift = shift if beta is None else making.add(nodes, shift, beta)
         folded = [making.to(nodes, each, weight.type.dtype) for each in (making.mul(nodes, weight, column), shift)]
-        made = _again(scene, conv, conv.inputs[0], scene.constant(folded[0]), scene.constant(folded[1]))
+        made = again(
+            scene, conv, (conv.inputs[0], scene.constant(folded[0]), scene.constant(folded[1])), groups_of(conv)
+        )
         if made.type.shape == node.outputs[0].shape:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, weight.type))
 
@@ -120,13 +102,9 @@ def _siblings(scene: Scene) -> Iterator[Match]:
         weight = scene.constant(_joined(scene, [node.inputs[-1] for node in members], 1))
         biases = [bias for node in members if (bias := addend(node)) is not None]
         whole = making.mm(nodes, x, weight, scene.constant(making.cat(nodes, biases, 0)) if biases else None)
-        replace, at = {}, 0
-        for node in members:
-            width = node.outputs[0].shape[1]
-            replace[node.value()] = making.slice(nodes, whole, 1, at, at + width)
-            at += width
         widths = TensorType(tuple(node.outputs[0].shape[1] for node in members), x.type.dtype)
-        yield Match(root=members[0], replace=replace, what=f"{shape_text(x.type)} with widths {shape_text(widths)}")
+        what = f"{shape_text(x.type)} with widths {shape_text(widths)}"
+        yield Match(root=members[0], replace=slices(scene, whole, members, 1), what=what)
 
 
 def _joined(scene: Scene, weights: list[Value], dim: int) -> Value:
