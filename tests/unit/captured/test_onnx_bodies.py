@@ -110,6 +110,14 @@ def test_a_loop_whose_turns_are_data(tmp_path):
     assert len(found.program.assumed) == 1
 
 
+def test_a_loop_without_end_stays_opaque(tmp_path):
+    path = loop(tmp_path / "m.onnx", "n", stored=[number("n", 2**40), number("keep", True, bool)])
+    proto = onnx.load(str(path))
+    proto.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 2**40
+    path.write_bytes(proto.SerializeToString())
+    assert [each.op for each in opaque_nodes(read_onnx(path))] == ["onnx::Loop"]
+
+
 def branches(path, inputs=(), stored=()):
     small = body([node("Relu", ["x"], ["a"])], [], [info("a", 4, 8)])
     large = body([node("MatMul", ["x", "w"], ["b"])], [], [info("b", 4, 8)])

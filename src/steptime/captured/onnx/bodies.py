@@ -97,10 +97,16 @@ def _loop(reader: Reader, call: OnnxCall, node: NodeProto, names: Names) -> list
         rows.append(made[len(carried) :])
         return turn + 1, still, *made[: len(carried)]
 
+    graph = _graph(node, "body")
+    fixed = {each.name for each in (*graph.input[1:2], *graph.initializer)}
+    for each in graph.node:
+        fixed |= set(each.output) if fixed.issuperset(filter(None, each.input)) else set()
+    if trips is None and (count is None or count.array is not None) and graph.output[0].name in fixed:
+        return None  # nothing ends it before the trip count
     first = Tensor("", (), "int64", array=real(0))
     if _tried(reader, call, node, names, "body", [first, going, *carried]) is None:
         return None
-    run = reader.body(_graph(node, "body"), names)
+    run = reader.body(graph, names)
     _, _, *last = RULES["while_loop"](reader.values, goes_on, turned, (0, going, *carried))
     if unsure:
         reader.values.take(ALL_TURNS if trips is not None else ONE_TURN)
