@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_api import Run
 
@@ -85,3 +86,21 @@ def test_an_exported_plan_is_what_the_report_says(run: Run, tmp_path: Path) -> N
     assert made["MESH"] == found["mesh"] == {"data": 2}
     assert set(made["PARAMETERS"]) == set(found["parameters"])
     assert callable(made["trainer"])
+
+
+def test_hints_for_onnx_files_name_options_that_work(tmp_path: Path) -> None:
+    """Sizes that the file leaves open are given by --dim; what the file itself says is no option of a pipeline."""
+    onnx = pytest.importorskip("onnx")
+    make, number = onnx.helper, onnx.TensorProto.FLOAT
+    ends = [make.make_tensor_value_info(name, number, ["batch", 8]) for name in "xy"]
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8), np.float32) * np.arange(8, dtype=np.float32), "w")
+    graph = make.make_graph([make.make_node("MatMul", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weight])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(make.make_model(graph, opset_imports=[make.make_opsetid("", 18)]).SerializeToString())
+    words = ["shard", str(path), "--cluster", "dgx-h100", "--gpus", "2", "--json"]
+    asked = CliRunner().invoke(main, words)
+    assert "give --dim batch=SIZE" in asked.output
+    found = json.loads(CliRunner().invoke(main, [*words, "--dim", "batch=16"]).stdout)
+    assert found["step_time_s"] > 0
+    piped = CliRunner().invoke(main, [*words, "--pipeline", "--dim", "batch=16"])
+    assert piped.exit_code == 2 and "give the factory of the module, or leave --pipeline out" in piped.output

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from failure_player import mean_wall_s, play, play_spares
 from steptime.cost import failures as f
-from steptime.goodput.events import mean_wall_s, play, play_spares
 from steptime.goodput.run import Costs, stretched
 
 GRID = [

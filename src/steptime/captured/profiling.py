@@ -92,7 +92,7 @@ def check_onnx(given: Mapping[str, Any]) -> None:
     if names:
         hint = (
             "the file has its own shapes and element types (--dim NAME=N sets those that it leaves open); training is "
-            "its forward and the derived backward, without a loss or an optimiser"
+            "its forward and PyTorch's backward, without a loss or an optimiser"
         )
         raise UserError(f"an ONNX file cannot be captured with {', '.join(names)}", hint=hint)
 
@@ -125,11 +125,11 @@ def texts_of_tensors(inputs: Any) -> tuple[str, ...]:
     import torch
 
     from steptime.captured import torch_parts as parts
-    from steptime.captured.record.values import dtype_name
+    from steptime.captured.record.values import type_of
 
     named = inputs.items() if isinstance(inputs, Mapping) else (("", given) for given in inputs)
     return tuple(
-        tensor_text(TensorType(tuple(tensor.shape), dtype_name(tensor.dtype)), str(name))
+        tensor_text(type_of(tensor), str(name))
         for name, given in named
         for tensor in parts.pytree.tree_leaves(given)
         if isinstance(tensor, torch.Tensor)

@@ -32,9 +32,13 @@ class Watching:
     _buffers: dict[str, Value] = field(default_factory=dict)
 
     def seen(self, recorder: Recorder, what: str, made: Any) -> None:
-        """Note the values of an output, a loss, or of everything that a step updates."""
+        """Note the values of an output, a loss, or of everything that a step updates; labels of a loss are inputs."""
         assert isinstance(recorder, _Watched)
         self.nodes = recorder.nodes
+        if what == "labels":
+            for name, tensor in made.items():
+                recorder.labels(tensor, f"loss.{name}")
+            return
         if what == "end":
             self._updated(recorder, made)
             return
@@ -77,6 +81,11 @@ class _Watched(Recorder):  # type: ignore[no-untyped-call]
         if category == "input":
             self.watching.inputs.append(self._read(tensor)[0])
         return number
+
+    def labels(self, tensor: torch.Tensor, name: str) -> None:
+        """A further input, where it is not known as a weight."""
+        if id(tensor.untyped_storage()) not in self._number:
+            self.name(tensor, "input", name)
 
     def _storage(self, tensor: torch.Tensor, born: int, source: tuple[Category, str] | None = None) -> int:
         before = len(self._held)

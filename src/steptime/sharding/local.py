@@ -78,27 +78,3 @@ def _gathered(
             shape[at] = shape[at] * ranks // (2 if causal else 1)
             types[number] = TensorType(tuple(shape), types[number].dtype)
     return tuple(types), attributes | ({"is_causal": False} if causal else {})
-
-
-def members(node: Node, nodes: Nodes) -> tuple[Node, ...]:
-    """An operator on lists as one operator for each tensor, which can be split on their own; others as they are.
-
-    The place of a tensor in its list is its place in every list of the same length; a single tensor is given to all.
-    """
-    if not node.op.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad")) or not node.outputs:
-        return (node,)
-    lists: dict[str, list[Value]] = {}
-    for name, value in zip(node.names, node.inputs, strict=True):
-        lists.setdefault(name, []).append(value)
-    count = len(lists[node.names[0]])
-    ways = len(node.outputs) // count
-    out = []
-    for place in range(count):
-        inputs = {name: [each[place] if len(each) == count else each[0]] for name, each in lists.items()}
-        attributes = {
-            name: (given[place],) if isinstance(given, tuple) and len(given) == count else given
-            for name, given in node.attributes
-        }
-        types = [node.outputs[way * count + place] for way in range(ways)]
-        out.append(nodes.apply(node.op, inputs, attributes, outputs=types))
-    return tuple(out)

@@ -68,6 +68,20 @@ def test_a_loop_until_data_says_so_runs_once():
     assert "runs its body once" in program.assumed[0]
 
 
+def test_an_assumption_inside_a_loop_leaves_its_turns():
+    """One that is made again adds no note and ends no loop."""
+
+    def until_data(m, x):
+        return while_loop(lambda x: x.sum() < 1, lambda x: (m.one(x),), (x,))[0]
+
+    def run(m, x):
+        return while_loop(lambda i, _: i < TURNS, lambda i, x: (i + 1, until_data(m, x)), (torch.tensor(0), x))[1]
+
+    program = program_of(run)
+    assert counted(program, "addmm") == TURNS
+    assert len(program.assumed) == 1
+
+
 def test_a_scan_is_its_steps():
     def run(m, x):
         def step(state, now):

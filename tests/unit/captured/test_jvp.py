@@ -84,3 +84,9 @@ def test_what_is_asked_for_must_be_there():
         tangents(1, "0.1.wight")
     with pytest.raises(steptime.UserError, match="no output depends"):
         tangents(1, [])
+
+
+@pytest.mark.each("of", (None, 3, [None]))
+def test_what_moves_is_given_by_names(of):
+    with pytest.raises(steptime.UserError, match=r"of: is [\s\S]*'inputs', 'parameters', or names"):
+        tangents(1, of)

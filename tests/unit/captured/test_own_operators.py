@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -68,6 +70,17 @@ def test_a_label_that_no_output_has_is_summed_away():
     dims = spelled("rows width, width -> rows .")(node).dims
     assert {dim.name: dim.outputs for dim in dims} == {"rows": (shard(0),), "width": (P,)}
     assert spelled("rows, width -> rows")(node).dims == ()
+
+
+@pytest.mark.each("text", ("rows width, rows -> rows width", "rows width, width -> width rows"))
+@pytest.mark.each("square", (False, True))
+def test_labels_that_are_not_those_of_the_operator_are_refused(text, square):
+    """Also where all sizes happen to be the same: the operator's kernel for shapes tells."""
+    program = capture(Scaled(), (torch.zeros(WIDTH if square else ROWS, WIDTH),), training=False, name="m")
+    node = next(call.node for call in program.calls if call.node.op == "steptime_tests::scaled")
+    told = not square or text.endswith("width rows")
+    with pytest.raises(steptime.UserError, match="are not those of steptime_tests::scaled") if told else nullcontext():
+        spelled(text)(node)
 
 
 def test_rows_of_pytorch_are_not_replaced():

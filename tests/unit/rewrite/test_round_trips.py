@@ -232,6 +232,23 @@ def test_training_steps_of_transformers_are_written_whole(build, optimizer, tmp_
     assert "loss" in space["OUTPUTS"] and updated <= set(space["OUTPUTS"])
 
 
+@pytest.mark.each("meta", (False, True))
+def test_labels_that_a_loss_closes_over_are_inputs_of_the_step(meta, tmp_path):
+    """Also where a factory made them without values."""
+    module, x, wanted = nn.Linear(4, 3), torch.randn(5, 4), torch.tensor([0, 2, 1, 0, 2])
+    labels = torch.empty_like(wanted, device="meta") if meta else wanted
+    found = trace(
+        module, (x,), training=True, optimizer="sgd", loss=lambda out: nn.functional.cross_entropy(out, labels)
+    )
+    assert rewritten_of(found, H100, output=tmp_path / "step.py").checked.passed
+    space = {}
+    exec(compile((tmp_path / "step.py").read_text(), "step", "exec"), space)
+    assert space["INPUTS"] == ["input.0", "loss.labels"]
+    outputs = space["Rewritten"](module.state_dict())(x, wanted)
+    loss = dict(zip(space["OUTPUTS"], outputs, strict=True))["loss"]
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(module(x), wanted).detach())
+
+
 def test_an_operator_without_a_row_is_refused_by_name(tmp_path):
     found = traced(lambda m, x: torch.linalg.matrix_exp(x), torch.randn(3, 3))
     with pytest.raises(UserError, match="cannot be written as ONNX"):

@@ -12,7 +12,7 @@ from steptime.captured.cost import work_of  # noqa: E402
 from steptime.captured.graph import Nodes, TensorType  # noqa: E402
 from steptime.captured.ops import dims_of  # noqa: E402
 from steptime.captured.ops.placement import placement_of  # noqa: E402
-from steptime.sharding.local import local_node, local_type, members  # noqa: E402
+from steptime.sharding.local import local_node, local_type  # noqa: E402
 from steptime.sharding.options import kept_replicated, options, strategies  # noqa: E402
 
 CONV = {"transposed": False, "output_padding": (0, 0), "groups": 1}
@@ -192,18 +192,6 @@ def test_strategies_have_no_equal_placements():
     for sample in SAMPLES.values():
         made = [(each.inputs, each.outputs) for each in strategies(sample.node, (2, 4))]
         assert len(made) == len(set(made)) and strategies(sample.node, (2, 4))[0].replicated
-
-
-def test_members_of_a_list():
-    nodes = Nodes()
-    shapes = [(8, 3), (5,)]
-    lists = {name: [nodes.source("input", f"{name}{n}", TensorType(s, "fp32")) for n, s in enumerate(shapes)]
-             for name in ("self", "other")}  # fmt: skip
-    node = nodes.apply("_foreach_div", lists, {"scalars": (1.0, 2.0)}, outputs=[TensorType(s, "fp32") for s in shapes])
-    first, second = members(node, nodes)
-    assert (first.outputs[0].shape, second.outputs[0].shape) == ((8, 3), (5,))
-    assert (first.attribute("scalars"), second.attribute("scalars")) == ((1.0,), (2.0,))
-    assert len(strategies(first, (2, 4))) > 1 and len(strategies(second, (2, 4))) == 1
 
 
 def test_pieces_keep_the_order_of_dims_in_memory():

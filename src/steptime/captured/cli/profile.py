@@ -16,6 +16,8 @@ from steptime.plots.asked import drawing
 if TYPE_CHECKING:
     from steptime.captured.formats.snapshot_reader import DeviceMemory
 
+Dim = Annotated[list[str] | None, flag("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")]
+
 MAX_DEPTH = 20
 ENDINGS = {
     "snapshot": (".pickle", ".pkl"),
@@ -49,9 +51,7 @@ def command(
         list[str] | None,
         flag("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; once for each."),
     ] = None,
-    dim: Annotated[
-        list[str] | None, flag("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
-    ] = None,
+    dim: Dim = None,
     dtype: Annotated[
         str | None,
         flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as the module is made."),

@@ -1,6 +1,7 @@
 """Rows of matrix products, attention with rotary positions, and recurrent layers.
 
-Recurrent layers are unrolled over time, as PyTorch runs them without a fused kernel.
+An LSTM in fp32 is PyTorch's layer; other recurrent layers are unrolled over time, as PyTorch runs them without a fused
+kernel.
 """
 
 from __future__ import annotations
@@ -144,15 +145,39 @@ def _recurrent(call: OnnxCall) -> Result:
     count = 2 if direction == "bidirectional" else 1
     asked = tuple(str(name) for name in call.get("activations") or _ACTIVATIONS[call.op] * count)
     plain = asked == _ACTIVATIONS[call.op] * count and not call.get("clip") and not call.get("input_forget")
-    if not plain or call.has(4) or call.has(7) or call.tensor(0).shape[int(first)] > MAX_STEPS:
+    fused = call.op == "LSTM" and call.tensor(0).dtype == "fp32"
+    if not plain or call.has(4) or call.has(7) or (call.tensor(0).shape[int(first)] > MAX_STEPS and not fused):
         return None
     x = call.x().transpose(0, 1) if first else call.x()
+    if fused:
+        return _lstm(call, x, count, first)
     found = [_direction(call, x, n, direction == "reverse" or n == 1) for n in range(count)]
     joined = torch.stack([outputs for outputs, _, _ in found], 1)
     lasts = [torch.stack(last, 0) for last in list(zip(*found, strict=True))[1 : 3 if call.op == "LSTM" else 2]]
     if first:
         joined, lasts = joined.permute(2, 0, 1, 3), [last.transpose(0, 1) for last in lasts]
     return joined, *lasts
+
+
+def _lstm(call: OnnxCall, x: torch.Tensor, count: int, first: bool) -> Result:
+    """PyTorch's layer, whose weights have the gates in the order input, forget, cell, output."""
+    backward = call.get("direction") == "reverse"
+    x = x.flip((0,)) if backward else x
+    (steps, batch, _), hidden = x.shape, call.tensor(2).shape[2]
+    states = [call.x(n) if call.has(n) else torch.zeros((count, batch, hidden), dtype=x.dtype) for n in (5, 6)]
+    states = [each.transpose(0, 1) if first and call.has(n) else each for n, each in enumerate(states, 5)]
+    weights = []
+    for n in range(count):
+        given = [call.weight(1).select(0, n), call.weight(2).select(0, n)]
+        given += call.weight(3).select(0, n).chunk(2, 0) if call.has(3) else ()
+        cut = [each.split_with_sizes((hidden, hidden, 2 * hidden), 0) for each in given]
+        weights += [torch.cat([i, forget_and_cell, o], 0) for i, o, forget_and_cell in cut]
+    training = torch.is_grad_enabled()
+    joined, *lasts = torch.lstm(x, states, weights, call.has(3), 1, 0.0, training, count == 2, False)
+    joined = (joined.flip((0,)) if backward else joined).reshape(steps, batch, count, hidden)
+    if first:
+        return joined.transpose(0, 1), *(last.transpose(0, 1) for last in lasts)
+    return joined.transpose(1, 2), *lasts
 
 
 def _direction(call: OnnxCall, x: torch.Tensor, number: int, backward: bool) -> tuple[torch.Tensor, ...]:

@@ -9,22 +9,25 @@ import ast
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.graph.program import Attribute, TensorType, Value, contiguous_strides
+from steptime.captured.graph.program import Attribute, Call, TensorType, Value, contiguous_strides
 from steptime.captured.onnx import elementwise, layers, products, shapes  # noqa: F401  (they enter rows)
+from steptime.captured.onnx.bodies import BODIES
 from steptime.captured.onnx.call import ROWS, OnnxCall, captured, plain, real, types_of_opaque
 from steptime.captured.onnx.load import MAX_NODES
 from steptime.captured.onnx.tensor import FOLDED, GENERATED, MAX_FOLDED_ELEMENTS, Dims, Tensor, flat, read_array
 from steptime.captured.onnx.weights import written
 from steptime.captured.record.recorder import Paths, Recorder
 from steptime.captured.record.results import fresh
-from steptime.captured.record.values import TORCH_DTYPES, Signature, dtype_name
+from steptime.captured.record.values import TORCH_DTYPES, Signature, dtype_name, type_of
 from steptime.errors import InputFileError, UserError, shorten
 from steptime.model.spec import FLOATS
 
@@ -143,10 +146,12 @@ class Reader:
         """What the graph reads as parameters, by name, with the numbers of their storages."""
         self._sources: list[torch.Tensor] = []
         """Inputs and stored tensors, which stay until the end."""
-        self._paths, self._training = paths, training
+        self._paths, self._training, self.values = paths, training, recorder.fakes.values
         self._model = model
         self._versions = {"" if o.domain in STANDARD else o.domain: int(o.version) for o in model.opset_import}
-        self._declared: dict[str, TypeProto] = {}
+        self.declared: dict[str, TypeProto] = {}
+        self.trials: dict[tuple[str, ...], tuple[Any, Any] | None] = {}
+        """Outputs of a node and name of a sub-graph -> FLOPs and bytes of the sub-graph; None: it cannot be read."""
         self._count = 0
         self._known: list[Tensor] = []
         self._owned: dict[str, Tensor] = {}
@@ -185,7 +190,7 @@ class Reader:
         return given.value
 
     def _graph(self, graph: GraphProto, names: dict[str, Tensor]) -> None:
-        self._declared |= {value.name: value.type for value in (*graph.value_info, *graph.output)}
+        self.declared |= {value.name: value.type for value in (*graph.value_info, *graph.output)}
         nodes = _needed(graph)
         left = Counter(name for node in nodes for name in _read(node))
         left.update(value.name for value in graph.output)
@@ -194,6 +199,7 @@ class Reader:
             if self._count > MAX_NODES or len(self.recorder.calls) > 4 * MAX_NODES:
                 raise InputFileError(self.path, f"more than {MAX_NODES} nodes")
             try:
+                self.values.where = f"node {shorten(node.name or node.op_type)!r}"
                 with self._paths.inside_of(module_path(node)):
                     self._node(node, names, left)
             except InputFileError:
@@ -228,7 +234,7 @@ class Reader:
 
     def stored(self) -> dict[str, list[TensorType]]:
         """Types of the parameters that the graph reads, and of all stored buffers and constants."""
-        types = [TensorType(tuple(one.shape), dtype_name(one.dtype)) for one, _ in self.parameters.values()]
+        types = [type_of(one) for one, _ in self.parameters.values()]
         found: dict[str, list[TensorType]] = {"parameters": types, "buffers": [], "constants": []}
         for tensor in {id(tensor): tensor for tensor in self._known}.values():
             if tensor.stored is not None and tensor.role() != "parameter":
@@ -332,10 +338,9 @@ class Reader:
     def _results(self, call: OnnxCall, node: NodeProto, domain: str, names: dict[str, Tensor]) -> list[Any]:
         if domain == "" and node.op_type == "Constant":
             return [self._constant(node, call)]
-        if domain == "" and node.op_type == "If":
-            taken = self._branch(call, node, names)
-            if taken is not None:
-                return taken
+        through = BODIES.get(node.op_type) if domain == "" else None
+        if through is not None:
+            return through(self, call, node, names) or self._opaque(call, node, names)
         found = ROWS.get((domain, node.op_type))
         result = None if found is None else _folded(call, found) if domain == "" else None
         if result is None and found is not None:
@@ -348,7 +353,7 @@ class Reader:
     def _opaque(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any]:
         """A node that computes something unknown from its inputs and from what its sub-graphs read."""
         outer = [self._find(names, name) for name in sorted(_outer(node))]
-        types = types_of_opaque(call, node, self._declared, self.dims)
+        types = types_of_opaque(call, node, self.declared, self.dims)
         given = {f"input{n}": self.live(one) for n, one in enumerate([*call.inputs, *outer]) if one is not None}
         op = f"onnx.{node.domain}::{node.op_type}" if node.domain else f"onnx::{node.op_type}"
         wanted = [type for type in types if type is not None]
@@ -367,19 +372,46 @@ class Reader:
                 return real(call.attributes[name], dtype)
         raise ValueError("a constant of this form cannot be read")
 
-    def _branch(self, call: OnnxCall, node: NodeProto, names: dict[str, Tensor]) -> list[Any] | None:
-        """The outputs of the branch that is taken, where the condition is known."""
-        condition = call.tensor(0).array
-        if condition is None:
-            return None
-        wanted = "then_branch" if flat(condition)[0] else "else_branch"
-        graph = next((attribute.g for attribute in node.attribute if attribute.name == wanted), None)
-        if graph is None:
-            raise ValueError(f"it has no {wanted}")
-        inner = dict(names)
-        self._stored(graph, inner)
-        self._graph(graph, inner)
-        return [self._find(inner, value.name) for value in graph.output]
+    # -- sub-graphs ---------------------------------------------------------------------------------------------------
+
+    def body(self, graph: GraphProto, names: Mapping[str, Tensor]) -> Callable[..., list[Tensor]]:
+        """A sub-graph as a function of its inputs, which are tensors of names or of PyTorch."""
+        outer = dict(names)
+        self._stored(graph, outer)
+
+        def run(*given: Any) -> list[Tensor]:
+            inner, where = dict(outer), self.values.where
+            for value, one in zip(graph.input, given, strict=True):
+                inner[value.name] = _tensor(value.name, one)
+            self._graph(graph, inner)
+            self.values.where = where
+            return [self._find(inner, value.name) for value in graph.output]
+
+        return run
+
+    def tried(self, graph: GraphProto, names: Mapping[str, Tensor], given: Sequence[Tensor] = ()) -> Sequence[Call]:
+        """What a sub-graph would record; nothing of that stays.
+
+        Raises:
+            UserError: it cannot be read.
+            ValueError: it takes other inputs.
+        """
+        other, assumed = copy(self), dict(self.values.assumed)
+        other.recorder = FileRecorder(self._paths, self.recorder.fakes)
+        other.parameters, other._owned, other._first, other.declared = {}, {}, {}, dict(self.declared)
+        other._sources, other._known = [], []
+        outside = {name: _apart(names[name]) for name in captured(graph) if name in names}
+        try:
+            with parts.without_modes(), self.recorder.fakes, other.recorder, torch.no_grad():
+                other.body(graph, outside)(*map(_apart, given))
+        finally:
+            self._count, self.values.assumed = other._count, assumed
+        return other.recorder.calls
+
+
+def _apart(given: Tensor) -> Tensor:
+    """The same tensor for another recorder."""
+    return replace(given, value=None, parts=given.parts and [_apart(one) for one in given.parts])
 
 
 def _folded(call: OnnxCall, row: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Final, get_args
 
 from steptime.captured.graph import Node, Value
@@ -14,13 +13,14 @@ from steptime.captured.ops.maps import MAPS, RANDOM
 from steptime.captured.ops.moves import CHOICES, COPIES, FILLS
 from steptime.captured.ops.norms import DROPOUTS, EMBEDDINGS, LOSSES, NORMS, SOFTMAXES
 from steptime.captured.ops.operator import Dims, Family, Operator
-from steptime.captured.ops.products import ATTENTION, PRODUCTS
+from steptime.captured.ops.products import ATTENTION, MATRICES, PRODUCTS
 from steptime.captured.ops.recurrent import RECURRENT
 from steptime.captured.ops.reductions import REDUCTIONS, SCANS
 from steptime.captured.ops.transforms import TRANSFORMS
 from steptime.captured.ops.views import LOOKS, OTHERS
 from steptime.captured.ops.work import OperatorWork
 from steptime.errors import UserError
+from steptime.registry import Registry
 
 ROWS: Final[Sequence[Operator]] = (
     *PRODUCTS, *ATTENTION, *CONVOLUTIONS, *POOLS, *RECURRENT, *NORMS, *SOFTMAXES, *DROPOUTS, *LOSSES, *EMBEDDINGS,
@@ -55,9 +55,11 @@ def register_operator(row: Operator) -> None:
     OPERATORS.update(dict.fromkeys(names, row))
 
 
-for _entry in entry_points(group="steptime.operators"):
-    register_operator(_entry.load())
+for _row in Registry[Operator]("operator", "steptime.operators").values():
+    register_operator(_row)
 
+OF_MATRICES: Final = tuple(row.names for row in MATRICES)
+"""Products of two matrices, with what is added to them and without."""
 VIEWS: Final = frozenset(name for name, row in OPERATORS.items() if row.looks)
 """Operators whose (first) output is another look at the storage of their first input."""
 FREE: Final = frozenset(name for name, row in OPERATORS.items() if row.work is None)
@@ -78,6 +80,13 @@ def left_factor(node: Node) -> Value | None:
     """What a product has on the left; None for any other operator."""
     row = OPERATORS.get(node.op)
     return None if row is None or row.factors is None else node.input(row.factors[0])
+
+
+def addend(node: Node) -> Value | None:
+    """What is added to a product; None where nothing is, and for any other operator."""
+    factors = row.factors if (row := OPERATORS.get(node.op)) is not None else None
+    given = zip(node.names, node.inputs, strict=True)
+    return None if factors is None else next((value for name, value in given if name not in factors), None)
 
 
 def dims_of(node: Node) -> OperatorDims | None:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from steptime.captured.graph import Node, TensorType
+from steptime.captured.graph import Node, Nodes, TensorType
 from steptime.captured.ops.placement import P, Placement, R, shard
 from steptime.captured.ops.work import integers
+from steptime.errors import UserError
 
 Kind: TypeAlias = Literal["batch", "contracted", "reduced", "halo", "exchanged", "indivisible"]
 """Batch: iterations that do not meet. Contracted: summed away. Reduced: another reduction, or one that is finished in
@@ -186,12 +187,55 @@ def spelled(text: str) -> Callable[[Node], OperatorDims]:
     given, out = ([labels(part) for part in side.split(",")] for side in text.split("->"))
 
     def rule(node: Node) -> OperatorDims:
-        """Dims of a node; none where it has other tensors than the text."""
+        """Dims of a node; none where it has other tensors than the text.
+
+        Raises:
+            UserError: the labels cannot be those of the operator.
+        """
         types = [value.type for value in node.inputs], node.outputs
-        same = [[len(names) for names in side] for side in (given, out)] == [[t.rank for t in side] for side in types]
-        return OperatorDims(dims=labelled(node, given, out) if same else ())
+        if [[len(names) for names in side] for side in (given, out)] != [[t.rank for t in side] for side in types]:
+            return OperatorDims(dims=())
+        wrong = _contradicted(node, given, out)
+        if wrong:
+            hint = "a label is one dim of the operator: it has one size, or 1 where it broadcasts"
+            raise UserError(f"labels {text!r} are not those of {node.op}: {wrong}", hint=hint)
+        return OperatorDims(dims=labelled(node, given, out))
 
     return rule
+
+
+def _contradicted(node: Node, given: Sequence[Labels], out: Sequence[Labels]) -> str:
+    """Which label has two sizes, in the node or in the same operator on longer dims, each of a size of its own.
+
+    Outputs whose sizes attributes say keep them; an operator that does not take other sizes says nothing, nor do dims
+    that no input has.
+    """
+    from steptime.captured.ops.making import types_of
+
+    sizes: dict[str, int] = {}
+    for names, type in zip((*given, *out), (*(value.type for value in node.inputs), *node.outputs), strict=True):
+        for name, size in zip(names, type.shape, strict=True):
+            if name != NO_LABEL and size != sizes.setdefault(name, size):
+                if 1 not in (size, sizes[name]):
+                    return f"{name} is {sizes[name]} and {size}"
+                sizes[name] = max(size, sizes[name])
+    longer: dict[str, int] = {}
+    for name, size in sizes.items():
+        multiples = (size * times for times in range(2, 2 * len(sizes) + 3))
+        longer[name] = next(each for each in multiples if each not in (*sizes.values(), *longer.values()))
+    nodes, inputs = Nodes(), []
+    for number, (names, value) in enumerate(zip(given, node.inputs, strict=True)):
+        shape = [longer.get(name, size) if size > 1 else 1 for name, size in zip(names, value.type.shape, strict=True)]
+        inputs.append(nodes.source("input", f"x{number}", TensorType(tuple(shape), value.type.dtype)))
+    try:
+        types = types_of(nodes.node(node.op, tuple(inputs), node.names, node.attributes, ()))
+    except (UserError, ValueError, LookupError, ArithmeticError, AssertionError):
+        return ""
+    for names, type, had in zip(out, types, node.outputs, strict=False):
+        for name, size, before in zip(names, type.shape, had.shape, strict=False):
+            if name != NO_LABEL and any(name in each for each in given) and size not in (longer[name], before):
+                return f"where {name} is {longer[name]} long, the output has {size}"
+    return ""
 
 
 def terms_of(node: Node, *groups: Iterable[str], outputs: Iterable[int] | None = None) -> tuple[Terms, ...]:

@@ -14,7 +14,7 @@ from steptime.captured import torch_parts as parts
 from steptime.captured.graph import Attribute, Node, Nodes, TensorType, Value
 from steptime.captured.graph.strides import strides_of, tensor_type, view_strides, wrap
 from steptime.captured.ops.calls import call_of
-from steptime.captured.record.values import TORCH_DTYPES, dtype_name, tensors_in
+from steptime.captured.record.values import TORCH_DTYPES, tensors_in, type_of
 
 Operand = Value | float | int | bool
 """A tensor or a number."""
@@ -70,10 +70,7 @@ def _types(node: Node) -> tuple[TensorType, ...]:
             output = call.function(*map(fake, call.arguments), **{name: fake(x) for name, x in call.keywords.items()})
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"{node.op}: {str(error).splitlines()[0]}") from None
-        return tuple(
-            TensorType(tuple(t.shape), dtype_name(t.dtype), None if t.is_contiguous() else t.stride())
-            for t in tensors_in(output)
-        )
+        return tuple(map(type_of, tensors_in(output)))
 
 
 def pointwise(nodes: Nodes, op: str, operands: Mapping[str, Operand], **attributes: Attribute) -> Value:
@@ -119,15 +116,11 @@ def reduce(nodes: Nodes, op: str, x: Value, dims: Sequence[int], keepdim: bool, 
     return unary(nodes, op, x, dim=over, keepdim=keepdim, **more)
 
 
-def mm(nodes: Nodes, a: Value, b: Value) -> Value:
-    """Product of two matrices (m, k) and (k, n)."""
-    return made(nodes, "mm", {"self": a, "mat2": b}).value()
-
-
-def addmm(nodes: Nodes, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
-    """beta bias + alpha a b."""
-    attributes: dict[str, Attribute] = {} if beta == alpha == 1 else {"beta": beta, "alpha": alpha}
-    return made(nodes, "addmm", {"self": bias, "mat1": a, "mat2": b}, attributes).value()
+def mm(nodes: Nodes, a: Value, b: Value, added: Value | None = None) -> Value:
+    """Product of two matrices (m, k) and (k, n), and what is added to it."""
+    if added is None:
+        return made(nodes, "mm", {"self": a, "mat2": b}).value()
+    return made(nodes, "addmm", {"self": added, "mat1": a, "mat2": b}).value()
 
 
 def bmm(nodes: Nodes, a: Value, b: Value) -> Value:

@@ -198,9 +198,10 @@ def _matrices(names: str, left: str, right: str, *, added: str = "", batched: bo
     return _row(names, work, _product_dims((left, a), (right, b), out, added), "matrix", factors=(left, right))
 
 
+MATRICES: Final = (_matrices("mm", "self", "mat2"), _matrices("addmm", "mat1", "mat2", added="self"))
+"""Products of two matrices, with what is added to them and without."""
 PRODUCTS: Final = (
-    _matrices("mm", "self", "mat2"),
-    _matrices("addmm", "mat1", "mat2", added="self"),
+    *MATRICES,
     _matrices("bmm", "self", "mat2", batched=True),
     _matrices("baddbmm", "batch1", "batch2", added="self", batched=True),
     _row("_scaled_mm _int_mm matmul", _multiplied(_product_sizes("self", "mat2")), factors=("self", "mat2")),

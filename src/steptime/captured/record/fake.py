@@ -196,15 +196,17 @@ def _content(cell: CellType) -> Any:
 
 
 @contextmanager
-def without_closed_over(function: Any, replaced: Replaced) -> Iterator[None]:
-    """Put fake copies in place of tensors that a function has from around it (targets of a loss)."""
+def without_closed_over(function: Any, replaced: Replaced) -> Iterator[Mapping[str, Any]]:
+    """Put fake copies in place of tensors that a function has from around it (targets of a loss), and give these."""
     undo: list[tuple[Any, Any]] = []
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    made: dict[str, Any] = {}
     try:
-        for cell in getattr(function, "__closure__", None) or ():
+        for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
             if isinstance(_content(cell), torch.Tensor):
                 undo.append((cell, cell.cell_contents))
-                cell.cell_contents = replaced.copy(cell.cell_contents)
-        yield
+                made[name] = cell.cell_contents = replaced.copy(cell.cell_contents)
+        yield made
     finally:
         for cell, held in undo:
             cell.cell_contents = held

@@ -12,14 +12,19 @@ from steptime.captured.record.values import Values
 
 BRANCH: Final = "the first branch of torch.cond is taken"
 ONE_TURN: Final = "a while_loop whose condition is data runs its body once"
+MORE_WORK: Final = "an If whose condition is data takes the branch with more work"
+ALL_TURNS: Final = "a Loop whose condition is data runs to its trip count"
 FLEX: Final = (
     "flex_attention is one fused kernel, whose mask keeps {share:.0%} of the blocks and functions of scores are free"
 )
 
 
+_OTHER: Final = (BRANCH, ONE_TURN, MORE_WORK, ALL_TURNS)
+
+
 def changed(assumed: Sequence[str]) -> str:
     """The first of what a recording took as true that makes it another computation than its module; else empty."""
-    return next((each for each in assumed if each.startswith((BRANCH, ONE_TURN, FLEX.partition(",")[0]))), "")
+    return next((each for each in assumed if each.startswith((*_OTHER, FLEX.partition(",")[0]))), "")
 
 
 MOST_TURNS: Final = 100_000
@@ -28,30 +33,33 @@ MOST_TURNS: Final = 100_000
 
 def _branch(values: Values, predicate: Any, first: Any, second: Any, operands: Any = ()) -> Any:
     """The branch that is taken where that is known, else the first."""
-    return (first if _known(values, predicate, BRANCH) else second)(*operands)
+    known = _known(values, predicate)
+    if known is None:
+        values.take(BRANCH)
+    return (second if known is False else first)(*operands)
 
 
-def _known(values: Values, asked: Any, else_true: str) -> bool:
-    """A truth value; one that is not known is true, which is noted."""
+def _known(values: Values, asked: Any) -> bool | None:
+    """A truth value; None where it is data."""
     if not isinstance(asked, torch.Tensor):
         return bool(asked)
     with parts.without_modes():
         real = values.of(asked)
-        if real is not None:
-            values.read(asked)
-            return bool(real)
-    values.take(else_true)
-    return True
+        if real is None:
+            return None
+        values.read(asked)
+        return bool(real)
 
 
 def _loop(values: Values, condition: Any, body: Any, carried: Any, more: Any = (), **_: Any) -> Any:
     """Every turn of the loop, or one where how many there are is data."""
     for _turn in range(MOST_TURNS):
-        assumed = len(values.assumed)
-        if not _known(values, condition(*carried, *more), ONE_TURN):
+        known = _known(values, condition(*carried, *more))
+        if known is False:
             break
         carried = tuple(body(*carried, *more))
-        if len(values.assumed) > assumed:
+        if known is None:
+            values.take(ONE_TURN)
             break
     return tuple(carried)
 

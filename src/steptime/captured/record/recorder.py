@@ -22,7 +22,7 @@ from steptime.captured.record.device import WITH_WORKSPACES, filled, scratch_byt
 from steptime.captured.record.environment import Fakes
 from steptime.captured.record.results import NEW
 from steptime.captured.record.training import scalar_read
-from steptime.captured.record.values import DEVICE, Signature, attribute, dtype_name, signature, tensors_in
+from steptime.captured.record.values import DEVICE, Signature, attribute, signature, tensors_in, type_of
 
 
 class Paths:
@@ -194,8 +194,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
         shape, strides, _, dtype = layout
         found = self._types.get((shape, strides, dtype))
         if found is None:
-            found = TensorType(shape, dtype_name(dtype), None if tensor.is_contiguous() else strides)
-            self._types[shape, strides, dtype] = found
+            found = self._types[shape, strides, dtype] = type_of(tensor)
         return found
 
     # -- values -------------------------------------------------------------------------------------------------------

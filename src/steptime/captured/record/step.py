@@ -19,7 +19,7 @@ from steptime.captured.graph.segments import Run
 from steptime.captured.graph.unroll import unroll
 from steptime.captured.record.device import TARGETS, cuda_kernels
 from steptime.captured.record.environment import capturing
-from steptime.captured.record.fake import Replaced, check_module, with_loss, without_closed_over
+from steptime.captured.record.fake import check_module, with_loss, without_closed_over
 from steptime.captured.record.fold import repeats, runs, shortened
 from steptime.captured.record.problems import CaptureError
 from steptime.captured.record.recorder import Paths, Recorder
@@ -129,7 +129,8 @@ def capture(
 
 
 Seen = Callable[[Recorder, str, Any], None]
-"""Is told what a step has made, while it is recorded: ``output``, ``loss``, and the module at its ``end``."""
+"""Is told what a step reads and makes, while it is recorded: ``labels`` that its loss closes over, by name, ``output``,
+``loss``, and the module at its ``end``."""
 
 
 def _unseen(_recorder: Recorder, _what: str, _made: Any) -> None:
@@ -195,29 +196,18 @@ def _recorded(
 ) -> Program:
     whole = with_loss(module, options.loss if options.training else None)
     running = capturing(whole, inputs, name=options.name, training=options.training)
-    with running as (arguments, replaced), without_closed_over(options.loss, replaced):
-        return _run(module, whole, arguments, replaced, options, kind, seen)
-
-
-def _run(
-    module: torch.nn.Module,
-    whole: torch.nn.Module,
-    arguments: Any,
-    replaced: Replaced,
-    options: StepOptions,
-    kind: type[Recorder],
-    seen: Seen,
-) -> Program:
-    optimizer = optimizer_of(options.optimizer, whole, replaced) if options.training else None
-    paths = Paths(whole)
-    if isinstance(module, Exported):
-        module.paths = paths
-    recorder = kind(paths, replaced.mode, options.nonzero_share)
-    with parts.DisableTorchFunction():
-        parameters = named(recorder, whole, arguments, optimizer)
-    with paths.watching(), recorder:
-        _step(recorder, whole, arguments, optimizer, options, seen)
-    return recorded(recorder, options.name, whole, parameters, arguments)
+    with running as (arguments, replaced), without_closed_over(options.loss, replaced) as labels:
+        optimizer = optimizer_of(options.optimizer, whole, replaced) if options.training else None
+        paths = Paths(whole)
+        if isinstance(module, Exported):
+            module.paths = paths
+        recorder = kind(paths, replaced.mode, options.nonzero_share)
+        with parts.DisableTorchFunction():
+            parameters = named(recorder, whole, arguments, optimizer)
+            seen(recorder, "labels", labels)
+        with paths.watching(), recorder:
+            _step(recorder, whole, arguments, optimizer, options, seen)
+        return recorded(recorder, options.name, whole, parameters, arguments)
 
 
 def recorded(

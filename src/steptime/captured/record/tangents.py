@@ -106,7 +106,9 @@ def _moving(module: torch.nn.Module, leaves: Sequence[Any], of: str | Sequence[s
     inputs = {f"input.{n}": one for n, one in enumerate(leaves) if isinstance(one, torch.Tensor)}
     groups: dict[str, dict[str, Any]] = {"inputs": inputs, "parameters": dict(module.named_parameters())}
     known = {n: one for group in groups.values() for n, one in group.items() if one.is_floating_point()}
-    words = [of] if isinstance(of, str) else list(of)
+    words = list(of) if isinstance(of, (list, tuple)) else [str(of)]
+    if not isinstance(of, (str, list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise FieldError("jvp", "of", f"is {of!r}", hint="'inputs', 'parameters', or names of some of them")
     asked = list(groups[words[0]]) if words[:1] == [of] and of in groups else words
     for name in asked:
         if name not in known and name not in inputs:

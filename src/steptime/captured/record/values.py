@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from steptime.captured import torch_parts as parts
-from steptime.captured.graph import Attribute
+from steptime.captured.graph import Attribute, TensorType
 from steptime.captured.record.problems import is_of_user
 from steptime.errors import UserError
 
@@ -105,6 +105,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
+def type_of(tensor: torch.Tensor) -> TensorType:
+    """Shape and element type of a tensor, and its strides where it is not contiguous."""
+    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return TensorType(tuple(tensor.shape), dtype_name(tensor.dtype), strides)
+
+
 def attribute(given: Any) -> Attribute:
     """A scalar argument as an attribute; what has no plain form becomes its text."""
     if given is None or isinstance(given, (bool, int, float, str)):
@@ -161,6 +167,8 @@ class Values:
         self._known: dict[int, Content] = {}
         self.assumed: dict[str, None] = {}
         """What was taken as true because Python read it, with the line that did, in order."""
+        self.where = ""
+        """The node of a file that is read now, where it is not the code of a user that runs."""
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +215,7 @@ class Values:
 
     def take(self, what: str) -> None:
         """Note what is taken as true, for the line of the user's code that runs now."""
-        self.assumed[f"{what} ({_reader()})"] = None
+        self.assumed[f"{what} ({self.where or _reader()})"] = None
 
     # -- operators ----------------------------------------------------------------------------------------------------
 

@@ -102,10 +102,11 @@ class Elements:
 
         floor((c u + r) / (c v)) is floor(u / v) where r is from zero to below c.
         """
-        for atom in by.terms[0][0] if len(by.terms) == 1 and len(by.terms[0][0]) > 1 else ():
-            common = Size((((atom,), 1),))
-            exact = Size(tuple((m, v) for m, v in numerator.terms if atom in m))
-            if self.within(numerator - exact, common):
+        atoms, times = by.terms[0] if len(by.terms) == 1 else ((), 1)
+        for atom, number in product(atoms, sorted({1, int(times)})):
+            common = Size((((atom,), number),))
+            exact = Size(tuple((m, v) for m, v in numerator.terms if atom in m and v % number == 0))
+            if common != by and self.within(numerator - exact, common):
                 return self.quotient(exact // common, by // common)
         whole, rest = ZERO, ZERO
         for monomial, value in numerator.terms:

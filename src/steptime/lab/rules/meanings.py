@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from steptime.captured.graph import Node
 from steptime.captured.graph.strides import wrap
+from steptime.captured.ops import OF_MATRICES
 from steptime.lab.rules.domains import FUNCTIONS
 from steptime.lab.rules.terms import Term
 from steptime.rewrite.scene import number
@@ -70,11 +71,12 @@ def _power(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     return terms.make("mul", (), given[0], given[0]) if twice else None
 
 
-def _addmm(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
+def _product(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
     if any(number(node, name) not in (None, 1.0) for name in ("alpha", "beta")):
         return None
-    bias, *factors = given
-    return terms.make("add", (), terms.make("matmul", (), *factors), bias)
+    *added, a, b = given
+    made = terms.make("matmul", (), a, b)
+    return terms.make("add", (), made, *added) if added else made
 
 
 def _convolution(terms: Terms, node: Node, given: Sequence[Term]) -> Made:
@@ -214,9 +216,7 @@ MEANINGS: Final[Mapping[str, Define]] = {
     "mul": _single(_mul),
     "div": _single(_div),
     "pow": _single(_power),
-    "mm": _plain("matmul"),
-    "bmm": _plain("matmul"),
-    "addmm": _single(_addmm),
+    **{op: _single(_product) for op in (*OF_MATRICES, "bmm")},
     "convolution": _single(_convolution),
     "avg_pool2d": _pool("avgpool"),
     "max_pool2d_with_indices": _pool("maxpool"),

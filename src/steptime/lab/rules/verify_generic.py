@@ -26,8 +26,8 @@ from steptime.lab.rules.forms import (
     unit,
 )
 from steptime.lab.rules.rule import Rule
-from steptime.lab.rules.sizes import ONE, Condition, Quotient, Size, size
-from steptime.lab.rules.terms import Term
+from steptime.lab.rules.sizes import ONE, Condition, Quotient, Size, at_least, size
+from steptime.lab.rules.terms import Shape, Term
 from steptime.registry import needed
 
 TIMEOUT_MS: Final = 2000
@@ -190,9 +190,14 @@ def proved_generically(rule: Rule) -> bool:
 
 def _same(rule: Rule, a: Term, b: Term) -> bool:
     elements = Elements(rule.table)
-    index = tuple(elements.fresh(dim, "i") for dim in elements.dims(a))
-    names = frozenset(each.name for each in index if each.name)
-    facts = rule.needs() + [Condition(elements.ranges[n] - 1 - size(n), equal=False) for n in sorted(names)]
+    return same_at(rule, a, b, elements, tuple(elements.fresh(dim, "i") for dim in elements.dims(a)))
+
+
+def same_at(rule: Rule, a: Term, b: Term, elements: Elements, index: Shape) -> bool:
+    """Whether an element of both sides is the same for all sizes, and for all values that names in its index have."""
+    names = frozenset(name for each in index for name in each.names() if name in elements.ranges)
+    facts = [at_least(dim, i + 1) for dim, i in zip(elements.dims(a), index, strict=True) if i.names() and not i.name]
+    facts += rule.needs() + [Condition(elements.ranges[n] - 1 - size(n), equal=False) for n in sorted(names)]
     facts += [
         Condition(d - 1, equal=False) for v in rule.variables for d in v.dims if d.number is None and d.name is None
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from steptime.captured.cli.profile import Dim, parse_dims
 from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError
@@ -70,9 +71,7 @@ def command(
         list[str] | None,
         flag("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument; once for each."),
     ] = None,
-    dim: Annotated[
-        list[str] | None, flag("--dim", metavar="NAME=N", help="Size of a named dim of an ONNX file.")
-    ] = None,
+    dim: Dim = None,
     dtype: Annotated[str | None, flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights.")] = None,
     optimizer: Annotated[str | None, flag("--optimizer", metavar="NAME", help="As of profile.")] = None,
     loss: o.Loss = None,
@@ -97,7 +96,6 @@ def command(
         return
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT
-    from steptime.captured.cli.profile import parse_dims
     from steptime.rewrite.cli.searching import options_of
     from steptime.rewrite.engine import objective_named
     from steptime.rewrite.rewriting import rewrite

@@ -8,7 +8,7 @@ from typing import Final
 
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.strides import tensor_type, wrap
-from steptime.captured.ops import making
+from steptime.captured.ops import OF_MATRICES, addend, making
 from steptime.rewrite.flow import CONV_RELU
 from steptime.rewrite.passes.fusion import needs
 from steptime.rewrite.retype import POINTWISE
@@ -32,14 +32,15 @@ def _convs(scene: Scene) -> Iterator[Node]:
             yield node
 
 
-def _groups(node: Node) -> int:
+def groups_of(node: Node) -> int:
+    """Groups of a convolution."""
     return int(str(node.attribute("groups", 1)))
 
 
-def _again(
-    scene: Scene, node: Node, inputs: tuple[Value, Value, Value | None], groups: int = 1, grown: Iterable[int] = ()
+def again(
+    scene: Scene, node: Node, inputs: tuple[Value, Value, Value | None], parts: int = 1, grown: Iterable[int] = ()
 ) -> Value:
-    """The convolution of a node on another input, with other weights, and with a padding that has grown."""
+    """The convolution of a node, not transposed, on another input, with other weights and a padding that has grown."""
     padding = integers(node, "padding")
     return making.convolution(
         scene.nodes,
@@ -47,7 +48,7 @@ def _again(
         stride=integers(node, "stride"),
         padding=[p + more for p, more in zip(padding, grown or (0,) * len(padding), strict=True)],
         dilation=integers(node, "dilation"),
-        groups=groups,
+        groups=parts,
     )
 
 
@@ -56,7 +57,8 @@ def _kind(node: Node) -> tuple[object, ...]:
     return (*(integers(node, name) for name in _WINDOW), node.inputs[1].type.shape[2:], len(node.inputs))
 
 
-def _slices(scene: Scene, whole: Value, members: list[Node], dim: int) -> dict[Value, Value]:
+def slices(scene: Scene, whole: Value, members: list[Node], dim: int) -> dict[Value, Value]:
+    """Results of several operators as slices of one, along a dim."""
     replace, at = {}, 0
     for node in members:
         width = node.outputs[0].shape[dim]
@@ -73,7 +75,7 @@ def _merged(scene: Scene) -> Iterator[Match]:
     """Convolutions of one tensor in the same windows: one with more channels, and slices of it."""
     found: dict[object, list[Node]] = defaultdict(list)
     for node in _convs(scene):
-        if _groups(node) == 1:
+        if groups_of(node) == 1:
             found[node.inputs[0], _kind(node)].append(node)
     for members in found.values():
         if len(members) > 1:
@@ -81,10 +83,10 @@ def _merged(scene: Scene) -> Iterator[Match]:
             weight, *bias = (
                 _joined(scene, [node.inputs[n] for node in members]) for n in range(1, len(members[0].inputs))
             )
-            whole = _again(scene, members[0], (x, weight, next(iter(bias), None)))
+            whole = again(scene, members[0], (x, weight, next(iter(bias), None)))
             widths = TensorType(tuple(node.outputs[0].shape[1] for node in members), x.type.dtype)
             what = f"{shape_text(x.type)} to channels {shape_text(widths)}"
-            yield Match(root=members[0], replace=_slices(scene, whole, members, 1), what=what)
+            yield Match(root=members[0], replace=slices(scene, whole, members, 1), what=what)
 
 
 def _padded(scene: Scene, value: Value, pads: list[tuple[int, int]]) -> Value:
@@ -100,7 +102,7 @@ def _enlarged(scene: Scene) -> Iterator[Match]:
     """A convolution with the larger kernel of another one of the same input, zeros around its own."""
     found: dict[Value, list[Node]] = defaultdict(list)
     for node in _convs(scene):
-        if _groups(node) == 1:
+        if groups_of(node) == 1:
             found[node.inputs[0]].append(node)
     for x, members in found.items():
         kernels = dict.fromkeys(tuple(node.inputs[1].type.shape[2:]) for node in members)
@@ -113,7 +115,7 @@ def _enlarged(scene: Scene) -> Iterator[Match]:
                     continue
                 weight = _padded(scene, node.inputs[1], [(0, 0), (0, 0), *((n, n) for n in grown)])
                 bias = node.inputs[2] if len(node.inputs) > 2 else None
-                made = _again(scene, node, (x, scene.constant(weight), bias), grown=grown)
+                made = again(scene, node, (x, scene.constant(weight), bias), grown=grown)
                 if made.type == node.outputs[0]:
                     to = "x".join(map(str, kernel))
                     what = f"{shape_text(node.inputs[1].type)} to {to}"
@@ -129,7 +131,7 @@ def _sums(scene: Scene) -> Iterator[Match]:
             continue
         a, b = (value.node for value in pair)
         both = set(_convs(scene))
-        kinds = [(*_kind(each)[:-1], each.inputs[0].type.shape[2:], _groups(each)) for each in (a, b)]
+        kinds = [(*_kind(each)[:-1], each.inputs[0].type.shape[2:], groups_of(each)) for each in (a, b)]
         if not {a, b} <= both or kinds[0] != kinds[1] or kinds[0][-1] != 1:
             continue
         x, y = a.inputs[0], b.inputs[0]
@@ -138,7 +140,7 @@ def _sums(scene: Scene) -> Iterator[Match]:
         biases = [each.inputs[2] for each in (a, b) if len(each.inputs) > 2]
         bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
         weight = _joined(scene, [a.inputs[1], b.inputs[1]], 1)
-        made = _again(scene, a, (making.cat(nodes, [x, y], 1), weight, bias))
+        made = again(scene, a, (making.cat(nodes, [x, y], 1), weight, bias))
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, y.type))
 
@@ -147,7 +149,7 @@ def _fewer_groups(scene: Scene) -> Iterator[Match]:
     """Groups of a convolution merged by a power of two, with zeros between channels of different groups."""
     nodes = scene.nodes
     for node in _convs(scene):
-        groups, weight = _groups(node), node.inputs[1]
+        groups, weight = groups_of(node), node.inputs[1]
         factor = 2
         while groups % factor == 0:
             out, channels, *kernel = weight.type.shape
@@ -159,7 +161,7 @@ def _fewer_groups(scene: Scene) -> Iterator[Match]:
                 parts.append(_padded(scene, part, [(0, 0), (0, 0), (0, 0), around, *((0, 0) for _ in kernel)]))
             wide = making.reshape(nodes, making.cat(nodes, parts, 1), (out, channels * factor, *kernel))
             bias = node.inputs[2] if len(node.inputs) > 2 else None
-            made = _again(scene, node, (node.inputs[0], scene.constant(wide), bias), groups // factor)
+            made = again(scene, node, (node.inputs[0], scene.constant(wide), bias), groups // factor)
             what = f"{shape_text(node.inputs[0].type)}, {groups} groups to {groups // factor}"
             yield Match(root=node, replace={node.value(): made}, what=what)
             factor *= 2
@@ -173,7 +175,7 @@ def _conv_relu(scene: Scene) -> Iterator[Match]:
         conv = x.node
         inputs = dict(zip(("self", "weight", "bias"), conv.inputs, strict=False))
         attributes = {name: integers(conv, name) for name in _WINDOW}
-        made = scene.nodes.apply(CONV_RELU, inputs, {**attributes, "groups": _groups(conv)}, outputs=conv.outputs)
+        made = scene.nodes.apply(CONV_RELU, inputs, {**attributes, "groups": groups_of(conv)}, outputs=conv.outputs)
         if made.outputs == node.outputs:
             what = shape_text(conv.inputs[0].type, conv.inputs[1].type)
             yield Match(root=node, replace={node.value(): made.value()}, what=what)
@@ -184,18 +186,18 @@ def _product_sums(scene: Scene) -> Iterator[Match]:
     nodes = scene.nodes
     for node in scene.each("add"):
         pair = operands(node)
-        if pair is None or not all(is_op(v, "mm", "addmm") and scene.only_use(v) for v in pair) or pair[0] == pair[1]:
+        if pair is None or not all(is_op(v, *OF_MATRICES) and scene.only_use(v) for v in pair) or pair[0] == pair[1]:
             continue
         a, b = (value.node for value in pair)
         plain = not any(number(each, name) not in (None, 1.0) for each in (a, b) for name in ("alpha", "beta"))
-        biases = [each.inputs[0] for each in (a, b) if each.op == "addmm"]
+        biases = [bias for each in (a, b) if (bias := addend(each)) is not None]
         (x, left), (y, right) = a.inputs[-2:], b.inputs[-2:]
         if not plain or not all(map(scene.is_weight, (left, right, *biases))) or pair[0].type != pair[1].type:
             continue
         weight = _joined(scene, [left, right], 0)
         wide = making.cat(nodes, [x, y], 1)
         bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
-        made = making.mm(nodes, wide, weight) if bias is None else making.addmm(nodes, bias, wide, weight)
+        made = making.mm(nodes, wide, weight, bias)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, y.type, left.type))
 
@@ -203,10 +205,11 @@ def _product_sums(scene: Scene) -> Iterator[Match]:
 def _shared_weights(scene: Scene) -> Iterator[Match]:
     """Products of several tensors with one weight: one product of the joined rows, and slices of it."""
     found: dict[object, list[Node]] = defaultdict(list)
-    for node in scene.each("mm", "addmm"):
+    for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
         plain = not any(number(node, name) not in (None, 1.0) for name in ("alpha", "beta"))
-        fits = node.op == "mm" or (scene.is_weight(node.inputs[0]) and node.inputs[0].type.rank == 1)
+        bias = addend(node)
+        fits = bias is None or (scene.is_weight(bias) and bias.type.rank == 1)
         if plain and fits and scene.is_weight(weight) and not scene.is_weight(x):
             found[node.op, node.inputs[:-2], weight].append(node)
     for group in found.values():
@@ -214,10 +217,9 @@ def _shared_weights(scene: Scene) -> Iterator[Match]:
         if len(members) < 2:
             continue
         wide = making.cat(scene.nodes, [node.inputs[-2] for node in members], 0)
-        weight, bias = members[0].inputs[-1], members[0].inputs[:-2]
-        whole = making.addmm(scene.nodes, bias[0], wide, weight) if bias else making.mm(scene.nodes, wide, weight)
+        whole = making.mm(scene.nodes, wide, members[0].inputs[-1], addend(members[0]))
         what = f"{len(members)} of {shape_text(members[0].inputs[-2].type, weight.type)}"
-        yield Match(root=members[0], replace=_slices(scene, whole, members, 0), what=what)
+        yield Match(root=members[0], replace=slices(scene, whole, members, 0), what=what)
 
 
 def _independent(scene: Scene, group: list[Node]) -> list[Node]:

@@ -7,7 +7,8 @@ from typing import Final
 
 from steptime.captured.graph import Node, TensorType, Value
 from steptime.captured.graph.strides import is_contiguous
-from steptime.captured.ops import making
+from steptime.captured.ops import OF_MATRICES, addend, making
+from steptime.rewrite.passes.convolutions import again, groups_of, slices
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, number, operands, shape_text
 
 _BATCH_NORMS: Final = (
@@ -31,27 +32,6 @@ def _norm_parts(node: Node) -> tuple[Value | None, Value | None, Value, Value, f
     return names.get("weight"), names.get("bias"), mean, variance, eps
 
 
-def _integers(node: Node, name: str) -> tuple[int, ...]:
-    found = node.attribute(name, ())
-    return tuple(int(str(item)) for item in found) if isinstance(found, tuple) else (int(str(found)),)
-
-
-def _again(scene: Scene, node: Node, x: Value, weight: Value, bias: Value | None) -> Value:
-    """The convolution of a node with other weights."""
-    return making.convolution(
-        scene.nodes,
-        x,
-        weight,
-        bias,
-        stride=_integers(node, "stride"),
-        padding=_integers(node, "padding"),
-        dilation=_integers(node, "dilation"),
-        transposed=bool(node.attribute("transposed", False)),
-        output_padding=_integers(node, "output_padding") or (0,),
-        groups=int(str(node.attribute("groups", 1))),
-    )
-
-
 def _conv_norm(scene: Scene) -> Iterator[Match]:
     nodes = scene.nodes
     for node in scene.each(*_BATCH_NORMS):
@@ -71,7 +51,9 @@ def _conv_norm(scene: Scene) -> Iterator[Match]:
         shift = making.unary(nodes, "neg", making.mul(nodes, shift, scale))
         shift = shift if beta is None else making.add(nodes, shift, beta)
         folded = [making.to(nodes, each, weight.type.dtype) for each in (making.mul(nodes, weight, column), shift)]
-        made = _again(scene, conv, conv.inputs[0], scene.constant(folded[0]), scene.constant(folded[1]))
+        made = again(
+            scene, conv, (conv.inputs[0], scene.constant(folded[0]), scene.constant(folded[1])), groups_of(conv)
+        )
         if made.type.shape == node.outputs[0].shape:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(x.type, weight.type))
 
@@ -96,7 +78,7 @@ def _bias(scene: Scene) -> Iterator[Match]:
             else:
                 continue
             a, b = inner.node.inputs
-            made = making.reshape(nodes, making.addmm(nodes, added, a, b), shape)
+            made = making.reshape(nodes, making.mm(nodes, a, b, added), shape)
             if made.type.shape == node.outputs[0].shape and made.type.dtype == node.outputs[0].dtype:
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type, added.type))
                 break
@@ -105,31 +87,24 @@ def _bias(scene: Scene) -> Iterator[Match]:
 def _siblings(scene: Scene) -> Iterator[Match]:
     """Products of one tensor with several weights: one product with the weights joined, and slices of it."""
     groups: dict[tuple[Value, str], list[Node]] = {}
-    for node in scene.each("mm", "addmm"):
+    for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
-        bias = node.inputs[0] if node.op == "addmm" else None
+        bias = addend(node)
         plain = not any(number(node, name) not in (None, 1.0) for name in ("alpha", "beta"))
         fits = bias is None or (scene.is_weight(bias) and bias.type.shape == weight.type.shape[1:])
         if plain and fits and scene.is_weight(weight) and not scene.is_weight(x) and len(node.inputs) < 4:
             groups.setdefault((x, node.op), []).append(node)
-    for (x, op), found in groups.items():
+    for (x, _), found in groups.items():
         members = list(dict.fromkeys(found))
         if len(members) < 2:
             continue
         nodes = scene.nodes
         weight = scene.constant(_joined(scene, [node.inputs[-1] for node in members], 1))
-        if op == "addmm":
-            bias = scene.constant(making.cat(nodes, [node.inputs[0] for node in members], 0))
-            whole = making.addmm(nodes, bias, x, weight)
-        else:
-            whole = making.mm(nodes, x, weight)
-        replace, at = {}, 0
-        for node in members:
-            width = node.outputs[0].shape[1]
-            replace[node.value()] = making.slice(nodes, whole, 1, at, at + width)
-            at += width
+        biases = [bias for node in members if (bias := addend(node)) is not None]
+        whole = making.mm(nodes, x, weight, scene.constant(making.cat(nodes, biases, 0)) if biases else None)
         widths = TensorType(tuple(node.outputs[0].shape[1] for node in members), x.type.dtype)
-        yield Match(root=members[0], replace=replace, what=f"{shape_text(x.type)} with widths {shape_text(widths)}")
+        what = f"{shape_text(x.type)} with widths {shape_text(widths)}"
+        yield Match(root=members[0], replace=slices(scene, whole, members, 1), what=what)
 
 
 def _joined(scene: Scene, weights: list[Value], dim: int) -> Value:
@@ -144,15 +119,15 @@ def _joined(scene: Scene, weights: list[Value], dim: int) -> Value:
 def _chain(scene: Scene) -> Iterator[Match]:
     """(a b) c as a (b c), and the other way, where that is fewer operations."""
     nodes = scene.nodes
-    for node in scene.each("mm", "addmm"):
+    for node in scene.each(*OF_MATRICES):
         left, right = node.inputs[-2:]
-        bias = node.inputs[0] if node.op == "addmm" else None
+        bias = addend(node)
         if any(number(node, name) not in (None, 1.0) for name in ("alpha", "beta")):
             continue
         m, n = node.outputs[0].shape
-        if is_op(left, "mm", "addmm") and scene.only_use(left):
+        if is_op(left, *OF_MATRICES) and scene.only_use(left):
             a, b = left.node.inputs[-2:]
-            before = left.node.inputs[0] if left.node.op == "addmm" else None
+            before = addend(left.node)
             k, j = b.type.shape
             known = scene.is_weight(b) and scene.is_weight(right)
             worth = m * k * n + (0 if known else k * j * n) < m * k * j + m * j * n
@@ -160,7 +135,7 @@ def _chain(scene: Scene) -> Iterator[Match]:
                 inner = making.mm(nodes, b, right)
                 inner = scene.constant(inner) if known else inner
                 moved = _moved_bias(scene, before, right, bias) if before is not None else bias
-                made = making.mm(nodes, a, inner) if moved is None else making.addmm(nodes, moved, a, inner)
+                made = making.mm(nodes, a, inner, moved)
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type, right.type))
                 continue
         if is_op(right, "mm") and scene.only_use(right):
@@ -169,7 +144,7 @@ def _chain(scene: Scene) -> Iterator[Match]:
             known = scene.is_weight(right)
             if not known and m * k * j + m * j * n < k * j * n + m * k * n:
                 first = making.mm(nodes, left, b)
-                made = making.mm(nodes, first, c) if bias is None else making.addmm(nodes, bias, first, c)
+                made = making.mm(nodes, first, c, bias)
                 yield Match(root=node, replace={node.value(): made}, what=shape_text(left.type, b.type, c.type))
 
 
@@ -193,7 +168,7 @@ def _common_factor(scene: Scene) -> Iterator[Match]:
             continue
         shape = pair[0].type.shape
         products = [value.node.inputs[0] if is_op(value, *_VIEW) else value for value in pair]
-        if not all(is_op(product, "mm", "addmm") for product in products) or products[0] == products[1]:
+        if not all(is_op(product, *OF_MATRICES) for product in products) or products[0] == products[1]:
             continue
         if not all(map(scene.only_use, {*pair, *products})):
             continue
@@ -207,11 +182,11 @@ def _common_factor(scene: Scene) -> Iterator[Match]:
             a, b = making.add(nodes, sides[0][0], sides[1][0]), sides[0][1]
         else:
             continue
-        biases = [product.node.inputs[0] for product in products if product.node.op == "addmm"]
+        biases = [bias for product in products if (bias := addend(product.node)) is not None]
         if len(biases) == 2 and not all(map(scene.is_weight, biases)):
             continue
         bias = scene.constant(making.add(nodes, *biases)) if len(biases) == 2 else next(iter(biases), None)
-        made = making.mm(nodes, a, b) if bias is None else making.addmm(nodes, bias, a, b)
+        made = making.mm(nodes, a, b, bias)
         made = making.reshape(nodes, made, shape)
         if made.type == node.outputs[0]:
             yield Match(root=node, replace={node.value(): made}, what=shape_text(a.type, b.type))
@@ -262,9 +237,9 @@ def _scaled(scene: Scene) -> Iterator[Match]:
 def _joined_rows(scene: Scene) -> Iterator[Match]:
     """Products of the rows of one tensor with the same weight."""
     nodes, found = scene.nodes, dict[tuple[Value, Value, Value | None], dict[int, Node]]()
-    for node in scene.each("mm", "addmm"):
+    for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
-        bias = node.inputs[0] if node.op == "addmm" else None
+        bias = addend(node)
         at = _step_of(x)
         plain = bias is None or (bias.type.rank == 1 and not {"alpha", "beta"} & {name for name, _ in node.attributes})
         if at is not None and plain and scene.is_weight(weight):
@@ -274,7 +249,7 @@ def _joined_rows(scene: Scene) -> Iterator[Match]:
         if len(members) < max(steps, 2) or not is_contiguous(whole.type):
             continue
         rows = making.reshape(nodes, whole, (steps * whole.type.shape[1], whole.type.shape[2]))
-        made = making.mm(nodes, rows, weight) if bias is None else making.addmm(nodes, bias, rows, weight)
+        made = making.mm(nodes, rows, weight, bias)
         parts = making.reshape(nodes, made, (steps, whole.type.shape[1], columns))
         replace = {node.value(): making.select(nodes, parts, 0, at) for at, node in members.items()}
         if all(old.type == new.type for old, new in replace.items()):
@@ -337,7 +312,7 @@ LAST: Final = (
         name="matmul + add",
         matches="a product and a sum with a row or with a tensor of its shape, through a reshape",
         condition="nothing else reads the product; same element type",
-        makes="addmm, which adds in its epilogue",
+        makes="a product that adds in its epilogue",
         source="seed document on graph optimisation; cuBLASLt epilogues",
         find=_bias,
         reorders=True,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from steptime.captured.cli.profile import Dim, parse_dims
 from steptime.cli import options as o
 from steptime.cli.parser import flag, real
 from steptime.errors import UnknownNameError, UserError
@@ -45,6 +46,7 @@ def command(
         list[str] | None,
         flag("--input", metavar="[NAME=]8x1024[:int64]", help="Shape of an argument of forward; repeatable."),
     ] = None,
+    dim: Dim = None,
     dtype: Annotated[
         str | None,
         flag("--dtype", metavar="fp32|bf16|fp16", help="Element type of the weights; default: as made."),
@@ -110,6 +112,7 @@ def command(
     captured |= o.given(memory_bytes=own.room_of(memory))
     captured |= {
         "inputs": tuple(inputs or ()),
+        "dims": parse_dims(dim or []),
         "optimizer": optimizer,
         "overlaps": not no_overlap,
         "plain_norms": plain_norms,
@@ -175,7 +178,11 @@ def _print_pipeline(
     from steptime.sharding.cli.joint import print_joint
     from steptime.sharding.joint import joint
 
+    if model.lower().endswith(".onnx"):
+        hint = "give the factory of the module, or leave --pipeline out"
+        raise UserError("--pipeline of an ONNX file, whose batch is that of the file", hint=hint)
     batch = captured.pop("batch", None)
+    captured.pop("dims")
     if batch is None:
         raise UserError("a pipeline divides the samples of a step", hint="give --batch N")
     others = [text.rpartition("=") for text in further]

@@ -1,5 +1,7 @@
 """Mutants by hand: which are found, on which boxes they are right, what corrects them, what catches a wrong one."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,8 +30,11 @@ from steptime.lab.rules.mutants.moves import cut, padded  # noqa: E402
 from steptime.lab.rules.mutants.passes import MUTANT_PASSES  # noqa: E402
 from steptime.lab.rules.mutants.programs import Convolution, convolution, product, sizes_for, transposed  # noqa: E402
 from steptime.lab.rules.mutants.regions import check_masks, corner_and_neighbours, regions, thresholds  # noqa: E402
+from steptime.lab.rules.rule import Rule  # noqa: E402
 from steptime.lab.rules.sizes import size  # noqa: E402
-from steptime.lab.rules.terms import parsed, replaced, variable  # noqa: E402
+from steptime.lab.rules.terms import parsed, replaced, term, variable  # noqa: E402
+from steptime.lab.rules.verify_cases import proved_by_cases  # noqa: E402
+from steptime.lab.rules.verify_generic import proved_generically  # noqa: E402
 from steptime.rewrite.engine import apply_passes  # noqa: E402
 from steptime.rewrite.fused import FusedTimer  # noqa: E402
 from steptime.rewrite.pricing import Prices  # noqa: E402
@@ -232,3 +237,18 @@ def test_a_geometry_that_is_none_is_refused():
         Convolution(dilation=0)
     assert {each.correction for each in corrected_product(batched=True)} <= {EXACT}
     assert parsed("matmul(x, w)") is product(batched=True).source
+
+
+def test_programs_that_fill_and_crop_are_proved_for_all_sizes_by_cases():
+    """Blocks need their halo rows for it: without them, or with one too few, the proof does not close."""
+    given = Convolution(kernel=(3, 3), pad=1)
+    (halo,) = (each for each in corrected(given, boxes=False) if each.correction == "halo rows")
+    assert not proved_generically(halo.rule) and proved_by_cases(halo.rule)
+    every = mutants(convolution(given))
+    (bare,) = (each for each in every if str(each) == halo.path)
+    wrong = Rule(name="bare", variables=halo.rule.variables, sources=halo.rule.sources, targets=(bare.term,))
+    assert not proved_by_cases(wrong)
+    filled = [each for each in corrected(Convolution(kernel=(1, 1)), boxes=False) if "crop" in each.path]
+    assert len(filled) == 4 and all(proved_by_cases(each.rule) for each in filled)
+    source = replaced(filled[0].rule.sources[0], {"x": term("neg", (variable("x"),))}, {})
+    assert not proved_by_cases(replace(filled[0].rule, sources=(source,)))

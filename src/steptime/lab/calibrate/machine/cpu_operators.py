@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from steptime.cost import attention, convolution, matmul
 from steptime.estimate.measured import (
-    CPU,
     CPU_ATTENTION,
     CPU_CALL,
     CPU_CONVOLUTION,
@@ -247,8 +246,3 @@ def _graph(torch: Any, x: Any) -> Run:
             return module(x)
 
     return run
-
-
-def is_cpu(kind: str) -> bool:
-    """Whether a task is of this file."""
-    return kind in CPU
