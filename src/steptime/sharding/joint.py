@@ -228,8 +228,8 @@ class _Search:
         if self.options.stages is not None and not 1 <= self.options.stages <= units.count:
             raise UserError(
                 f"{counted(self.options.stages, 'stage')} of {counted(units.count, 'unit')}",
-                hint="a stage has one unit at least; the units are the blocks of the module, and what "
-                "comes before and after them",
+                hint="a stage has one unit at least; the units are the blocks of the module and what comes before and "
+                "after them, or parts between which few activations pass",
             )
 
     # -- shardings ------------------------------------------------------------------------------------------------

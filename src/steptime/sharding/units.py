@@ -1,4 +1,6 @@
-"""Head, blocks and tail of a captured step as a chain of units, and what shardings of the whole step cost in each.
+"""A captured step as a chain of units, and what shardings of the whole step cost in each.
+
+Units are head, equal blocks and tail, or the parts of a module without equal blocks.
 
 Seconds of an item belong to the units that run it, in equal parts; those between two items to the later one, with
 parameters and their gradients to the unit of the parameter. A micro-batch has computation, traffic of activations and
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from steptime.captured.cut.chains import chain_of
 from steptime.captured.graph import BEFORE
 from steptime.num import Array
 from steptime.sharding.build import Built
@@ -141,19 +144,21 @@ class Units:
 
 
 def units_of(flow: Flow) -> Units:
-    """The chain of a captured step: one unit where it has no run of equal blocks."""
+    """The chain of a captured step: head, equal blocks and tail, or the parts of :func:`chain_of` where it has none."""
     sections = flow.sections
+    if sections.blocks is None:
+        of_call, parts = chain_of(flow.program)
+        return Units(flow=flow, names=tuple(parts), blocks=np.zeros(len(parts), bool), of_call=np.array(of_call, int))
     part = np.array(sections.of_calls(), int)
     forward = [n for n, call in enumerate(flow.program.calls) if call.phase == "forward"]
     present = np.unique(part[forward])
     # A part that only the backward pass has, such as the last gradients of a model that begins with its blocks.
     place = np.clip(np.searchsorted(present, part), 0, len(present) - 1)
-    count, container = len(sections.each), "" if sections.blocks is None else sections.blocks.container
-    first = 0 if sections.blocks is None else sections.blocks.first
+    count, container, first = len(sections.each), sections.blocks.container, sections.blocks.first
     names = ["head" if n < 0 else "tail" if n >= count else f"{container}.{first + n}" for n in present.tolist()]
     return Units(
         flow=flow,
-        names=tuple(names) if len(names) > 1 else ("whole",),
+        names=tuple(names),
         blocks=np.array([0 <= n < count for n in present.tolist()]),
         of_call=np.where(part == -2, -1, place),
     )

@@ -24,9 +24,12 @@ from steptime.sharding.shard import captured_step
 from steptime.sharding.spans import spans_of
 from steptime.sharding.units import of_micro_batch, unit_costs, units_of
 
+MODELS = Path(__file__).parents[2] / "models"
+VGG = f"{MODELS / 'vgg.py'}:vgg16"
 DEEP = f"{Path(__file__).parents[2] / 'models' / 'megatron.py'}:deep"
 TINY = f"{Path(__file__).parents[3] / 'examples' / 'gpt.py'}:tiny"
 
+CAPTURE = {"seq": None, "dtype": None, "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
 FEW = {"gpus": 4, "global_batch": 16, "micro_batches": (4,), "schedules": ("1f1b",), "seconds": 5}
 
 
@@ -37,8 +40,12 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def flow(cluster):
-    given = {"seq": None, "dtype": None, "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
-    return flow_of(captured_step(TINY, cluster, batch=8, **given))
+    return flow_of(captured_step(TINY, cluster, batch=8, **CAPTURE))
+
+
+@pytest.fixture(scope="module")
+def vgg(cluster):
+    return flow_of(captured_step(VGG, cluster, batch=8, **CAPTURE))
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +80,35 @@ def test_once_in_a_step_counts_once(cluster, flow):
     eighth = unit_costs(units_of(flow), replace(part, choice=whole.choice), 8)
     for name in ("gradients_s", "update_s", "weights_s", "held_bytes"):
         assert getattr(eighth, name) == pytest.approx(getattr(one, name)), name
+
+
+def test_a_module_without_equal_blocks_is_cut_where_one_activation_passes(vgg):
+    units = units_of(vgg)
+    assert 10 <= units.count <= 16 and not units.blocks.any()
+    # Functions of activations and pools are with the layer before them, dense layers are parts of their own.
+    assert units.names[-3:] == ("classifier.0", "classifier.3", "classifier.6")
+    assert all(len(each) == 1 for each in units.crossing[1:])
+    assert units.boundary_bytes[-3:].tolist() == [8 * 512 * 49 * 4, 8 * 4096 * 4, 8 * 4096 * 4]
+    # Each part has the backward pass of its own modules.
+    calls = vgg.program.calls
+    for phase in ("forward", "backward"):
+        owners = {call.module: int(units.of_call[n]) for n, call in enumerate(calls) if call.phase == phase}
+        assert owners["features.0"] == 0 and owners["classifier.6"] == units.count - 1
+        assert units.names[owners["classifier.3"]] == "classifier.3"
+
+
+def test_parts_of_a_module_with_skips(cluster):
+    net = flow_of(captured_step(f"{MODELS / 'unet.py'}:unet", cluster, batch=2, **CAPTURE))
+    crossing = [len(each) for each in units_of(net).crossing]
+    assert len(crossing) > 8 and max(crossing) == 4
+
+
+def test_parts_add_up_to_the_step(cluster, vgg):
+    plan = planned(built(vgg, mesh_on(cluster, parse_axes("2")), Timer(device=cluster.device), inf))
+    costs = unit_costs(units_of(vgg), plan, 1)
+    spans = spans_of(costs, micro_batches=1, limit_bytes=inf, recompute=False)
+    again = np.zeros(spans.blocks.shape)
+    assert (spans.micro_batch_s(again) + spans.once_s())[0, -1] == pytest.approx(plan.step_s)
 
 
 def test_a_parameter_of_two_units_is_on_both_stages(flow):
@@ -157,8 +193,7 @@ def test_one_unit(cluster, tmp_path):
     file = tmp_path / "plain.py"
     file.write_text(
         "import torch\n\ndef plain(batch: int = 8):\n"
-        "    layers = torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 64)\n"
-        "    return torch.nn.Sequential(*layers), torch.zeros(batch, 512), lambda y: y.sum()\n"
+        "    return torch.nn.Linear(512, 2048), torch.zeros(batch, 512), lambda y: y.sum()\n"
     )
     found = joint(f"{file}:plain", cluster, **FEW)
     assert [stage.units for stage in found.stages] == [("whole",)]
