@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -22,12 +23,12 @@ from steptime.captured.ops.placement import text_of
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s, pair_of
 from steptime.hardware.records import Cluster
-from steptime.num import Array, divisors
+from steptime.num import Array, Num, divisors, maximum
 from steptime.options import MAX_DEVICES
 from steptime.schedule import SCHEDULES, Pipeline, Schedule
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of
-from steptime.sharding.joint_plan import JointPlan, Machines, PlannedStage, Solved
+from steptime.sharding.joint_plan import JointPlan, Machines, Part, PlannedStage, Seam, Solved, seam_of
 from steptime.sharding.mesh import logical_meshes, mesh_on, parse_axes
 from steptime.sharding.pipeline import (
     MOST_STAGES,
@@ -38,6 +39,7 @@ from steptime.sharding.pipeline import (
     sub_meshes,
 )
 from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.seams import passing
 from steptime.sharding.shard import captured_step, room_bytes
 from steptime.sharding.spans import Overlap, spans_of
 from steptime.sharding.stages import SpanCosts, Split, Stage, split
@@ -293,11 +295,13 @@ class _Search:
             options, costs = field.options, self._costs(field.options, flights)
             found = self._split(field, costs, counts)
             if found is not None:
+                parts = self._parts(options, found.stages)
+                seams = self._seams(units, parts, row.usual_chunks)
                 lines = [
-                    self._stage(units, options[s.choice], s, flights[len(found.stages) - 1 - place])
-                    for place, s in enumerate(found.stages)
+                    self._stage(units, each, flights[len(parts) - 1 - place], seams[place])
+                    for place, each in enumerate(parts)
                 ]
-                step_s, bracket_s, closed_s = self._played(options, found.stages, lines, micro_batches, row)
+                step_s, bracket_s, closed_s = self._played(parts, lines, micro_batches, row)
                 yield JointPlan(
                     model=name,
                     machines=self.kinds,
@@ -352,14 +356,23 @@ class _Search:
                 known[each] = SpanCosts(np.array([p.each_s for p in priced]), np.array([p.busy_s for p in priced]))
         return [known[each] for each in flights]
 
-    def _stage(self, units: Units, option: Solved, stage: Stage, in_flight: float) -> PlannedStage:
-        spans, at = option.spans, (stage.first, stage.end)
-        again = spans.recomputed(in_flight)
+    def _parts(self, options: Sequence[Solved], stages: Sequence[Stage]) -> list[Part]:
+        """Each stage with its devices, in the order of the stages."""
+        taken, out = [0] * len(self.kinds), []
+        for stage in stages:
+            option = options[stage.choice]
+            out.append(Part(option, stage.first, stage.end, taken[option.kind]))
+            taken[option.kind] += option.plan.built.mesh.devices
+        return out
+
+    def _stage(self, units: Units, part: Part, in_flight: float, entering: Seam) -> PlannedStage:
+        option, at = part.option, (part.first, part.end)
+        spans, again = option.spans, option.spans.recomputed(in_flight)
         names = [name for name, where in units.of_parameter.items() if any(at[0] <= unit < at[1] for unit in where)]
         known = option.plan.parameters
         return PlannedStage(
-            units=units.names[stage.first : stage.end],
-            blocks=int(units.blocks[stage.first : stage.end].sum()),
+            units=units.names[part.first : part.end],
+            blocks=int(units.blocks[part.first : part.end].sum()),
             machines=self.kinds[option.kind],
             plan=option.plan,
             recomputed=int(again[at]),
@@ -367,31 +380,26 @@ class _Search:
             memory_bytes=float(spans.memory_bytes(in_flight, np.where(np.isfinite(again), again, 0))[at]),
             passes_s=spans.passes_s(*at, float(again[at]), self.overlap),
             once_s=float(spans.once_s(self.overlap)[at]),
+            entering=entering,
             parameters={name: text_of(known[name]) for name in names if name in known},
         )
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     def _played(
-        self,
-        options: Sequence[Solved],
-        stages: Sequence[Stage],
-        lines: Sequence[PlannedStage],
-        micro_batches: int,
-        row: Schedule,
+        self, parts: Sequence[Part], lines: Sequence[PlannedStage], micro_batches: int, row: Schedule
     ) -> tuple[float, tuple[float, float], float]:
         """Step time by events, with all and with no traffic overlapped, and in closed form."""
-        messages = self._messages(options, stages, row.usual_chunks)
+        messages = np.array([line.entering.seconds for line in lines[1:]])
 
         def step(overlap: Overlap, sent_s: Array, transport: Transport) -> tuple[float, float]:
-            spans = [options[s.choice].spans for s in stages]
             passes = np.array(
                 [
-                    each.passes_s(s.first, s.end, float(line.recomputed), overlap)
-                    for each, s, line in zip(spans, stages, lines, strict=True)
+                    each.option.spans.passes_s(each.first, each.end, float(line.recomputed), overlap)
+                    for each, line in zip(parts, lines, strict=True)
                 ]
             )
-            once = np.array([each.once_s(overlap)[s.first, s.end] for each, s in zip(spans, stages, strict=True)])
+            once = np.array([each.option.spans.once_s(overlap)[each.first, each.end] for each in parts])
             return played_s(row, passes, once, sent_s, micro_batches, transport)
 
         middle, closed = step(self.overlap, messages, Transport())
@@ -399,30 +407,44 @@ class _Search:
         high, _ = step("none", messages, Transport(overlap=False))
         return middle, (min(low, middle), max(high, middle)), closed
 
-    def _messages(self, options: Sequence[Solved], stages: Sequence[Stage], chunks: int) -> Array:
-        """Seconds of a message from each stage to the next: each device of the smaller sub-mesh sends its part.
-
-        With several stages for each rank it leaves the fast domain if all ranks together are larger.
-        """
-        out = np.zeros(max(len(stages) - 1, 0))
-        taken, starts = [0] * len(self.kinds), []
-        for stage in stages:
-            starts.append(taken[options[stage.choice].kind])
-            taken[options[stage.choice].kind] += options[stage.choice].plan.built.mesh.devices
-        for n in range(1, len(stages)):
-            pair = [options[stages[n - 1].choice], options[stages[n].choice]]
-            parts = min(each.plan.built.mesh.devices for each in pair)
-            machines = [each.plan.built.mesh.machine for each in pair]
-            size = float(pair[1].spans.costs.units.boundary_bytes[stages[n].first]) / parts
-            domains = [
-                start // machine.fast_domain for start, machine in zip(starts[n - 1 : n + 1], machines, strict=True)
-            ]
-            far = pair[0].kind != pair[1].kind or domains[0] != domains[1]
-            if chunks > 1:
-                far = parts * len(stages) > chunks * machines[0].fast_domain
-            ends = starts[n - 1 : n + 1] if chunks == 1 else (0, parts * len(stages) // chunks - 1)
-            out[n - 1] = max(float(message_time_s(e, size, pair_of(e, *ends))[far]) for e in machines)
+    def _seams(self, units: Units, parts: Sequence[Part], chunks: int) -> list[Seam]:
+        """What enters each stage; nothing the first."""
+        out = [Seam(0.0)]
+        for before, behind in pairwise(parts):
+            message_s = self._message_s(before, behind, len(parts) // chunks if chunks > 1 else None)
+            crossing = units.crossing[behind.first]
+            found = tuple(
+                passing(
+                    units,
+                    storage,
+                    (before.plan, behind.plan),
+                    made=units.kept.get(storage) in before.units,
+                    read=behind.units,
+                    message_s=message_s,
+                )
+                for storage in crossing
+            )
+            out.append(seam_of(found, message_s))
         return out
+
+    def _message_s(self, before: Part, behind: Part, ranks: int | None) -> Callable[[Num], Num]:
+        """Time of a message of some bytes from the devices of one stage to those of another.
+
+        Of several stages for each of a number of ranks it leaves the fast domain if all ranks together are larger.
+        """
+        pair = before, behind
+        machines = [each.plan.built.mesh.machine for each in pair]
+        domains = [each.start // machine.fast_domain for each, machine in zip(pair, machines, strict=True)]
+        far, ends = before.option.kind != behind.option.kind or domains[0] != domains[1], (before.start, behind.start)
+        if ranks is not None:
+            devices = ranks * min(each.plan.built.mesh.devices for each in pair)
+            far, ends = devices > machines[0].fast_domain, (0, devices - 1)
+
+        def message_s(size_bytes: Num) -> Num:
+            slower = [message_time_s(each, size_bytes, pair_of(each, *ends))[far] for each in machines]
+            return maximum(slower[0], slower[1])
+
+        return message_s
 
     # -- nothing fits ---------------------------------------------------------------------------------------------
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from steptime.captured.cost import Timer
+from steptime.captured.ops.placement import text_of
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
+from steptime.num import Num
 from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.seams import Passing
 from steptime.sharding.spans import Spans
 
 
@@ -30,6 +34,41 @@ class Solved(NamedTuple):
     spans: Spans
 
 
+class Part(NamedTuple):
+    """A run of units on one sub-mesh."""
+
+    option: Solved
+    first: int
+    end: int
+    """Unit after the last."""
+    start: int
+    """Number of its first device among those of its kind."""
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Shardings of the whole step."""
+        return self.option.plan
+
+    @property
+    def units(self) -> range:
+        """Numbers of its units."""
+        return range(self.first, self.end)
+
+
+class Seam(NamedTuple):
+    """What passes from one stage to the next."""
+
+    seconds: float
+    passing: tuple[Passing, ...] = ()
+
+
+def seam_of(found: tuple[Passing, ...], message_s: Callable[[Num], Num]) -> Seam:
+    """All tensors in one message between two devices, or as many as the one needs that has the most pieces."""
+    count = max((each.messages for each in found), default=1)
+    size = sum(each.moved_bytes for each in found)
+    return Seam(max(count * float(message_s(size / count)) + sum(each.around_s for each in found), 0.0), found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
     """One stage."""
@@ -48,6 +87,8 @@ class PlannedStage:
     once_s: float
     """Once in a step: exposed reduction of gradients, and optimiser."""
     parameters: dict[str, str]
+    entering: Seam
+    """What comes from the stage before; of the gradients on their way back the same seconds are taken."""
 
     @property
     def devices(self) -> int:
@@ -135,5 +176,13 @@ def _stage_json(stage: PlannedStage) -> dict[str, Any]:
         "memory_limit_bytes": stage.machines.limit_bytes,
         "micro_batch_s": dict(zip(names, stage.passes_s, strict=True)),
         "once_s": stage.once_s,
+        "entering_s": stage.entering.seconds,
+        "entering": [_passing_json(each) for each in stage.entering.passing],
         "parameters": stage.parameters,
     }
+
+
+def _passing_json(each: Passing) -> dict[str, Any]:
+    ways = {name: text_of(getattr(each, name)) for name in ("made", "sent", "landed")}
+    own = {"moved_bytes": each.moved_bytes, "messages": each.messages, "around_s": each.around_s}
+    return {"tensor": each.name, **ways, "read": [text_of(one) for one in each.read], **own}

@@ -131,9 +131,13 @@ def test_a_record_and_a_report(four, capsys):
     record = json.loads(json.dumps(four.to_json()))
     assert [stage["units"][0] for stage in record["stages"]] == ["head", "blocks.2", "blocks.4", "blocks.6"]
     assert record["stages"][3]["parameters"]["tokens.weight"] == "R"
+    (entering,) = record["stages"][1]["entering"]
+    assert entering["made"] == "R" and entering["moved_bytes"] == 4 * 64 * 128 * 4
+    assert record["stages"][0]["entering"] == [] and record["stages"][1]["entering_s"] > 0
     print_joint(four)
     text = capsys.readouterr().out
     assert "4 stages, schedule 1f1b, micro-batch 4, 4 micro-batches" in text
+    assert "most of a device" in text and "128 KiB" in text
     assert "blocks.2 to" in text and "0 of 2" in text
 
 

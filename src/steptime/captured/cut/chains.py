@@ -1,4 +1,4 @@
-"""A recorded step without a run of equal blocks as a chain of parts: where few activations pass on in its forward pass."""
+"""A recorded step without equal blocks as a chain of parts: cut where few activations pass on in its forward pass."""
 
 from __future__ import annotations
 

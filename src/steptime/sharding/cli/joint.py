@@ -45,7 +45,22 @@ def print_joint(found: JointPlan) -> None:
             t.seconds(stage.once_s),
         )
     out.print(table)
+    _print_seams(found)
     _print_details(found)
+
+
+def _print_seams(found: JointPlan) -> None:
+    """How each activation comes into each stage."""
+    from steptime.report import text as t
+
+    seams = t.grid(("into", "activation", "most of a device", "time"), left=(0, 1))
+    for number, stage in enumerate(found.stages, start=1):
+        for n, each in enumerate(stage.entering.passing):
+            time = "" if n else t.seconds(stage.entering.seconds)
+            seams.add_row(str(number), t.printable(str(each)), t.memory(each.moved_bytes), time)
+    if seams.row_count:
+        t.console().print()
+        t.console().print(seams)
 
 
 def _print_details(found: JointPlan) -> None:
