@@ -36,6 +36,7 @@ from steptime.sharding.pipeline import (
     least_operators_s,
     least_step_s,
     played_s,
+    replica_counts,
     sub_meshes,
 )
 from steptime.sharding.planner import ShardingPlan, planned
@@ -197,9 +198,11 @@ class _Search:
         out = []
         for kind, machines in enumerate(self.kinds):
             domain = mesh_on(machines.cluster, {"data": machines.devices}).machine.fast_domain
-            for count in sub_meshes(machines.devices, domain):
+            usual = sub_meshes(machines.devices, domain)
+            for count in usual:
                 shapes = logical_meshes(count, AXES) if count > 1 else [(1,)]
                 out += [(kind, "x".join(map(str, sizes))) for sizes in shapes]
+            out += [(kind, str(count)) for count in replica_counts(machines.devices, usual)]
         return out
 
     def best(self) -> JointPlan:

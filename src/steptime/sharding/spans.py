@@ -94,13 +94,14 @@ class Spans:
         return exposed
 
     def priced(self, in_flight: float, overlap: Overlap) -> SpanCosts:
-        """Costs of stages with n = `in_flight` micro-batches in flight."""
+        """Costs of stages with n = `in_flight` micro-batches in flight; a slow link holds up each micro-batch."""
         again = self.recomputed(in_flight)
         legal = np.isfinite(again) & _runs(len(self.blocks))
         again = np.where(legal, again, 0.0)
         t, g = self.micro_batch_s(again, overlap), self.once_s(overlap)
-        each = np.where(legal, t + 2 * self.message_s[:, None], inf)
-        return SpanCosts(each, np.where(legal, (self.micro_batches - 1) * t + g, inf))
+        sent = self.message_s[:, None]
+        busy = (self.micro_batches - 1) * np.maximum(t, sent) + g
+        return SpanCosts(np.where(legal, t + 2 * sent, inf), np.where(legal, busy, inf))
 
     def passes_s(self, first: int, end: int, again: float, overlap: Overlap) -> tuple[float, float, float]:
         """Seconds of the forward pass, gradients of inputs and of weights; traffic of weights in equal shares."""

@@ -205,6 +205,24 @@ def test_one_unit(cluster, tmp_path):
         joint(f"{file}:plain", cluster, stages=2, **FEW)
 
 
+def test_replicas_on_any_number_of_devices(cluster, monkeypatch):
+    # Servers of one device, as some of arXiv 1806.03377: convolutions on 3 of them, dense layers on the last.
+    servers = load_cluster("v100-pcie-8")
+    node, network = servers.levels
+    network = replace(network, link_Bps=1.25e9, links_per_device=1.0, efficiency=1.0)
+    apart = replace(servers, name="apart", levels=(replace(node, devices=1), network))
+    job = {**FEW, "global_batch": 384, "micro_batches": (48,), "optimizer": "sgd"}
+    found = joint(VGG, apart, **job)
+    assert [stage.devices for stage in found.stages] == [3, 1]
+    assert found.stages[0].plan.built.mesh.sizes == (3,) and found.stages[0].parameters["features.0.weight"] == "R"
+    assert found.stages[1].units[-1] == "classifier.6" and found.idle == 0
+    (tried,) = found.tried
+    assert tried[:2] == (48, "1f1b")
+    assert found.step_s < 0.75 * joint(VGG, apart, stages=1, **job).step_s
+    monkeypatch.setattr("steptime.sharding.joint.replica_counts", lambda devices, usual: [])
+    assert found.step_s < 0.9 * joint(VGG, apart, **job).step_s
+
+
 def test_bounds_over_kinds():
     # 12 device-seconds; the second kind takes twice as long: 4 of one and 4 of the other do as much as 6.
     work = np.array([[6.0, 6.0], [12.0, 12.0]])
