@@ -45,6 +45,31 @@ def replica_counts(devices: int, usual: Sequence[int]) -> list[int]:
     return sorted(n for n in found if n >= devices / MOST_STAGES)
 
 
+def places(sizes: Sequence[int], devices: int, fast_domain: int) -> list[int] | None:
+    """First device of each sub-mesh so that none spans more fast domains than it has to; None: none were found.
+
+    One after another where that does it, else the largest first. Sub-meshes of :func:`sub_meshes` always fit.
+
+    >>> places([4, 4, 8], 16, 8), places([3, 4, 1], 8, 4), places([5, 5, 6], 16, 8)
+    ([0, 4, 8], [4, 0, 7], None)
+    """
+
+    def whole(start: int, size: int) -> bool:
+        return (start + size - 1) // fast_domain - start // fast_domain < -(-size // fast_domain)
+
+    out = [sum(sizes[:n]) for n in range(len(sizes))]
+    if all(map(whole, out, sizes)):
+        return out
+    free = np.ones(devices, bool)
+    for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        fitting = (at for at in range(devices - sizes[n] + 1) if free[at : at + sizes[n]].all() and whole(at, sizes[n]))
+        out[n] = next(fitting, -1)
+        if out[n] < 0:
+            return None
+        free[out[n] : out[n] + sizes[n]] = False
+    return out
+
+
 def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -> dict[tuple[float, ...], list[int]]:
     """Micro-batches in flight by place from the end -> numbers of stages that they are of; one that others begin with
     is in the longest.

@@ -16,7 +16,7 @@ from steptime.estimate.communication import message_time_s
 from steptime.hardware import load_cluster
 from steptime.sharding.build import built
 from steptime.sharding.flow import flow_of
-from steptime.sharding.joint_plan import seam_of
+from steptime.sharding.joint_plan import way_of
 from steptime.sharding.mesh import mesh_on, parse_axes
 from steptime.sharding.planner import planned
 from steptime.sharding.reshard import costs
@@ -99,7 +99,7 @@ def test_equal_shardings_take_one_message(parts):
     found, message_s = crossing(units, (plan("4"), plan("4")), 5)
     assert found.made == found.landed == found.read[0] == (shard(0),)
     assert (found.messages, found.around_s) == (1, 0.0)
-    assert seam_of((found,), message_s).seconds == float(message_s(units.boundary_bytes[5] / 4))
+    assert way_of(("1", "2"), [found], message_s).seconds == float(message_s(units.boundary_bytes[5] / 4))
 
 
 def test_what_every_device_wants_crosses_once_and_is_gathered(parts):
@@ -116,7 +116,7 @@ def test_what_every_device_wants_crosses_once_and_is_gathered(parts):
     size = units.boundary_bytes[unit]
     gather_s = costs((64, 4096), 4, [(shard(0),)], [(R,)], second.built.mesh)[0, 0]
     assert found.around_s == pytest.approx(gather_s)
-    seconds = seam_of((found,), message_s).seconds
+    seconds = way_of(("1", "2"), [found], message_s).seconds
     assert seconds == pytest.approx(message_s(size / 4) + gather_s) and seconds < message_s(size)
 
 

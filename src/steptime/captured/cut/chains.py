@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,123 +19,171 @@ HEAVY: Final = 4 / MOST_PARTS
 """Share of computation and share of parameters, added up, from which a part is cut where several activations pass."""
 LEAST: Final = 1 / (4 * MOST_PARTS)
 """The same below which a part joins a neighbour: activation functions, pools, dropouts."""
+LEAST_BRANCH: Final = 0.1
+"""Share of computation from which parts are a branch that may run next to another one."""
 
 
-@dataclass(kw_only=True)
-class _Pass:
-    """Calls of the forward pass and where each storage is made, written and read in it, by place in the pass."""
+class Chain(NamedTuple):
+    """Parts of a recorded step."""
 
-    calls: Sequence[int]
-    made: dict[int, int] = field(default_factory=dict)
-    written: dict[int, int] = field(default_factory=dict)
-    read: dict[int, int] = field(default_factory=dict)
-
-    def crossing(self, place: int) -> list[int]:
-        """Storages that are made before a place and read from it on."""
-        return [n for n, made in self.made.items() if made < place <= self.read.get(n, -1)]
+    of_call: list[int]
+    """Part of each call, from 0; -1: the optimiser."""
+    names: list[str]
+    parallel: bool
+    """Some are branches: nothing passes from one to another, and each does a tenth of the forward pass or more."""
 
 
-def chain_of(program: Program) -> tuple[list[int], list[str]]:
-    """Part of each call, from 0, and the names of the parts; -1: the optimiser.
+def chain_of(program: Program) -> Chain:
+    """The parts of a recorded step.
 
     A cut lies between two modules, where one activation passes on, apart from parameters and inputs, and where the
     backward pass has left the modules behind the cut before it comes to those before it. Parts without a share worth
     mention of computation or parameters, and the lightest while there are more than 16, join the neighbour from which
     or to which more bytes pass. A part is named after its first module; there is one, ``whole``, without a cut.
     """
-    forward = _pass_of(program)
+    forward = [n for n, call in enumerate(program.calls) if call.phase == "forward"]
     backward = [n for n, call in enumerate(program.calls) if call.phase == "backward"]
-    turns = {place: _turn(program, forward, backward, place) for place in _candidates(program, forward)}
-    cuts = _chosen(program, forward, [place for place, turn in turns.items() if turn is not None])
+    turns = _turns(program, forward, backward)
+    computed, weights = _weights(program, forward)
+    storages = _storages(program, forward)
+    crossing, size_bytes = _crossing(program, storages, len(forward))
+    cuts = _candidates(weights, turns, crossing)
+    fixed = _branches(storages, np.array([0, *cuts, len(forward)]), computed)
+    cuts = _joined(cuts, fixed, weights, size_bytes)
     out = [-1] * len(program.calls)
-    for part, (low, high) in enumerate(pairwise([0, *cuts, len(forward.calls)])):
-        for place in range(low, high):
-            out[forward.calls[place]] = part
+    for part, (low, high) in enumerate(pairwise([0, *cuts, len(forward)])):
+        for number in forward[low:high]:
+            out[number] = part
     for place, number in enumerate(backward):
-        out[number] = sum(place < (turns[cut] or 0) for cut in cuts)
-    return out, _names(program, forward, cuts)
+        out[number] = sum(place < turns[cut] for cut in cuts)
+    return Chain(out, _names(program, forward, cuts), bool(fixed))
 
 
-def _pass_of(program: Program) -> _Pass:
-    out = _Pass(calls=[n for n, call in enumerate(program.calls) if call.phase == "forward"])
-    for place, number in enumerate(out.calls):
+class _Storage(NamedTuple):
+    """Places in a forward pass at which a storage is made, last written, and read."""
+
+    made: int
+    written: int
+    read: tuple[int, ...]
+
+
+def _storages(program: Program, forward: Sequence[int]) -> dict[int, _Storage]:
+    """Storages that a forward pass makes."""
+    made, written, read = dict[int, int](), dict[int, int](), dict[int, list[int]]()
+    for place, number in enumerate(forward):
         call = program.calls[number]
-        out.read.update(dict.fromkeys(call.reads, place))
+        for storage in call.reads:
+            read.setdefault(storage, []).append(place)
         for storage in call.writes:
             if program.storages[storage].born != BEFORE:
-                out.made.setdefault(storage, place)
+                made.setdefault(storage, place)
                 if not call.view:
-                    out.written[storage] = place
+                    written[storage] = place
+    return {n: _Storage(place, written.get(n, place), tuple(read.get(n, (place,)))) for n, place in made.items()}
+
+
+def _crossing(program: Program, storages: Mapping[int, _Storage], places: int) -> tuple[Array, Array]:
+    """Activations that pass each place of the forward pass, and their bytes; infinite where a part has no right to end.
+
+    Over a cut nothing is written in place: a part has made what it keeps.
+    """
+    count, size, inside = (np.zeros(places + 2) for _ in range(3))
+    for storage, (made, written, read) in storages.items():
+        size_bytes = program.storages[storage].size_bytes
+        for out, last, each in ((count, read[-1], 1), (size, read[-1], size_bytes), (inside, written, 1)):
+            if last > made:
+                out[made + 1] += each
+                out[last + 1] -= each
+    return np.where(np.cumsum(inside) > 0, np.inf, np.cumsum(count)), np.cumsum(size)
+
+
+def _turns(program: Program, forward: Sequence[int], backward: Sequence[int]) -> dict[int, int]:
+    """Place between two modules -> where the backward pass comes to the modules before it.
+
+    There are only places whose modules behind them the backward pass leaves first. Calls of modules on both sides of
+    a place belong to the side that runs.
+    """
+    modules = [program.calls[number].module for number in forward]
+    first, last = {m: n for n, m in reversed(list(enumerate(modules)))}, {m: n for n, m in enumerate(modules)}
+    of_backward = [program.calls[number].module for number in backward]
+    earliest = np.minimum.accumulate([*(last.get(m, len(forward)) for m in of_backward), -1])
+    still = np.maximum.accumulate([-1, *(first.get(m, -1) for m in reversed(of_backward))])[::-1]
+    out = {}
+    for place in range(1, len(modules)):
+        if modules[place - 1] != modules[place]:
+            turn = int(np.argmax(earliest < place))
+            if still[turn] < place:
+                out[place] = turn
     return out
 
 
-def _candidates(program: Program, forward: _Pass) -> Iterable[int]:
-    """Places between two modules over which nothing is written in place: what a part keeps, it has made."""
-    modules = [program.calls[number].module for number in forward.calls]
-    inside = np.zeros(len(modules) + 1, bool)
-    for storage, end in forward.written.items():
-        inside[forward.made[storage] + 1 : end + 1] = True
-    return [place for place in range(1, len(modules)) if modules[place - 1] != modules[place] and not inside[place]]
-
-
-def _turn(program: Program, forward: _Pass, backward: Sequence[int], place: int) -> int | None:
-    """Where the backward pass comes to the modules before a place; None: it does not leave those behind it first.
-
-    Calls of modules on both sides of the place belong to the side that runs.
-    """
-    before, behind = (
-        {program.calls[number].module for number in part} for part in (forward.calls[:place], forward.calls[place:])
-    )
-    both = before & behind
-    sides = [
-        0 if module in both else (module in before) - (module in behind)
-        for module in (program.calls[number].module for number in backward)
-    ]
-    first = next((n for n, side in enumerate(sides) if side > 0), len(sides))
-    return None if -1 in sides[first:] else first
-
-
-def _chosen(program: Program, forward: _Pass, places: Iterable[int]) -> list[int]:
-    """Cuts where one activation passes, more of them in heavy parts; then light parts join a neighbour."""
-    weight = np.concatenate([[0.0], np.cumsum(_weights(program, forward))])
-    crossing = {place: forward.crossing(place) for place in places}
-    size = {place: sum(program.storages[n].size_bytes for n in each) for place, each in crossing.items()}
-    ends = [0, len(forward.calls)]
+def _candidates(weights: Array, places: Iterable[int], crossing: Array) -> list[int]:
+    """Cuts where one activation passes, more of them in heavy parts."""
+    weight, ends = np.concatenate([[0.0], np.cumsum(weights)]), [0, len(weights)]
     for most in range(1, MOST_CROSSING + 1):
         heavy = [(low, high) for low, high in pairwise(ends) if most == 1 or weight[high] - weight[low] > HEAVY]
-        found = {at for at, each in crossing.items() if len(each) <= most and any(a < at < b for a, b in heavy)}
+        found = {at for at in places if crossing[at] <= most and any(low < at < high for low, high in heavy)}
         ends = sorted({*ends, *found})
-    while len(ends) > 2:
-        shares = np.diff(weight[ends])
-        part = int(shares.argmin())
-        if len(shares) <= MOST_PARTS and shares[part] >= LEAST:
-            break
-        ends.remove(max((at for at in ends[part : part + 2] if at in size), key=lambda at: (size[at], -at)))
     return ends[1:-1]
 
 
-def _weights(program: Program, forward: _Pass) -> Array:
-    """Share of computation plus share of parameters of each call; a parameter is of the first that reads it."""
+def _branches(storages: Mapping[int, _Storage], ends: Array, computed: Array) -> set[int]:
+    """Places where branches begin, and where they meet.
+
+    Of the parts that begin at each place those are a branch that read nothing of some parts right before it; of all
+    numbers of parts before it the one is taken with which the smaller branch of the two does most.
+    """
+    count, done = len(ends) - 1, np.concatenate([[0.0], np.cumsum(computed)])[ends]
+    between = np.zeros((count, count), bool)
+    for made, _, read in storages.values():
+        of_part = np.searchsorted(ends, [made, *read], side="right") - 1
+        between[of_part[0], of_part[1:]] = True
+    out: set[int] = set()
+    for start in (n for n in range(1, count) if not between[n - 1, n]):
+        reads = between[start - 1 :: -1, start:]
+        meets = np.minimum.accumulate(np.where(reads.any(axis=1), start + reads.argmax(axis=1), count))
+        least = np.minimum(done[start] - done[start - 1 :: -1][:start], done[meets] - done[start])
+        if least.max() >= LEAST_BRANCH:
+            best = int(least.argmax())
+            out |= {int(ends[at]) for at in (start - 1 - best, start, meets[best])}
+    return out
+
+
+def _joined(cuts: Sequence[int], fixed: Collection[int], weights: Array, size_bytes: Array) -> list[int]:
+    """The cuts that are left when light parts have joined a neighbour, but for those between branches."""
+    weight, ends = np.concatenate([[0.0], np.cumsum(weights)]), [0, *cuts, len(weights)]
+    while True:
+        shares = np.diff(weight[ends])
+        light = (part for part in np.argsort(shares) if shares[part] < LEAST or len(shares) > MOST_PARTS)
+        free = ({*ends[part : part + 2]} - {0, len(weights), *fixed} for part in light)
+        sides = next(filter(None, free), None)
+        if sides is None:
+            return ends[1:-1]
+        ends.remove(max(sides, key=lambda at: (size_bytes[at], -at)))
+
+
+def _weights(program: Program, forward: Sequence[int]) -> tuple[Array, Array]:
+    """Share of operations of each call; and with the share of parameters on top, of the first call that reads each."""
     left = {each.storage: each.elements for each in program.parameters}
-    computed, read = np.zeros(len(forward.calls)), np.zeros(len(forward.calls))
-    for place, number in enumerate(forward.calls):
+    computed, read = np.zeros(len(forward)), np.zeros(len(forward))
+    for place, number in enumerate(forward):
         call = program.calls[number]
         if not call.view:
             work = work_of(call.node, inplace=call.inplace)
             computed[place] = float(work.matrix_flops + work.vector_flops)
         read[place] = sum(left.pop(storage, 0) for storage in call.reads)
-    out: Array = computed / max(computed.sum(), 1.0) + read / max(read.sum(), 1.0)
-    return out
+    computed /= max(computed.sum(), 1.0)
+    return computed, computed + read / max(read.sum(), 1.0)
 
 
-def _names(program: Program, forward: _Pass, cuts: Sequence[int]) -> list[str]:
+def _names(program: Program, forward: Sequence[int], cuts: Sequence[int]) -> list[str]:
     """The first module of each part; numbered where several parts begin in one."""
     if not cuts:
         return ["whole"]
     out: list[str] = []
-    for low, high in pairwise([0, *cuts, len(forward.calls)]):
-        modules = (program.calls[number].module for number in forward.calls[low:high])
-        name = next(filter(None, modules), "outside")
+    for low, high in pairwise([0, *cuts, len(forward)]):
+        modules = (program.calls[number].module for number in forward[low:high])
+        name = next(filter(None, modules), "tail" if high == len(forward) else "between")
         count = sum(each.split(" ")[0] == name for each in out)
         out.append(name if not count else f"{name} ({count + 1})")
     return out
