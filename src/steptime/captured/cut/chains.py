@@ -100,14 +100,20 @@ def _crossing(program: Program, storages: Mapping[int, _Storage], places: int) -
 def _turns(program: Program, forward: Sequence[int], backward: Sequence[int]) -> dict[int, int]:
     """Place between two modules -> where the backward pass comes to the modules before it.
 
-    There are only places whose modules behind them the backward pass leaves first. Calls of modules on both sides of
-    a place belong to the side that runs.
+    There are only places whose modules behind them the backward pass leaves first, but for gradients of parameters,
+    which are added up where the last one is made. Calls of modules on both sides of a place belong to the side that
+    runs.
     """
+
+    def made(number: int) -> set[str]:
+        return {program.storages[storage].category for storage in program.calls[number].writes}
+
     modules = [program.calls[number].module for number in forward]
     first, last = {m: n for n, m in reversed(list(enumerate(modules)))}, {m: n for n, m in enumerate(modules)}
     of_backward = [program.calls[number].module for number in backward]
     earliest = np.minimum.accumulate([*(last.get(m, len(forward)) for m in of_backward), -1])
-    still = np.maximum.accumulate([-1, *(first.get(m, -1) for m in reversed(of_backward))])[::-1]
+    behind = [-1 if made(n) == {"gradient"} else first.get(m, -1) for n, m in zip(backward, of_backward, strict=True)]
+    still = np.maximum.accumulate([-1, *reversed(behind)])[::-1]
     out = {}
     for place in range(1, len(modules)):
         if modules[place - 1] != modules[place]:
