@@ -194,7 +194,7 @@ class Units:
 def units_of(flow: Flow) -> Units:
     """The chain of a captured step: head, equal blocks and tail.
 
-    The parts of :func:`~steptime.captured.cut.chains.chain_of` where it has no run of blocks, or where some are branches.
+    The parts of :func:`~steptime.captured.cut.chains.chain_of` where it has no blocks, or where some are branches.
     """
     sections, chain = flow.sections, chain_of(flow.program)
     if sections.blocks is None or chain.parallel:

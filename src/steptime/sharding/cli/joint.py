@@ -37,7 +37,7 @@ def print_joint(found: JointPlan) -> None:
         table.add_row(
             stage.name,
             t.printable(_units(stage)),
-            _devices(stage) + (f" of {stage.machines.cluster.name}" if len(found.machines) > 1 else ""),
+            (f"{stage.machines.cluster.name} " if len(found.machines) > 1 else "") + _devices(stage),
             str(stage.plan.built.mesh),
             f"{stage.recomputed} of {stage.blocks}",
             t.memory(stage.memory_bytes),
@@ -89,9 +89,9 @@ def _units(stage: PlannedStage) -> str:
 
 
 def _devices(stage: PlannedStage) -> str:
-    """Number of devices of a stage, and which."""
+    """The first and the last device of a stage."""
     last = stage.first_device + stage.devices - 1
-    return f"{stage.devices} ({stage.first_device}" + (f" to {last})" if stage.devices > 1 else ")")
+    return f"{stage.first_device}-{last}" if stage.devices > 1 else str(last)
 
 
 def _parameters(found: JointPlan) -> dict[tuple[str, str], tuple[int, list[str]]]:
