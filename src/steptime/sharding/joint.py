@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise, product
 from math import inf
+from string import ascii_lowercase
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,26 +24,29 @@ from steptime.captured.ops.placement import text_of
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s, pair_of
 from steptime.hardware.records import Cluster
-from steptime.num import Array, divisors
+from steptime.num import Array, Num, divisors, maximum
 from steptime.options import MAX_DEVICES
 from steptime.schedule import SCHEDULES, Pipeline, Schedule
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import flow_of
-from steptime.sharding.joint_plan import JointPlan, Machines, PlannedStage, Solved
+from steptime.sharding.joint_plan import JointPlan, Machines, Part, PlannedStage, Solved, Way, seam_s, way_of
 from steptime.sharding.mesh import logical_meshes, mesh_on, parse_axes
 from steptime.sharding.pipeline import (
     MOST_STAGES,
     in_flight_groups,
     least_operators_s,
     least_step_s,
+    places,
     played_s,
+    replica_counts,
     sub_meshes,
 )
 from steptime.sharding.planner import ShardingPlan, planned
+from steptime.sharding.seams import Passing, passing
 from steptime.sharding.shard import captured_step, room_bytes
 from steptime.sharding.spans import Overlap, spans_of
 from steptime.sharding.stages import SpanCosts, Split, Stage, split
-from steptime.sharding.units import Units, of_micro_batch, unit_costs, units_of
+from steptime.sharding.units import Branches, Units, of_micro_batch, unit_costs, units_of
 from steptime.simulation.graph import Transport
 from steptime.units import format_bytes
 
@@ -163,12 +168,24 @@ def _schedule(name: str) -> Schedule:
 
 
 class _Field(NamedTuple):
-    """What stages are chosen from."""
+    """What stages are chosen from: shardings, then devices for branches."""
 
     options: Sequence[Solved]
     kind: Sequence[int]
     devices: Sequence[int]
     available: Sequence[int]
+    shares: Sequence[tuple[int, ...]] = ()
+    """Devices of each branch, a choice each behind the shardings."""
+
+
+class _Best(NamedTuple):
+    """Options with one number of devices, as branches."""
+
+    numbers: Sequence[int]
+    option: Array
+    """Place among them of the best, [first unit, unit after the last]."""
+    costs: SpanCosts
+    """[option, first unit, unit after the last]."""
 
 
 @dataclass(kw_only=True)
@@ -190,14 +207,24 @@ class _Search:
         return "data" if self.options.overlaps else "none"
 
     @cached_property
+    def domains(self) -> list[int]:
+        """Devices of a fast domain of each kind."""
+        return [mesh_on(each.cluster, {"data": each.devices}).machine.fast_domain for each in self.kinds]
+
+    @cached_property
+    def usual(self) -> list[list[int]]:
+        """Devices of the sub-meshes of each kind that always find places in fast domains."""
+        return [sub_meshes(each.devices, domain) for each, domain in zip(self.kinds, self.domains, strict=True)]
+
+    @cached_property
     def meshes(self) -> list[tuple[int, str]]:
         """Kind and axes of every sub-mesh."""
         out = []
-        for kind, machines in enumerate(self.kinds):
-            domain = mesh_on(machines.cluster, {"data": machines.devices}).machine.fast_domain
-            for count in sub_meshes(machines.devices, domain):
+        for kind, (machines, usual) in enumerate(zip(self.kinds, self.usual, strict=True)):
+            for count in usual:
                 shapes = logical_meshes(count, AXES) if count > 1 else [(1,)]
                 out += [(kind, "x".join(map(str, sizes))) for sizes in shapes]
+            out += [(kind, str(count)) for count in replica_counts(machines.devices, usual)]
         return out
 
     def best(self) -> JointPlan:
@@ -214,7 +241,7 @@ class _Search:
                 plans = list(self._plans(units, options, size, row, program.name))
                 found += plans
                 least = min(plans, key=lambda each: each.step_s, default=None)
-                name = ONE_STAGE if least is not None and len(least.stages) == 1 else row.name
+                name = ONE_STAGE if least is not None and least.count == 1 else row.name
                 if (size, name) not in [each[:2] for each in tried]:
                     tried.append((size, name, None if least is None else least.step_s))
             if not found:
@@ -228,8 +255,8 @@ class _Search:
         if self.options.stages is not None and not 1 <= self.options.stages <= units.count:
             raise UserError(
                 f"{counted(self.options.stages, 'stage')} of {counted(units.count, 'unit')}",
-                hint="a stage has one unit at least; the units are the blocks of the module, and what "
-                "comes before and after them",
+                hint="a stage has one unit at least; the units are the blocks of the module and what comes before and "
+                "after them, or parts between which few activations pass",
             )
 
     # -- shardings ------------------------------------------------------------------------------------------------
@@ -249,14 +276,14 @@ class _Search:
             )
             work[kind].append(least_operators_s(problem) * mesh.devices * micro_batches)
             for plan in self._solutions(problem, machines):
-                costs = unit_costs(units, plan, micro_batches)
-                spans = spans_of(
-                    costs,
+                spans = partial(
+                    spans_of,
+                    unit_costs(units, plan, micro_batches),
                     micro_batches=micro_batches,
                     limit_bytes=machines.limit_bytes,
                     recompute=self.options.recompute,
                 )
-                out.append(Solved(kind, plan, spans))
+                out.append(Solved(kind, plan, spans(), spans(branch=True)))
         least = np.array([np.min(each, axis=0) for each in work])
         self.bound_s = min(self.bound_s, least_step_s(least, [each.devices for each in self.kinds]))
         return out
@@ -290,14 +317,16 @@ class _Search:
     ) -> Iterator[JointPlan]:
         micro_batches = self.global_batch // size
         for field, flights, counts in self._fields(units, options, micro_batches, row):
-            options, costs = field.options, self._costs(field.options, flights)
-            found = self._split(field, costs, counts)
+            found, stages = self._placed(field, units, flights, counts, row.usual_chunks)
             if found is not None:
+                flight = flights[len(found.stages) - 1 :: -1]
+                ways = self._ways(units, stages, row.usual_chunks)
                 lines = [
-                    self._stage(units, options[s.choice], s, flights[len(found.stages) - 1 - place])
-                    for place, s in enumerate(found.stages)
+                    self._stage(units, part, flight[place], [way for way in ways if way.target == part.name])
+                    for place, parts in enumerate(stages)
+                    for part in parts
                 ]
-                step_s, bracket_s, closed_s = self._played(options, found.stages, lines, micro_batches, row)
+                step_s, bracket_s, closed_s = self._played(units, stages, lines, micro_batches, row)
                 yield JointPlan(
                     model=name,
                     machines=self.kinds,
@@ -318,48 +347,151 @@ class _Search:
                     tried=(),
                 )
 
+    def _placed(
+        self, field: _Field, units: Units, flights: Sequence[float], counts: Sequence[int], chunks: int
+    ) -> tuple[Split | None, list[tuple[Part, ...]]]:
+        """The best stages and their devices; of the usual sub-meshes alone where others find no places."""
+        found = self._split(field, self._costs(field, units, flights), counts)
+        if found is None:
+            return None, []
+        stages = self._parts(field, units, found.stages, flights[len(found.stages) - 1 :: -1], chunks)
+        usual = [each for each in field.options if each.devices in self.usual[each.kind]]
+        if stages is None and len(usual) < len(field.options):
+            return self._placed(self._field(usual, units), units, flights, counts, chunks)
+        return (None, []) if stages is None else (found, stages)
+
     def _fields(
         self, units: Units, options: Sequence[Solved], micro_batches: int, row: Schedule
     ) -> Iterator[tuple[_Field, tuple[float, ...], list[int]]]:
         """What stages are chosen from, micro-batches in flight by place from the end, numbers of stages.
 
-        With several stages for each rank all ranks have sub-meshes of one sort, with as many ranks as there are devices
-        for, and each stage an equal share of the memory of its rank.
+        Stages get their places last: with messages as between neighbours of one size, and with messages that all leave
+        the fast domain. With several stages for each rank all ranks have usual sub-meshes of one sort, with as many
+        ranks as there are devices for, and each stage an equal share of the memory of its rank.
         """
         chunks = row.usual_chunks
         if chunks == 1:
+            far = [
+                each._replace(
+                    spans=replace(each.spans, message_s=each.spans.far_message_s),
+                    branch=replace(each.branch, message_s=each.branch.far_message_s),
+                )
+                for each in options
+            ]
+            several = any(each.devices > domain for each, domain in zip(self.kinds, self.domains, strict=True))
             for flights, counts in in_flight_groups(row, micro_batches, self._counts(units)).items():
-                yield self._field(options), flights, counts
+                for sort in (options, far) if several else (options,):
+                    yield self._field(sort, units), flights, counts
             return
         for option in options:
             machines = self.kinds[option.kind]
-            ranks = min(machines.devices // option.plan.built.mesh.devices, units.count // chunks)
+            ranks = min(machines.devices // option.devices, units.count // chunks)
             count, pipeline = ranks * chunks, Pipeline(ranks=max(ranks, 1), chunks=chunks, micro_batches=micro_batches)
-            if ranks > 1 and count in self._counts(units, chunks) and all(rule.holds(pipeline) for rule in row.rules):
+            allowed = option.devices in self.usual[option.kind] and count in self._counts(units, chunks)
+            if ranks > 1 and allowed and all(rule.holds(pipeline) for rule in row.rules):
                 flight = max(float(row.in_flight(pipeline, rank) or 0.0) for rank in range(ranks))
                 share = replace(option.spans, limit_bytes=option.spans.limit_bytes / chunks)
                 yield _Field([option._replace(spans=share)], [0], [1], [count]), (flight,) * count, [count]
 
-    def _field(self, options: Sequence[Solved]) -> _Field:
-        devices = [each.plan.built.mesh.devices for each in options]
-        return _Field(options, [each.kind for each in options], devices, [each.devices for each in self.kinds])
+    def _field(self, options: Sequence[Solved], units: Units | None = None) -> _Field:
+        """All shardings; with units that have branches all pairs of numbers of devices, or equal numbers for each."""
+        kind, devices, shares = [each.kind for each in options], [each.devices for each in options], []
+        for number, machines in enumerate(self.kinds):
+            counts = sorted({each.devices for each in options if each.kind == number})
+            for branches in sorted({len(each.bounds) - 1 for each in (units.branches if units else {}).values()}):
+                each = product(counts, counts) if branches == 2 else ((count,) * branches for count in counts)
+                found = [share for share in each if sum(share) <= machines.devices]
+                shares += found
+                kind += [number] * len(found)
+                devices += map(sum, found)
+        return _Field(options, kind, devices, [each.devices for each in self.kinds], shares)
 
-    def _costs(self, options: Sequence[Solved], flights: Sequence[float]) -> list[SpanCosts]:
+    def _costs(self, field: _Field, units: Units, flights: Sequence[float]) -> list[SpanCosts]:
         known: dict[float, SpanCosts] = {}
         for each in flights:
             if each not in known:
-                priced = [option.spans.priced(each, self.overlap) for option in options]
+                priced = [option.spans.priced(each, self.overlap) for option in field.options]
+                priced += self._branch_costs(field, units, each)
                 known[each] = SpanCosts(np.array([p.each_s for p in priced]), np.array([p.busy_s for p in priced]))
         return [known[each] for each in flights]
 
-    def _stage(self, units: Units, option: Solved, stage: Stage, in_flight: float) -> PlannedStage:
-        spans, at = option.spans, (stage.first, stage.end)
-        again = spans.recomputed(in_flight)
+    def _branch_costs(self, field: _Field, units: Units, in_flight: float) -> Iterator[SpanCosts]:
+        """Of each choice of devices for branches: the slowest of them, then the last one behind the meeting."""
+        runs: dict[int, list[Branches]] = {}
+        for each in units.branches.values() if field.shares else ():
+            runs.setdefault(len(each.bounds) - 1, []).append(each)
+        best = self._best_branches(field, in_flight) if runs else {}
+        for kind, share in zip(field.kind[len(field.options) :], field.shares, strict=True):
+            bounds = np.array([each.bounds for each in runs[len(share)]]).T
+            meet = np.array([each.meet for each in runs[len(share)]])
+            out = SpanCosts(*(np.full((units.count, units.count + 1), inf) for _ in range(2)))
+            for into, name in zip(out, SpanCosts._fields, strict=True):
+                *others, (last, whole) = (
+                    (best[kind, count], getattr(best[kind, count].costs, name)[best[kind, count].option[at], *at])
+                    for count, at in zip(share, pairwise(bounds), strict=True)
+                )
+                before = getattr(last.costs, name)[last.option[bounds[-2], bounds[-1]], bounds[-2], meet]
+                behind = np.where(np.isfinite(whole), whole, inf) - np.where(np.isfinite(before), before, 0.0)
+                into[bounds[0], bounds[-1]] = np.max([before, *(each for _, each in others)], axis=0) + behind
+            yield out
+
+    def _best_branches(self, field: _Field, in_flight: float) -> dict[tuple[int, int], _Best]:
+        """Kind and number of devices -> for each run as a branch the option with the least of both costs together."""
+        options: dict[tuple[int, int], list[int]] = {}
+        for number, option in enumerate(field.options):
+            options.setdefault((option.kind, option.devices), []).append(number)
+        out = {}
+        for key, numbers in options.items():
+            priced = [field.options[n].branch.priced(in_flight, self.overlap) for n in numbers]
+            costs = SpanCosts(np.array([each.each_s for each in priced]), np.array([each.busy_s for each in priced]))
+            out[key] = _Best(numbers, np.argmin(costs.each_s + costs.busy_s, axis=0), costs)
+        return out
+
+    # -- what was chosen ------------------------------------------------------------------------------------------
+
+    def _parts(
+        self, field: _Field, units: Units, stages: Sequence[Stage], flights: Sequence[float], chunks: int
+    ) -> list[tuple[Part, ...]] | None:
+        """The branches of each stage, mostly one, with their devices; None where they find no places."""
+        chosen: list[list[tuple[Solved, int, int]]] = []
+        for place, stage in enumerate(stages):
+            number = stage.choice - len(field.options)
+            if number < 0:
+                chosen.append([(field.options[stage.choice], stage.first, stage.end)])
+                continue
+            best, branches = self._best_branches(field, flights[place]), []
+            bounds = pairwise(units.branches[stage.first, stage.end].bounds)
+            for count, (first, end) in zip(field.shares[number], bounds, strict=True):
+                of_count = best[field.kind[stage.choice], count]
+                option = field.options[of_count.numbers[of_count.option[first, end]]]
+                branches.append((option._replace(spans=option.branch), first, end))
+            chosen.append(branches)
+        ranks = chosen[: len(stages) // chunks]
+        starts: dict[int, Iterator[int]] = {}
+        for kind, (machines, domain) in enumerate(zip(self.kinds, self.domains, strict=True)):
+            sizes = [option.devices for each in ranks for option, _, _ in each if option.kind == kind]
+            found = places(sizes, machines.devices, domain)
+            if found is None:
+                return None
+            starts[kind] = iter(found * chunks)
+        return [
+            tuple(
+                Part(*part, next(starts[part[0].kind]), f"{place + 1}{letter if len(parts) > 1 else ''}")
+                for letter, part in zip(ascii_lowercase, parts, strict=False)
+            )
+            for place, parts in enumerate(chosen)
+        ]
+
+    def _stage(self, units: Units, part: Part, in_flight: float, entering: Sequence[Way]) -> PlannedStage:
+        option, at = part.option, (part.first, part.end)
+        spans, again = option.spans, option.spans.recomputed(in_flight)
         names = [name for name, where in units.of_parameter.items() if any(at[0] <= unit < at[1] for unit in where)]
         known = option.plan.parameters
         return PlannedStage(
-            units=units.names[stage.first : stage.end],
-            blocks=int(units.blocks[stage.first : stage.end].sum()),
+            name=part.name,
+            first_device=part.start,
+            units=units.names[part.first : part.end],
+            blocks=int(units.blocks[part.first : part.end].sum()),
             machines=self.kinds[option.kind],
             plan=option.plan,
             recomputed=int(again[at]),
@@ -367,6 +499,7 @@ class _Search:
             memory_bytes=float(spans.memory_bytes(in_flight, np.where(np.isfinite(again), again, 0))[at]),
             passes_s=spans.passes_s(*at, float(again[at]), self.overlap),
             once_s=float(spans.once_s(self.overlap)[at]),
+            entering=tuple(entering),
             parameters={name: text_of(known[name]) for name in names if name in known},
         )
 
@@ -374,55 +507,95 @@ class _Search:
 
     def _played(
         self,
-        options: Sequence[Solved],
-        stages: Sequence[Stage],
+        units: Units,
+        stages: Sequence[Sequence[Part]],
         lines: Sequence[PlannedStage],
         micro_batches: int,
         row: Schedule,
     ) -> tuple[float, tuple[float, float], float]:
         """Step time by events, with all and with no traffic overlapped, and in closed form."""
-        messages = self._messages(options, stages, row.usual_chunks)
+        of_name = {line.name: line for line in lines}
+        messages = np.zeros(len(stages) - 1)
+        for n, (before, behind) in enumerate(pairwise(stages)):
+            sources = [part.name for part in before]
+            messages[n] = seam_s([w for part in behind for w in of_name[part.name].entering if w.source in sources])
 
-        def step(overlap: Overlap, sent_s: Array, transport: Transport) -> tuple[float, float]:
-            spans = [options[s.choice].spans for s in stages]
-            passes = np.array(
-                [
-                    each.passes_s(s.first, s.end, float(line.recomputed), overlap)
-                    for each, s, line in zip(spans, stages, lines, strict=True)
+        def step(overlap: Overlap, share: float, transport: Transport) -> tuple[float, float]:
+            passes, once = [], []
+            for parts in stages:
+                *others, own = [
+                    np.array(
+                        part.option.spans.passes_s(part.first, part.end, float(of_name[part.name].recomputed), overlap)
+                    )
+                    for part in parts
                 ]
-            )
-            once = np.array([each.once_s(overlap)[s.first, s.end] for each, s in zip(spans, stages, strict=True)])
-            return played_s(row, passes, once, sent_s, micro_batches, transport)
+                passes.append(own)
+                if others:  # the last branch goes on behind the meeting, once it has what the others made
+                    meet, last = units.branches[parts[0].first, parts[-1].end].meet, parts[-1]
+                    behind = np.array(last.option.spans.passes_s(meet, last.end, 0.0, overlap))
+                    sent = {way.source: share * way.seconds for way in of_name[last.name].entering}
+                    for each, part in zip(others, parts, strict=False):
+                        both_ways = sent.get(part.name, 0.0) * np.array([1.0, 1.0, 0.0])
+                        passes[-1] = np.maximum(passes[-1], each + both_ways + behind)
+                once.append(max(part.option.spans.once_s(overlap)[part.first, part.end] for part in parts))
+            return played_s(row, np.array(passes), np.array(once), share * messages, micro_batches, transport)
 
-        middle, closed = step(self.overlap, messages, Transport())
-        low, _ = step("all", np.zeros_like(messages), Transport())
-        high, _ = step("none", messages, Transport(overlap=False))
+        middle, closed = step(self.overlap, 1.0, Transport())
+        low, _ = step("all", 0.0, Transport())
+        high, _ = step("none", 1.0, Transport(overlap=False))
         return middle, (min(low, middle), max(high, middle)), closed
 
-    def _messages(self, options: Sequence[Solved], stages: Sequence[Stage], chunks: int) -> Array:
-        """Seconds of a message from each stage to the next: each device of the smaller sub-mesh sends its part.
+    def _ways(self, units: Units, stages: Sequence[Sequence[Part]], chunks: int) -> list[Way]:
+        """What passes between stages, and between branches of a stage.
 
-        With several stages for each rank it leaves the fast domain if all ranks together are larger.
+        An activation comes from the branch that makes it, or the first one where a stage before that does, and goes to
+        each branch that reads it, or to the first one where a later stage does.
         """
-        out = np.zeros(max(len(stages) - 1, 0))
-        taken, starts = [0] * len(self.kinds), []
-        for stage in stages:
-            starts.append(taken[options[stage.choice].kind])
-            taken[options[stage.choice].kind] += options[stage.choice].plan.built.mesh.devices
-        for n in range(1, len(stages)):
-            pair = [options[stages[n - 1].choice], options[stages[n].choice]]
-            parts = min(each.plan.built.mesh.devices for each in pair)
-            machines = [each.plan.built.mesh.machine for each in pair]
-            size = float(pair[1].spans.costs.units.boundary_bytes[stages[n].first]) / parts
-            domains = [
-                start // machine.fast_domain for start, machine in zip(starts[n - 1 : n + 1], machines, strict=True)
-            ]
-            far = pair[0].kind != pair[1].kind or domains[0] != domains[1]
-            if chunks > 1:
-                far = parts * len(stages) > chunks * machines[0].fast_domain
-            ends = starts[n - 1 : n + 1] if chunks == 1 else (0, parts * len(stages) // chunks - 1)
-            out[n - 1] = max(float(message_time_s(e, size, pair_of(e, *ends))[far]) for e in machines)
+        ranks, out = len(stages) // chunks if chunks > 1 else None, list[Way]()
+        for before, behind in pairwise(stages):
+            out += self._between(units, before, behind, units.crossing[behind[0].first], ranks)
+        for *others, last in stages:
+            made = [n for n, unit in units.made.items() if any(unit in part.units for part in others)]
+            joined = [n for n in made if any(unit in last.units for unit in units.readers.get(n, ()))]
+            out += self._between(units, others, [last], joined, None)
         return out
+
+    def _between(
+        self, units: Units, before: Sequence[Part], behind: Sequence[Part], crossing: Sequence[int], ranks: int | None
+    ) -> Iterator[Way]:
+        ways: dict[tuple[int, int], list[Passing]] = {}
+        times = {
+            (a, b): self._message_s(one, other, ranks) for a, one in enumerate(before) for b, other in enumerate(behind)
+        }
+        for storage in crossing:
+            a = next((n for n, part in enumerate(before) if units.made[storage] in part.units), 0)
+            made = units.made[storage] in before[a].units
+            reading = [n for n, part in enumerate(behind) if {*part.units} & {*units.readers[storage]}]
+            for b in reading or [0]:
+                plans, read = (before[a].plan, behind[b].plan), behind[b].units
+                each = passing(units, storage, plans, made=made, read=read, message_s=times[a, b])
+                ways.setdefault((a, b), []).append(each)
+        for (a, b), found in ways.items():
+            yield way_of((before[a].name, behind[b].name), found, times[a, b])
+
+    def _message_s(self, before: Part, behind: Part, ranks: int | None) -> Callable[[Num], Num]:
+        """Time of a message of some bytes from the devices of one stage to those of another.
+
+        Of several stages for each of a number of ranks it leaves the fast domain if all ranks together are larger.
+        """
+        pair = before, behind
+        machines = [each.plan.built.mesh.machine for each in pair]
+        domains = [each.start // machine.fast_domain for each, machine in zip(pair, machines, strict=True)]
+        far, ends = before.option.kind != behind.option.kind or domains[0] != domains[1], (before.start, behind.start)
+        if ranks is not None:
+            devices = ranks * min(each.option.devices for each in pair)
+            far, ends = devices > machines[0].fast_domain, (0, devices - 1)
+
+        def message_s(size_bytes: Num) -> Num:
+            slower = [message_time_s(each, size_bytes, pair_of(each, *ends))[far] for each in machines]
+            return maximum(slower[0], slower[1])
+
+        return message_s
 
     # -- nothing fits ---------------------------------------------------------------------------------------------
 
@@ -438,7 +611,7 @@ class _Search:
                 share = float(costs[count - 1 - place].busy_s[stage.choice, stage.first, stage.end])
                 if found is not None and share == found.total_s < least:
                     limit = self.kinds[options[stage.choice].kind].limit_bytes
-                    devices = counted(options[stage.choice].plan.built.mesh.devices, "device")
+                    devices = counted(options[stage.choice].devices, "device")
                     names = f"{units.names[stage.first]} to {units.names[stage.end - 1]}"
                     need = f"{format_bytes(share * limit)} of {format_bytes(limit)}"
                     least, text = share, f"stage {place + 1} of {count} ({names}) on {devices} needs {need}"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from steptime.captured.cost import Timer
+from steptime.captured.ops.placement import text_of
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
+from steptime.num import Num
 from steptime.sharding.planner import ShardingPlan
+from steptime.sharding.seams import Passing
 from steptime.sharding.spans import Spans
 
 
@@ -28,12 +33,68 @@ class Solved(NamedTuple):
     kind: int
     plan: ShardingPlan
     spans: Spans
+    branch: Spans
+    """The same of branches (:attr:`steptime.sharding.units.Units.branches`)."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the sub-mesh."""
+        return self.plan.built.mesh.devices
+
+
+class Part(NamedTuple):
+    """A run of units on one sub-mesh: a stage, or one of its branches."""
+
+    option: Solved
+    first: int
+    end: int
+    """Unit after the last."""
+    start: int
+    """Number of its first device among those of its kind."""
+    name: str
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Shardings of the whole step."""
+        return self.option.plan
+
+    @property
+    def units(self) -> range:
+        """Numbers of its units."""
+        return range(self.first, self.end)
+
+
+class Way(NamedTuple):
+    """What passes from one stage or branch to another, by their names."""
+
+    source: str
+    target: str
+    seconds: float
+    passing: tuple[Passing, ...]
+
+
+def way_of(pair: tuple[str, str], found: Sequence[Passing], message_s: Callable[[Num], Num]) -> Way:
+    """All activations in one message between two devices, or as many as the one needs that has the most pieces."""
+    count = max(each.messages for each in found)
+    size = sum(each.moved_bytes for each in found)
+    seconds = count * float(message_s(size / count)) + sum(each.around_s for each in found)
+    return Way(*pair, max(seconds, 0.0), tuple(found))
+
+
+def seam_s(ways: Sequence[Way]) -> float:
+    """Seconds of all ways between two stages: those of a branch at either end follow each other."""
+    ends = [(end, way[end]) for way in ways for end in (0, 1)]
+    return max((sum(way.seconds for way in ways if way[end] == name) for end, name in ends), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
-    """One stage."""
+    """One stage, or one of several branches of a stage that run at the same time on different devices."""
 
+    name: str
+    """Number of the stage from 1, with a letter for the branch where it has several: ``2``, ``1b``."""
+    first_device: int
+    """Among the devices of its kind; of several stages for each rank that of the rank."""
     units: tuple[str, ...]
     blocks: int
     machines: Machines
@@ -48,6 +109,8 @@ class PlannedStage:
     once_s: float
     """Once in a step: exposed reduction of gradients, and optimiser."""
     parameters: dict[str, str]
+    entering: tuple[Way, ...]
+    """What comes from the stage before and from other branches; gradients on their way back take the same seconds."""
 
     @property
     def devices(self) -> int:
@@ -68,6 +131,7 @@ class JointPlan:
     stages_per_rank: int
     """More than 1: ranks have several stages each, and all stages sub-meshes of one size."""
     stages: tuple[PlannedStage, ...]
+    """In the order of the pipeline, branches of a stage one after another."""
     step_s: float
     bracket_s: tuple[float, float]
     closed_form_s: float
@@ -89,6 +153,11 @@ class JointPlan:
     def micro_batches(self) -> int:
         """Of a step."""
         return self.global_batch // self.micro_batch
+
+    @property
+    def count(self) -> int:
+        """Stages of the pipeline; branches of one count once."""
+        return int(self.stages[-1].name.rstrip(ascii_lowercase))
 
     @property
     def idle(self) -> int:
@@ -124,10 +193,12 @@ class JointPlan:
 def _stage_json(stage: PlannedStage) -> dict[str, Any]:
     mesh, names = stage.plan.built.mesh, ("forward", "input_gradients", "weight_gradients")
     return {
+        "stage": stage.name,
         "units": list(stage.units),
         "blocks": stage.blocks,
         "cluster": stage.machines.cluster.name,
         "devices": stage.devices,
+        "first_device": stage.first_device,
         "mesh": dict(zip(mesh.names, mesh.sizes, strict=True)),
         "recomputed_blocks": stage.recomputed,
         "micro_batches_in_flight": stage.in_flight,
@@ -135,5 +206,15 @@ def _stage_json(stage: PlannedStage) -> dict[str, Any]:
         "memory_limit_bytes": stage.machines.limit_bytes,
         "micro_batch_s": dict(zip(names, stage.passes_s, strict=True)),
         "once_s": stage.once_s,
+        "entering": [
+            {"from": way.source, "seconds": way.seconds, "activations": [_passing_json(each) for each in way.passing]}
+            for way in stage.entering
+        ],
         "parameters": stage.parameters,
     }
+
+
+def _passing_json(each: Passing) -> dict[str, Any]:
+    ways = {name: text_of(getattr(each, name)) for name in ("made", "sent", "landed")}
+    own = {"moved_bytes": each.moved_bytes, "messages": each.messages, "around_s": each.around_s}
+    return {"tensor": each.name, **ways, "read": [text_of(one) for one in each.read], **own}

@@ -15,6 +15,8 @@ from steptime.simulation.simulate import Durations
 from steptime.simulation.simulate import simulate as play
 
 MOST_STAGES: Final = 64
+MOST_REPLICAS: Final = 16
+"""Devices up to which a stage may have any number of them."""
 
 
 def sub_meshes(devices: int, fast_domain: int) -> list[int]:
@@ -26,6 +28,46 @@ def sub_meshes(devices: int, fast_domain: int) -> list[int]:
     out = {1 << n for n in range(devices.bit_length()) if 1 << n <= min(devices, fast_domain)}
     out |= {fast_domain << n for n in range(devices.bit_length()) if fast_domain << n <= devices}
     return sorted(n for n in out | {devices} if n >= devices / MOST_STAGES)
+
+
+def replica_counts(devices: int, usual: Sequence[int]) -> list[int]:
+    """Other numbers of devices of a stage, which divide its samples: any up to 16, and all but a usual number.
+
+    The convolutions of VGG-16 on 15 of 16 devices and its dense layers on the last one are the best stages of Narayanan
+    et al., "PipeDream", SOSP 2019, arXiv 1806.03377. There a replica takes every n-th micro-batch. Here each takes its
+    share of every micro-batch, the largest of pieces that may differ: stages with a flush at the end of each step then
+    have no more micro-batches in flight, and the passes of a micro-batch are as much shorter.
+
+    >>> replica_counts(16, sub_meshes(16, 8)), replica_counts(32, sub_meshes(32, 8))[-4:]
+    ([3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15], [24, 28, 30, 31])
+    """
+    found = {*range(1, min(devices, MOST_REPLICAS) + 1), *(devices - count for count in usual)} - {0, *usual}
+    return sorted(n for n in found if n >= devices / MOST_STAGES)
+
+
+def places(sizes: Sequence[int], devices: int, fast_domain: int) -> list[int] | None:
+    """First device of each sub-mesh so that none spans more fast domains than it has to; None: none were found.
+
+    One after another where that does it, else the largest first. Sub-meshes of :func:`sub_meshes` always fit.
+
+    >>> places([4, 4, 8], 16, 8), places([3, 4, 1], 8, 4), places([5, 5, 6], 16, 8)
+    ([0, 4, 8], [4, 0, 7], None)
+    """
+
+    def whole(start: int, size: int) -> bool:
+        return (start + size - 1) // fast_domain - start // fast_domain < -(-size // fast_domain)
+
+    out = [sum(sizes[:n]) for n in range(len(sizes))]
+    if all(map(whole, out, sizes)):
+        return out
+    free = np.ones(devices, bool)
+    for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        fitting = (at for at in range(devices - sizes[n] + 1) if free[at : at + sizes[n]].all() and whole(at, sizes[n]))
+        out[n] = next(fitting, -1)
+        if out[n] < 0:
+            return None
+        free[out[n] : out[n] + sizes[n]] = False
+    return out
 
 
 def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -> dict[tuple[float, ...], list[int]]:

@@ -49,7 +49,9 @@ class Spans:
     again_s: Array
     """What one block that runs again adds."""
     message_s: Array
-    """A message from the stage before, by first unit."""
+    """A message from the stage before."""
+    far_message_s: Array
+    """The same from another fast domain."""
     held_bytes: Array
     working_bytes: Array
     kept_bytes: Array
@@ -94,13 +96,13 @@ class Spans:
         return exposed
 
     def priced(self, in_flight: float, overlap: Overlap) -> SpanCosts:
-        """Costs of stages with n = `in_flight` micro-batches in flight."""
+        """Costs of stages with n = `in_flight` micro-batches in flight; a slow link holds up each micro-batch."""
         again = self.recomputed(in_flight)
         legal = np.isfinite(again) & _runs(len(self.blocks))
         again = np.where(legal, again, 0.0)
         t, g = self.micro_batch_s(again, overlap), self.once_s(overlap)
-        each = np.where(legal, t + 2 * self.message_s[:, None], inf)
-        return SpanCosts(each, np.where(legal, (self.micro_batches - 1) * t + g, inf))
+        busy = (self.micro_batches - 1) * np.maximum(t, self.message_s) + g
+        return SpanCosts(np.where(legal, t + 2 * self.message_s, inf), np.where(legal, busy, inf))
 
     def passes_s(self, first: int, end: int, again: float, overlap: Overlap) -> tuple[float, float, float]:
         """Seconds of the forward pass, gradients of inputs and of weights; traffic of weights in equal shares."""
@@ -112,15 +114,27 @@ class Spans:
 
 
 def spans_of(
-    costs: UnitCosts, *, micro_batches: int, limit_bytes: float, recompute: bool, far: bool | None = None
+    costs: UnitCosts, *, micro_batches: int, limit_bytes: float, recompute: bool, branch: bool = False
 ) -> Spans:
-    """Every stage that shardings give; messages come from another fast domain where two sub-meshes exceed one."""
+    """Every stage that shardings give; messages come from another fast domain where two sub-meshes exceed one.
+
+    Args:
+        costs: of the units.
+        micro_batches: of a step.
+        limit_bytes: memory of a device for tensors.
+        recompute: whether blocks may run again.
+        branch: only what a run reads itself enters it; what passes to later units goes another way.
+    """
     units, machine = costs.units, costs.plan.built.mesh.machine
-    crosses = 2 * costs.devices > machine.fast_domain if far is None else far
-    near_s, far_s = message_time_s(
-        machine, units.boundary_bytes / costs.devices, pair_of(machine, 0, 2 * costs.devices - 1)
+    crosses = 2 * costs.devices > machine.fast_domain
+    whole = np.array([each.size_bytes for each in units.flow.program.storages], float)
+    shape = (units.count, units.count + 1)
+    sent = units.read_bytes(whole) if branch else np.broadcast_to(units.boundary_bytes[:, None], shape)
+    entering = costs.read_bytes if branch else costs.entering_bytes[:, None]
+    near_s, far_s = (
+        np.where(sent > 0, each, 0.0)
+        for each in message_time_s(machine, sent / costs.devices, pair_of(machine, 0, 2 * costs.devices - 1))
     )
-    message_s = np.where(units.boundary_bytes > 0, far_s if crosses else near_s, 0.0)
     shared_bytes, shared_s = _shared(costs, far=crosses)
     forward = costs.again_s
     saved = np.where(units.blocks, costs.kept_bytes - costs.passed_bytes, 0.0)
@@ -135,10 +149,11 @@ def spans_of(
         gradients_s=_sums(costs.gradients_s) + shared_s,
         update_s=_sums(costs.update_s),
         again_s=_most(np.where(units.blocks, forward, 0.0)),
-        message_s=message_s,
+        message_s=far_s if crosses else near_s,
+        far_message_s=far_s,
         held_bytes=_sums(costs.held_bytes) + shared_bytes,
         working_bytes=_most(costs.working_bytes),
-        kept_bytes=_sums(costs.kept_bytes) + costs.entering_bytes[:, None],
+        kept_bytes=_sums(costs.kept_bytes) + entering,
         saved_bytes=np.nan_to_num(-_most(np.where(units.blocks, -saved, -inf)), posinf=0.0, neginf=0.0),
         rebuilt_bytes=_most(saved),
         blocks=_sums(units.blocks.astype(float)),

@@ -1,4 +1,6 @@
-"""Head, blocks and tail of a captured step as a chain of units, and what shardings of the whole step cost in each.
+"""A captured step as a chain of units, and what shardings of the whole step cost in each.
+
+Units are head, equal blocks and tail, or the parts of a module without equal blocks.
 
 Seconds of an item belong to the units that run it, in equal parts; those between two items to the later one, with
 parameters and their gradients to the unit of the parameter. A micro-batch has computation, traffic of activations and
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from steptime.captured.cut.chains import chain_of
 from steptime.captured.graph import BEFORE
 from steptime.num import Array
 from steptime.sharding.build import Built
@@ -46,6 +49,22 @@ class Shared(NamedTuple):
     """Weights, gradients and states."""
     gradient: int
     """Storage whose bytes the copies exchange; -1: it is not trained."""
+
+
+class Branches(NamedTuple):
+    """A run of units whose parts may run at the same time on different devices, as no activation passes between them.
+
+    The last branch goes on alone where it reads what the others have made.
+    """
+
+    bounds: tuple[int, ...]
+    """First unit of each branch, and the unit after the last one."""
+    meet: int
+    """First unit that reads what several branches make, or the unit after the last one."""
+
+    def to(self, end: int) -> Branches:
+        """The same with a longer last branch."""
+        return Branches((*self.bounds[:-1], end), self.meet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,25 +132,24 @@ class Units:
         )
 
     @cached_property
+    def made(self) -> dict[int, int]:
+        """Storages that forward passes make, with their unit."""
+        born = {n: each.born for n, each in enumerate(self.flow.program.storages) if each.born != BEFORE}
+        calls = self.flow.program.calls
+        return {n: int(self.of_call[call]) for n, call in born.items() if calls[call].phase == "forward"}
+
+    @cached_property
     def kept(self) -> dict[int, int]:
         """Activations from a forward into a backward pass, with the unit that makes them."""
-        return {
-            number: int(self.of_call[storage.born])
-            for number, storage in enumerate(self.flow.program.storages)
-            if storage.category == "activation"
-            and storage.born != BEFORE
-            and self.flow.program.calls[storage.born].phase == "forward"
-        }
+        return {n: unit for n, unit in self.made.items() if self.flow.program.storages[n].category == "activation"}
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
         """Storages that pass each boundary: made before the unit in a forward pass, read from it on; unit 0: none."""
         out: list[list[int]] = [[] for _ in range(self.count)]
         for storage, units in self.readers.items():
-            born = self.flow.program.storages[storage].born
-            if born != BEFORE and self.flow.program.calls[born].phase == "forward":
-                for unit in range(int(self.of_call[born]) + 1, units[-1] + 1):
-                    out[unit].append(storage)
+            for unit in range(self.made.get(storage, self.count) + 1, units[-1] + 1):
+                out[unit].append(storage)
         return [tuple(each) for each in out]
 
     @cached_property
@@ -139,21 +157,59 @@ class Units:
         """Bytes of a micro-batch that enter each unit, whole tensors."""
         return np.array([sum(self.flow.program.storages[n].size_bytes for n in each) for each in self.crossing], float)
 
+    @cached_property
+    def branches(self) -> dict[tuple[int, int], Branches]:
+        """First unit and unit after the last of runs with branches -> the branches: two towers up to where they meet.
+
+        Of a run whose branches meet inside it the longest ones are taken.
+        """
+        between = np.zeros((self.count, self.count), bool)
+        for unit, each in enumerate(self.crossing):
+            for storage in each:
+                between[self.made[storage], unit] |= unit in self.readers[storage]
+        starts = [unit for unit in range(1, self.count) if not between[unit - 1, unit]]
+        out: dict[tuple[int, int], Branches] = {}
+        for low in range(self.count) if starts else ():
+            for high in range(low + 2, self.count + 1):
+                cuts = tuple(at for at in starts if low < at < high and not between[low:at, at:high].any())
+                known = out.get((low, high - 1))
+                if cuts or known is not None:
+                    out[low, high] = Branches((low, *cuts, high), high) if cuts or known is None else known.to(high)
+        return out
+
+    def read_bytes(self, size_bytes: Array) -> Array:
+        """Bytes of activations from before a run of units that the run itself reads, [first unit, unit after the last].
+
+        Args:
+            size_bytes: of each storage.
+        """
+        out = np.zeros((self.count, self.count + 1))
+        for storage, made in self.made.items():
+            for first in range(made + 1, self.count):
+                reader = next((unit for unit in self.readers.get(storage, ()) if unit >= first), self.count)
+                out[first, reader + 1 :] += size_bytes[storage]
+        return out
+
 
 def units_of(flow: Flow) -> Units:
-    """The chain of a captured step: one unit where it has no run of equal blocks."""
-    sections = flow.sections
+    """The chain of a captured step: head, equal blocks and tail.
+
+    The parts of :func:`~steptime.captured.cut.chains.chain_of` where it has no blocks, or where some are branches.
+    """
+    sections, chain = flow.sections, chain_of(flow.program)
+    if sections.blocks is None or chain.parallel:
+        of_call, whole = np.array(chain.of_call, int), np.zeros(len(chain.names), bool)
+        return Units(flow=flow, names=tuple(chain.names), blocks=whole, of_call=of_call)
     part = np.array(sections.of_calls(), int)
     forward = [n for n, call in enumerate(flow.program.calls) if call.phase == "forward"]
     present = np.unique(part[forward])
     # A part that only the backward pass has, such as the last gradients of a model that begins with its blocks.
     place = np.clip(np.searchsorted(present, part), 0, len(present) - 1)
-    count, container = len(sections.each), "" if sections.blocks is None else sections.blocks.container
-    first = 0 if sections.blocks is None else sections.blocks.first
+    count, container, first = len(sections.each), sections.blocks.container, sections.blocks.first
     names = ["head" if n < 0 else "tail" if n >= count else f"{container}.{first + n}" for n in present.tolist()]
     return Units(
         flow=flow,
-        names=tuple(names) if len(names) > 1 else ("whole",),
+        names=tuple(names),
         blocks=np.array([0 <= n < count for n in present.tolist()]),
         of_call=np.where(part == -2, -1, place),
     )
@@ -186,7 +242,9 @@ class UnitCosts:
     passed_bytes: Array
     """Of these, what a further unit reads, which stays where the unit runs again."""
     entering_bytes: Array
-    """What enters a unit from the one before."""
+    """What enters a unit from the one before, with what only passes."""
+    read_bytes: Array
+    """What enters a run of units that is a branch, [first unit, unit after the last]."""
     working_bytes: Array
     """Most that a call of each unit has on top."""
 
@@ -271,6 +329,7 @@ def _memory(units: Units, local: Array) -> dict[str, Array]:
         "shared_bytes": np.array([_sum(local, each.storages) for each in shared]),
         "exchanged_bytes": np.array([0.0 if each.gradient < 0 else local[each.gradient] for each in shared]),
         "entering_bytes": np.array([_sum(local, each) for each in units.crossing]),
+        "read_bytes": units.read_bytes(local) if units.branches else np.zeros((units.count, units.count + 1)),
         "working_bytes": _working(units, local),
     }
 

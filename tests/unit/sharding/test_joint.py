@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from steptime.captured.cost import Timer
+from steptime.captured.cut.chains import chain_of
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
 from steptime.sharding.build import built
@@ -22,11 +23,15 @@ from steptime.sharding.pipeline import least_step_s, sub_meshes
 from steptime.sharding.planner import planned
 from steptime.sharding.shard import captured_step
 from steptime.sharding.spans import spans_of
-from steptime.sharding.units import of_micro_batch, unit_costs, units_of
+from steptime.sharding.units import Branches, Units, of_micro_batch, unit_costs, units_of
 
+MODELS = Path(__file__).parents[2] / "models"
+VGG = f"{MODELS / 'vgg.py'}:vgg16"
 DEEP = f"{Path(__file__).parents[2] / 'models' / 'megatron.py'}:deep"
+TOWERS = f"{Path(__file__).parents[3] / 'examples' / 'two_tower.py'}:two_tower"
 TINY = f"{Path(__file__).parents[3] / 'examples' / 'gpt.py'}:tiny"
 
+CAPTURE = {"seq": None, "dtype": None, "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
 FEW = {"gpus": 4, "global_batch": 16, "micro_batches": (4,), "schedules": ("1f1b",), "seconds": 5}
 
 
@@ -37,8 +42,12 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def flow(cluster):
-    given = {"seq": None, "dtype": None, "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
-    return flow_of(captured_step(TINY, cluster, batch=8, **given))
+    return flow_of(captured_step(TINY, cluster, batch=8, **CAPTURE))
+
+
+@pytest.fixture(scope="module")
+def vgg(cluster):
+    return flow_of(captured_step(VGG, cluster, batch=8, **CAPTURE))
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +84,41 @@ def test_once_in_a_step_counts_once(cluster, flow):
         assert getattr(eighth, name) == pytest.approx(getattr(one, name)), name
 
 
+def test_a_module_without_equal_blocks_is_cut_where_one_activation_passes(vgg):
+    units = units_of(vgg)
+    assert 10 <= units.count <= 16 and not units.blocks.any()
+    # Functions of activations and pools are with the layer before them, dense layers are parts of their own.
+    assert units.names[-3:] == ("classifier.0", "classifier.3", "classifier.6")
+    assert all(len(each) == 1 for each in units.crossing[1:])
+    assert units.boundary_bytes[-3:].tolist() == [8 * 512 * 49 * 4, 8 * 4096 * 4, 8 * 4096 * 4]
+    # Each part has the backward pass of its own modules.
+    calls = vgg.program.calls
+    for phase in ("forward", "backward"):
+        owners = {call.module: int(units.of_call[n]) for n, call in enumerate(calls) if call.phase == phase}
+        assert owners["features.0"] == 0 and owners["classifier.6"] == units.count - 1
+        assert units.names[owners["classifier.3"]] == "classifier.3"
+
+
+def test_parts_of_a_module_with_skips(cluster):
+    net = flow_of(captured_step(f"{MODELS / 'unet.py'}:unet", cluster, batch=2, **CAPTURE))
+    crossing = [len(each) for each in units_of(net).crossing]
+    assert len(crossing) > 8 and max(crossing) == 4
+
+
+def test_parts_of_a_module_with_a_shared_parameter(flow):
+    # The gradient of the table is complete in the last call of the backward pass, which is of the first user.
+    found = chain_of(flow.program)
+    assert found.names[0] == "tokens" and len(found.names) == 16 and not found.parallel
+
+
+def test_parts_add_up_to_the_step(cluster, vgg):
+    plan = planned(built(vgg, mesh_on(cluster, parse_axes("2")), Timer(device=cluster.device), inf))
+    costs = unit_costs(units_of(vgg), plan, 1)
+    spans = spans_of(costs, micro_batches=1, limit_bytes=inf, recompute=False)
+    again = np.zeros(spans.blocks.shape)
+    assert (spans.micro_batch_s(again) + spans.once_s())[0, -1] == pytest.approx(plan.step_s)
+
+
 def test_a_parameter_of_two_units_is_on_both_stages(flow):
     units = units_of(flow)
     (tied,) = units.held[1]
@@ -95,9 +139,14 @@ def test_a_record_and_a_report(four, capsys):
     record = json.loads(json.dumps(four.to_json()))
     assert [stage["units"][0] for stage in record["stages"]] == ["head", "blocks.2", "blocks.4", "blocks.6"]
     assert record["stages"][3]["parameters"]["tokens.weight"] == "R"
+    (way,) = record["stages"][1]["entering"]
+    (entering,) = way["activations"]
+    assert way["from"] == "1" and way["seconds"] > 0 and record["stages"][0]["entering"] == []
+    assert entering["made"] == "R" and entering["moved_bytes"] == 4 * 64 * 128 * 4
     print_joint(four)
     text = capsys.readouterr().out
     assert "4 stages, schedule 1f1b, micro-batch 4, 4 micro-batches" in text
+    assert "most of a device" in text and "128 KiB" in text
     assert "blocks.2 to" in text and "0 of 2" in text
 
 
@@ -157,13 +206,123 @@ def test_one_unit(cluster, tmp_path):
     file = tmp_path / "plain.py"
     file.write_text(
         "import torch\n\ndef plain(batch: int = 8):\n"
-        "    layers = torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 64)\n"
-        "    return torch.nn.Sequential(*layers), torch.zeros(batch, 512), lambda y: y.sum()\n"
+        "    return torch.nn.Linear(512, 2048), torch.zeros(batch, 512), lambda y: y.sum()\n"
     )
     found = joint(f"{file}:plain", cluster, **FEW)
     assert [stage.units for stage in found.stages] == [("whole",)]
     with pytest.raises(UserError, match="2 stages of 1 unit"):
         joint(f"{file}:plain", cluster, stages=2, **FEW)
+
+
+def test_replicas_on_any_number_of_devices(cluster, monkeypatch):
+    # Servers of one device, as some of arXiv 1806.03377: convolutions on 3 of them, dense layers on the last.
+    servers = load_cluster("v100-pcie-8")
+    node, network = servers.levels
+    network = replace(network, link_Bps=1.25e9, links_per_device=1.0, efficiency=1.0)
+    apart = replace(servers, name="apart", levels=(replace(node, devices=1), network))
+    job = {**FEW, "global_batch": 384, "micro_batches": (48,), "optimizer": "sgd"}
+    found = joint(VGG, apart, **job)
+    assert [stage.devices for stage in found.stages] == [3, 1]
+    assert found.stages[0].plan.built.mesh.sizes == (3,) and found.stages[0].parameters["features.0.weight"] == "R"
+    assert found.stages[1].units[-1] == "classifier.6" and found.idle == 0
+    (tried,) = found.tried
+    assert tried[:2] == (48, "1f1b")
+    assert found.step_s < 0.75 * joint(VGG, apart, stages=1, **job).step_s
+    monkeypatch.setattr("steptime.sharding.joint.replica_counts", lambda devices, usual: [])
+    assert found.step_s < 0.9 * joint(VGG, apart, **job).step_s
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """Servers of one device each, 1 Gb/s between them."""
+    servers = load_cluster("v100-pcie-8")
+    node, network = servers.levels
+    network = replace(network, link_Bps=1.25e8, links_per_device=1.0, efficiency=1.0)
+    return replace(servers, name="apart", levels=(replace(node, devices=1), network))
+
+
+def test_two_towers_are_branches_until_they_meet(cluster):
+    flow = flow_of(captured_step(TOWERS, cluster, batch=4, **CAPTURE))
+    units = units_of(flow)
+    text, tail = units.names.index("text.table"), units.count - 1
+    assert units.branches[0, tail] == Branches((0, text, tail), tail)
+    assert units.branches[0, units.count] == Branches((0, text, units.count), tail)
+    assert units.branches[2, text + 1] == Branches((2, text, text + 1), text + 1)
+    assert (0, text) not in units.branches and (text, tail) not in units.branches
+    # The text tower alone has nothing of what the image tower made; the tail has what it reads.
+    size = np.array([each.size_bytes for each in flow.program.storages])
+    assert units.boundary_bytes[text] == 4 * 512 * 4 and units.read_bytes(size)[text, tail] == 0
+    assert units.read_bytes(size)[text, units.count] == 4 * 512 * 4
+
+
+TWO = {"gpus": 2, "global_batch": 64, "micro_batches": (64,), "schedules": ("1f1b",), "seconds": 5}
+
+
+def test_towers_on_different_devices_where_links_are_slow(apart, monkeypatch, capsys):
+    found = joint(TOWERS, apart, **TWO)
+    assert [(stage.name, stage.units[0], stage.first_device) for stage in found.stages] == [
+        ("1a", "image.layers.0", 0),
+        ("1b", "text.table", 1),
+    ]
+    assert found.stages[1].units[-1] == "tail" and found.count == 1 and found.idle == 0
+    busy = [sum(stage.passes_s) for stage in found.stages]
+    once = max(stage.once_s for stage in found.stages)
+    (way,) = found.stages[1].entering
+    assert (way.source, way.target) == ("1a", "1b") and [each.name for each in way.passing] == ["image.project: addmm"]
+    assert max(busy) + once <= found.step_s < sum(busy)
+    passes = np.array([stage.passes_s for stage in found.stages])
+    assert found.step_s <= passes.max(axis=0).sum() + 2 * way.seconds + once
+    stages = found.to_json()["stages"]
+    assert [(each["stage"], each["first_device"], each["devices"]) for each in stages] == [("1a", 0, 1), ("1b", 1, 1)]
+    assert stages[1]["entering"][0]["from"] == "1a"
+    assert "image.layers.0.weight" in stages[0]["parameters"] and "text.table.weight" not in stages[0]["parameters"]
+    print_joint(found)
+    text = capsys.readouterr().out
+    assert "1 stage, schedule" in text and "1a to 1b" in text
+    monkeypatch.setattr(Units, "branches", {})
+    assert found.step_s < 0.8 * joint(TOWERS, apart, **TWO).step_s
+
+
+def test_towers_share_devices_where_links_are_fast(cluster):
+    found = joint(TOWERS, cluster, **TWO)
+    assert [(stage.name, stage.devices) for stage in found.stages] == [("1", 2)]
+
+
+def test_blocks_of_one_tower_do_not_make_a_head_of_the_other(cluster, tmp_path):
+    file = tmp_path / "uneven.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\nclass Towers(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.a = nn.Linear(2048, 4096)\n"
+        "        self.b = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) "
+        "for _ in range(3)), nn.Linear(1024, 4096))\n\n"
+        "    def forward(self, x, y):\n        x, y = self.a(x), self.b(y)\n        return x * y\n\n"
+        "def towers(batch: int = 64):\n"
+        "    return Towers(), (torch.zeros(batch, 2048), torch.zeros(batch, 1024)), lambda y: y.sum()\n"
+    )
+    flow = flow_of(captured_step(f"{file}:towers", cluster, batch=4, **CAPTURE))
+    units = units_of(flow)
+    assert flow.sections.blocks is not None and not units.blocks.any()
+    assert units.names[0] == "a" and units.branches[0, units.count].bounds[:2] == (0, 1)
+
+
+def test_three_towers(apart, tmp_path):
+    file = tmp_path / "three.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\nclass Three(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b, self.c = (nn.Sequential(nn.Linear(n, 2048), nn.Tanh(), nn.Linear(2048, 64)) for n in "
+        "(2048, 2304, 2560))\n\n"
+        "    def forward(self, x, y, z):\n"
+        "        x, y, z = self.a(x), self.b(y), self.c(z)\n        return x * y * z\n\n"
+        "def three(batch: int = 64):\n    shapes = (batch, 2048), (batch, 2304), (batch, 2560)\n"
+        "    return Three(), tuple(map(torch.zeros, shapes)), lambda y: y.sum()\n"
+    )
+    found = joint(f"{file}:three", apart, **{**TWO, "gpus": 3})
+    assert [(stage.name, stage.units[0], stage.first_device) for stage in found.stages] == [
+        ("1a", "a.0", 0),
+        ("1b", "b.0", 1),
+        ("1c", "c.0", 2),
+    ]
 
 
 def test_bounds_over_kinds():

@@ -23,7 +23,7 @@ def print_joint(found: JointPlan) -> None:
     lines = [
         f"step {t.seconds(found.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)}; schedule in closed form "
         f"{t.seconds(found.closed_form_s)})",
-        f"{counted(len(found.stages), 'stage')}{ranks}, schedule {found.schedule}, micro-batch {found.micro_batch}, "
+        f"{counted(found.count, 'stage')}{ranks}, schedule {found.schedule}, micro-batch {found.micro_batch}, "
         f"{found.micro_batches} micro-batch{'' if found.micro_batches == 1 else 'es'}",
         f"bound {t.seconds(found.bound_s)}: all computation at its fastest, divided evenly over all devices",
         found.stop,
@@ -33,11 +33,11 @@ def print_joint(found: JointPlan) -> None:
         t.indented(out, line, by=0)
     out.print()
     table = t.grid(("stage", "units", "devices", "mesh", "again", "memory", "micro-batch", "once"), left=(0, 1, 3))
-    for number, stage in enumerate(found.stages, start=1):
+    for stage in found.stages:
         table.add_row(
-            str(number),
+            stage.name,
             t.printable(_units(stage)),
-            f"{stage.devices} {stage.machines.cluster.name}" if len(found.machines) > 1 else str(stage.devices),
+            (f"{stage.machines.cluster.name} " if len(found.machines) > 1 else "") + _devices(stage),
             str(stage.plan.built.mesh),
             f"{stage.recomputed} of {stage.blocks}",
             t.memory(stage.memory_bytes),
@@ -45,7 +45,24 @@ def print_joint(found: JointPlan) -> None:
             t.seconds(stage.once_s),
         )
     out.print(table)
+    _print_seams(found)
     _print_details(found)
+
+
+def _print_seams(found: JointPlan) -> None:
+    """How each activation comes into each stage."""
+    from steptime.report import text as t
+
+    seams = t.grid(("from", "activation", "most of a device", "time"), left=(0, 1))
+    for stage in found.stages:
+        for way in stage.entering:
+            for n, each in enumerate(way.passing):
+                ends = "" if n else f"{way.source} to {way.target}"
+                time = "" if n else t.seconds(way.seconds)
+                seams.add_row(ends, t.printable(str(each)), t.memory(each.moved_bytes), time)
+    if seams.row_count:
+        t.console().print()
+        t.console().print(seams)
 
 
 def _print_details(found: JointPlan) -> None:
@@ -60,8 +77,8 @@ def _print_details(found: JointPlan) -> None:
     out.print(others)
     out.print()
     parameters = t.grid(("parameter", "count", "sharding", "stages"), left=(0, 2, 3))
-    for (name, sharding), (count, numbers) in _parameters(found).items():
-        parameters.add_row(t.printable(name), str(count), sharding, ", ".join(map(str, numbers)))
+    for (name, sharding), (count, stages) in _parameters(found).items():
+        parameters.add_row(t.printable(name), str(count), sharding, ", ".join(stages))
     out.print(parameters)
 
 
@@ -71,11 +88,17 @@ def _units(stage: PlannedStage) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _parameters(found: JointPlan) -> dict[tuple[str, str], tuple[int, list[int]]]:
+def _devices(stage: PlannedStage) -> str:
+    """The first and the last device of a stage."""
+    last = stage.first_device + stage.devices - 1
+    return f"{stage.first_device}-{last}" if stage.devices > 1 else str(last)
+
+
+def _parameters(found: JointPlan) -> dict[tuple[str, str], tuple[int, list[str]]]:
     """Parameters of lists under one name, by sharding: how many, and in which stages."""
-    out: dict[tuple[str, str], tuple[int, list[int]]] = {}
-    for number, stage in enumerate(found.stages, start=1):
+    out: dict[tuple[str, str], tuple[int, list[str]]] = {}
+    for stage in found.stages:
         for key, count in by_name(stage.parameters).items():
-            known, numbers = out.get(key, (0, []))
-            out[key] = known + count, [*numbers, number]
+            known, stages = out.get(key, (0, []))
+            out[key] = known + count, [*stages, stage.name]
     return out
