@@ -312,7 +312,8 @@ def plan(
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = _completed(setting, result, {**choices, **columns}) if advise else result
     if sharded_too(search, setting, choice("shardings", shardings, SHARDINGS)) and wanted == Wanted():
-        result, notes = with_shardings(result, search, setting, dtype, top, notes)
+        every = shardings == "all"
+        result, notes = with_shardings(result, search, setting, notes, dtype=dtype, top=top, quick=not every)
     advice: tuple[str, ...] = ()
     result = all_trained(result, length, setting.job)
     if wanted != Wanted():
@@ -355,7 +356,14 @@ def sharded_too(search: Search, setting: Setting, shardings: str) -> bool:
 
 
 def with_shardings(
-    result: PlanResult, search: Search, setting: Setting, dtype: str | None, top: int, notes: tuple[str, ...]
+    result: PlanResult,
+    search: Search,
+    setting: Setting,
+    notes: tuple[str, ...],
+    *,
+    dtype: str | None,
+    top: int,
+    quick: bool,
 ) -> tuple[PlanResult, tuple[str, ...]]:
     """The result with the best shardings of single operators among its plans, and notes on them.
 
@@ -363,9 +371,10 @@ def with_shardings(
         result: the plans by degrees.
         search: what was asked.
         setting: its job on its cluster.
+        notes: those of the result.
         dtype: element type as it was asked for; None: as the module is made.
         top: number of plans to return.
-        notes: those of the result.
+        quick: of a large module meshes of one axis alone.
     """
     job = setting.job
     try:
@@ -379,6 +388,7 @@ def with_shardings(
             optimizer=search.request.optimizer,
             framework=search.request.framework,
             overlaps="dp" in job.overlap,
+            quick=quick,
         )
     except UserError as error:
         return result, (*notes, f"shardings of single operators were not searched: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from steptime.estimate.kernels import streamed
 from steptime.estimate.machine import Machine
 from steptime.estimate.memory import STAGES, kept_of_layer, on_stage, stage_parts
 from steptime.estimate.result import PlannedJob
-from steptime.model.captured import Sharded
+from steptime.model.captured import Sharded, Turn
 from steptime.num import Num, maximum, minimum, where
 from steptime.plan.job import Job
 from steptime.plan.optimizers import MOMENTUM_BYTES, nothing
@@ -39,9 +39,7 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
         seconds = [sent_s(machine, [one], f"dp_comm/{name}/one_layer") for one in layer]
         one_layer_s = sum(seconds, start=0.0)
         if planned.sizes.sharded is not None and seconds:
-            same = getattr(planned.sizes.sharded, name)
-            shares = [(float(s / one_layer_s / len(t.beside)), t.beside) for s, t in zip(seconds, same, strict=True)]
-            turns[name] = in_turn((beside, share) for share, each in shares for beside in each)
+            turns[name] = _turns_of(getattr(planned.sizes.sharded, name), seconds)
         messages_s = sum((each_s * one.layers for each_s, one in zip(seconds, layer, strict=True)), start=0.0)
         links[name] = {
             "one_layer_s": one_layer_s,
@@ -190,20 +188,38 @@ SLICES: Final = 1024
 def _of_shardings(sharded: Sharded, job: Job) -> dict[str, list[Sent]]:
     """The collectives of parameters under a choice of shardings, all with the one layer that the whole step is.
 
-    Of each the share is carried as one message that a bucket is of all.
+    Messages of one kind to the same ranks travel together in buckets.
     """
     found: dict[str, list[Sent]] = {f"{what}/{end}": [] for what in TRAVELS for end in ("embedding", "head")}
     found["gradients/replicas"] = []
     for what in TRAVELS:
-        turns = getattr(sharded, what)
         each_bytes = job.gradient_bytes if what == "gradients" else job.precision.element_bytes
-        parameters = sum(turn.exchange.size_bytes * len(turn.beside) for turn in turns) / each_bytes
-        ranks = max((turn.exchange.group.ranks for turn in turns), default=1)
-        share = layers_per_bucket(parameters / SLICES, ranks, SLICES) / SLICES
-        found[f"{what}/one_layer"] = [
-            Sent(one.collective, one.size_bytes, one.group, times=len(beside), layers=share) for one, beside in turns
-        ]
+        sent = found[f"{what}/one_layer"] = []
+        for turns in _kinds(getattr(sharded, what)):
+            one, size = turns[0].exchange, sum(turn.exchange.size_bytes * len(turn.beside) for turn in turns)
+            share = layers_per_bucket(size / each_bytes / SLICES, one.group.ranks, SLICES) / SLICES
+            sent.append(Sent(one.collective, size * share, one.group, times=1.0 / share, layers=share))
     return found
+
+
+def _kinds(turns: Iterable[Turn]) -> list[list[Turn]]:
+    """Messages of one kind to groups of the same ranks, together."""
+    out: dict[tuple[object, ...], list[Turn]] = {}
+    for turn in turns:
+        group = turn.exchange.group
+        out.setdefault((turn.exchange.collective, group.ranks, group.inside), []).append(turn)
+    return list(out.values())
+
+
+def _turns_of(turns: Iterable[Turn], seconds: Sequence[Num]) -> tuple[tuple[float, float], ...]:
+    """Turns of a pass, from the time of each kind of message."""
+    shares, whole_s = list[tuple[float, float]](), float(sum(seconds))
+    for kind, kind_s in zip(_kinds(turns), seconds, strict=True):
+        size = sum(turn.exchange.size_bytes * len(turn.beside) for turn in kind)
+        for turn in kind:
+            share = float(kind_s) / whole_s * turn.exchange.size_bytes / size
+            shares += [(beside, share) for beside in turn.beside]
+    return in_turn(shares)
 
 
 def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:

@@ -183,6 +183,7 @@ def built(
     *,
     plain_norms: bool = False,
     update_s: Callable[[float], float] | None = None,
+    bucket_bytes: float = 0.0,
 ) -> Built:
     """The problem of a step on a mesh.
 
@@ -194,9 +195,11 @@ def built(
         moments: calls at which memory is limited; None: those where the unsharded step needs most.
         plain_norms: batch norms take the statistics of each device's part, and exchange nothing.
         update_s: time of the optimiser by the number of elements that a device updates; None: as it was recorded.
+        bucket_bytes: gradients and weights that travel as one message at least, as much of it as each of them is; 0:
+            each travels by itself.
     """
     silent = labelled_by(batch_dims) if plain_norms else frozenset()
-    return _Builder(flow, mesh, timer, silent, update_s).built(limit_bytes, moments)
+    return _Builder(flow, mesh, timer, silent, update_s, bucket_bytes).built(limit_bytes, moments)
 
 
 @dataclass(kw_only=True)
@@ -218,8 +221,10 @@ class _Builder:
         timer: Timer,
         silent: frozenset[str],
         update_s: Callable[[float], float] | None,
+        bucket_bytes: float,
     ) -> None:
         self.flow, self.mesh, self.timer, self.silent, self.update_s = flow, mesh, timer, silent, update_s
+        self.bucket_bytes = bucket_bytes
         self.sizes = mesh.sizes
         self.nodes = Nodes()
         self.unknown: list[int] = []
@@ -365,21 +370,29 @@ class _Builder:
 
     def chain(self, link: Link, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> Array:
         """Seconds from each sharding of the value to each that its reader asks for, through all views between."""
-        type = self.flow.items[link.source].node.outputs[link.output]
-        key = (type, link.looks, tuple(sources), tuple(targets))
+        type, shares = self.flow.items[link.source].node.outputs[link.output], 1.0
+        if self.bucket_bytes and (link.gradient or self.flow.items[link.source].node.op == "parameter"):
+            shares = max(self.bucket_bytes / max(type.size_bytes, 1), 1.0)
+        key = (type, link.looks, tuple(sources), tuple(targets), shares)
         found = self._chains.get(key)
         if found is None:
-            found = self._chains[key] = self._walked(type, link.looks, sources, targets)
+            found = self._chains[key] = self._walked(type, link.looks, sources, targets, shares) / shares
         return found
 
     def _walked(
-        self, type: TensorType, looks: Sequence[Look], sources: Sequence[Sharding], targets: Sequence[Sharding]
+        self,
+        type: TensorType,
+        looks: Sequence[Look],
+        sources: Sequence[Sharding],
+        targets: Sequence[Sharding],
+        times: float,
     ) -> Array:
+        """Seconds of a tensor whose elements are larger by a factor."""
         reached: Array | None = None
         here: Sequence[Sharding] = sources
         for look in looks:
             inputs, outputs, pairs = self._look(look)
-            step = costs(type.shape, type.element_bytes, here, inputs, self.mesh)
+            step = costs(type.shape, type.element_bytes * times, here, inputs, self.mesh)
             known = list(dict.fromkeys(outputs))
             view = np.full((len(inputs), len(known)), inf)
             for place, output in pairs:
@@ -387,7 +400,7 @@ class _Builder:
             step = least_plus(step, view)
             reached = step if reached is None else least_plus(reached, step)
             here, type = known, look.node.outputs[look.output]
-        last = costs(type.shape, type.element_bytes, here, targets, self.mesh)
+        last = costs(type.shape, type.element_bytes * times, here, targets, self.mesh)
         return last if reached is None else least_plus(reached, last)
 
     def _look(self, look: Look) -> tuple[list[Sharding], list[Sharding], list[tuple[int, Sharding]]]:

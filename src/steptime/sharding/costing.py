@@ -15,6 +15,7 @@ from steptime.api.models import CAPTURED_DTYPES, summary_of
 from steptime.captured.cost import Timer, work_of
 from steptime.captured.graph import Program
 from steptime.captured.workload import element_of
+from steptime.cost.data_parallel import BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK
 from steptime.cost.host import growth_s, issued_s, step_overhead_s
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.memory import state_bytes
@@ -31,6 +32,9 @@ from steptime.plan.job import Job
 from steptime.plan.optimizers import Optimizer
 from steptime.plan.plans import Plans
 from steptime.search.modes import MODES
+from steptime.sharding.build import Built, built
+from steptime.sharding.flow import Flow
+from steptime.sharding.mesh import Mesh
 from steptime.sharding.placed import constant, workload_of
 from steptime.sharding.planner import ShardingPlan
 
@@ -91,6 +95,22 @@ class Costing:
         """Largest peak of live tensors with which a plan may be put first (:data:`LIKELY_FITS`)."""
         return allocated_within(
             self.setting.machine.memory_bytes, self.setting.job.memory.name, is_host=self.setting.machine.is_host
+        )
+
+    def built(self, flow: Flow, mesh: Mesh, limit_bytes: float, *, plain_norms: bool = True) -> Built:
+        """The problem of the job's shardings on a mesh."""
+        # The fewest and largest buckets that any group of the mesh may have: what is sent takes no less.
+        bucket_bytes = (
+            max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * mesh.devices) * self.setting.job.gradient_bytes
+        )
+        return built(
+            flow,
+            mesh,
+            self.timer,
+            limit_bytes,
+            plain_norms=plain_norms,
+            update_s=self.update_s,
+            bucket_bytes=bucket_bytes,
         )
 
     def update_s(self, elements: float) -> float:

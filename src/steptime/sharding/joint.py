@@ -72,9 +72,9 @@ class Options:
     recompute: bool = True
     """Blocks may run again where memory does not suffice."""
     overlaps: bool = True
-    plain_norms: bool = False
-    """Batch norms take the statistics of each device's part, as in :func:`steptime.sharding.shard.shard`."""
     """Traffic of weights and their gradients runs while the devices compute."""
+    synchronised_norms: bool = False
+    """Batch norms take the statistics of the whole batch, as in :func:`steptime.sharding.shard.shard`."""
     memory_bytes: float | None = None
     """Memory of a device for tensors; None: as in :func:`steptime.sharding.shard.shard`."""
     gap: float = 0.01
@@ -272,7 +272,8 @@ class _Search:
             machines = self.kinds[kind]
             mesh = mesh_on(machines.cluster, parse_axes(text))
             problem = of_micro_batch(
-                built(units.flow, mesh, machines.timer, inf, plain_norms=self.options.plain_norms), micro_batches
+                built(units.flow, mesh, machines.timer, inf, plain_norms=not self.options.synchronised_norms),
+                micro_batches,
             )
             work[kind].append(least_operators_s(problem) * mesh.devices * micro_batches)
             for plan in self._solutions(problem, machines):

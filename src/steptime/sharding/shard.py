@@ -21,7 +21,6 @@ from steptime.hardware.records import Cluster
 from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
 from steptime.plan.plans import Plans
-from steptime.sharding.build import built
 from steptime.sharding.complete import Complete, Directions, completed
 from steptime.sharding.costing import Asked, Costing, costing_of
 from steptime.sharding.export import followed
@@ -33,6 +32,8 @@ from steptime.sharding.planner import ENOUGH, PROVED, ShardingPlan
 from steptime.sharding.propagate import Propagated
 
 SECONDS: Final = 60.0
+QUICK_ITEMS: Final = 600
+"""Operators, sources and updates up to which an integer program on two axes takes seconds."""
 AXES: Final = 2
 """Axes of the meshes that are tried where none is given."""
 
@@ -131,9 +132,10 @@ def shard(
     layout: str | None = None,
     complete: Complete = "solve",
     overlaps: bool = True,
-    plain_norms: bool = False,
+    synchronised_norms: bool = False,
     runnable: bool = False,
     framework: str | None = None,
+    quick: bool = False,
     gap: float = GAP,
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] | None = None,
@@ -152,12 +154,14 @@ def shard(
         layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
         complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
-        plain_norms: batch norms take the statistics of each device's part of a batch, as data-parallel training does
-            by default; else those of the whole batch, for which devices exchange sums.
+        synchronised_norms: batch norms take the statistics of the whole batch, for which devices exchange sums; else
+            those of each device's part, as data-parallel training does by default. PyTorch's DTensor, and so what is
+            ``runnable``, does the former.
         runnable: only shardings that an exported file can say to PyTorch's DTensor
             (:func:`steptime.sharding.export.followed`).
         framework: training software whose factors, host and overhead are applied; None: ``generic``, as for ``plan``;
             ``ideal``: none.
+        quick: of a step with more than :data:`QUICK_ITEMS` items the mesh of one axis alone.
         gap: share above the bound at which a search may stop.
         seconds: time limit of each mesh's search.
         progress: called with meshes done and meshes to try.
@@ -197,13 +201,11 @@ def shard(
         "gap": gap,
         "seconds": seconds,
         "runnable": runnable,
-        "plain_norms": plain_norms,
+        "plain_norms": not (synchronised_norms or runnable),
     }
     flow, limit = flow_of(costing.program), costing.room_bytes if memory_bytes is None else memory_bytes
-    if runnable and plain_norms:
-        hint = "leave plain_norms out: PyTorch's DTensor takes the statistics of the whole batch"
-        raise UserError("a plan that is to run has batch norms over the whole batch", hint=hint)
-    meshes = _meshes(machines, mesh, gpus)
+    few = quick and len(flow.items) > QUICK_ITEMS
+    meshes = _meshes(machines, str(gpus) if few and mesh is None else mesh, gpus)
     each = [(one, partial(_completed, flow, one, costing, limit, directions, how)) for one in meshes]
     ((best, setting, plans), given, step_s), tried = _each_mesh(each, progress)
     return Sharded(
@@ -227,7 +229,7 @@ def _completed(
     """The plan of one mesh, how it follows from what was given, and its step."""
     limits = dict(how)
     plain = limits.pop("plain_norms")
-    problem = built(flow, mesh, costing.timer, limit_bytes, plain_norms=plain, update_s=costing.update_s)
+    problem = costing.built(flow, mesh, limit_bytes, plain_norms=plain)
     problem = followed(problem) if limits.pop("runnable") else problem
     found, given = completed(problem, directions, **limits)
     if not isfinite(found.step_s):

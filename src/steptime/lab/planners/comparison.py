@@ -19,7 +19,7 @@ from steptime.hardware.records import Cluster
 from steptime.lab.planners.searches import BASELINES, search
 from steptime.options import MAX_DEVICES
 from steptime.options import number as number_in
-from steptime.sharding.build import Built, built
+from steptime.sharding.build import Built
 from steptime.sharding.costing import Costing, costing_of
 from steptime.sharding.flow import flow_of
 from steptime.sharding.ilp import Solution, solve
@@ -162,7 +162,7 @@ def planners(
     where = mesh_on(machines, parse_axes(axes), gpus)
     costing = costing_of(program, machines, gpus, framework=framework, overlaps=False)
     limit = costing.room_bytes if memory_bytes is None else memory_bytes
-    problem = built(flow_of(costing.program), where, costing.timer, limit, update_s=costing.update_s)
+    problem = costing.built(flow_of(costing.program), where, limit)
     found = compared(
         problem, names, cpu_s=cpu_s, seed=seed, progress=progress, model=program.name, cluster=machines.name
     )

@@ -70,8 +70,9 @@ def command(
     no_overlap: Annotated[
         bool, flag("--no-overlap", help="Traffic of weights and gradients never overlaps with computation.")
     ] = False,
-    plain_norms: Annotated[
-        bool, flag("--plain-norms", help="Batch norms take statistics of a device's part, as plain data parallelism.")
+    synchronised_norms: Annotated[
+        bool,
+        flag("--synchronised-norms", help="Batch norms take the statistics of the whole batch; with --export always."),
     ] = False,
     pipeline: Annotated[
         bool, flag("--pipeline", help="Stages on sub-meshes too, with schedule, micro-batch and recomputation.")
@@ -115,7 +116,7 @@ def command(
         "dims": parse_dims(dim or []),
         "optimizer": optimizer,
         "overlaps": not no_overlap,
-        "plain_norms": plain_norms,
+        "synchronised_norms": synchronised_norms,
     }
     if export is not None:
         _check_export(export, model, pipeline)
