@@ -311,7 +311,7 @@ def plan(
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
     notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = _completed(setting, result, {**choices, **columns}) if advise else result
-    if sharded_too(search, setting, choice("shardings", shardings, SHARDINGS)) and wanted == Wanted():
+    if sharded_too(search, setting, choice("shardings", shardings, SHARDINGS), timed=wanted == Wanted()):
         every = shardings == "all"
         result, notes = with_shardings(result, search, setting, notes, dtype=dtype, top=top, quick=not every)
     advice: tuple[str, ...] = ()
@@ -338,19 +338,26 @@ def _completed(setting: Setting, result: PlanResult, given: Mapping[str, Any]) -
 SHARDINGS: Final = ("auto", "all", "none")
 
 
-def sharded_too(search: Search, setting: Setting, shardings: str) -> bool:
+def sharded_too(search: Search, setting: Setting, shardings: str, *, timed: bool) -> bool:
     """Whether the operators of a module are sharded one by one too.
+
+    Args:
+        search: what was asked.
+        setting: its job on its cluster.
+        shardings: of :data:`SHARDINGS`.
+        timed: whether the time of a step is all that counts.
 
     Raises:
         UserError: they are to be, and cannot.
     """
     captured, given = setting.job.captured, (*search.columns, *search.limit)
     possible = captured is not None and isinstance(search.request.model, str) and setting.job.gpus > 1 and not given
+    possible = possible and timed
     if shardings == "all" and not possible:
         raise UserError(
             "shardings all: only the operators of a torch module that its factory names, on several devices, can be "
-            "sharded one by one, and without degrees that are fixed or bounded",
-            hint="leave shardings out, or give FILE.py:NAME and no --fix",
+            "sharded one by one, without degrees that are fixed or bounded, prices or another objective than time",
+            hint="leave shardings out, or give FILE.py:NAME, devices and a batch alone",
         )
     return possible and (shardings == "all" or (shardings == "auto" and not (captured and captured.repeats)))
 
@@ -376,7 +383,7 @@ def with_shardings(
         top: number of plans to return.
         quick: of a large module meshes of one axis alone.
     """
-    job = setting.job
+    job, others = setting.job, tuple(each for each in notes if not each.startswith(WHOLE_BLOCKS))
     try:
         found = MODULES["sharded"](
             search.request.model,
@@ -391,7 +398,8 @@ def with_shardings(
             quick=quick,
         )
     except UserError as error:
-        return result, (*notes, f"shardings of single operators were not searched: {error}")
+        why = str(error).partition("\n")[0]
+        return result, (*others, f"shardings of single operators were not searched: {why}")
     best, tried = found.estimate, len(found.tried)
     meshes = "1 mesh" if tried == 1 else f"{tried} meshes"
     fits = best.feasible and best.oom_probability <= (setting.first_limit or 1.0)
@@ -402,7 +410,6 @@ def with_shardings(
         name, more_s = longest(best, plans[0])
         longer = f"{100 * (best.step_time_s / plans[0].step_time_s - 1):.2g} %"
         proof += f"; it takes {longer} longer: {name} {format_seconds(more_s)} more"
-    said = tuple(each for each in notes if not each.startswith(WHOLE_BLOCKS))
     return replace(
         result,
         plans=plans,
@@ -410,7 +417,7 @@ def with_shardings(
         feasible=result.feasible + (1 if fits else 0),
         stop=replace(result.stop, proof=proof),
         shardings={"bound_s": found.bound_s, "mesh": best.plan["mesh"], "stop": found.stop},
-    ), said
+    ), others
 
 
 WHOLE_BLOCKS: Final = "whole blocks were divided over data, pipeline and tensor ranks"
