@@ -26,6 +26,7 @@ from steptime.estimate.traffic import update_s
 from steptime.hardware.records import Cluster
 from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES
+from steptime.num import Array
 from steptime.plan.captured import SHARDED
 from steptime.plan.framework import Framework
 from steptime.plan.job import Job
@@ -125,11 +126,20 @@ class Costing:
         """
         if not device_s:
             return 0.0
-        issued = float(issued_s(device_s, 1.0, self.host_s, self.framework.issue_sharpness))
+        return self.with_ranks_s(float(issued_s(device_s, 1.0, self.host_s, self.framework.issue_sharpness)))
+
+    def with_ranks_s(self, work_s: float) -> float:
+        """Time of a step, with stragglers and what ranks do together, from what one of them needs."""
         devices = self.setting.job.gpus
         tensors = len({each.name.rpartition(".")[0] for each in self.program.parameters if each.trained})
         ranks_s = float(step_overhead_s(self.framework.step_s, devices, tensors))
-        return issued + float(growth_s(issued, devices, self.framework.growth)) + ranks_s
+        return work_s + float(growth_s(work_s, devices, self.framework.growth)) + ranks_s
+
+    def paced_s(self, device_s: Array, operators: Array) -> Array:
+        """Seconds of devices with waits for the host, which issues a number of operators meanwhile."""
+        paced = issued_s(device_s, operators, float(self.framework.host_s), self.framework.issue_sharpness)
+        later: Array = np.maximum(np.asarray(paced), device_s)
+        return later
 
     @cached_property
     def host_s(self) -> float:

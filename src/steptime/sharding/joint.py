@@ -9,7 +9,7 @@ is played action by action.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise, product
 from math import inf
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from steptime.api.request import NameOrPath, cluster_given, whole
-from steptime.captured.cost import Timer
+from steptime.captured.graph import Program
 from steptime.captured.ops.placement import text_of
 from steptime.errors import UnknownNameError, UserError, counted
 from steptime.estimate.communication import message_time_s, pair_of
@@ -27,7 +27,8 @@ from steptime.hardware.records import Cluster
 from steptime.num import Array, Num, divisors, maximum
 from steptime.options import MAX_DEVICES
 from steptime.schedule import SCHEDULES, Pipeline, Schedule
-from steptime.sharding.build import Built, built
+from steptime.sharding.build import Built
+from steptime.sharding.costing import Costing, costing_of
 from steptime.sharding.flow import flow_of
 from steptime.sharding.joint_plan import JointPlan, Machines, Part, PlannedStage, Solved, Way, seam_s, way_of
 from steptime.sharding.mesh import logical_meshes, mesh_on, parse_axes
@@ -43,7 +44,7 @@ from steptime.sharding.pipeline import (
 )
 from steptime.sharding.planner import ShardingPlan, planned
 from steptime.sharding.seams import Passing, passing
-from steptime.sharding.shard import captured_step, room_bytes
+from steptime.sharding.shard import captured_step
 from steptime.sharding.spans import Overlap, spans_of
 from steptime.sharding.stages import SpanCosts, Split, Stage, split
 from steptime.sharding.units import Branches, Units, of_micro_batch, unit_costs, units_of
@@ -77,6 +78,8 @@ class Options:
     """Batch norms take the statistics of the whole batch, as in :func:`steptime.sharding.shard.shard`."""
     memory_bytes: float | None = None
     """Memory of a device for tensors; None: as in :func:`steptime.sharding.shard.shard`."""
+    framework: str | None = None
+    """Training software, as there."""
     gap: float = 0.01
     """Share above the bound at which a solver may stop."""
     seconds: float = 20.0
@@ -136,8 +139,8 @@ def joint(
 def _machines(cluster: NameOrPath | Cluster, devices: int, memory_bytes: float | None) -> Machines:
     whole("gpus", devices, 1, MAX_DEVICES)
     found = cluster_given(cluster)
-    limit = room_bytes(found) if memory_bytes is None else memory_bytes
-    return Machines(cluster=found, devices=devices, timer=Timer(device=found.device), limit_bytes=limit)
+    limit = 0.0 if memory_bytes is None else memory_bytes
+    return Machines(cluster=found, devices=devices, limit_bytes=limit)
 
 
 def _sizes(global_batch: int, given: Sequence[int] | None) -> tuple[int, ...]:
@@ -197,6 +200,8 @@ class _Search:
     options: Options
     progress: Callable[[int, int], None] | None
     sizes: tuple[int, ...]
+    costings: list[Costing] = field(default_factory=list)
+    """Of each kind, at the micro-batch that is searched."""
     done: int = 0
     solved: int = 0
     bound_s: float = inf
@@ -234,7 +239,8 @@ class _Search:
         failed: UserError | None = None
         for size in self.sizes:
             program = captured_step(self.model, self.kinds[0].cluster, batch=size, **self.options.capture)
-            units = units_of(flow_of(program))
+            self._cost(program)
+            units = units_of(flow_of(self.costings[0].program))
             self._check(units)
             options = self._options(units, size)
             for row in self.rows:
@@ -250,6 +256,23 @@ class _Search:
             raise failed or UserError("no stages fit")
         best = min(found, key=lambda plan: plan.step_s)
         return replace(best, tried=tuple(tried), bound_s=self.bound_s, solved=self.solved)
+
+    def _cost(self, program: Program) -> None:
+        """The step on the devices of each kind as a job, and what their memory may hold."""
+        chosen, devices = self.options, sum(each.devices for each in self.kinds)
+        self.costings = [
+            costing_of(
+                program,
+                each.cluster,
+                devices,
+                optimizer=chosen.optimizer,
+                framework=chosen.framework,
+                overlaps=chosen.overlaps,
+            )
+            for each in self.kinds
+        ]
+        rooms = [each.limit_bytes or one.room_bytes for each, one in zip(self.kinds, self.costings, strict=True)]
+        self.kinds = tuple(replace(each, limit_bytes=room) for each, room in zip(self.kinds, rooms, strict=True))
 
     def _check(self, units: Units) -> None:
         if self.options.stages is not None and not 1 <= self.options.stages <= units.count:
@@ -269,20 +292,19 @@ class _Search:
             if self.progress is not None:
                 self.progress(self.done, len(self.meshes) * len(self.sizes))
             self.done += 1
-            machines = self.kinds[kind]
+            machines, costing = self.kinds[kind], self.costings[kind]
             mesh = mesh_on(machines.cluster, parse_axes(text))
-            problem = of_micro_batch(
-                built(units.flow, mesh, machines.timer, inf, plain_norms=not self.options.synchronised_norms),
-                micro_batches,
-            )
+            plain = not self.options.synchronised_norms
+            problem = of_micro_batch(costing.built(units.flow, mesh, inf, plain_norms=plain), micro_batches)
             work[kind].append(least_operators_s(problem) * mesh.devices * micro_batches)
             for plan in self._solutions(problem, machines):
                 spans = partial(
                     spans_of,
-                    unit_costs(units, plan, micro_batches),
+                    unit_costs(units, plan, micro_batches, costing.paced_s),
                     micro_batches=micro_batches,
                     limit_bytes=machines.limit_bytes,
                     recompute=self.options.recompute,
+                    share=costing.overlaps or 1.0,
                 )
                 out.append(Solved(kind, plan, spans(), spans(branch=True)))
         least = np.array([np.min(each, axis=0) for each in work])
@@ -304,7 +326,7 @@ class _Search:
 
     def _planned(self, problem: Built) -> ShardingPlan:
         self.solved += 1
-        return planned(problem, overlaps=self.options.overlaps, gap=self.options.gap, seconds=self.options.seconds)
+        return planned(problem, overlaps=self.costings[0].overlaps, gap=self.options.gap, seconds=self.options.seconds)
 
     # -- stages ---------------------------------------------------------------------------------------------------
 
@@ -317,8 +339,8 @@ class _Search:
         self, units: Units, options: Sequence[Solved], size: int, row: Schedule, name: str
     ) -> Iterator[JointPlan]:
         micro_batches = self.global_batch // size
-        for field, flights, counts in self._fields(units, options, micro_batches, row):
-            found, stages = self._placed(field, units, flights, counts, row.usual_chunks)
+        for some, flights, counts in self._fields(units, options, micro_batches, row):
+            found, stages = self._placed(some, units, flights, counts, row.usual_chunks)
             if found is not None:
                 flight = flights[len(found.stages) - 1 :: -1]
                 ways = self._ways(units, stages, row.usual_chunks)
@@ -331,6 +353,7 @@ class _Search:
                 yield JointPlan(
                     model=name,
                     machines=self.kinds,
+                    framework=self.costings[0].framework.name,
                     global_batch=self.global_batch,
                     micro_batch=size,
                     schedule=row.name,
@@ -544,7 +567,8 @@ class _Search:
         middle, closed = step(self.overlap, 1.0, Transport())
         low, _ = step("all", 0.0, Transport())
         high, _ = step("none", 1.0, Transport(overlap=False))
-        return middle, (min(low, middle), max(high, middle)), closed
+        whole = self.costings[0].with_ranks_s
+        return whole(middle), (whole(min(low, middle)), whole(max(high, middle))), whole(closed)
 
     def _ways(self, units: Units, stages: Sequence[Sequence[Part]], chunks: int) -> list[Way]:
         """What passes between stages, and between branches of a stage.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
-from steptime.captured.cost import Timer
 from steptime.captured.ops.placement import text_of
 from steptime.estimate.result import SCHEMA_VERSION
 from steptime.hardware.records import Cluster
@@ -23,8 +22,8 @@ class Machines:
 
     cluster: Cluster
     devices: int
-    timer: Timer
     limit_bytes: float
+    """Memory of a device for tensors; 0: as the software says."""
 
 
 class Solved(NamedTuple):
@@ -124,6 +123,8 @@ class JointPlan:
 
     model: str
     machines: tuple[Machines, ...]
+    framework: str
+    """Training software, whose factors, host, stragglers and overhead are in the times."""
     global_batch: int
     micro_batch: int
     """Samples that pass the pipeline at once."""
@@ -171,6 +172,7 @@ class JointPlan:
             "schema_version": SCHEMA_VERSION,
             "model": self.model,
             "machines": [{"cluster": each.cluster.name, "devices": each.devices} for each in self.machines],
+            "framework": self.framework,
             "global_batch": self.global_batch,
             "micro_batch": self.micro_batch,
             "micro_batches": self.micro_batches,

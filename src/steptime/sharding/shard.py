@@ -14,7 +14,6 @@ from steptime.captured.graph import Program
 from steptime.captured.ops.placement import text_of
 from steptime.captured.profiling import capture_options, captured
 from steptime.errors import UserError
-from steptime.estimate.memory_definitions import memory_constants
 from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting
 from steptime.hardware.records import Cluster
@@ -281,12 +280,6 @@ def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
         autocast=given.pop("autocast"),
     )
     return captured(model, options=options, **given)[0]
-
-
-def room_bytes(machines: Cluster) -> float:
-    """Memory of a device for tensors."""
-    constants = memory_constants(is_host=not machines.device.runs_cuda)
-    return (machines.device.memory_bytes - constants.context_bytes) / (1 + constants.slack)
 
 
 def _meshes(machines: Cluster, mesh: str | None, gpus: int) -> list[Mesh]:

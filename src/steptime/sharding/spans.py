@@ -7,7 +7,8 @@ once
 $$g = o + [d + w - c]_+ - [w - c]_+$$
 
 where traffic of weights and gradients overlaps with computation, so that $t + g = r + \max(c, w + d) + o$ for a single
-micro-batch; without overlap $t = r + c + w$ and $g = o + d$. A stage of $f$ micro-batches in flight holds
+micro-batch; where a share of it does, that share of both; without overlap
+$t = r + c + w$ and $g = o + d$. A stage of $f$ micro-batches in flight holds
 
 $$B = B_{\text{held}} + \max_u B_{\text{working},u} + f\,(B_{\text{kept}} + B_{\text{entering}})$$
 
@@ -41,6 +42,8 @@ class Spans:
     limit_bytes: float
     recompute: bool
     """Whether blocks may run again."""
+    share: float
+    """Of traffic of weights and gradients, what may overlap."""
     computing_s: Array
     others_s: Array
     weights_s: Array
@@ -84,7 +87,8 @@ class Spans:
     def micro_batch_s(self, again: Array, overlap: Overlap = "data") -> Array:
         """Forward and backward of a micro-batch."""
         c, r, w = self.computing_s + again * self.again_s, self.others_s, self.weights_s
-        ways: dict[Overlap, Array] = {"data": r + np.maximum(c, w), "all": np.maximum(c, r + w), "none": c + r + w}
+        data = r + self.share * np.maximum(c, w) + (1 - self.share) * (c + w)
+        ways: dict[Overlap, Array] = {"data": data, "all": np.maximum(c, r + w), "none": c + r + w}
         return ways[overlap]
 
     def once_s(self, overlap: Overlap = "data") -> Array:
@@ -92,7 +96,8 @@ class Spans:
         c, w, d = self.computing_s, self.weights_s, self.gradients_s
         if overlap == "none":
             return self.update_s + d
-        exposed: Array = self.update_s + np.maximum(d + w - c, 0) - np.maximum(w - c, 0)
+        shown = np.maximum(d + w - c, 0) - np.maximum(w - c, 0)
+        exposed: Array = self.update_s + self.share * shown + (1 - self.share) * d
         return exposed
 
     def priced(self, in_flight: float, overlap: Overlap) -> SpanCosts:
@@ -114,7 +119,13 @@ class Spans:
 
 
 def spans_of(
-    costs: UnitCosts, *, micro_batches: int, limit_bytes: float, recompute: bool, branch: bool = False
+    costs: UnitCosts,
+    *,
+    micro_batches: int,
+    limit_bytes: float,
+    recompute: bool,
+    branch: bool = False,
+    share: float = 1.0,
 ) -> Spans:
     """Every stage that shardings give; messages come from another fast domain where two sub-meshes exceed one.
 
@@ -124,6 +135,7 @@ def spans_of(
         limit_bytes: memory of a device for tensors.
         recompute: whether blocks may run again.
         branch: only what a run reads itself enters it; what passes to later units goes another way.
+        share: of traffic of weights and gradients, what may overlap.
     """
     units, machine = costs.units, costs.plan.built.mesh.machine
     crosses = 2 * costs.devices > machine.fast_domain
@@ -143,6 +155,7 @@ def spans_of(
         micro_batches=micro_batches,
         limit_bytes=limit_bytes,
         recompute=recompute,
+        share=share,
         computing_s=_sums(costs.computing_s.sum(axis=0)),
         others_s=_sums(costs.others_s.sum(axis=0)),
         weights_s=_sums(costs.weights_s),

@@ -9,7 +9,7 @@ weights; once in a step there are the reduction of gradients and the update.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -260,11 +260,17 @@ class UnitCosts:
         return again
 
 
-def unit_costs(units: Units, plan: ShardingPlan, micro_batches: int) -> UnitCosts:
-    """Costs by unit of shardings that were found for one micro-batch (:func:`of_micro_batch`)."""
+def unit_costs(
+    units: Units, plan: ShardingPlan, micro_batches: int, paced: Callable[[Array, Array], Array] | None = None
+) -> UnitCosts:
+    """Costs by unit of shardings that were found for one micro-batch (:func:`of_micro_batch`).
+
+    ``paced``: from seconds of the devices and operators to seconds with waits for the host; None: it is never late.
+    """
     built, choice, runs = plan.built, plan.choice, units.runs
     computing, others = np.zeros((3, units.count)), np.zeros((3, units.count))
     weights, gradients, update = (np.zeros(units.count) for _ in range(3))
+    operators = np.zeros((3, units.count))
     items, passes = built.flow.items, _passes(units)
     for number, item in enumerate(items):
         taken = float(built.seconds.inside[number][choice[number]]) * runs[number]
@@ -272,6 +278,7 @@ def unit_costs(units: Units, plan: ShardingPlan, micro_batches: int) -> UnitCost
             update += micro_batches * taken
         else:
             others[passes[number]] += taken
+            operators[passes[number]] += runs[number] * (item.count if item.kind == "operator" else 0)
             computing[passes[number]] += float(built.seconds.operators[number][choice[number]]) * runs[number]
     for (u, v), matrix in built.seconds.moved.items():
         later = u if items[v].kind == "source" else v
@@ -282,6 +289,9 @@ def unit_costs(units: Units, plan: ShardingPlan, micro_batches: int) -> UnitCost
             gradients += micro_batches * seconds * runs[u if kinds[0] == "update" else v]
         else:
             weights += seconds * runs[u if kinds[0] == "operator" else v]
+    if paced is not None:
+        busy = computing + others
+        others += paced(busy, operators) - busy
     return UnitCosts(
         units=units,
         plan=plan,

@@ -32,7 +32,7 @@ TOWERS = f"{Path(__file__).parents[3] / 'examples' / 'two_tower.py'}:two_tower"
 TINY = f"{Path(__file__).parents[3] / 'examples' / 'gpt.py'}:tiny"
 
 CAPTURE = {"seq": None, "dtype": None, "inputs": (), "optimizer": "adamw", "loss": None, "autocast": None}
-FEW = {"gpus": 4, "global_batch": 16, "micro_batches": (4,), "schedules": ("1f1b",), "seconds": 5}
+FEW = {"framework": "ideal", "gpus": 4, "global_batch": 16, "micro_batches": (4,), "schedules": ("1f1b",), "seconds": 5}
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def test_two_towers_are_branches_until_they_meet(cluster):
     assert units.read_bytes(size)[text, units.count] == 4 * 512 * 4
 
 
-TWO = {"gpus": 2, "global_batch": 64, "micro_batches": (64,), "schedules": ("1f1b",), "seconds": 5}
+TWO = {**FEW, "gpus": 2, "global_batch": 64, "micro_batches": (64,)}
 
 
 def test_towers_on_different_devices_where_links_are_slow(apart, monkeypatch, capsys):

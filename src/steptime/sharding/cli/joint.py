@@ -23,6 +23,7 @@ def print_joint(found: JointPlan) -> None:
     lines = [
         f"step {t.seconds(found.step_s)} (bracket {t.seconds(low)} to {t.seconds(high)}; schedule in closed form "
         f"{t.seconds(found.closed_form_s)})",
+        f"framework {found.framework}",
         f"{counted(found.count, 'stage')}{ranks}, schedule {found.schedule}, micro-batch {found.micro_batch}, "
         f"{found.micro_batches} micro-batch{'' if found.micro_batches == 1 else 'es'}",
         f"bound {t.seconds(found.bound_s)}: all computation at its fastest, divided evenly over all devices",

@@ -103,13 +103,14 @@ def command(
     require("highspy", "choosing shardings")
     _apart(
         pipeline,
-        {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete, "framework": framework},
+        {"mesh": mesh, "annotate": annotate, "layout": layout, "complete": complete},
         further,
     )
     if complete not in (None, "solve", "propagate"):
         raise UnknownNameError("way to complete", str(complete), ("solve", "propagate"))
     limit_s = None if seconds is None else own.seconds_of("--seconds", seconds)
     captured = o.given(batch=batch, seq=seq, dtype=dtype, autocast=autocast, loss=loss, seconds=limit_s)
+    captured |= o.given(framework=framework)
     captured |= o.given(memory_bytes=own.room_of(memory))
     captured |= {
         "inputs": tuple(inputs or ()),
@@ -123,7 +124,7 @@ def command(
     if pipeline:
         _print_pipeline(model, cluster, gpus, captured, further or (), json)
         return
-    given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete, framework=framework)
+    given = o.given(layout=layout, mesh=mesh, annotate=annotate, complete=complete)
     with Progress("meshes") as progress:
         found = shard(model, cluster, gpus=gpus, runnable=export is not None, progress=progress, **captured, **given)
     if export is not None:
