@@ -17,10 +17,10 @@ from steptime.api.frameworks import (
 )
 from steptime.api.jobs import Request, check_model
 from steptime.api.models import (
-    CAPTURED_DTYPES,
     MODULES,
     check_strategy,
     dtype_taken,
+    element_for,
     mode_of,
     model_given,
     read_notes,
@@ -207,8 +207,7 @@ def asked_plan(
     """
     model, chosen, given = model_given(model), MODES[text("mode", mode)], table("plan", plan)
     if "shardings" in given:
-        element = None if dtype is None else CAPTURED_DTYPES.get(dtype, dtype)
-        job = {"gpus": gpus, "batch": global_batch, "seq": seq, "dtype": element, "optimizer": optimizer}
+        job = {"gpus": gpus, "batch": global_batch, "seq": seq, "dtype": element_for(dtype), "optimizer": optimizer}
         return _sharded_plan(model, cluster, given, framework=framework, **job)
     if text("strategy", strategy) == "auto":
         strategy = text("strategy", given.get("strategy", strategy))

@@ -42,6 +42,15 @@ AS_MADE = "dtype was not given: the module is taken as it is made"
 """What every command does with a factory's module: ``plan``, ``guide``, ``profile``, ``fit``, ``shard``..."""
 
 
+def element_for(recipe: str | None) -> str | None:
+    """Element type in which a module is captured for a recipe; None: as it is made.
+
+    >>> element_for("fp8"), element_for(None)
+    ('bf16', None)
+    """
+    return None if recipe is None else CAPTURED_DTYPES.get(recipe, recipe)
+
+
 def dtype_taken(model: str | CapturedModel, dtype: str | None, seq: int | None = None) -> str:
     """The recipe as given; else the one of a module as it was captured or is made, and of other models the usual one.
 

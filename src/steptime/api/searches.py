@@ -15,7 +15,7 @@ from steptime.api.frameworks import (
     shards_within_node,
 )
 from steptime.api.jobs import Request, check_model
-from steptime.api.models import CAPTURED_DTYPES, MODULES, check_strategy, dtype_taken, mode_of, model_given, read_notes
+from steptime.api.models import MODULES, check_strategy, dtype_taken, element_for, mode_of, model_given, read_notes
 from steptime.api.placed import laid
 from steptime.api.request import (
     NameOrPath,
@@ -305,15 +305,17 @@ def plan(
 
         steps = samples_of(length, setting.job) / setting.job.global_batch if length else None
         goal = objective_of(setting, wanted, steps)
+    sharded = sharded_too(search, setting, choice("shardings", shardings, SHARDINGS), timed=wanted == Wanted())
     result = rank_plans(
         setting, scope.space, scope.strategies, scope.constraints, top=top, progress=progress, objective=goal
     )
     said = (*read_notes(model, setting, seq, dtype), *renamed(framework), *read_as(setting.job.framework.name, columns))
-    notes = (*said, *not_searched(model, setting), *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
+    said += () if sharded else not_searched(model, setting)
+    notes = (*said, *scope.notes, *levels_left_out(setting.cluster, setting.job.gpus))
     result = _completed(setting, result, {**choices, **columns}) if advise else result
-    if sharded_too(search, setting, choice("shardings", shardings, SHARDINGS), timed=wanted == Wanted()):
-        every = shardings == "all"
-        result, notes = with_shardings(result, search, setting, notes, dtype=dtype, top=top, quick=not every)
+    if sharded:
+        result, failed = with_shardings(result, search, setting, dtype=dtype, top=top, quick=shardings != "all")
+        notes += failed
     advice: tuple[str, ...] = ()
     result = all_trained(result, length, setting.job)
     if wanted != Wanted():
@@ -350,40 +352,37 @@ def sharded_too(search: Search, setting: Setting, shardings: str, *, timed: bool
     Raises:
         UserError: they are to be, and cannot.
     """
-    captured, given = setting.job.captured, (*search.columns, *search.limit)
-    possible = captured is not None and isinstance(search.request.model, str) and setting.job.gpus > 1 and not given
-    possible = possible and timed
+    captured, free = setting.job.captured, timed and not search.columns and not search.limit
+    possible = free and captured is not None and isinstance(search.request.model, str) and setting.job.gpus > 1
     if shardings == "all" and not possible:
         raise UserError(
             "shardings all: only the operators of a torch module that its factory names, on several devices, can be "
             "sharded one by one, without degrees that are fixed or bounded, prices or another objective than time",
             hint="leave shardings out, or give FILE.py:NAME, devices and a batch alone",
         )
-    return possible and (shardings == "all" or (shardings == "auto" and not (captured and captured.repeats)))
+    return possible and (shardings == "all" or (shardings == "auto" and captured is not None and not captured.repeats))
 
 
 def with_shardings(
     result: PlanResult,
     search: Search,
     setting: Setting,
-    notes: tuple[str, ...],
     *,
     dtype: str | None,
     top: int,
     quick: bool,
 ) -> tuple[PlanResult, tuple[str, ...]]:
-    """The result with the best shardings of single operators among its plans, and notes on them.
+    """The result with the best shardings of single operators among its plans, and notes on why there are none.
 
     Args:
         result: the plans by degrees.
         search: what was asked.
         setting: its job on its cluster.
-        notes: those of the result.
         dtype: element type as it was asked for; None: as the module is made.
         top: number of plans to return.
         quick: of a large module meshes of one axis alone.
     """
-    job, others = setting.job, tuple(each for each in notes if not each.startswith(WHOLE_BLOCKS))
+    job = setting.job
     try:
         found = MODULES["sharded"](
             search.request.model,
@@ -391,7 +390,7 @@ def with_shardings(
             gpus=job.gpus,
             batch=job.global_batch,
             seq=search.request.seq,
-            dtype=None if dtype is None else CAPTURED_DTYPES.get(job.precision.name, job.precision.name),
+            dtype=element_for(dtype),
             optimizer=search.request.optimizer,
             framework=search.request.framework,
             overlaps="dp" in job.overlap,
@@ -399,7 +398,7 @@ def with_shardings(
         )
     except UserError as error:
         why = str(error).partition("\n")[0]
-        return result, (*others, f"shardings of single operators were not searched: {why}")
+        return result, (f"shardings of single operators were not searched: {why}",)
     best, tried = found.estimate, len(found.tried)
     meshes = "1 mesh" if tried == 1 else f"{tried} meshes"
     fits = best.feasible and best.oom_probability <= (setting.first_limit or 1.0)
@@ -417,10 +416,7 @@ def with_shardings(
         feasible=result.feasible + (1 if fits else 0),
         stop=replace(result.stop, proof=proof),
         shardings={"bound_s": found.bound_s, "mesh": best.plan["mesh"], "stop": found.stop},
-    ), others
-
-
-WHOLE_BLOCKS: Final = "whole blocks were divided over data, pipeline and tensor ranks"
+    ), ()
 
 
 def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...]:
@@ -431,11 +427,11 @@ def not_searched(model: str | CapturedModel, setting: Setting) -> tuple[str, ...
     name = model if isinstance(model, str) else "FILE.py:NAME"
     command = (
         f"steptime shard {name} --cluster {setting.cluster.name} --gpus {job.gpus} --batch {job.global_batch} "
-        f"--dtype {CAPTURED_DTYPES.get(job.precision.name, job.precision.name)}"
+        f"--dtype {element_for(job.precision.name)}"
     )
     return (
-        f"{WHOLE_BLOCKS}; that single weights and activations of {job.model.name} lie otherwise, which may be faster, "
-        f"was not searched: give --shardings all, or {command}",
+        f"whole blocks were divided over data, pipeline and tensor ranks; that single weights and activations of "
+        f"{job.model.name} lie otherwise, which may be faster, was not searched: give --shardings all, or {command}",
     )
 
 

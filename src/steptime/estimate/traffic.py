@@ -196,7 +196,7 @@ def _of_shardings(sharded: Sharded, job: Job) -> dict[str, list[Sent]]:
         each_bytes = job.gradient_bytes if what == "gradients" else job.precision.element_bytes
         sent = found[f"{what}/one_layer"] = []
         for turns in _kinds(getattr(sharded, what)):
-            one, size = turns[0].exchange, sum(turn.exchange.size_bytes * len(turn.beside) for turn in turns)
+            one, size = turns[0].exchange, sum(turn.size_bytes for turn in turns)
             share = layers_per_bucket(size / each_bytes / SLICES, one.group.ranks, SLICES) / SLICES
             sent.append(Sent(one.collective, size * share, one.group, times=1.0 / share, layers=share))
     return found
@@ -215,7 +215,7 @@ def _turns_of(turns: Iterable[Turn], seconds: Sequence[Num]) -> tuple[tuple[floa
     """Turns of a pass, from the time of each kind of message."""
     shares, whole_s = list[tuple[float, float]](), float(sum(seconds))
     for kind, kind_s in zip(_kinds(turns), seconds, strict=True):
-        size = sum(turn.exchange.size_bytes * len(turn.beside) for turn in kind)
+        size = sum(turn.size_bytes for turn in kind)
         for turn in kind:
             share = float(kind_s) / whole_s * turn.exchange.size_bytes / size
             shares += [(beside, share) for beside in turn.beside]

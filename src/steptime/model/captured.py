@@ -107,6 +107,11 @@ class Turn(NamedTuple):
     """Of each, the share of the pass that may overlap it: of the backward pass what comes after the gradient is
     made, of the forward pass what comes before the weights are read."""
 
+    @property
+    def size_bytes(self) -> float:
+        """Of all of them."""
+        return self.exchange.size_bytes * len(self.beside)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:

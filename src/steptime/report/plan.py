@@ -132,7 +132,7 @@ def settings(plan: Mapping[str, Any]) -> str:
     cells = {**plan_cells(plan), "strategy": "", "inside": ""}
     how = cells.pop("how", "")
     words = [f"{'micro-batch' if name == 'mbs' else name} {value}" for name, value in cells.items() if value]
-    inside = "" if plan.get("mesh") else ", ".join(f"{axis} {ranks}" for axis, ranks in t.ranks_inside(plan).items())
+    inside = ", ".join(f"{axis} {ranks}" for axis, ranks in t.ranks_inside(plan).items())
     return ", ".join([*words, *([how] if how else [])]) + (f"; in a fast domain: {inside}" if inside else "")
 
 

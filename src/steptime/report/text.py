@@ -187,8 +187,8 @@ def plan_label(plan: Mapping[str, Any]) -> str:
 
 
 def ranks_inside(plan: Mapping[str, Any]) -> dict[str, int]:
-    """Ranks of each axis inside a fast domain, of those that have several there."""
-    placement = plan.get("placement")
+    """Ranks of each axis inside a fast domain, of those that have several there; of shardings the mesh says it."""
+    placement = None if plan.get("mesh") else plan.get("placement")
     inside = placement.items() if isinstance(placement, Mapping) else ()
     return {axis: ranks for axis, ranks in inside if ranks != 1}
 

@@ -341,10 +341,9 @@ class _Builder:
         moved: Pairs = {}
         data: Pairs = {}
         own: dict[int, Array] = {}
-        items = self.flow.items
         for link in self.flow.links:
             source, target = self._end(link.source, False, link.output), self._end(link.target, True, link.input)
-            of_weights = link.gradient or (items[link.source].node.op == "parameter")
+            of_weights = self.flow.of_weights(link)
             factor = self.timer.factors.get("data_links" if of_weights else "tensor_links", 1.0)
             chain = link.count * factor * self.chain(link, source.shardings, target.shardings)
             if link.source == link.target:
@@ -371,7 +370,7 @@ class _Builder:
     def chain(self, link: Link, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> Array:
         """Seconds from each sharding of the value to each that its reader asks for, through all views between."""
         type, shares = self.flow.items[link.source].node.outputs[link.output], 1.0
-        if self.bucket_bytes and (link.gradient or self.flow.items[link.source].node.op == "parameter"):
+        if self.bucket_bytes and self.flow.of_weights(link):
             shares = max(self.bucket_bytes / max(type.size_bytes, 1), 1.0)
         key = (type, link.looks, tuple(sources), tuple(targets), shares)
         found = self._chains.get(key)

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from steptime.api.jobs import CAPTURED_DEFAULT, Request
-from steptime.api.models import CAPTURED_DTYPES, summary_of
+from steptime.api.models import CAPTURED_DTYPES
 from steptime.captured.cost import Timer, work_of
 from steptime.captured.graph import Program
 from steptime.captured.workload import element_of
@@ -24,10 +24,9 @@ from steptime.estimate.result import Estimate
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.estimate.traffic import update_s
 from steptime.hardware.records import Cluster
-from steptime.model.captured import CapturedModel
 from steptime.model.spec import ELEMENT_BYTES
 from steptime.num import Array
-from steptime.plan.captured import SHARDED
+from steptime.plan.captured import SHARDED, captured_of
 from steptime.plan.framework import Framework
 from steptime.plan.job import Job
 from steptime.plan.optimizers import Optimizer
@@ -36,21 +35,22 @@ from steptime.search.modes import MODES
 from steptime.sharding.build import Built, built
 from steptime.sharding.flow import Flow
 from steptime.sharding.mesh import Mesh
-from steptime.sharding.placed import constant, workload_of
+from steptime.sharding.placed import whole_step, workload_of
 from steptime.sharding.planner import ShardingPlan
 
 FACTORS: Final = ("matrix", "attention", "vector", "optimizer", "data_links", "tensor_links")
 """Parameters of a framework that are factors on kernels and on the links of shardings."""
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True)
+class Asked:
     """A choice of shardings as the engine takes a plan."""
 
     plan: ShardingPlan
     setting: Setting
     plans: Plans
 
-    @property
+    @cached_property
     def step_s(self) -> float:
         """Time of its step."""
         return float(evaluate(SHARDED, ONE, self.setting.job, self.setting.machine, self.plans).step_time_s)
@@ -69,10 +69,9 @@ class Costing:
     """The job that a captured step is, whatever its shardings."""
 
     setting: Setting
-    """Without a workload: that of :func:`workload_of` takes its place."""
+    """With the workload of :func:`whole_step`: that of :func:`workload_of` takes its place."""
     program: Program
     """The step, with weights, gradients and states as large as the job has them."""
-    seq_len: int
 
     @property
     def framework(self) -> Framework:
@@ -149,8 +148,8 @@ class Costing:
 
     def of(self, plan: ShardingPlan) -> Asked:
         """A choice of shardings as the engine takes a plan: outer axes of the mesh are ``dp``, the innermost ``tp``."""
-        mesh, workload = plan.built.mesh, workload_of(plan, self.seq_len)
-        job = replace(self.setting.job, model=summary_of(workload), captured=workload)
+        mesh, workload = plan.built.mesh, workload_of(plan, captured_of(self.setting.job))
+        job = replace(self.setting.job, captured=workload)
         if not plan.overlaps:
             job = replace(job, overlap=job.overlap - {"dp"})
         last = len(mesh.sizes) - 1
@@ -203,28 +202,8 @@ def costing_of(
     """
     computed, (samples, tokens) = computed_in(program), samples_of(program)
     recipe = next((name for name, element in CAPTURED_DTYPES.items() if element == computed), "fp32")
-    nothing = constant(0.0)
-    bare = CapturedModel(
-        name=program.name,
-        source=program.source,
-        layers=1,
-        repeats=False,
-        ways=((1, 0),),
-        sequence_parallel=False,
-        seq_len=tokens,
-        head=(),
-        block=(),
-        tail=(),
-        boundary_bytes=nothing,
-        working_bytes=(),
-        loss_bytes=(),
-        model_flops=nothing,
-        forward_flops={},
-        parameters=program.parameter_count,
-        dtype=CAPTURED_DTYPES[recipe],
-    )
     request = Request(
-        model=bare,
+        model=whole_step(program, tokens, CAPTURED_DTYPES[recipe]),
         cluster=machines,
         seq=None,
         dtype=recipe,
@@ -236,7 +215,7 @@ def costing_of(
     setting = request.setting(gpus, samples, {} if overlaps else {"overlap": frozenset()})
     own = Optimizer(name=optimizer or "none", state_bytes=4.0 * state_elements(program))
     job = replace(setting.job, optimizer=own)
-    return Costing(setting=replace(setting, job=job), program=as_held(program, job), seq_len=tokens)
+    return Costing(setting=replace(setting, job=job), program=as_held(program, job))
 
 
 def as_held(program: Program, job: Job) -> Program:

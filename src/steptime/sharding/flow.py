@@ -158,6 +158,10 @@ class Flow:
     copies: tuple[Copy, ...] = ()
     """Every copy of the step, in the order of their first reads."""
 
+    def of_weights(self, link: Link) -> bool:
+        """Whether a link is of a parameter or its gradient, whose traffic computation may overlap."""
+        return link.gradient or self.items[link.source].node.op == "parameter"
+
     def moment(self, call: int) -> Moment:
         """Everything that is in memory while a call runs, by item and output."""
         sizes: Counter[tuple[int, int] | None] = Counter()

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 
 from steptime.captured.cost import Work, work_of
-from steptime.captured.graph import BEFORE, Nodes
+from steptime.captured.graph import BEFORE, Nodes, Program
 from steptime.captured.ops.placement import text_of
 from steptime.captured.ops.work import STREAM, KernelCall
-from steptime.captured.workload import by_kernel, element_of, numbered, operator_of
+from steptime.captured.workload import by_kernel, numbered, operator_of
 from steptime.estimate.communication import RING_EXCHANGE, Group
-from steptime.model.captured import CapturedModel, Exchange, Line, Operator, Sharded, Turn, line
+from steptime.model.captured import NOTHING, CapturedModel, Exchange, Line, Operator, Sharded, Turn, line
 from steptime.sharding.flow import Link
 from steptime.sharding.local import local_node
 from steptime.sharding.mesh import Mesh
@@ -45,14 +45,14 @@ def constant(value: float) -> Line:
     return line([value], [0.0])
 
 
-def workload_of(plan: ShardingPlan, seq_len: int = 1) -> CapturedModel:
-    """What one device runs, sends and holds under a choice of shardings.
+def whole_step(program: Program, seq_len: int, dtype: str) -> CapturedModel:
+    """What is the same of a step whatever its shardings, as a workload without operators.
 
     Args:
-        plan: the choice.
+        program: the unsharded step.
         seq_len: tokens of a sample; 1 where samples are no sequences.
+        dtype: element type that it computes in.
     """
-    made, program = _Placed(plan), plan.built.flow.program
     flops = [(call.phase, call.recomputed, work_of(call.node)) for call in program.calls if not call.view]
     return CapturedModel(
         name=program.name,
@@ -63,19 +63,29 @@ def workload_of(plan: ShardingPlan, seq_len: int = 1) -> CapturedModel:
         sequence_parallel=False,
         seq_len=seq_len,
         head=(),
-        block=numbered([*made.operators()]),
+        block=(),
         tail=(),
-        boundary_bytes=constant(0.0),
-        working_bytes=(constant(0.0),),
-        loss_bytes=(constant(0.0),),
+        boundary_bytes=NOTHING,
+        working_bytes=(NOTHING,),
+        loss_bytes=(NOTHING,),
         model_flops=constant(
             sum(float(work.model_flops) for phase, again, work in flops if phase != "optimizer" and not again)
         ),
         forward_flops={"layers": constant(sum(float(w.matrix_flops) for phase, _, w in flops if phase == "forward"))},
         parameters=program.parameter_count,
-        dtype=element_of(program),
-        sharded=made.sharded(),
+        dtype=dtype,
     )
+
+
+def workload_of(plan: ShardingPlan, whole: CapturedModel) -> CapturedModel:
+    """What one device runs, sends and holds under a choice of shardings.
+
+    Args:
+        plan: the choice.
+        whole: of its step (:func:`whole_step`).
+    """
+    made = _Placed(plan)
+    return replace(whole, block=numbered([*made.operators()]), sharded=made.sharded())
 
 
 @dataclass(frozen=True)
@@ -147,22 +157,21 @@ class _Placed:
         backward = target.phase != "forward" or source.phase != "forward"
         bare = Operator(name=f"{target.name.replace(': ', '.')}.reshard", group="nothing", backward=backward)
         bare = replace(bare, times=link.count)
-        if not self._of_parameter(link):
-            sent = tuple(
-                each
-                for step in steps
-                if step.collective
-                for each in self.exchange(step.kind, tuple(map(self.mesh.axis, step.axes)), step.size_bytes)
-            )
+        if not flow.of_weights(link):
+            sent = tuple(one for _, one in self.sent(link))
             if sent:
                 yield replace(bare, exchanges=sent)
         copied = sum(step.size_bytes for step in steps if not step.collective)
         if copied:
             yield from _by_kernel(replace(bare, name=f"{bare.name}.copy", group="pass"), _copied(copied))
 
-    def _of_parameter(self, link: Link) -> bool:
-        """Whether a link is of a parameter or its gradient."""
-        return link.gradient or self.plan.built.flow.items[link.source].node.op == "parameter"
+    def sent(self, link: Link) -> Iterator[tuple[tuple[int, ...], Exchange]]:
+        """Collectives that bring a value to its reader, with their axes."""
+        for leg in self.plan.legs(link):
+            for step in leg.route.steps:
+                axes = tuple(map(self.mesh.axis, step.axes))
+                for one in self.exchange(step.kind, axes, step.size_bytes) if step.collective else ():
+                    yield axes, one
 
     def exchange(self, kind: str, axes: tuple[int, ...], size_bytes: float) -> tuple[Exchange, ...]:
         """A collective; a halo goes to both neighbours, and a permutation is a message to another rank."""
@@ -248,18 +257,11 @@ class _Turns:
     def add(self, ends: Ends, beside: float, *, backward: bool) -> None:
         """What a link sends once, which a share of the pass may overlap."""
         if ends not in self.sent:
-            self.sent[ends] = list(self._sent(ends))
+            link = self.links.get(ends)
+            self.sent[ends] = [] if link is None else list(self.placed.sent(link))
         for axes, one in self.sent[ends]:
             key = backward, one.collective, axes, one.size_bytes
             self.found.setdefault(key, (one, []))[1].append(round(beside, 6))
-
-    def _sent(self, ends: Ends) -> Iterator[tuple[tuple[int, ...], Exchange]]:
-        link, mesh = self.links.get(ends), self.placed.mesh
-        for leg in () if link is None else self.placed.plan.legs(link):
-            for step in leg.route.steps:
-                axes = tuple(map(mesh.axis, step.axes))
-                for one in self.placed.exchange(step.kind, axes, step.size_bytes) if step.collective else ():
-                    yield axes, one
 
     def of_pass(self, backward: bool) -> tuple[Turn, ...]:
         """Those of a pass."""

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.captured.cost.timing import kind_of, work_of
 from steptime.captured.graph.liveness import Liveness
 from steptime.captured.ops.placement import Sharding
 from steptime.errors import UserError
@@ -87,15 +86,6 @@ class ShardingPlan:
             for item, each, option in zip(items, inside, self.choice, strict=True)
             if item.kind == "update"
         )
-
-    @property
-    def kinds_s(self) -> dict[str, float]:
-        """Seconds of computation and of updates by the factor of a framework that they have."""
-        out = {"optimizer": self.updates_s}
-        for item, each, option in zip(self.built.flow.items, self.built.seconds.operators, self.choice, strict=True):
-            kind = kind_of(work_of(item.node)) if item.kind not in ("source", "copy", "update") else "vector"
-            out[kind] = out.get(kind, 0.0) + float(each[option])
-        return out
 
     @property
     def step_s(self) -> float:

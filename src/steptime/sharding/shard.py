@@ -206,16 +206,16 @@ def shard(
     few = quick and len(flow.items) > QUICK_ITEMS
     meshes = _meshes(machines, str(gpus) if few and mesh is None else mesh, gpus)
     each = [(one, partial(_completed, flow, one, costing, limit, directions, how)) for one in meshes]
-    ((best, setting, plans), given, step_s), tried = _each_mesh(each, progress)
+    (asked, given), tried = _each_mesh(each, progress)
     return Sharded(
         model=program.name,
         cluster=machines.name,
         flow=flow,
-        best=best,
-        setting=setting,
-        plans=plans,
-        estimate=Asked(best, setting, plans).estimate,
-        bound_s=min(costing.least_s(best.bound_s), step_s),
+        best=asked.plan,
+        setting=asked.setting,
+        plans=asked.plans,
+        estimate=asked.estimate,
+        bound_s=min(costing.least_s(asked.plan.bound_s), asked.step_s),
         tried=tuple(tried),
         limit_bytes=limit,
         given=given,
@@ -225,7 +225,7 @@ def shard(
 def _completed(
     flow: Flow, mesh: Mesh, costing: Costing, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
 ) -> Completed:
-    """The plan of one mesh, how it follows from what was given, and its step."""
+    """The plan of one mesh, and how it follows from what was given."""
     limits = dict(how)
     plain = limits.pop("plain_norms")
     problem = costing.built(flow, mesh, limit_bytes, plain_norms=plain)
@@ -237,11 +237,10 @@ def _completed(
     # Where little is left to overlap traffic with, the choice that sends least is the best.
     solved = found.overlaps and found.solutions
     further = [completed(problem, directions, **limits | {"overlaps": 0.0})[0]] if solved else []
-    best = costing.best_of(found, further)
-    return best, given, best.step_s
+    return costing.best_of(found, further), given
 
 
-Completed = tuple[Asked, Propagated | LaidOut | None, float]
+Completed = tuple[Asked, Propagated | LaidOut | None]
 
 
 def _each_mesh(
@@ -259,8 +258,8 @@ def _each_mesh(
             progress(number, len(meshes))
         try:
             found = plan()
-            tried.append((str(mesh), found[2], found[0].plan.stop))
-            best = found if best is None or found[2] < best[2] else best
+            tried.append((str(mesh), found[0].step_s, found[0].plan.stop))
+            best = found if best is None or found[0].step_s < best[0].step_s else best
         except UserError as error:
             if len(meshes) == 1:
                 raise
