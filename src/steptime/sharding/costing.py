@@ -125,11 +125,11 @@ class Costing:
         """
         if not device_s:
             return 0.0
-        return self.with_ranks_s(float(issued_s(device_s, 1.0, self.host_s, self.framework.issue_sharpness)))
+        issued = float(issued_s(device_s, 1.0, self.host_s, self.framework.issue_sharpness))
+        return self.with_ranks_s(issued, self.setting.job.gpus)
 
-    def with_ranks_s(self, work_s: float) -> float:
-        """Time of a step, with stragglers and what ranks do together, from what one of them needs."""
-        devices = self.setting.job.gpus
+    def with_ranks_s(self, work_s: float, devices: int) -> float:
+        """Time of a step, with stragglers and what ranks do together, from what one of some devices needs."""
         tensors = len({each.name.rpartition(".")[0] for each in self.program.parameters if each.trained})
         ranks_s = float(step_overhead_s(self.framework.step_s, devices, tensors))
         return work_s + float(growth_s(work_s, devices, self.framework.growth)) + ranks_s

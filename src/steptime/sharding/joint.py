@@ -259,12 +259,12 @@ class _Search:
 
     def _cost(self, program: Program) -> None:
         """The step on the devices of each kind as a job, and what their memory may hold."""
-        chosen, devices = self.options, sum(each.devices for each in self.kinds)
+        chosen = self.options
         self.costings = [
             costing_of(
                 program,
                 each.cluster,
-                devices,
+                each.devices,
                 optimizer=chosen.optimizer,
                 framework=chosen.framework,
                 overlaps=chosen.overlaps,
@@ -304,7 +304,7 @@ class _Search:
                     micro_batches=micro_batches,
                     limit_bytes=machines.limit_bytes,
                     recompute=self.options.recompute,
-                    share=costing.overlaps or 1.0,
+                    share=costing.overlaps,
                 )
                 out.append(Solved(kind, plan, spans(), spans(branch=True)))
         least = np.array([np.min(each, axis=0) for each in work])
@@ -567,7 +567,7 @@ class _Search:
         middle, closed = step(self.overlap, 1.0, Transport())
         low, _ = step("all", 0.0, Transport())
         high, _ = step("none", 1.0, Transport(overlap=False))
-        whole = self.costings[0].with_ranks_s
+        whole = partial(self.costings[0].with_ranks_s, devices=sum(each.devices for each in self.kinds))
         return whole(middle), (whole(min(low, middle)), whole(max(high, middle))), whole(closed)
 
     def _ways(self, units: Units, stages: Sequence[Sequence[Part]], chunks: int) -> list[Way]:

@@ -241,6 +241,17 @@ def apart():
     return replace(servers, name="apart", levels=(replace(node, devices=1), network))
 
 
+def test_software_that_overlaps_nothing_overlaps_nothing(cluster):
+    given = {**FEW, "framework": "megatron-2021", "stages": 1}
+    assert joint(TINY, cluster, **given).step_s == joint(TINY, cluster, **given, overlaps=False).step_s
+
+
+def test_devices_of_two_clusters_may_be_more_than_one_of_them_joins(cluster):
+    node = replace(cluster, name="node", levels=(replace(cluster.levels[0], devices=2),))
+    found = joint(TINY, node, further=[(cluster, 2)], **{**FEW, "gpus": 2, "framework": "megatron-core"})
+    assert sum(each.devices for each in found.machines) == 4
+
+
 def test_two_towers_are_branches_until_they_meet(cluster):
     flow = flow_of(captured_step(TOWERS, cluster, batch=4, **CAPTURE))
     units = units_of(flow)
