@@ -120,7 +120,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("bench_captured_gpu: there is no NVIDIA GPU, or PyTorch is a build without CUDA", file=sys.stderr)
         return 2
-    from steptime.lab.calibrate.comparison import public_device
+    from steptime.measure.machine.comparison import public_device
 
     device = public_device(given.device, torch.cuda.get_device_name())
     lines = ["| model | reserved, measured | predicted | error | step, measured | predicted | error | in its band |",

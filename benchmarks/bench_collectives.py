@@ -20,18 +20,20 @@ import numpy as np  # noqa: E402
 from steptime.cost.collective_algorithms import fabric_of  # noqa: E402
 from steptime.hardware.profiles import FABRIC_FOLDER, load_fabric_profiles, save_fabric_profile  # noqa: E402
 from steptime.hardware.search_path import CATALOGUE  # noqa: E402
-from steptime.lab.calibrate import expert_exchange as exchange  # noqa: E402
-from steptime.lab.calibrate.collective_fit import (  # noqa: E402
+from steptime.measure.table import Table, read_table  # noqa: E402
+from steptime.num import Array  # noqa: E402
+from steptime_lab.calibrate import expert_exchange as exchange  # noqa: E402
+from steptime_lab.calibrate.collective_fit import (  # noqa: E402
     fit,
     predict,
     untold,
 )
-from steptime.lab.calibrate.collective_machines import (  # noqa: E402
+from steptime_lab.calibrate.collective_machines import (  # noqa: E402
     MACHINES,
     Machine,
     Rows,
 )
-from steptime.lab.calibrate.collectives import (  # noqa: E402
+from steptime_lab.calibrate.collectives import (  # noqa: E402
     MOST_ROWS,
     calibrate,
     cross_validated,
@@ -39,9 +41,7 @@ from steptime.lab.calibrate.collectives import (  # noqa: E402
     machine_rows,
     predict_rows,
 )
-from steptime.lab.calibrate.table import Table, read_table  # noqa: E402
-from steptime.lab.data_root import require_data  # noqa: E402
-from steptime.num import Array  # noqa: E402
+from steptime_lab.data_root import require_data  # noqa: E402
 
 Line = tuple[str, ...]
 FABRICS = CATALOGUE / FABRIC_FOLDER

@@ -25,12 +25,13 @@ from steptime.cost.gemm import NAMES
 from steptime.hardware import load_device
 from steptime.hardware.profiles import save_curves
 from steptime.hardware.records import Curve, Device
-from steptime.lab.calibrate import transfer
-from steptime.lab.calibrate.fitting import fit, take
-from steptime.lab.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
-from steptime.lab.calibrate.score import errors_of
-from steptime.lab.calibrate.table import Table, read_table
-from steptime.lab.calibrate.transfer import (
+from steptime.measure.residuals import errors_of
+from steptime.measure.table import Table, read_table
+from steptime.num import Array
+from steptime_lab.calibrate import transfer
+from steptime_lab.calibrate.fitting import fit, take
+from steptime_lab.calibrate.gemm import BACKWARD, FAMILY, PRIORS, Truth, gemm_curve, preferred, truths
+from steptime_lab.calibrate.transfer import (
     EXPONENTS,
     OF_THE_LIBRARY,
     OTHER_VENDOR,
@@ -39,8 +40,7 @@ from steptime.lab.calibrate.transfer import (
     architecture,
     transferred_curve,
 )
-from steptime.lab.data_root import require_data
-from steptime.num import Array
+from steptime_lab.data_root import require_data
 
 FOLDER = Path(steptime.hardware.__file__).parent / "catalogue" / "profiles"
 POWER_LIMITED = ("p4", "l4", "t4")

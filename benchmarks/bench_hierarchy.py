@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from machine import report
-from steptime.cost import tiling
-from steptime.hierarchy.compiled import COMPILED
-from steptime.hierarchy.geometry import hierarchy
-from steptime.hierarchy.levels import CASES, PREDICTORS, PROTOTYPE, level_table
-from steptime.hierarchy.reuse import reuse
-from steptime.hierarchy.simulate import simulate
-from steptime.hierarchy.traces import Shape, Trace, panel_matmul, tiled_matmul, trace
+from steptime_lab.cost import tiling
+from steptime_lab.hierarchy.compiled import COMPILED
+from steptime_lab.hierarchy.geometry import hierarchy
+from steptime_lab.hierarchy.levels import CASES, PREDICTORS, PROTOTYPE, level_table
+from steptime_lab.hierarchy.reuse import reuse
+from steptime_lab.hierarchy.simulate import simulate
+from steptime_lab.hierarchy.traces import Shape, Trace, panel_matmul, tiled_matmul, trace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 CACHES = "32KiB:8,256KiB:8,2MiB:16"

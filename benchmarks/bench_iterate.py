@@ -10,9 +10,9 @@ import sys
 from statistics import mean
 
 from machine import report
-from steptime.iterate.cli import PROFILE
-from steptime.iterate.machine import Profile
-from steptime.iterate.measure import ALGORITHMS, Measured, measured, profile_of
+from steptime_lab.iterate.cli import PROFILE
+from steptime_lab.iterate.machine import Profile
+from steptime_lab.iterate.measure import ALGORITHMS, Measured, measured, profile_of
 
 MEMORY_BPS = 27e9
 """Rate of memory for the roofline: a stream's, one thread."""

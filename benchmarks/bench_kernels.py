@@ -27,13 +27,13 @@ import numpy as np  # noqa: E402
 from lacking_curves import lacking_curves  # noqa: E402
 from steptime.hardware.profiles import read_profile, save_curves  # noqa: E402
 from steptime.hardware.records import Curve  # noqa: E402
-from steptime.lab.calibrate.family import launched  # noqa: E402
-from steptime.lab.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
-from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
-from steptime.lab.calibrate.score import errors_of  # noqa: E402
-from steptime.lab.calibrate.table import Table, read_table  # noqa: E402
-from steptime.lab.data_root import require_data  # noqa: E402
+from steptime.measure.residuals import errors_of  # noqa: E402
+from steptime.measure.table import Table, read_table  # noqa: E402
 from steptime.num import Array  # noqa: E402
+from steptime_lab.calibrate.family import launched  # noqa: E402
+from steptime_lab.calibrate.kernel_curves import GENERIC, Cell, borrowed, generic_curves  # noqa: E402
+from steptime_lab.calibrate.kernel_families import FAMILIES, all_cells, kernel_curves  # noqa: E402
+from steptime_lab.data_root import require_data  # noqa: E402
 
 FOLDS = 3
 OUT = Path(__file__).parent / "kernels.md"

@@ -34,11 +34,11 @@ from steptime.estimate.measured import CONVOLVED, LOOPED
 from steptime.estimate.operators import COLLECTIVES
 from steptime.hardware import load_cluster
 from steptime.hardware.records import Device
-from steptime.lab.calibrate.machine import cluster_file, collectives, profile, runner
-from steptime.lab.calibrate.machine.profile import Predictor
-from steptime.lab.calibrate.machine.runner import Bench, Settings, this_host
-from steptime.lab.calibrate.machine.torch_ops import load_torch, summary
-from steptime.lab.calibrate.machine.work import TRAINED, TURNED, Task, extent_of, tasks
+from steptime.measure.machine import cluster_file, collectives, profile, runner
+from steptime.measure.machine.profile import Predictor
+from steptime.measure.machine.runner import Bench, Settings, this_host
+from steptime.measure.machine.torch_ops import load_torch, summary
+from steptime.measure.machine.work import TRAINED, TURNED, Task, extent_of, tasks
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Product, Row, activation, bias, matmul

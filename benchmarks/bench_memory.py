@@ -18,15 +18,15 @@ import numpy as np
 
 from memory_fit import RELEASED, MemoryPoint, as_toml, errors_of, fitted_constants, reliability, unseen_deviation
 from steptime.estimate.memory_definitions import FILE, UNSTATED, MemoryConstants, communicators, memory_constants
-from steptime.lab.calibrate.toml_file import with_table, without_table
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.canonical import catalogue_device
-from steptime.lab.measured.reading import read_runs
-from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.measured.samples import Setting, definition_of, is_stated, settings_of
+from steptime.measure.runs.canonical import catalogue_device
+from steptime.measure.runs.reading import read_runs
+from steptime.measure.runs.run import MeasuredRun
+from steptime.measure.runs.samples import Setting, definition_of, is_stated, settings_of
+from steptime.measure.toml_file import with_table, without_table
 from steptime.plan.framework import NORMAL_95
 from steptime.plan.framework_file import FILES
 from steptime.plan.memory_profile import PLAIN
+from steptime_lab.data_root import require_data
 
 TABLES = ("measured_training.csv.gz", "measured_training_2.csv.gz")
 CONTEXT_BYTES = 1.5e9

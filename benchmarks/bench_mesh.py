@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 
 from machine import report  # noqa: E402
 from steptime.hardware.records import AxisKind, Mesh  # noqa: E402
-from steptime.lab.calibrate.mesh import (  # noqa: E402
+from steptime.measure.mesh import (  # noqa: E402
     Links,
     discover,
     synthetic,
@@ -167,8 +167,8 @@ def smallest_table(repeats: int = 200) -> str:
 _LARGE_RUN = """
 import resource, sys, time
 import numpy as np
-from steptime.lab.calibrate.mesh import Links, Quantity
-from steptime.lab.calibrate.mesh import discover
+from steptime.measure.mesh import Links, Quantity
+from steptime.measure.mesh import discover
 values = np.load(sys.argv[1])
 quantity = Quantity(kind="seconds", size_bytes=2.0**24, values=values)
 links = Links(names=tuple(map(str, range(len(values)))), quantities=(quantity,))

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from steptime.lab.rules.mutants.correct import Corrected, corrected, corrected_product, corrected_spread
-from steptime.lab.rules.mutants.programs import Convolution
-from steptime.lab.rules.verify_cases import proved_by_cases
+from steptime_lab.rules.mutants.correct import Corrected, corrected, corrected_product, corrected_spread
+from steptime_lab.rules.mutants.programs import Convolution
+from steptime_lab.rules.verify_cases import proved_by_cases
 
 PAGE = Path(__file__).with_name("mutants.md")
 CONVOLUTIONS = {

@@ -18,10 +18,10 @@ from steptime.errors import UserError
 from steptime.hardware import load_device
 from steptime.hardware.profiles import load_profile, profile_names
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.gemm import FAMILY, NARROW, Truth, truths
-from steptime.lab.calibrate.table import read_table
-from steptime.lab.calibrate.transfer import OTHER_IMPLEMENTATION, architecture, of_others, predict, transferred_curve
-from steptime.lab.data_root import require_data
+from steptime.measure.table import read_table
+from steptime_lab.calibrate.gemm import FAMILY, NARROW, Truth, truths
+from steptime_lab.calibrate.transfer import OTHER_IMPLEMENTATION, architecture, of_others, predict, transferred_curve
+from steptime_lab.data_root import require_data
 
 HEAD = "| curve | dtype | cells | mean % | bias % | in band % |\n|---|---|---:|---:|---:|---:|"
 Cells = dict[tuple[str, str], list[tuple[float, float, float]]]

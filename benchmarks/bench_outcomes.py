@@ -12,10 +12,10 @@ import re
 from pathlib import Path
 
 from steptime.estimate.memory_definitions import LIKELY_FITS
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.scoring.outcomes import OutcomeScore, reliability_table, score_layouts, write_reliability
+from steptime.measure.runs.outcomes import OutcomeScore, reliability_table, score_layouts, write_reliability
+from steptime.measure.runs.read import TableRow, read_rows
 from steptime.report.text import percent
+from steptime_lab.data_root import require_data
 
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "docs" / "figures" / "out-of-memory.svg"

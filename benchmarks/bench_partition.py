@@ -21,11 +21,11 @@ from steptime.schedule import SCHEDULES
 from steptime.simulation.graph import Transport, graph_of
 from steptime.simulation.layout import layout_text
 from steptime.simulation.partition import Counts, SplitTask, best_split, candidates, even_counts, fastest
-from steptime.simulation.partition_milp import proved_slowest_s
-from steptime.simulation.placement_learning import learnt
 from steptime.simulation.run import SimulatedStep
 from steptime.simulation.simulate import Durations, simulate
 from steptime.simulation.stages import simulate_stages
+from steptime_lab.planners.partition_milp import proved_slowest_s
+from steptime_lab.planners.placement_learning import learnt
 
 CASES, PROVED = 1000, 200
 LLAMA: dict[str, Any] = {"gpus": 2048, "global_batch": 256, "seq": 8192}

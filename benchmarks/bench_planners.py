@@ -39,7 +39,6 @@ from steptime.captured.cost import Timer  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.lab.planners.comparison import METHODS, PLANNER_S, RECIPE_S, ROUND_S, Comparison, compared  # noqa: E402
 from steptime.sharding.build import Built, built  # noqa: E402
 from steptime.sharding.flow import Flow, flow_of  # noqa: E402
 from steptime.sharding.ilp import least_memory  # noqa: E402
@@ -47,6 +46,7 @@ from steptime.sharding.mesh import mesh_on, parse_axes  # noqa: E402
 from steptime.sharding.planner import memory_of  # noqa: E402
 from steptime.sharding.recipes import RECIPES  # noqa: E402
 from steptime.units import format_seconds  # noqa: E402
+from steptime_lab.planners.comparison import METHODS, PLANNER_S, RECIPE_S, ROUND_S, Comparison, compared  # noqa: E402
 
 PLACES: Final = (("dgx-h100", "1x8"), ("dgx-h100", "2x4"), ("dgx-a100", "2x8"), ("rtx4090-8", "4x8"))
 """Cluster and mesh: 8, 8, 16 and 32 devices; the last two over several nodes, the last over a slow network."""

@@ -18,12 +18,12 @@ import torch
 from machine import report
 from steptime.captured.cost.timing import Timer
 from steptime.hardware import device_within
-from steptime.lab.learned.data import rows_here
-from steptime.lab.learned.graphs import SINGLE
-from steptime.lab.learned.harness import FAMILY, FAMILY_ALONE, RANDOM, SIZE
-from steptime.lab.learned.measuring import Graph, read_graphs
-from steptime.lab.learned.scores import PREDICTORS, memory_table, table
-from steptime.lab.learned.train import noise_of
+from steptime_lab.learned.data import rows_here
+from steptime_lab.learned.graphs import SINGLE
+from steptime_lab.learned.harness import FAMILY, FAMILY_ALONE, RANDOM, SIZE
+from steptime_lab.learned.measuring import Graph, read_graphs
+from steptime_lab.learned.scores import PREDICTORS, memory_table, table
+from steptime_lab.learned.train import noise_of
 
 ENCODER = next(name for name in PREDICTORS if "DNNPerf" in name)
 KINDS = (RANDOM, SIZE, FAMILY, FAMILY_ALONE)

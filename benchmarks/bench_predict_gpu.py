@@ -21,15 +21,14 @@ import numpy as np
 from machine import report
 from steptime.captured.cost.timing import Timer
 from steptime.estimate.learned import FOLDER, Correction
-from steptime.lab.data_root import require_data
-from steptime.lab.learned.additive import Options, fitted, predicted_s
-from steptime.lab.learned.data import Rows, rows_of
-from steptime.lab.learned.harness import conformal, left_out
-from steptime.lab.learned.plain import factors
-from steptime.lab.learned.published import LANGUAGE, Row, read_rows, sketches, unmeasured
-from steptime.lab.learned.sketch import Sketch
-from steptime.lab.learned.train import written
 from steptime.num import Array
+from steptime_lab.data_root import require_data
+from steptime_lab.learned.additive import Options, fitted, predicted_s
+from steptime_lab.learned.data import Rows, rows_of
+from steptime_lab.learned.harness import conformal, left_out
+from steptime_lab.learned.published import LANGUAGE, Row, read_rows, sketches, unmeasured
+from steptime_lab.learned.sketch import Sketch
+from steptime_lab.learned.train import written
 
 OPTIONS = Options(hidden=16, epochs=150, batch=16, prior=0.1, offsets=0.005)
 PUBLISHED_UNSEEN = ("h100-sxm", "l4", "a100-pcie-80gb")
@@ -84,7 +83,7 @@ class Tables:
     def devices(self) -> None:
         """Leave out each device: its curves are carried over from others, as are those of its times."""
         names = np.array([row.device.name for row in self.rows])
-        for key in ("carried over", "a factor an operator", "additive"):
+        for key in ("carried over", "additive"):
             self.found[key] = np.zeros(len(names))
         for name in sorted(set(names)):
             device = next(row.device for row in self.rows if row.device.name == name)
@@ -96,7 +95,6 @@ class Tables:
                     continue
                 mine = seen.only(test)
                 self.found["carried over"][test] = mine.analytic_s
-                self.found["a factor an operator"][test] = factors(seen.only(train), 0)(mine)
                 self.found["additive"][test] = predicted_s(self.fit(seen.only(train)), mine)
                 print(line(name, self.found["additive"][test], mine.measured_s), flush=True)
 
@@ -118,7 +116,7 @@ class Tables:
         head = ["| what is left out | rows | mean % | median % | bias % |", "| --- | --: | --: | --: | --: |"]
         unseen = self.language & np.isin(names, PUBLISHED_UNSEEN)
         shown = [("language models, own curves of the device, nothing learned", self.language, self.own.analytic_s)]
-        for key in ("carried over", "a factor an operator", "additive"):
+        for key in ("carried over", "additive"):
             shown += [(f"{key}: device, language models", self.language, self.found[key]),
                       (f"{key}: device, the published predictor's three", unseen, self.found[key]),
                       (f"{key}: device, image models", ~self.language, self.found[key])]  # fmt: skip

@@ -26,7 +26,6 @@ from torch.nn import functional as F
 
 from steptime.errors import UserError
 from steptime.hardware import device_within
-from steptime.lab.compiling import compiled, inductor_here
 from steptime.rewrite.engine import apply_passes
 from steptime.rewrite.flow import Flow
 from steptime.rewrite.measuring import by_turns, paired, runner
@@ -34,6 +33,7 @@ from steptime.rewrite.passes import products as own_products
 from steptime.rewrite.pricing import Prices, timer_for
 from steptime.rewrite.rewriting import unfused
 from steptime.rewrite.trace import trace
+from steptime_lab.compiling import compiled, inductor_here
 
 HERE = Path(__file__).parent
 R = torch.randn

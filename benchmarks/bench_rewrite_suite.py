@@ -37,11 +37,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from models.suite import SMALL, SUITE
 from steptime.hardware import device_within
-from steptime.lab.compiling import broken, generated, inductor_here
 from steptime.rewrite.engine import apply_passes
 from steptime.rewrite.export_onnx import onnx_model
 from steptime.rewrite.measuring import gain_here
 from steptime.rewrite.trace import trace
+from steptime_lab.compiling import broken, generated, inductor_here
 
 HERE = Path(__file__).parent
 R = torch.randn

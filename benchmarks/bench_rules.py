@@ -22,14 +22,14 @@ from statistics import median  # noqa: E402
 
 from machine import report  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.lab.data_root import require_data  # noqa: E402
-from steptime.lab.rules import pipeline, store, taso  # noqa: E402
-from steptime.lab.rules.certify import certified  # noqa: E402
-from steptime.lab.rules.rule import Rule  # noqa: E402
-from steptime.lab.rules.verify_egraph import proved_together  # noqa: E402
-from steptime.lab.rules.verify_exact import proved_exactly  # noqa: E402
-from steptime.lab.rules.verify_generic import proved_generically  # noqa: E402
-from steptime.lab.rules.verify_random import Counterexample, fuzzed  # noqa: E402
+from steptime_lab.data_root import require_data  # noqa: E402
+from steptime_lab.rules import pipeline, store, taso  # noqa: E402
+from steptime_lab.rules.certify import certified  # noqa: E402
+from steptime_lab.rules.rule import Rule  # noqa: E402
+from steptime_lab.rules.verify_egraph import proved_together  # noqa: E402
+from steptime_lab.rules.verify_exact import proved_exactly  # noqa: E402
+from steptime_lab.rules.verify_generic import proved_generically  # noqa: E402
+from steptime_lab.rules.verify_random import Counterexample, fuzzed  # noqa: E402
 
 FRESH_SEED = 20_011
 """Of the shapes and values on which shipped rules are tried again."""

@@ -18,13 +18,13 @@ from itertools import pairwise
 import numpy as np
 
 from machine import report
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.reading import read_runs
-from steptime.lab.measured.samples import settings_of
+from steptime.measure.runs.reading import read_runs
+from steptime.measure.runs.samples import settings_of
 from steptime.schedule import SCHEDULES, Pipeline, Times
 from steptime.simulation.graph import ActionGraph, Transport, graph_of
 from steptime.simulation.memory import Footprint, memory_replay
 from steptime.simulation.simulate import Durations, Simulation, simulate
+from steptime_lab.data_root import require_data
 
 NAMES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-1p": "zb-1p", "ZB-2p": "zb-2p"}
 PAPER = "2401.10241) Tables 3-4"

@@ -28,7 +28,6 @@ from pathlib import Path  # noqa: E402
 from machine import report  # noqa: E402
 from steptime.captured.cost import Timer  # noqa: E402
 from steptime.hardware import load_cluster  # noqa: E402
-from steptime.lab.planners.searches import BASELINES, search  # noqa: E402
 from steptime.sharding.build import built  # noqa: E402
 from steptime.sharding.flow import flow_of  # noqa: E402
 from steptime.sharding.ilp import Solution, least_memory, solve  # noqa: E402
@@ -39,6 +38,7 @@ from steptime.sharding.problem import Problem, memory_bytes  # noqa: E402
 from steptime.sharding.relaxation import model_of, run  # noqa: E402
 from steptime.sharding.shard import captured_step  # noqa: E402
 from steptime.units import format_seconds  # noqa: E402
+from steptime_lab.planners.searches import BASELINES, search  # noqa: E402
 from synthetic_shardings import transformer  # noqa: E402
 
 FOLDED = (1.0, 94.0, 1.0)

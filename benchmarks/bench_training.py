@@ -14,9 +14,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import time  # noqa: E402
 
 from machine import report  # noqa: E402
-from steptime.lab.data_root import require_data  # noqa: E402
-from steptime.lab.measured.reading import read_runs  # noqa: E402
-from steptime.lab.measured.samples import modelled  # noqa: E402
+from steptime.measure.runs.reading import read_runs  # noqa: E402
+from steptime.measure.runs.samples import modelled  # noqa: E402
+from steptime_lab.data_root import require_data  # noqa: E402
 
 
 def main() -> None:

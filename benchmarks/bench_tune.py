@@ -17,13 +17,13 @@ from statistics import mean
 import numpy as np
 
 from machine import report
-from steptime.hierarchy.caches import processor
-from steptime.hierarchy.tune.history import Past, Request
-from steptime.hierarchy.tune.kernel import product_of, timed
-from steptime.hierarchy.tune.model import Seen, learned
-from steptime.hierarchy.tune.prior import Predicted
-from steptime.hierarchy.tune.search import candidates, searched
-from steptime.hierarchy.tune.space import Schedule, core_of
+from steptime_lab.hierarchy.caches import processor
+from steptime_lab.hierarchy.tune.history import Past, Request
+from steptime_lab.hierarchy.tune.kernel import product_of, timed
+from steptime_lab.hierarchy.tune.model import Seen, learned
+from steptime_lab.hierarchy.tune.prior import Predicted
+from steptime_lab.hierarchy.tune.search import candidates, searched
+from steptime_lab.hierarchy.tune.space import Schedule, core_of
 
 SHAPES = (
     (512, 512, 512), (384, 768, 256), (100, 1000, 300), (1000, 96, 800), (256, 256, 2048), (768, 768, 64),

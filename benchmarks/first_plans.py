@@ -17,11 +17,11 @@ from bench_memory import TABLES, left_out, point_of
 from bench_outcomes import layouts
 from memory_fit import MemoryPoint, predicted_bytes
 from steptime.errors import UserError
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.reading import read_runs
-from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.scoring.outcomes import OutcomeScore, reliability_table, score_layouts
+from steptime.measure.runs.outcomes import OutcomeScore, reliability_table, score_layouts
+from steptime.measure.runs.reading import read_runs
+from steptime.measure.runs.run import MeasuredRun
 from steptime.report.text import percent
+from steptime_lab.data_root import require_data
 
 TUNED = frozenset({"lora", "qlora", "sft"})
 

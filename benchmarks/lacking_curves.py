@@ -11,8 +11,8 @@ from typing import Final
 from steptime.hardware.library import device_names, load_device
 from steptime.hardware.profiles import distance, load_profile, profile_names
 from steptime.hardware.records import ALIKE, Curve, Device, Profile
-from steptime.lab.calibrate.family import in_six_digits
-from steptime.lab.calibrate.transfer import DTYPES, EXPONENTS, large_share, transferred_curve, unlike_units, within_peak
+from steptime_lab.calibrate.family import in_six_digits
+from steptime_lab.calibrate.transfer import DTYPES, EXPONENTS, large_share, transferred_curve, unlike_units, within_peak
 
 Key = tuple[str, str, str]
 #: Family, dtype and timer of what :mod:`steptime.estimate` looks for.
@@ -121,7 +121,7 @@ def beside_sixteen_bits(
     $$u' = \min\left(u,\; u_{16} \operatorname{median}_d \frac{v_d}{v_{d,16}}\right)$$
 
     where $u$ is the share of the peak that a large product reaches on the device
-    (:func:`steptime.lab.calibrate.transfer.large_share`), $v_d$ the share on a donor, and the index 16 marks the
+    (:func:`steptime_lab.calibrate.transfer.large_share`), $v_d$ the share on a donor, and the index 16 marks the
     measured shares of 16 bits. What keeps a device from its peak, power above all, does so in every dtype.
 
     Args:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 def machine() -> str:
     """Processor, cores, system, interpreter."""
-    from steptime.hierarchy.tune.host import this_host
+    from steptime.measure.host import this_host
 
     return f"{this_host().cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.reading import runs_of
-from steptime.lab.measured.run import MeasuredRun, source_key
+from steptime.measure.runs.read import TableRow
+from steptime.measure.runs.reading import runs_of
+from steptime.measure.runs.run import MeasuredRun, source_key
 from steptime.num import evenly_spread
 
 MOST_OF_A_SOURCE: Final = 24

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.lab.measured.aggregate import ScoredRun, macro
-from steptime.lab.measured.reading import Reading
-from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.measured.samples import Progress, modelled
-from steptime.lab.scoring.runs import RunScore, score_reading, unread
+from steptime.measure.runs.aggregate import ScoredRun, macro
+from steptime.measure.runs.reading import Reading
+from steptime.measure.runs.run import MeasuredRun
+from steptime.measure.runs.samples import Progress, modelled
+from steptime.measure.runs.scoring import RunScore, score_reading, unread
 from steptime.plan.framework_file import framework_table
 
 

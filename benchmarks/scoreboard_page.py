@@ -13,10 +13,10 @@ import numpy as np
 from first_plans import first_plans_part
 from scoreboard import CLAIMS, SEEN, UNNAMED, UNSEEN, WAYS, Board, Reached
 from steptime.errors import UserError
-from steptime.lab.measured.aggregate import ScoredRun, coverage_interval, covered, timed
-from steptime.lab.measured.read import Flag
-from steptime.lab.measured.reading import EXACT
-from steptime.lab.report.score import MEMORY, TIME, error_cells, error_figures, error_head, largest_groups
+from steptime.measure.report.score import MEMORY, TIME, error_cells, error_figures, error_head, largest_groups
+from steptime.measure.runs.aggregate import ScoredRun, coverage_interval, covered, timed
+from steptime.measure.runs.read import Flag
+from steptime.measure.runs.reading import EXACT
 from steptime.report.text import percent
 
 LEAST_OF_A_GPU: Final = 30

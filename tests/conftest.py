@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from steptime.errors import UserError
-from steptime.lab.data_root import VARIABLE, data_root
+from steptime_lab.data_root import VARIABLE, data_root
 
 #: Name of the empty folder in which tests without the marker look for measurements; a failure shows it.
 HIDDEN: Final = "hidden-from-tests-without-the-marker-shared"

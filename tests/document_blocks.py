@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENTS: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

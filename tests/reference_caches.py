@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from steptime.hierarchy.geometry import Hierarchy
+from steptime_lab.hierarchy.geometry import Hierarchy
 
 
 class ReferenceCaches:

@@ -1,4 +1,4 @@
-"""One page per module of ``steptime.cost``, made from its docstrings at every build."""
+"""One page per module of formulas, of the product and the laboratory, made from its docstrings at every build."""
 
 import importlib
 import inspect
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 import steptime.cost
+import steptime_lab.cost
 
 _SECTION = re.compile(r"(Args|Raises|Returns):\n((?:[ ]{4}.*(?:\n|$)|\n)+)")
 _ENTRY = re.compile(r"^[ ]{4}(\w+): (.*(?:\n[ ]{8}.*)*)", re.M)
@@ -17,7 +18,7 @@ _ENTRY = re.compile(r"^[ ]{4}(\w+): (.*(?:\n[ ]{8}.*)*)", re.M)
 def write_pages(folder: Path) -> None:
     """Write the pages; those of modules that are gone go too."""
     folder.mkdir(parents=True, exist_ok=True)
-    modules = [importlib.import_module(f"steptime.cost.{found.name}") for found in _modules()]
+    modules = [importlib.import_module(name) for name in _modules()]
     pages = {f"{module.__name__.rsplit('.', 1)[1]}.md": _page(module) for module in modules}
     for stale in set(folder.glob("*.md")) - {folder / name for name in pages}:
         stale.unlink()
@@ -27,8 +28,11 @@ def write_pages(folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    return (found for found in pkgutil.iter_modules(steptime.cost.__path__) if not found.name.startswith("_"))
+def _modules() -> Iterator[str]:
+    for package in (steptime.cost, steptime_lab.cost):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if not found.name.rpartition(".")[2].startswith("_"):
+                yield found.name
 
 
 def _page(module: ModuleType) -> str:

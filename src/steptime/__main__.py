@@ -20,7 +20,7 @@ def run() -> None:
     """
     gc.set_threshold(ALLOCATIONS, 20, 20)
     try:
-        from steptime.commands.main import main, prepare_streams
+        from steptime.cli.main import main, prepare_streams
 
         prepare_streams()
         sys.exit(main())

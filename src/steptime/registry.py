@@ -40,6 +40,13 @@ EXTRAS: Final[Mapping[str, tuple[str, str]]] = {
 """Library -> its name, and the extra of ``pyproject.toml`` that installs it."""
 
 
+def entry_points(**wanted: str) -> Any:
+    """Entry points of the installed packages, by group and name; the laboratory's are those of our own wheel."""
+    from importlib import metadata  # 10 ms, which most commands do without
+
+    return metadata.entry_points(**wanted)
+
+
 def loaded(place: str) -> Any:
     """What stands at ``module:attribute``, or a module; it is imported.
 
@@ -51,18 +58,25 @@ def loaded(place: str) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
-def public(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def public(
+    package: str, places: Mapping[str, str], group: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package whose public names are loaded when they are first used.
 
     Args:
         package: its name.
         places: public name -> ``module:attribute``.
+        group: of the entry points by which installed packages add names.
     """
 
     def attribute(name: str) -> Any:
-        if name not in places:
+        if name in places:
+            value = loaded(places[name])
+        elif entries := [] if name.startswith("_") else list(entry_points(group=group, name=name)):
+            value = entries[0].load()
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        setattr(sys.modules[package], name, value := loaded(places[name]))
+        setattr(sys.modules[package], name, value)
         return value
 
     return attribute, lambda: list(vars(sys.modules[package])["__all__"])
@@ -131,9 +145,7 @@ class Registry(Mapping[str, P]):
     def _all(self) -> dict[str, Callable[[], P]]:
         if not self._looked:
             self._looked = True
-            from importlib import metadata
-
-            for entry in metadata.entry_points(group=self.group):
+            for entry in entry_points(group=self.group):
                 self._plugins.setdefault(entry.name, entry.load)
         return self._plugins
 

@@ -7,7 +7,7 @@ from fake_api import FakeApi, Run
 
 import steptime
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from fake_api import Run
 
-from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
+from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import InputFileError
 from steptime.hardware import Kind, load_cluster, load_device
 from steptime.hardware.profiles import read_profile, save_curves
-from steptime.lab.cli import calibrate_fit
 from steptime.store.files import one_writer
 from steptime.store.journal import Journal
+from steptime_lab.cli import calibrate_fit
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_group_lists_and_loads_its_commands(run: Run) -> None:
 
 def test_help_of_the_group_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom steptime.commands.main import main\n"
+        "import sys\nfrom steptime.cli.main import main\n"
         "main(['calibrate', '--help'])\n"
         "print(sorted({'numpy', 'scipy', 'duckdb', 'rich'} & set(sys.modules)))"
     )
@@ -171,7 +171,7 @@ def test_machine_refuses_before_it_measures(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("steptime.lab.calibrate.machine.session._measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr("steptime.measure.machine.session._measure", lambda *_: pytest.fail("it measures"))
     done = run("calibrate", "machine", *arguments)
     assert (done.exit_code, done.stdout) == (EXIT_USER, ""), done.stderr
     assert message in " ".join(done.stderr.split())
@@ -187,7 +187,7 @@ def test_an_interrupted_calibration_names_only_what_it_kept(
             journal.append({"key": f"x/{n}", "of": "operator"})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steptime.lab.calibrate.machine.session._measure", stopped)
+    monkeypatch.setattr("steptime.measure.machine.session._measure", stopped)
     done = run("calibrate", "machine", "--device", "cpu", "--out", str(tmp_path / "m.toml"))
     assert done.exit_code == EXIT_INTERRUPTED
     assert ("m.journal.jsonl; --resume goes on" in done.stderr) == bool(kept)

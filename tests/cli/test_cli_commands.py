@@ -12,7 +12,7 @@ from fake_api import GIB, PLAN, FakeApi, Run, make_estimate, make_plan_result
 
 from steptime import __version__
 from steptime.cli import output
-from steptime.commands.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, exit_code
+from steptime.cli.main import COMMANDS, EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, exit_code
 from steptime.plan.plans import RECOMPUTE_CODES
 from steptime.terms import Terms
 
@@ -77,7 +77,7 @@ run()
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom steptime.commands.main import main\n"
+        "import sys\nfrom steptime.cli.main import main\n"
         "main(['--help'])\n"
         "print(sorted({'numpy', 'pydantic', 'rich'} & set(sys.modules)))"
     )
@@ -256,7 +256,7 @@ def test_defect_is_one_line_and_exit_1(run: Run, api: FakeApi, monkeypatch: pyte
 
 def test_debug_shows_the_traceback(api: FakeApi) -> None:
     from cli_runner import CliRunner
-    from steptime.commands.main import main
+    from steptime.cli.main import main
 
     api.raises = KeyError("boom")
     result = CliRunner(env={"STEPTIME_DEBUG": "1"}).invoke(main, ["estimate", "toy", *JOB])
@@ -320,7 +320,7 @@ def test_progress_is_for_terminals_and_long_work(
 )
 def test_columns_without_room_are_named(api: FakeApi, columns: str, missing: str | None) -> None:
     from cli_runner import CliRunner
-    from steptime.commands.main import main
+    from steptime.cli.main import main
 
     api.plan_result = make_plan_result(plans=(make_estimate(step_time_band_s=(9.0, 12.0)),))
     text = CliRunner(env={"COLUMNS": columns}).invoke(main, ["plan", "toy", *JOB, "--long"]).stdout
@@ -390,7 +390,7 @@ def test_plan_has_a_column_of_the_chance_and_warns_about_its_first(run: Run, api
 @pytest.mark.parametrize("columns", ["20", "40", "200"])
 def test_reports_survive_any_width(api: FakeApi, columns: str) -> None:
     from cli_runner import CliRunner
-    from steptime.commands.main import main
+    from steptime.cli.main import main
 
     for args in (("plan", "toy", *JOB), ("estimate", "toy", *JOB), ("estimate", "toy", *JOB, "--explain")):
         result = CliRunner(env={"COLUMNS": columns}).invoke(main, list(args))

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steptime.cli.job import parse_fix, parse_limits, parse_placement
-from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
+from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
 from steptime.errors import UserError
 from steptime.formats.estimate_file import parse_estimate
 from steptime.formats.run_spec import RunSpec, parse_run
@@ -348,7 +348,7 @@ def test_an_interrupt_while_the_command_is_loaded(
         def __getattr__(self, name: str) -> Any:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "steptime.commands.main", Loading())
+    monkeypatch.setitem(sys.modules, "steptime.cli.main", Loading())
     from steptime.__main__ import run as run_process
 
     with pytest.raises(SystemExit) as end:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 GROUPS = (
     '[groups.a]\ncluster = "dgx-h100"\ngpus = 8\n[groups.b]\ncluster = "dgx-a100"\ngpus = 8\n'

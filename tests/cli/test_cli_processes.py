@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from fake_api import Run
 
-from steptime.commands.main import EXIT_PIPE, EXIT_USER
+from steptime.cli.main import EXIT_PIPE, EXIT_USER
 
 STEPTIME: Final = (sys.executable, "-m", "steptime")
 JOB: Final = ("gpt2", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "8")

@@ -12,7 +12,7 @@ from fake_api import Run
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.plan.framework import PARAMETERS, Habits
 from steptime.plan.framework_file import framework_names
 

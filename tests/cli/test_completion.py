@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.commands.main import SHELLS
+from steptime.cli.main import SHELLS
 
 STEPTIME = [sys.executable, "-m", "steptime"]
 

@@ -9,7 +9,7 @@ import pytest
 from fake_api import Run
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 JOB = ("--cluster", "dgx-h100", "--gpus", "16", "--tp", "2", "--global-batch", "64", "--clocks", "40")
 GIVEN = ("consistency", "llama3-8b", *JOB)

@@ -11,9 +11,8 @@ from fake_api import Run
 
 from cli_runner import CliRunner
 from doctor_logs import arguments, iteration
-from steptime.cli import options
-from steptime.commands import estimate
-from steptime.commands.main import main
+from steptime.cli import estimate, options
+from steptime.cli.main import main
 from steptime.doctor import cli as doctor
 from steptime.options import KEYS
 

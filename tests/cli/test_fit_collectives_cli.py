@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from fake_api import Run
 
-from steptime.commands.main import EXIT_USER
+from steptime.cli.main import EXIT_USER
 from steptime.hardware.profiles import read_fabric_profile
-from steptime.lab.scoring.left_out import FEW_ROWS, NO_COLLECTIVE, UNEXPLAINED
+from steptime_lab.scoring.left_out import FEW_ROWS, NO_COLLECTIVE, UNEXPLAINED
 
 HEAD = "source,gpu,n_gpus,gpus_per_node,collective,bytes,time_us"
 SIZES = tuple(2**k for k in range(12, 30, 3))

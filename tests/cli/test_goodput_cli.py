@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 JOB = ["llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64"]
 LENGTH = ["--tokens", "10B"]

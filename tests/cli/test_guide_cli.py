@@ -8,7 +8,7 @@ import pytest
 from fake_api import Run
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 GIVEN = ("guide", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")
 

@@ -8,12 +8,12 @@ import pytest
 from fake_api import Run
 
 from cli_runner import CliRunner
-from steptime.captured.compress import compressed
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.hardware import load_device
-from steptime.hierarchy.answers import cache_report, reuse_report, tile_answer
-from steptime.hierarchy.geometry import hierarchy
-from steptime.hierarchy.traces import Shape
+from steptime_lab.compress import compressed
+from steptime_lab.hierarchy.answers import cache_report, reuse_report, tile_answer
+from steptime_lab.hierarchy.geometry import hierarchy
+from steptime_lab.hierarchy.traces import Shape
 
 SMALL = ("cache", "simulate", "matmul", "--n", "24", "--tile", "8", "--cache", "1KiB:2,4KiB:4")
 REPORTS = (

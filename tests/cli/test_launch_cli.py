@@ -9,7 +9,7 @@ import pytest
 
 from cli_runner import CliRunner
 from doctor_logs import arguments, iteration
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.launch import SOFTWARE
 
 RUN = """model = "llama2-7b"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fake_api import FakeApi, Run
 
-from steptime.commands.main import EXIT_USER
+from steptime.cli.main import EXIT_USER
 
 
 def test_plans_of_a_run_file_and_options_win(run: Run, api: FakeApi, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_api import Run
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 pytest.importorskip("torch")
 pytest.importorskip("highspy")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 pytest.importorskip("matplotlib")
 JOB = ("llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64")

@@ -8,7 +8,7 @@ import pytest
 from fake_api import Run
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 GIVEN = ("reshard", "--shape", "8192x8192", "--mesh", "data=2,model=4", "--cluster", "dgx-h100")
 

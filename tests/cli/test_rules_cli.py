@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
-from steptime.lab.rules import pipeline, store
-from steptime.lab.rules.universes import universe_of
+from steptime.cli.main import main
+from steptime_lab.rules import pipeline, store
+from steptime_lab.rules.universes import universe_of
 
 GOOD = """
 [[rule]]

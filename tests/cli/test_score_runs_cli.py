@@ -14,9 +14,9 @@ from fake_api import Run
 
 from fits import STACKS, fit_text
 from published_sample import published_csv
-from steptime.commands.main import EXIT_INTERRUPTED, EXIT_USER
-from steptime.lab.measured.read import read_rows
-from steptime.lab.scoring import runs as measured_scoring
+from steptime.cli.main import EXIT_INTERRUPTED, EXIT_USER
+from steptime.measure.runs import scoring as measured_scoring
+from steptime.measure.runs.read import read_rows
 from steptime.plan.framework_file import framework_names, load_framework
 
 DATA = Path(__file__).parents[1] / "data"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_api import Run
 
-from steptime.commands.main import EXIT_USER
+from steptime.cli.main import EXIT_USER
 
 HEAD = (
     "source,model,layers,heads,hidden,seq_len,gpu,pp,micro_batch,microbatches,framework,"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_api import Run
 
-from steptime.commands.main import EXIT_USER
-from steptime.lab.measured.read import OTHER_NAMES
-from steptime.lab.scoring.plain_kernels import PLAIN
+from steptime.cli.main import EXIT_USER
+from steptime.measure.runs.read import OTHER_NAMES
+from steptime_lab.scoring.plain_kernels import PLAIN
 
 NCCL = """# nThread 1 nGpus 8
 # size count type redop root time algbw busbw #wrong time algbw busbw #wrong

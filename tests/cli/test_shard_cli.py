@@ -12,7 +12,7 @@ import pytest
 from fake_api import Run
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.units import parse
 
 pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.study import file
 
 STUDY = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 JOB = ["llama-3-8b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64"]
 

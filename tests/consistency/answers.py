@@ -19,7 +19,7 @@ from cli_runner import CliRunner
 from consistency.jobs import Job
 from steptime import api, study
 from steptime.api.models import load_model
-from steptime.commands.main import main as steptime
+from steptime.cli.main import main as steptime
 from steptime.study.file import study_of
 from steptime.web.server import application
 

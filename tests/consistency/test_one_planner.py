@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("highspy")
 
 from steptime import api  # noqa: E402
-from steptime.guide.decisions import guide  # noqa: E402
 from steptime.search.planner import PlanResult  # noqa: E402
 from steptime.sharding.shard import shard  # noqa: E402
+from steptime.study.guide.decisions import guide  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VGG, GPT, TINY = (str(EXAMPLES / name) for name in ("vgg.py:vgg16", "gpt.py:gpt2", "gpt.py:tiny"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steptime.api.calls import estimate
-from steptime.lab.measured.aggregate import ScoredRun
-from steptime.lab.scoring.runs import score_runs
+from steptime.measure.runs.aggregate import ScoredRun
+from steptime.measure.runs.scoring import score_runs
 from steptime.plan.framework import IDEAL
 from steptime.plan.framework_file import framework_names, habits_of
 

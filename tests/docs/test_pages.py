@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.commands.main import COMMANDS
+from steptime.cli.main import COMMANDS
 from steptime.hardware.load import DEVICE, LEVEL, RATES
 from steptime.model.spec import Experts, LatentAttention, ModelSpec, Vision
 from steptime.options import KEYS, SETTINGS

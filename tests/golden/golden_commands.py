@@ -24,7 +24,7 @@ from typing import Any
 import doctor_logs
 from cli_runner import CliRunner
 from steptime import api
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.machine import Machine
-from steptime.lab.published.rows import PUBLISHED
 from steptime.model.spec import ModelSpec
 from steptime.num import divisors
 from steptime.options import choices_of
@@ -19,6 +18,7 @@ from steptime.plan.framework import COPIES, IDEAL, Framework
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import COLUMNS, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.strategies import CORRECTED, Method, Strategy
+from steptime_lab.published.rows import PUBLISHED
 
 ENGINE = settings(max_examples=100, derandomize=True)
 NAMES = ("1d", "context", "2d")

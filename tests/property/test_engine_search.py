@@ -15,14 +15,14 @@ from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.lab.published.mode import PublishedSpace
-from steptime.lab.published.rows import PUBLISHED
 from steptime.num import divisors
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job, with_habits
 from steptime.plan.plans import COLUMNS, FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, broken_rules
 from steptime.plan.space import Constraint, CorrectedSpace, micro_batch_choices, panels_worth_trying, virtual_stages
 from steptime.plan.strategies import CORRECTED, Method, Strategy
 from steptime.search.planner import find
+from steptime_lab.published.mode import PublishedSpace
+from steptime_lab.published.rows import PUBLISHED
 
 SPACES = {CORRECTED: CorrectedSpace(), PUBLISHED: PublishedSpace()}
 FEW = settings(max_examples=50, derandomize=True)

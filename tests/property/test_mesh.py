@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from steptime.errors import UserError
-from steptime.lab.calibrate.mesh import Links, Quantity, discover, read_links, synthetic
-from steptime.lab.calibrate.mesh.groups import log_partitions, partition
-from steptime.lab.calibrate.mesh.layout import find_chain
+from steptime.measure.mesh import Links, Quantity, discover, read_links, synthetic
+from steptime.measure.mesh.groups import log_partitions, partition
+from steptime.measure.mesh.layout import find_chain
 from steptime.num import divisors
 
 SLOW = settings(max_examples=25)

@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 
 from rewritten import nn, rewritten  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.lab.rules.mutants.correct import corrected  # noqa: E402
-from steptime.lab.rules.mutants.generate import Trial, mutants  # noqa: E402
-from steptime.lab.rules.mutants.passes import MUTANT_PASSES  # noqa: E402
-from steptime.lab.rules.mutants.programs import Convolution, convolution  # noqa: E402
-from steptime.lab.rules.mutants.regions import check_masks, regions  # noqa: E402
+from steptime_lab.rules.mutants.correct import corrected  # noqa: E402
+from steptime_lab.rules.mutants.generate import Trial, mutants  # noqa: E402
+from steptime_lab.rules.mutants.passes import MUTANT_PASSES  # noqa: E402
+from steptime_lab.rules.mutants.programs import Convolution, convolution  # noqa: E402
+from steptime_lab.rules.mutants.regions import check_masks, regions  # noqa: E402
 
 GEOMETRIES = [
     Convolution(kernel=(3, 3), pad=1, bias=True),

@@ -24,9 +24,9 @@ from steptime.simulation.partition import (
     neighbours,
     task_of,
 )
-from steptime.simulation.partition_milp import proved_slowest_s
-from steptime.simulation.placement_learning import learnt
 from steptime.simulation.simulate import Durations, simulate
+from steptime_lab.planners.partition_milp import proved_slowest_s
+from steptime_lab.planners.placement_learning import learnt
 
 
 def cases(count: int, seed: int, most: int = 12) -> Iterator[SplitTask]:

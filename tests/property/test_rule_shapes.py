@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.lab.rules.domains import Floats
-from steptime.lab.rules.rule import Rule, assignments, unified
-from steptime.lab.rules.store import shipped
-from steptime.lab.rules.verify_random import both, shapes_at
+from steptime_lab.rules.domains import Floats
+from steptime_lab.rules.rule import Rule, assignments, unified
+from steptime_lab.rules.store import shipped
+from steptime_lab.rules.verify_random import both, shapes_at
 
 #: Floats close to overflow and functions of large arguments are no part of a rule: values are small.
 SCALE = 0.5

@@ -12,11 +12,11 @@ import pytest
 from sharding_problems import least_total_s, random_problem
 
 from steptime.errors import UnknownNameError, UserError
-from steptime.lab.planners import searches
-from steptime.lab.planners.searches import BASELINES, search
 from steptime.sharding.ilp import exact, solve
 from steptime.sharding.local_search import Budget, Meter, Walk, searched
 from steptime.sharding.problem import Edge, Node, Problem, feasible, pinned, total_s
+from steptime_lab.planners import searches
+from steptime_lab.planners.searches import BASELINES, search
 
 BUDGET = Budget(cpu_s=20.0, evaluations=3000)
 FEW = Budget(cpu_s=20.0, evaluations=330)

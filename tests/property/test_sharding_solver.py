@@ -10,7 +10,6 @@ import pytest
 from sharding_problems import every_choice, least_peak_bytes, least_total_s, random_problem
 
 from steptime.errors import UserError
-from steptime.lab.planners.searches import search
 from steptime.sharding.ilp import _Search, least_memory, solve
 from steptime.sharding.local_search import Budget
 from steptime.sharding.presolve import Conflict, Reduction, presolve
@@ -29,6 +28,7 @@ from steptime.sharding.problem import (
 )
 from steptime.sharding.relaxation import classes_of, marginals_s, model_of, run
 from steptime.units import format_bytes
+from steptime_lab.planners.searches import search
 from synthetic_shardings import transformer
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from reference_caches import ReferenceCaches, distances
-from steptime.hierarchy.geometry import Cache, Hierarchy, fully_associative, hierarchy
-from steptime.hierarchy.reuse import _grown, causes, reuse
-from steptime.hierarchy.simulate import simulate
-from steptime.hierarchy.traces import PATTERNS, Shape, Trace, trace
+from steptime_lab.hierarchy.geometry import Cache, Hierarchy, fully_associative, hierarchy
+from steptime_lab.hierarchy.reuse import _grown, causes, reuse
+from steptime_lab.hierarchy.simulate import simulate
+from steptime_lab.hierarchy.traces import PATTERNS, Shape, Trace, trace
 
 SMALL = Shape(n=600, table=700, passes=2, stride=9)
 

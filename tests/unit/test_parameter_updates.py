@@ -9,7 +9,7 @@ import pytest
 import steptime
 from steptime.cost.data_parallel import pull_s, push_s
 from steptime.errors import UserError
-from steptime.lab.replicas.updates import MODES, Consistency, consistency
+from steptime_lab.replicas.updates import MODES, Consistency, consistency
 
 JOB: dict[str, Any] = {"gpus": 16, "global_batch": 64, "plan": {"tp": 2}, "clocks": 40}
 

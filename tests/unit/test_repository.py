@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 #: Written in two pieces so that this file does not match itself.
 FORBIDDEN = re.compile("/wo" + "rk/|" + r"\.\./" + "shared")
-ALLOWED = {"src/steptime/lab/data_root.py"}
+ALLOWED = {"src/steptime_lab/data_root.py"}
 SKIPPED = {".git", ".venv", ".mypy_cache", ".ruff_cache", ".import_linter_cache", ".hypothesis", "__pycache__"}
 BUILT = {"docs/_build", "docs/generated", "build", "dist"}
 
@@ -73,61 +73,34 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_size_check_finds_long_files_and_functions(tmp_path):
+def test_size_check_holds_files_the_total_and_knows_every_room(tmp_path, monkeypatch, capsys):
     size = script("size")
-    body = "    x = 1\n" * 81
-    doc = "    doc\n" * 50
-    (tmp_path / "a.py").write_text(f'def long():\n    """{doc}"""\n{body}\n')
-    (tmp_path / "b.py").write_text("x = 1\n" * 1001)
-    (tmp_path / "c.py").write_text("def short():\n" + "    x = 1\n" * 80)
-    (tmp_path / "script").write_text("#!/usr/bin/env python3\n" + "def also_long():\n" + body)
-    found = [line for path in size.python_files(tmp_path) for line in size.excesses(path)]
-    assert [line.split(": ")[1] for line in found] == [
-        "long has 81 lines; at most 80",
-        "1001 lines; at most 1000",
-        "also_long has 81 lines; at most 80",
+    monkeypatch.chdir(tmp_path)
+    files = {"steptime/small/a.py": 3, "steptime/unknown/a.py": 1, "steptime/b.py": 2, "steptime_lab/far/a.py": 1001}
+    for name, lines in files.items():
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_text("x = 1\n" * lines)
+    assert size.room_lines(size.files_here()) == {"small": 3, "unknown": 1, "steptime": 2, "lab/far": 1001}
+    (tmp_path / "docs").mkdir()
+    house = "at most **{}** lines of Python\n| `small` | x |\n| `lab/far` | x |\n"
+    (tmp_path / "docs/house.md").write_text(house.format("1,006"))
+    assert size.main() == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "src/steptime_lab/far/a.py: 1001 lines; at most 1000",
+        "unknown: a room that docs/house.md does not have",
+        "src: 1,007 lines; at most 1,006 (docs/house.md)",
     ]
-    assert size.main([str(tmp_path)]) == 1
-    (tmp_path / "empty").mkdir()
-    assert size.main([str(tmp_path / "empty")]) == 0
+    (tmp_path / "docs/house.md").write_text(house.format("1,007") + "| `unknown` | x |\n")
+    (tmp_path / "src/steptime_lab/far/a.py").write_text("x = 1\n" * 1000)
+    assert size.main() == 0
 
 
-def test_size_check_holds_the_total_and_knows_every_room(tmp_path):
+def test_size_check_reads_the_lines_of_a_commit(monkeypatch):
     size = script("size")
-    for room, lines in (("small", 3), ("unknown", 1)):
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "a.py").write_text("x = 1\n" * lines)
-    lines = size.room_lines(tmp_path)
-    assert lines == {"small": 3, "unknown": 1}
-    house = "at most **1,003** lines of Python\n| `small` | a room |\n| `unknown` | a room |\n"
-    assert list(size.total_excesses(lines, house)) == []
-    found = [
-        line.split(": ")[1] for line in size.total_excesses(lines, "at most **3** lines of Python\n| `small` | x |\n")
-    ]
-    assert found == ["a room that docs/house.md does not have", "4 lines; at most 3 (docs/house.md)"]
-
-
-def test_signature_check_finds_long_ones_and_exceptions_without_need(tmp_path):
-    signatures = script("signatures")
-    many = "def many(a, b, c, d, e, f, g, h, i): ...\n"
-    (tmp_path / "room" / "cli").mkdir(parents=True)
-    (tmp_path / "room" / "a.py").write_text(f"{many}class A:\n    def few(self, a, b, c, d, e, f, g, *, h): ...\n")
-    (tmp_path / "room" / "cli" / "b.py").write_text(many)
-    excepted = {"room/a.py gone"}
-    found = [line.split(": ", 1)[1] for line in signatures.long_signatures(tmp_path, excepted)]
-    assert found == [
-        "many has 9 parameters, not at most 8",
-        "room/a.py gone needs no exception; take it out of LONG_SIGNATURES",
-    ]
-    assert list(signatures.long_signatures(tmp_path, {"room/a.py many"})) == []
-
-
-def test_signature_check_counts_unformatted_lines(tmp_path):
-    signatures = script("signatures")
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "a.py").write_text(f"x = (1,2)  {signatures.SKIPS_FORMATTING}\n" * 2)
-    assert len(list(signatures.unformatted(tmp_path, {"room": 1}))) == 1
-    assert list(signatures.unformatted(tmp_path, {"room": 2})) == []
+    monkeypatch.chdir(ROOT)
+    assert size.room_lines(size.files_of("no-such-commit")) == {}
+    if (ROOT / ".git").exists():
+        assert size.room_lines(size.files_of("HEAD"))["cost"] > 1000
 
 
 def test_word_check_reads_text_and_leaves_code_alone(tmp_path, monkeypatch):
@@ -137,7 +110,7 @@ def test_word_check_reads_text_and_leaves_code_alone(tmp_path, monkeypatch):
     (tmp_path / "room" / "a.py").write_text(
         '"""A row beside another.\n\n``beside`` is code.\n\n>>> beside = 1\n"""\nbeside = {"beside": 1}  # Beside\n'
     )
-    monkeypatch.setattr(words, "PACKAGE", tmp_path)
+    monkeypatch.setattr(words, "PACKAGES", (tmp_path,))
     monkeypatch.setattr(words, "PAGES", tmp_path)
     found = words.occurrences(["beside"])
     assert [line.split(":")[1] for line in found["room"]] == ["1", "7"]
@@ -165,10 +138,10 @@ def test_scripts_are_executable_and_fit_on_a_screen():
 
 def test_every_path_that_the_pages_of_contributors_name_exists():
     """Paths below the package in docs/house.md, and links to files in all pages."""
-    package = ROOT / "src" / "steptime"
+    packages = (ROOT / "src/steptime", ROOT / "src", ROOT)
     named = re.findall(r"`([a-z_/]+\.(?:py|toml))`", (ROOT / "docs/house.md").read_text())
     assert len(named) > 30
-    lost = [name for name in named if not (package / name).exists() and not (ROOT / name).exists()]
+    lost = [name for name in named if not any((folder / name).exists() for folder in packages)]
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text()
         links = re.findall(r"\]\(([^)#\s:]+\.(?:py|toml|md))[)#]", text)

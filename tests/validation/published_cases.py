@@ -13,13 +13,13 @@ from typing import Any
 
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.lab.published.mode import PublishedSpace, statistics
-from steptime.lab.published.rows import PUBLISHED
 from steptime.model.spec import ModelSpec
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import Strategy
 from steptime.search.exhaustive import Found, Task, search
+from steptime_lab.published.mode import PublishedSpace, statistics
+from steptime_lab.published.rows import PUBLISHED
 
 SPACE = PublishedSpace()
 STRATEGIES = {"1d": "1d", "2d": "2d", "2d-seqp": "context"}

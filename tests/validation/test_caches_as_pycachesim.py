@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.hierarchy.geometry import Hierarchy, hierarchy
-from steptime.hierarchy.simulate import simulate
-from steptime.hierarchy.traces import Shape, Trace, tiled_matmul, trace
+from steptime_lab.hierarchy.geometry import Hierarchy, hierarchy
+from steptime_lab.hierarchy.simulate import simulate
+from steptime_lab.hierarchy.traces import Shape, Trace, tiled_matmul, trace
 
 CASES: dict[str, tuple[Trace, str, bool]] = {
     "matmul": (tiled_matmul((48, 48, 48), (12, 12, 12), 8, packed=False), "4KiB:4,32KiB:8", False),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from steptime.hierarchy.geometry import hierarchy
-from steptime.hierarchy.simulate import simulate
-from steptime.hierarchy.traces import Shape, Trace, stencil, stream, tiled_matmul
+from steptime_lab.hierarchy.geometry import hierarchy
+from steptime_lab.hierarchy.simulate import simulate
+from steptime_lab.hierarchy.traces import Shape, Trace, stencil, stream, tiled_matmul
 
 needs = pytest.mark.skipif(
     not (shutil.which("valgrind") and shutil.which("gcc")), reason="valgrind and gcc are not installed"

@@ -14,7 +14,7 @@ import models  # noqa: E402
 import steptime  # noqa: E402
 from captured_modules import GPT, captured  # noqa: E402
 from steptime import api, captured_model  # noqa: E402
-from steptime.commands.main import main  # noqa: E402
+from steptime.cli.main import main  # noqa: E402
 from steptime.errors import PlanError  # noqa: E402
 
 DEGREES = ("dp", "tp", "pp", "vpp", "micro_batch", "recompute", "zero")

@@ -14,7 +14,11 @@ from steptime.errors import UserError
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.single import Setting
 from steptime.hardware import load_cluster
-from steptime.lab.cli.reproduce import (
+from steptime.model.known import load_catalogue_model
+from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
+from steptime.plan.plans import Plans
+from steptime.search.exhaustive import Task, search
+from steptime_lab.cli.reproduce import (
     Study,
     command,
     differs,
@@ -23,15 +27,11 @@ from steptime.lab.cli.reproduce import (
     point_lines,
     table_rows,
 )
-from steptime.lab.data_root import require_data
-from steptime.lab.published import check
-from steptime.lab.published.check import Check, check_all, check_search
-from steptime.lab.published.mode import PublishedSpace
-from steptime.lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
-from steptime.model.known import load_catalogue_model
-from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
-from steptime.plan.plans import Plans
-from steptime.search.exhaustive import Task, search
+from steptime_lab.data_root import require_data
+from steptime_lab.published import check
+from steptime_lab.published.check import Check, check_all, check_search
+from steptime_lab.published.mode import PublishedSpace
+from steptime_lab.published.rows import FIXES, NONE, PUBLISHED, Defects, PublishedMethod
 
 ROOT = Path(__file__).resolve().parents[2]
 E, L, F, H, Q = 25600, 2048, 102400, 160, 160
@@ -352,7 +352,7 @@ def test_every_group_of_searches_is_counted(monkeypatch):
 
 
 def test_without_the_figures_the_error_names_the_variable(monkeypatch):
-    monkeypatch.setattr("steptime.lab.published.check.data_root", lambda: None)
+    monkeypatch.setattr("steptime_lab.published.check.data_root", lambda: None)
     with pytest.raises(UserError, match="STEPTIME_DATA"):
         check_all()
 
@@ -361,7 +361,7 @@ def test_without_the_figures_the_error_names_the_variable(monkeypatch):
 @pytest.mark.parametrize(("error", "code"), [(1e-12, None), (1e-6, 1)])
 def test_the_command_fails_where_a_figure_differs(monkeypatch, capsys, error, code, json):
     check = Check(name="searches", cases=1, figures=1, worst=error)
-    monkeypatch.setattr("steptime.lab.published.check.check_all", lambda progress: [check])
+    monkeypatch.setattr("steptime_lab.published.check.check_all", lambda progress: [check])
     assert command(Study.PUBLISHED, json=json) == (code or 0)
     out = capsys.readouterr().out
     assert (

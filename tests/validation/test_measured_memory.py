@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.reading import read_runs
-from steptime.lab.measured.samples import definition_of, predicted_bytes, settings_of
+from steptime.measure.runs.reading import read_runs
+from steptime.measure.runs.samples import definition_of, predicted_bytes, settings_of
+from steptime_lab.data_root import require_data
 
 pytestmark = pytest.mark.shared
 

@@ -11,7 +11,7 @@ import pytest
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.estimate.layer import BACKWARD, FORWARD, PhaseTime, shown_s
 from steptime.estimate.machine import Machine
-from steptime.lab.data_root import require_data
+from steptime_lab.data_root import require_data
 
 TOLERANCE = 1e-9
 ATTENTION = {"flash": "fused", "noflash": "unfused", "recompute": "unfused", "summa_attention": "summa"}

@@ -11,7 +11,7 @@ import published_cases as cases
 import pytest
 
 from steptime.estimate.single import estimate_plan
-from steptime.lab.data_root import require_data
+from steptime_lab.data_root import require_data
 
 TOLERANCE = 1e-9
 Point = tuple[str, str, int, int]

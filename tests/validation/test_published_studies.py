@@ -12,7 +12,7 @@ import published_cases as cases
 import pytest
 
 from steptime import study
-from steptime.lab.data_root import require_data
+from steptime_lab.data_root import require_data
 
 STUDIES = Path(__file__).parents[2] / "studies"
 SWEEPS = Path(__file__).parents[1] / "data" / "published_sweeps.csv"

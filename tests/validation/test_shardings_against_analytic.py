@@ -14,12 +14,12 @@ import pytest
 import steptime.api as api
 from steptime.captured.cost import Timer
 from steptime.hardware import load_cluster
-from steptime.lab.planners.analytic import analytic
 from steptime.sharding.build import built
 from steptime.sharding.flow import flow_of
 from steptime.sharding.mesh import mesh_on
 from steptime.sharding.planner import planned
 from steptime.sharding.shard import captured_step
+from steptime_lab.planners.analytic import analytic
 
 MODEL = f"{Path(__file__).parents[1] / 'models' / 'megatron.py'}:gpt3_1_3b"
 OF_PASSES = ("compute", "memory_bound", "tp_comm")

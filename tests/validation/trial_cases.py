@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from cli_runner import CliRunner
 from consistency.answers import asked
-from steptime.commands.main import main as steptime
+from steptime.cli.main import main as steptime
 
 DATA: Final = Path(__file__).resolve().parents[1] / "data"
 GIB: Final = 2.0**30

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from steptime import api
 from steptime.cli.output import plain
-from steptime.plots.results import result
-from steptime.plots.series import chart
+from steptime.report.plots.results import result
+from steptime.report.plots.series import chart
 from steptime.web import answers
 from steptime.web.asked import MAX_BODY_BYTES, MAX_TEXT
 from steptime.web.timeline import MAX_ACTIONS

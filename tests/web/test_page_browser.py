@@ -15,7 +15,7 @@ from page_in_browser import AXE, LOOPBACK, Watched, browser_or_reason, path_of_a
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.commands.main import main
+from steptime.cli.main import main
 
 LIGHT = {"viewport": {"width": 1280, "height": 900}}
 DARK = {**LIGHT, "color_scheme": "dark"}

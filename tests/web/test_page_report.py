@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.web.report_file import filled
 
 JOB = ["--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "64"]

@@ -1,7 +1,7 @@
 """The Python API: what the commands print is what these functions return.
 
-Names are loaded when they are first used: those of real models (``fit``) and of the laboratory (``limits``) import what
-the others do without.
+Names are loaded when they are first used: those of real models (``fit``) import what the others do without. Packages
+add functions under the entry point ``steptime.api``, as the laboratory adds ``limits`` and ``consistency``.
 """
 
 from __future__ import annotations
@@ -17,42 +17,34 @@ if TYPE_CHECKING:
     from steptime.api.ledgers import Ledger as Ledger
     from steptime.api.ledgers import ledger as ledger
     from steptime.api.searches import plan as plan
-    from steptime.buying.fleet import fleet as fleet
-    from steptime.buying.shadow import shadow as shadow
     from steptime.captured.fitting import fit as fit
-    from steptime.collectives.times import Collective as Collective
-    from steptime.collectives.times import collective as collective
-    from steptime.guide.decisions import Guide as Guide
-    from steptime.guide.decisions import guide as guide
-    from steptime.lab.limits import Limits as Limits
-    from steptime.lab.limits import limits as limits
-    from steptime.lab.replicas.updates import Consistency as Consistency
-    from steptime.lab.replicas.updates import consistency as consistency
+    from steptime.simulation.collectives.times import Collective as Collective
+    from steptime.simulation.collectives.times import collective as collective
     from steptime.simulation.run import SimulatedStep as SimulatedStep
     from steptime.simulation.run import simulate as simulate
+    from steptime.study.fleet import fleet as fleet
+    from steptime.study.guide.decisions import Guide as Guide
+    from steptime.study.guide.decisions import guide as guide
+    from steptime.study.shadow import shadow as shadow
 
 #: Public name -> where it is defined.
 PLACES: Final = {
-    "Collective": "steptime.collectives.times:Collective",
-    "Consistency": "steptime.lab.replicas.updates:Consistency",
+    "Collective": "steptime.simulation.collectives.times:Collective",
     "Difference": "steptime.api.comparison:Difference",
-    "Guide": "steptime.guide.decisions:Guide",
+    "Guide": "steptime.study.guide.decisions:Guide",
     "Ledger": "steptime.api.ledgers:Ledger",
-    "Limits": "steptime.lab.limits:Limits",
     "SimulatedStep": "steptime.simulation.run:SimulatedStep",
-    "collective": "steptime.collectives.times:collective",
-    "consistency": "steptime.lab.replicas.updates:consistency",
+    "collective": "steptime.simulation.collectives.times:collective",
     "diff": "steptime.api.comparison:diff",
     "estimate": "steptime.api.calls:estimate",
     "fit": "steptime.captured.fitting:fit",
-    "fleet": "steptime.buying.fleet:fleet",
-    "guide": "steptime.guide.decisions:guide",
+    "fleet": "steptime.study.fleet:fleet",
+    "guide": "steptime.study.guide.decisions:guide",
     "ledger": "steptime.api.ledgers:ledger",
-    "limits": "steptime.lab.limits:limits",
     "plan": "steptime.api.searches:plan",
-    "shadow": "steptime.buying.shadow:shadow",
+    "shadow": "steptime.study.shadow:shadow",
     "simulate": "steptime.simulation.run:simulate",
 }
 
 __all__ = sorted(PLACES)
-__getattr__, __dir__ = public(__name__, PLACES)
+__getattr__, __dir__ = public(__name__, PLACES, "steptime.api")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,12 +29,15 @@ from steptime.estimate.memory_definitions import exceeding, memory_constants
 from steptime.hardware import device_within
 from steptime.hardware.records import Device
 from steptime.model.captured import is_target
+from steptime.registry import Registry
 from steptime.units import format_seconds
 
 if TYPE_CHECKING:
     from steptime.captured.onnx.step import Stored
 
 
+CACHES: Final = Registry[Callable[..., Mapping[str, float]]]("model of caches", "steptime.caches")
+"""Name -> hit rate of every cache of a processor; ``product``, of a product of (m, n, k), in a dtype."""
 NO_LOSS: Final = "sum of the output (give --loss)"
 OWN_LOSS: Final = "the module's own"
 OF_FACTORY: Final = "the factory's"
@@ -214,7 +217,7 @@ class Profile:
     def cache_hit_rates(self) -> dict[str, float]:
         """Hit rate of every cache of this machine in the matrix products, weighted by their operations.
 
-        In closed form, with the best tiles (:func:`steptime.hierarchy.tiles.product_hit_rates`). Empty on devices that
+        In closed form, with the best tiles (``steptime lab tile``). Empty on devices that
         are no processor of a host, and where the system does not list its caches.
         """
         if not self.device.is_host:
@@ -358,13 +361,11 @@ def with_workspaces(program: Program, correction: Correction | None) -> Program:
 
 def _mean_hit_rates(shapes: Mapping[tuple[int, int, int, str], float]) -> dict[str, float]:
     """Of products with their operations."""
-    from steptime.hierarchy.tiles import product_hit_rates
-
     out: dict[str, float] = {}
     whole = sum(shapes.values())
     try:
         for (m, n, k, dtype), flops in shapes.items():
-            for level, rate in product_hit_rates((m, n, k), "machine", dtype).items():
+            for level, rate in CACHES["product"]((m, n, k), "machine", dtype).items():
                 out[level] = out.get(level, 0.0) + rate * flops / whole
     except UserError:  # the system does not list its caches
         return {}

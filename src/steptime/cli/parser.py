@@ -15,14 +15,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from steptime.errors import FieldError, UnknownNameError, UserError, shorten
 from steptime.options import KEYS, OPTIONS, Count, Flag, Named, OneOf, Option, Place, Ratio, digits
-from steptime.registry import loaded
+from steptime.registry import entry_points, loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDEST: Final = 80
@@ -307,16 +307,28 @@ class Entry(NamedTuple):
 
 
 class Group:
-    """A command that is a group of commands."""
+    """A command that is a group of commands, to which installed packages add theirs.
+
+    The entry points of ``steptime.commands`` name mappings from a group's name to its further commands, as
+    ``{"steptime lab": {"tile": Entry(...)}}``. They are read once a name is missing, or all are listed.
+    """
 
     def __init__(self, name: str, text: str, table: Mapping[str, Entry] | None = None) -> None:
-        self.name, self.text, self.table = name, text, dict(table or {})
+        self.name, self.text, self._own = name, text, dict(table or {})
+
+    @cached_property
+    def table(self) -> dict[str, Entry]:
+        """All its commands, its own first."""
+        table = dict(self._own)
+        for point in entry_points(group="steptime.commands"):
+            table |= {name: entry for name, entry in point.load().get(self.name, {}).items() if name not in table}
+        return table
 
     def command(self, name: str = "") -> Callable[[F], F]:
         """Decorator that enters a function; its name and the first line of its docstring are the command's."""
 
         def entered(function: F) -> F:
-            self.table[name or function.__name__] = Entry(function, (getdoc(function) or "").partition("\n")[0])
+            self._own[name or function.__name__] = Entry(function, (getdoc(function) or "").partition("\n")[0])
             return function
 
         return entered
@@ -327,9 +339,9 @@ class Group:
         Raises:
             UnknownNameError: there is none.
         """
-        if name not in self.table:
+        if name not in self._own and name not in self.table:
             raise UnknownNameError("command", name, self.table, otherwise=f"{self.name} --help lists them")
-        place = self.table[name].place
+        place = (self._own.get(name) or self.table[name]).place
         if not isinstance(place, str):
             return place
         module = importlib.import_module(place)

@@ -2,7 +2,7 @@ r"""Time of one matrix product on one device, with the library's choice of tile 
 
 A library cuts the result into tiles, one per multiprocessor at a time, and takes the tile and the split of $k$
 that finish first. Operands cross the memory once while the multiprocessors compute, and the slower of the two
-sets the time, softly. All coefficients are fitted to measurements (:mod:`steptime.lab.calibrate.gemm`); all but the
+sets the time, softly. All coefficients are fitted to measurements (:mod:`steptime_lab.calibrate.gemm`); all but the
 latencies are in units of the datasheet, so that they carry over to devices that nobody measured. Only plain arithmetic
 and a loop over a fixed table of tiles: a million shapes cost about a second.
 
@@ -10,7 +10,7 @@ The residual (:func:`gemm_residual`) is what this model leaves over, because lib
 own. It is a table with a value for each knot of a coarse grid over three logs: the length of the sum, the tiles per
 multiprocessor and the aspect of the result. Between knots it is linear, and beyond the outermost knots it falls to
 0 within one step of the grid, so that it neither grows nor matters where nobody measured. It holds only what
-measurements near a knot agree on (:mod:`steptime.lab.calibrate.gemm`), and at most :data:`LIMIT`.
+measurements near a knot agree on (:mod:`steptime_lab.calibrate.gemm`), and at most :data:`LIMIT`.
 
 A wave (:func:`wave_factor`) is a round in which the blocks of a kernel pass over the processors of a device.
 """

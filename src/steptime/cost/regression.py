@@ -2,7 +2,7 @@ r"""Linear regressions of time on work, for a machine that was measured: each co
 
 The two regressions $t = \tau_c + F / R$ and $t = \tau_m + M / \beta$ and their maximum are the baseline; the other
 formulas add what a processor shows beyond it. All are linear in the latencies and the inverse rates, which
-:mod:`steptime.lab.calibrate.machine` fits.
+:mod:`steptime.measure.machine` fits.
 """
 
 from __future__ import annotations

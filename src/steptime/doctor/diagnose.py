@@ -34,7 +34,7 @@ from steptime.doctor.records import (
 from steptime.doctor.trace_findings import trace_findings
 from steptime.errors import counted
 from steptime.estimate.result import Estimate
-from steptime.lab.measured.metrics import TflopsDefinition, flops_per_token, forward_flops
+from steptime.measure.runs.metrics import TflopsDefinition, flops_per_token, forward_flops
 from steptime.model.spec import ModelSpec
 from steptime.units import format_seconds
 

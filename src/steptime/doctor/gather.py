@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any, Final, Protocol
 
 from steptime.doctor.records import LogEvent, StepLine
-from steptime.lab.measured.meaning import modelled_optimizer, optimizer_called
+from steptime.measure.runs.meaning import modelled_optimizer, optimizer_called
 
 NAMES: Final[Mapping[str, Any]] = tomllib.loads(
     resources.files("steptime.doctor").joinpath("names.toml").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from steptime.doctor.source import HINT, Lines
 from steptime.doctor.titan import MaxText, Torchtitan
 from steptime.errors import InputFileError, UserError, counted
 from steptime.hardware.records import Device
-from steptime.lab.measured.canonical import catalogue_device, device_name
+from steptime.measure.runs.canonical import catalogue_device, device_name
 from steptime.units import format_bytes
 
 #: Framework of a log -> fitted framework, where nothing says that it is older.

@@ -10,7 +10,7 @@ from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
 from steptime.doctor.records import StepLine
 from steptime.errors import first_few
-from steptime.lab.measured.meaning import choice_called, graphs_called, recipe_called, recompute_words
+from steptime.measure.runs.meaning import choice_called, graphs_called, recipe_called, recompute_words
 from steptime.plan.job import PRECISIONS
 from steptime.plan.recompute import MODULES
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from steptime.doctor import gather
 from steptime.doctor.records import PADDED_VOCAB, Stated
 from steptime.doctor.trace import Recording
-from steptime.lab.measured.meaning import USUAL, sole_choice
+from steptime.measure.runs.meaning import USUAL, sole_choice
 from steptime.model.known import catalogue_names, load_catalogue_model
 from steptime.model.spec import ModelSpec
 from steptime.plan.framework import piped_stage

@@ -10,8 +10,8 @@ from typing import Final
 from steptime.doctor import gather
 from steptime.doctor.gather import Gathered
 from steptime.doctor.records import StepLine
-from steptime.lab.measured.canonical import recomputation
-from steptime.lab.measured.meaning import recipe_called, recompute_words, selective, shards_of
+from steptime.measure.runs.canonical import recomputation
+from steptime.measure.runs.meaning import recipe_called, recompute_words, selective, shards_of
 from steptime.num import round_up
 from steptime.plan.framework import piped_stage
 

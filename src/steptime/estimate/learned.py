@@ -2,7 +2,7 @@ r"""A learned correction of operator times: the analytic time of an operator tim
 
 The factor is a small network over numbers that every operator has, whether it comes from a table of strategies or from
 a captured module. It multiplies the time of a term and never replaces it: a report says by how much, term by term.
-Corrections are fitted by :mod:`steptime.lab.learned`.
+Corrections are fitted by :mod:`steptime_lab.learned`.
 """
 
 from __future__ import annotations

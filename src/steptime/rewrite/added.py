@@ -1,5 +1,4 @@
-"""Sets of passes beyond the own ones: of the laboratory, and of installed packages under the entry point
-``steptime.moves``."""
+"""Sets of passes beyond the own ones, which packages enter under the entry point ``steptime.moves``."""
 
 from __future__ import annotations
 
@@ -14,8 +13,6 @@ RULES: Final = "rules"
 
 SETS: Final = Registry[Callable[[str], tuple[Pass, ...]]]("set of moves", "steptime.moves")
 """Name -> a function from what the user gives with it, or nothing, to passes."""
-SETS.later(MUTANTS, "steptime.lab.rules.mutants.passes:mutants")
-SETS.later(RULES, "steptime.lab.rules.moves:rules")
 
 
 def added(name: str, given: str = "") -> tuple[Pass, ...]:

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from steptime.collectives.times import machine_for_links
 from steptime.errors import UnknownNameError, UserError, counted, first_few, shorten
 from steptime.estimate import communication
 from steptime.estimate.communication import collective_in, message_time_s
@@ -20,6 +19,7 @@ from steptime.estimate.network import Reach
 from steptime.hardware.records import Cluster
 from steptime.num import Num, divisors
 from steptime.options import MAX_DEVICES
+from steptime.simulation.collectives.times import machine_for_links
 
 MAX_AXES: Final = 3
 """The layouts of a tensor grow exponentially with the axes."""

@@ -78,16 +78,6 @@ class ShardingPlan:
         return self.built.parts_s(self.choice)
 
     @property
-    def updates_s(self) -> float:
-        """Updates of the parameters, a part of the last of :attr:`parts_s` (s)."""
-        items, inside = self.built.flow.items, self.built.seconds.inside
-        return sum(
-            float(each[option])
-            for item, each, option in zip(items, inside, self.choice, strict=True)
-            if item.kind == "update"
-        )
-
-    @property
     def step_s(self) -> float:
         """Time of the devices in the step, computation and traffic."""
         return float(step_of(self.parts_s, self.overlaps))

@@ -44,7 +44,7 @@ def copy_s(machine: Machine, moved_bytes: Num) -> Num:
     streams.
 
     >>> from dataclasses import replace
-    >>> from steptime.collectives.times import machine_for_links
+    >>> from steptime.simulation.collectives.times import machine_for_links
     >>> from steptime.hardware import load_cluster
     >>> machine = machine_for_links(load_cluster("dgx-h100"), 8)
     >>> machine = replace(machine, memory_Bps=2e12, kernel_latency_s=5e-6, models={})

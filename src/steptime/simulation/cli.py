@@ -180,7 +180,7 @@ def simulate(
     from steptime.cli.job import asked_job, needed
     from steptime.cli.output import print_json
     from steptime.formats.trace import chrome, perfetto
-    from steptime.plots.asked import drawing
+    from steptime.report.plots.asked import drawing
     from steptime.simulation.pytorch_csv import csv_text
     from steptime.simulation.report import print_simulation
     from steptime.simulation.run import Observed, csv_of

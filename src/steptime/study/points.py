@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +18,14 @@ from steptime.hardware.search_path import named_files
 from steptime.plan.framework import IDEAL
 from steptime.plan.framework_file import FOLDER as FRAMEWORKS
 from steptime.plan.framework_file import GENERIC, framework_table, framework_tables
+from steptime.registry import entry_points
 from steptime.search.modes import MODES
 from steptime.store.journal import content_key
 from steptime.study.hardware import cluster_with, columns_of, unchanged_cluster
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
-CODE: Final = ("api", "cost", "estimate", "formats", "hardware", "lab/published", "model", "plan", "schedule", "search")
-"""Rooms on which the numbers of a point depend."""
+CODE: Final = ("api", "cost", "estimate", "formats", "hardware", "model", "plan", "schedule", "search")
+"""Rooms on which the numbers of a point depend, next to those of the modes that packages add."""
 OPTIONS: Final = (
     *("model", "cluster", "gpus", "global_batch", "seq", "dtype", "optimizer", "strategy", "mode", "framework"),
     *("lora", "fix", "limit", "plan"),
@@ -37,9 +39,14 @@ USUAL: Final = {"dtype": "bf16", "optimizer": "adam", "strategy": "auto"}
 def code_version() -> str:
     """A name of the code and the catalogue: results of another version are computed again."""
     digest = hashlib.sha256()
-    files = [path for room in CODE for path in (PACKAGE / room).rglob("*") if path.suffix in (".py", ".toml")]
+    modes = [find_spec(entry.module) for entry in entry_points(group=MODES.group)]
+    rooms = [
+        *(PACKAGE / room for room in CODE),
+        *(Path(found.origin).parent for found in modes if found and found.origin),
+    ]
+    files = [path for room in rooms for path in room.rglob("*") if path.suffix in (".py", ".toml")]
     for path in sorted([*files, *PACKAGE.glob("*.py"), PACKAGE / "study/evaluate.py", PACKAGE / "study/hardware.py"]):
-        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode())
+        digest.update(f"{'/'.join(path.parts[-3:])}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 

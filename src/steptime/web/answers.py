@@ -23,8 +23,8 @@ from steptime.options import COUNTS
 from steptime.plan.framework_file import framework_names
 from steptime.plan.job import PRECISIONS
 from steptime.plan.optimizers import OPTIMIZERS
-from steptime.plots.results import result
-from steptime.plots.series import chart
+from steptime.report.plots.results import result
+from steptime.report.plots.series import chart
 from steptime.schedule import SCHEDULES
 from steptime.simulation.trace import trace_of
 from steptime.web.asked import WHERE, Asked, Desk, asked_of, on_cluster

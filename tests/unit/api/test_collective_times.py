@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import steptime
-from steptime.collectives.report import write_plot
-from steptime.collectives.times import OPERATIONS, Collective, collective
 from steptime.cost import collective as rings
 from steptime.errors import UserError
 from steptime.estimate.communication import collective_over
@@ -19,6 +17,8 @@ from steptime.estimate.machine import Machine, machine_of
 from steptime.hardware import load_cluster
 from steptime.num import Num
 from steptime.plan.job import PRECISIONS
+from steptime.simulation.collectives.report import write_plot
+from steptime.simulation.collectives.times import OPERATIONS, Collective, collective
 
 SIZE = 2.0**24
 
@@ -143,7 +143,7 @@ def test_bad_input_says_what_to_do(changed: dict[str, object], words: str) -> No
 def test_a_group_beyond_the_outermost_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = load_cluster("dgx-h100")
     small = replace(known, levels=(*known.levels[:-1], replace(known.levels[-1], devices=16)))
-    monkeypatch.setattr("steptime.collectives.times.load_cluster", lambda name: small)
+    monkeypatch.setattr("steptime.simulation.collectives.times.load_cluster", lambda name: small)
     assert times("reduce", 16).ranks == 16
     with pytest.raises(UserError, match="joins 16 devices, not 32"):
         times("reduce", 32)

@@ -9,7 +9,7 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import FieldError, PlanError, UserError
 from steptime.estimate.result import Estimate
 from steptime.launch import read_launch

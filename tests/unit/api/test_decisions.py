@@ -8,7 +8,7 @@ from steptime import api
 from steptime.api import searches
 from steptime.errors import UserError
 from steptime.estimate.explain import step_time_on
-from steptime.guide.decisions import RECIPES, Decision, Guide, _Walk, guide
+from steptime.study.guide.decisions import RECIPES, Decision, Guide, _Walk, guide
 
 CASES = {
     "small": ("gpt2", "dgx-h100", {"gpus": 8, "global_batch": 64, "steps": 100_000, "within_s": 86_400.0}),

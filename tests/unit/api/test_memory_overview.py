@@ -12,7 +12,7 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.cost.data_parallel import zero_sent_bytes
 from steptime.errors import UserError
 

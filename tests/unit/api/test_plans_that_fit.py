@@ -8,8 +8,8 @@ import pytest
 
 from steptime import api
 from steptime.api.calls import ALONE, BEST_TAKEN, NO_RUN
-from steptime.batches.run import batches
 from steptime.errors import UserError
+from steptime.jobs.batches.run import batches
 
 LARGE: dict[str, Any] = {"gpus": 64, "global_batch": 512}
 RUN: dict[str, Any] = {"training": {"tokens": "1T"}, "prices": "default", "failures": "default"}

@@ -10,7 +10,7 @@ import pytest
 
 import steptime.simulation.search as api
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.simulation.pytorch_csv import read_csv
 from steptime.simulation.search import FoundSchedule, search_schedule

@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from cli_runner import CliRunner
 from steptime import UserError, api
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.schedule import SCHEDULES
 from steptime.simulation.run import Observed, SimulatedStep, simulate
 

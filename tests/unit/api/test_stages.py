@@ -12,7 +12,7 @@ import pytest
 from cli_runner import CliRunner
 from steptime import UserError
 from steptime.api.calls import asked_plan
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.estimate.evaluate import evaluate
 from steptime.simulation.layout import layout_text
 from steptime.simulation.run import Observed, SimulatedStep

@@ -9,11 +9,11 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.batches.run import batches
-from steptime.batches.spread import context_load, lengths_of, packed
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.cost.lengths import attended_length, longest_of, mean_of, slowest_over_mean
 from steptime.errors import UserError
+from steptime.jobs.batches.run import batches
+from steptime.jobs.batches.spread import context_load, lengths_of, packed
 
 SPREAD = "lognormal:900,1"
 JOB = {"gpus": 64, "global_batch": 256, "framework": "ideal"}

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from steptime.cost import cache, tiling, warps
-from steptime.hierarchy.geometry import Hierarchy, hierarchy
-from steptime.hierarchy.simulate import simulate
-from steptime.hierarchy.traces import Shape, panel_matmul, tiled_matmul, trace
-from steptime.hierarchy.warp import counted_conflicts, counted_paths, counted_sectors, warp_request
+from steptime_lab.cost import cache, tiling, warps
+from steptime_lab.hierarchy.geometry import Hierarchy, hierarchy
+from steptime_lab.hierarchy.simulate import simulate
+from steptime_lab.hierarchy.traces import Shape, panel_matmul, tiled_matmul, trace
+from steptime_lab.hierarchy.warp import counted_conflicts, counted_paths, counted_sectors, warp_request
 
 N = 16
 

@@ -9,9 +9,9 @@ import pytest
 
 from doctor_logs import HEAD, MODELS, STEPS, arguments, iteration
 from steptime.doctor.cli import diagnose
-from steptime.lab.measured.predict import score_packaged
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.reading import runs_of
+from steptime.measure.runs.predict import score_packaged
+from steptime.measure.runs.read import TableRow
+from steptime.measure.runs.reading import runs_of
 
 FLAGS: dict[str, Any] = {
     "world_size": 64, "global_batch_size": 128, "seq_length": 8192, "micro_batch_size": 1, "num_layers": 32,

@@ -18,10 +18,10 @@ from steptime.estimate.kernels import memory_models, memory_timed, streamed
 from steptime.estimate.machine import Machine, curve_constants, machine_of
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.profiles import load_fabric_profiles, load_profile, profile_names
-from steptime.lab.calibrate import kernel_families as measured
-from steptime.lab.calibrate.table import Table
+from steptime.measure.table import Table
 from steptime.plan.job import PRECISIONS
 from steptime.plan.plans import Plans
+from steptime_lab.calibrate import kernel_families as measured
 
 EIGHT, TWO_NODES = Plans(tp=8, in_tp=8), Plans(tp=16, in_tp=8)
 

@@ -22,7 +22,7 @@ from steptime.estimate.operators import COLLECTIVES, OPERATORS
 from steptime.hardware import Cluster, load_cluster
 from steptime.hardware.profiles import profile_toml
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.machine.profile import CANDIDATES
+from steptime.measure.machine.profile import CANDIDATES
 from steptime.plan import rows
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans

@@ -32,10 +32,10 @@ from steptime.estimate.memory_definitions import (
 )
 from steptime.estimate.single import Setting, estimate_plan
 from steptime.hardware import load_cluster
-from steptime.lab.published.rows import PUBLISHED
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import Plans
 from steptime.plan.strategies import CORRECTED
+from steptime_lab.published.rows import PUBLISHED
 
 KNOWN = MemoryConstants(
     slack=0.1, own={"old": {"slack": 0.2}}, context_bytes=1e9, communicator_bytes=5e8,

@@ -13,7 +13,7 @@ from cli_runner import CliRunner
 from machine_without_latencies import machine_of
 from steptime import UserError, api
 from steptime.api.models import load_model
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate, passes_of
 from steptime.estimate.memory import stage_of, stage_terms
 from steptime.estimate.step import Step, compose

@@ -11,7 +11,7 @@ from steptime.api.models import load_model
 from steptime.estimate.evaluate import evaluate
 from steptime.estimate.kernels import models_of
 from steptime.hardware import load_device
-from steptime.lab.scoring.stages import mean_stage_s
+from steptime.measure.runs.stages import mean_stage_s
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job
 from steptime.plan.plans import FULL_RECOMPUTE, Plans
 from steptime.plan.strategies import CORRECTED

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from steptime import api
-from steptime.buying.fleet import pareto
-from steptime.buying.shadow import TFLOPS, Case, resources_of
 from steptime.errors import UserError
 from steptime.hardware.library import changed_cluster
+from steptime.study.fleet import pareto
+from steptime.study.shadow import TFLOPS, Case, resources_of
 
 JOB = {"gpus": 64, "global_batch": 256, "oom_limit": 1.0}
 ARGS = ("llama3-8b", "dgx-h100")

@@ -21,8 +21,8 @@ from steptime.hardware.profiles import (
     save_curves,
 )
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.gemm import FAMILY
-from steptime.lab.calibrate.transfer import outside, predict, transferred_curve, widened
+from steptime_lab.calibrate.gemm import FAMILY
+from steptime_lab.calibrate.transfer import outside, predict, transferred_curve, widened
 
 CURVE = Curve(
     family="gemm", dtype="bf16", coefficients={c.name: c.start for c in FAMILY.coefficients}, points=12,

@@ -8,12 +8,12 @@ import pytest
 
 from steptime.errors import UnknownNameError, UserError
 from steptime.hardware import load_device
-from steptime.hierarchy import compiled
-from steptime.hierarchy.answers import cache_report, chosen_caches
-from steptime.hierarchy.caches import chip_memories, machine_caches, processor, processors
-from steptime.hierarchy.geometry import hierarchy
-from steptime.hierarchy.tiles import caches_of
-from steptime.hierarchy.traces import Shape, trace
+from steptime_lab.hierarchy import compiled
+from steptime_lab.hierarchy.answers import cache_report, chosen_caches
+from steptime_lab.hierarchy.caches import chip_memories, machine_caches, processor, processors
+from steptime_lab.hierarchy.geometry import hierarchy
+from steptime_lab.hierarchy.tiles import caches_of
+from steptime_lab.hierarchy.traces import Shape, trace
 
 
 @pytest.mark.each(

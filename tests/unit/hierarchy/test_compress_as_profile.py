@@ -2,10 +2,10 @@
 
 import pytest
 
-from steptime.captured.compress import compressed
 from steptime.captured.cost import Timer
 from steptime.captured.graph import Nodes, TensorType
 from steptime.hardware import load_device
+from steptime_lab.compress import compressed
 
 
 @pytest.mark.each("device", ["h100-sxm", "rtx-4090", "mi300x", "v100-sxm2-16gb", "titan-xp"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.hierarchy import levels, reuse, simulate
-from steptime.hierarchy.geometry import hierarchy
-from steptime.hierarchy.levels import PREDICTORS, Misses, level_table, misses_of, scored
-from steptime.hierarchy.traces import Shape, trace
+from steptime_lab.hierarchy import levels, reuse, simulate
+from steptime_lab.hierarchy.geometry import hierarchy
+from steptime_lab.hierarchy.levels import PREDICTORS, Misses, level_table, misses_of, scored
+from steptime_lab.hierarchy.traces import Shape, trace
 
 CACHES = hierarchy("128B:full,256B:full,512B:full")
 

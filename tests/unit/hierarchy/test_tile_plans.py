@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from steptime.captured.compress import compressed, training
-from steptime.cost import tiling
 from steptime.errors import UserError
 from steptime.hardware import load_device
-from steptime.hierarchy.tiles import (
+from steptime_lab.compress import compressed, training
+from steptime_lab.cost import tiling
+from steptime_lab.hierarchy.tiles import (
     USABLE,
     Memory,
     gpu_levels,

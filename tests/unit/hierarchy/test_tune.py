@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import UserError
-from steptime.hierarchy.caches import machine_caches, processor
-from steptime.hierarchy.tune import kernel as kernel_module
-from steptime.hierarchy.tune import model as model_room
-from steptime.hierarchy.tune import search as search_room
-from steptime.hierarchy.tune.history import Past, Request
-from steptime.hierarchy.tune.kernel import Product, product_of, timed
-from steptime.hierarchy.tune.model import Seen, learned
-from steptime.hierarchy.tune.prior import PARTS, predicted
-from steptime.hierarchy.tune.search import candidates, searched, tune
-from steptime.hierarchy.tune.space import Schedule, core_of, space, static_reasons
+from steptime_lab.hierarchy.caches import machine_caches, processor
+from steptime_lab.hierarchy.tune import kernel as kernel_module
+from steptime_lab.hierarchy.tune import model as model_room
+from steptime_lab.hierarchy.tune import search as search_room
+from steptime_lab.hierarchy.tune.history import Past, Request
+from steptime_lab.hierarchy.tune.kernel import Product, product_of, timed
+from steptime_lab.hierarchy.tune.model import Seen, learned
+from steptime_lab.hierarchy.tune.prior import PARTS, predicted
+from steptime_lab.hierarchy.tune.search import candidates, searched, tune
+from steptime_lab.hierarchy.tune.space import Schedule, core_of, space, static_reasons
 
 ZEN4 = core_of(processor("zen4"))
 SHAPE = (96, 80, 64)

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
-from steptime.hierarchy.caches import processor
-from steptime.hierarchy.tune import host as host_room
-from steptime.hierarchy.tune import kernel as kernel_room
-from steptime.hierarchy.tune import model as model_room
-from steptime.hierarchy.tune import search as search_room
-from steptime.hierarchy.tune.history import Past, Request
-from steptime.hierarchy.tune.host import this_host
-from steptime.hierarchy.tune.kernel import library_of
-from steptime.hierarchy.tune.prior import predicted
-from steptime.hierarchy.tune.search import candidates, searched, tune
-from steptime.hierarchy.tune.space import core_of, space
+from steptime.cli.main import main
+from steptime.measure import host as host_room
+from steptime.measure.host import this_host
+from steptime_lab.hierarchy.caches import processor
+from steptime_lab.hierarchy.tune import kernel as kernel_room
+from steptime_lab.hierarchy.tune import model as model_room
+from steptime_lab.hierarchy.tune import search as search_room
+from steptime_lab.hierarchy.tune.history import Past, Request
+from steptime_lab.hierarchy.tune.kernel import library_of
+from steptime_lab.hierarchy.tune.prior import predicted
+from steptime_lab.hierarchy.tune.search import candidates, searched, tune
+from steptime_lab.hierarchy.tune.space import core_of, space
 
 ZEN4 = core_of(processor("zen4"))
 SHAPE = (512, 512, 512)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import UserError
-from steptime.hierarchy.geometry import hierarchy
-from steptime.iterate.cli import PROFILE
-from steptime.iterate.loop import algorithm_names, array_bytes, loop_of, served_bytes
-from steptime.iterate.machine import COEFFICIENTS, Work, fitted, read_profile
-from steptime.iterate.matrices import FAMILIES, gathers, matrix_of, streamed_share
-from steptime.iterate.run import iteration, structure_of, works_of
+from steptime_lab.hierarchy.geometry import hierarchy
+from steptime_lab.iterate.cli import PROFILE
+from steptime_lab.iterate.loop import algorithm_names, array_bytes, loop_of, served_bytes
+from steptime_lab.iterate.machine import COEFFICIENTS, Work, fitted, read_profile
+from steptime_lab.iterate.matrices import FAMILIES, gathers, matrix_of, streamed_share
+from steptime_lab.iterate.run import iteration, structure_of, works_of
 
 KNOWN = read_profile(PROFILE)
 
@@ -165,7 +165,7 @@ def test_a_profile_that_is_none_is_refused(tmp_path):
 
 
 def test_kernels_are_timed_and_a_profile_written(monkeypatch):
-    from steptime.iterate import measure
+    from steptime_lab.iterate import measure
 
     monkeypatch.setattr(measure, "REPEATS", 2)
     rows = measure.measured("zen4", sizes=(2000,), families=("banded", "random", "stencil-2d"))

@@ -10,8 +10,8 @@ import pytest
 
 from steptime.errors import UserError
 from steptime.hardware import load_cluster
-from steptime.lab.calibrate.machine import cluster_file, profile, runner, work
-from steptime.lab.calibrate.machine.runner import Host, Measured
+from steptime.measure.machine import cluster_file, profile, runner, work
+from steptime.measure.machine.runner import Host, Measured
 
 MIB = 2**20
 TRUE_BPS, CACHED_BPS = 1e10, 4e10

@@ -18,11 +18,10 @@ from test_calibrate_machine import HOST, KINDS, TODO, measured
 from steptime.errors import UserError
 from steptime.estimate.measured import LOOPED
 from steptime.hardware.library import device_named
-from steptime.lab.calibrate import comparison
-from steptime.lab.calibrate.machine import cluster_file, profile, session, work
-from steptime.lab.calibrate.machine.torch_ops import CudaTimer
-from steptime.lab.calibrate.machine.work import LAUNCHES
-from steptime.lab.measured.canonical import device_name
+from steptime.measure.machine import cluster_file, comparison, profile, session, work
+from steptime.measure.machine.torch_ops import CudaTimer
+from steptime.measure.machine.work import LAUNCHES
+from steptime.measure.runs.canonical import device_name
 
 # --- against a public profile
 

@@ -10,10 +10,10 @@ import pytest
 from test_calibrate_machine import HOST, small, torch_needed
 
 from steptime.estimate.measured import CONVOLVED, LOOPED
-from steptime.lab.calibrate.machine import cluster_file, collectives, runner, session
-from steptime.lab.calibrate.machine.collectives import Mesh
-from steptime.lab.calibrate.machine.torch_ops import CpuTimer
-from steptime.lab.calibrate.machine.work import Task
+from steptime.measure.machine import cluster_file, collectives, runner, session
+from steptime.measure.machine.collectives import Mesh
+from steptime.measure.machine.torch_ops import CpuTimer
+from steptime.measure.machine.work import Task
 from steptime.store.journal import read_journal
 
 __all__ = ["small"]

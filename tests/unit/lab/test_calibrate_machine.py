@@ -19,14 +19,14 @@ from steptime.cost.regression import SENT
 from steptime.errors import InputFileError, UserError
 from steptime.estimate.measured import CPU, OWN
 from steptime.hardware import device_within, load_cluster
-from steptime.lab.calibrate.machine import cluster_file, collectives, profile, ranks, runner, session, torch_ops, work
-from steptime.lab.calibrate.machine.collectives import Mesh, RankDiedError, Timed
-from steptime.lab.calibrate.machine.linear import MODELS, cross_validated_s, nonnegative
-from steptime.lab.calibrate.machine.runner import Host, Measured, Settings
-from steptime.lab.calibrate.machine.torch_ops import CpuTimer, summary
-from steptime.lab.calibrate.machine.work import Task
-from steptime.lab.calibrate.score import errors_of
-from steptime.lab.cli.calibrate_machine import Device, machine
+from steptime.measure.cli.machine import Device, machine
+from steptime.measure.machine import cluster_file, collectives, profile, ranks, runner, session, torch_ops, work
+from steptime.measure.machine.collectives import Mesh, RankDiedError, Timed
+from steptime.measure.machine.linear import MODELS, cross_validated_s, nonnegative
+from steptime.measure.machine.runner import Host, Measured, Settings
+from steptime.measure.machine.torch_ops import CpuTimer, summary
+from steptime.measure.machine.work import Task
+from steptime.measure.residuals import errors_of
 from steptime.registry import needed
 from steptime.store.journal import Journal, read_journal
 

@@ -39,11 +39,11 @@ from steptime.hardware.profiles import (
     read_fabric_profile,
     save_fabric_profile,
 )
-from steptime.lab.calibrate import collectives
-from steptime.lab.calibrate.collective_fit import fit, predict, untold
-from steptime.lab.calibrate.collective_machines import MACHINES, Machine, Rows, library_of
-from steptime.lab.calibrate.collectives import Textbook, estimated, predict_rows, rows_of, usable
-from steptime.lab.calibrate.table import Table
+from steptime.measure.table import Table
+from steptime_lab.calibrate import collectives
+from steptime_lab.calibrate.collective_fit import fit, predict, untold
+from steptime_lab.calibrate.collective_machines import MACHINES, Machine, Rows, library_of
+from steptime_lab.calibrate.collectives import Textbook, estimated, predict_rows, rows_of, usable
 
 PLAIN = Fabric(
     domain=8,

@@ -12,11 +12,11 @@ from steptime.estimate.communication import collective_over, message_time_s
 from steptime.estimate.machine import Machine, machine_of
 from steptime.hardware import load_cluster
 from steptime.hardware.profiles import load_fabric_profiles
-from steptime.lab.calibrate.collectives import KINDS, predict_rows
-from steptime.lab.calibrate.score import Predicted
-from steptime.lab.calibrate.table import Table
-from steptime.lab.scoring.kernels import score_collectives, write_residuals
+from steptime.measure.residuals import Predicted
+from steptime.measure.table import Table
 from steptime.plan.job import PRECISIONS
+from steptime_lab.calibrate.collectives import KINDS, predict_rows
+from steptime_lab.scoring.kernels import score_collectives
 
 SIZE = 2.0**30
 
@@ -76,6 +76,6 @@ def test_every_row_says_what_it_rests_on(tmp_path: Path) -> None:
     )
     found = score_collectives(table)
     assert set(found.to_json()["by_curve"]) == {"own", "textbook"}
-    write_residuals(found, tmp_path / "out.csv")
+    found.write(tmp_path / "out.csv")
     head, *lines = (line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines())
     assert [line[head.index("curve")] for line in lines] == ["own", "textbook"]

@@ -12,11 +12,11 @@ from steptime.captured.graph import Nodes, TensorType  # noqa: E402
 from steptime.captured.ops import making  # noqa: E402
 from steptime.captured.ops.work import stored_elements  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.lab.compiling import GUARD_S, Piece, branched, broken, compiled, generated  # noqa: E402
 from steptime.rewrite.buckets import best_buckets, cost_of, parse_lengths, powers_of_two  # noqa: E402
 from steptime.rewrite.engine import apply_passes, metrics  # noqa: E402
 from steptime.rewrite.fused import FusedTimer, fused_work, loop_steps  # noqa: E402
 from steptime.rewrite.pricing import Prices  # noqa: E402
+from steptime_lab.compiling import GUARD_S, Piece, branched, broken, compiled, generated  # noqa: E402
 
 
 def test_buckets_are_the_best_of_all():

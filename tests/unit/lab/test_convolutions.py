@@ -37,14 +37,14 @@ from steptime.estimate.machine import machine_of
 from steptime.estimate.measured import CONVOLVED
 from steptime.hardware import load_device
 from steptime.hardware.records import Curve, Device, Profile
-from steptime.lab.calibrate import kernel_families as families
-from steptime.lab.calibrate.machine import profile, work
-from steptime.lab.calibrate.machine.cluster_file import kernel_rows
-from steptime.lab.calibrate.machine.linear import MODELS
-from steptime.lab.calibrate.machine.runner import Measured
-from steptime.lab.calibrate.machine.work import Task
-from steptime.lab.calibrate.table import Table
+from steptime.measure.machine import profile, work
+from steptime.measure.machine.cluster_file import kernel_rows
+from steptime.measure.machine.linear import MODELS
+from steptime.measure.machine.runner import Measured
+from steptime.measure.machine.work import Task
+from steptime.measure.table import Table
 from steptime.plan.job import PRECISIONS
+from steptime_lab.calibrate import kernel_families as families
 
 # --- the formulas
 

@@ -11,10 +11,10 @@ import pytest
 from steptime.cost.regression import resident_matmul_s
 from steptime.hardware.profiles import profile_toml, read_profile
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.machine.linear import MODELS
-from steptime.lab.calibrate.machine.profile import arguments_of
-from steptime.lab.calibrate.machine.torch_ops import copies_of
-from steptime.lab.calibrate.machine.work import Task, cpu_tasks
+from steptime.measure.machine.linear import MODELS
+from steptime.measure.machine.profile import arguments_of
+from steptime.measure.machine.torch_ops import copies_of
+from steptime.measure.machine.work import Task, cpu_tasks
 
 TODO = cpu_tasks(quick=True)
 HAND = [

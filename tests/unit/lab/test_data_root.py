@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import UserError
-from steptime.lab import data_root as module
+from steptime_lab import data_root as module
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_an_empty_variable_counts_as_unset(checkout, monkeypatch):
 
 TESTS = """\
 import pytest
-from steptime.lab.data_root import require_data
+from steptime_lab.data_root import require_data
 
 @pytest.fixture(scope="module")
 def lines():
@@ -93,7 +93,7 @@ def test_only_marked_tests_see_the_measurements(tmp_path, monkeypatch, present, 
     """With them the marked tests pass, without them they are skipped with the reason; the unmarked one always fails."""
     shutil.copy(Path(__file__).parents[2] / "conftest.py", tmp_path)
     (tmp_path / "test_a.py").write_text(TESTS)
-    (tmp_path / "nothing_beside.py").write_text("import steptime.lab.data_root as m\nm._CHECKOUT = m.Path('/none')\n")
+    (tmp_path / "nothing_beside.py").write_text("import steptime_lab.data_root as m\nm._CHECKOUT = m.Path('/none')\n")
     data = tmp_path / "data"
     data.mkdir()
     (data / "a.csv").write_text("1")

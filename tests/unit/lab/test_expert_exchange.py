@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from steptime.cost.experts import Exchange, exchange_s, row_bytes
 from steptime.hardware.profiles import load_fabric_profiles
-from steptime.lab.calibrate.collectives import predict_rows
-from steptime.lab.calibrate.expert_exchange import LIBRARY, ExchangeRows, fit, predict, rows_of, usable
-from steptime.lab.calibrate.table import Table
+from steptime.measure.table import Table
+from steptime_lab.calibrate.collectives import predict_rows
+from steptime_lab.calibrate.expert_exchange import LIBRARY, ExchangeRows, fit, predict, rows_of, usable
 
 ONE = Exchange(
     start_s=1e-5, expert_s=1e-8, Bps=4e11, message_s=2e-6, message_Bps=1e10, blend=1.0, outer_start_s=5e-6,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.lab.calibrate.framework_bands import (
+from steptime.measure.runs.bands import (
     Predicted,
     band_of,
     honest_coverage,

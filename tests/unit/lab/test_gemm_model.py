@@ -12,9 +12,13 @@ from steptime.cost.gemm import gemm_backward_s, gemm_memory_s, gemm_s, knee_s, q
 from steptime.errors import UserError
 from steptime.estimate.kernels import models_of
 from steptime.hardware import load_device
-from steptime.lab.calibrate.family import Coefficient
-from steptime.lab.calibrate.fitting import About, cross_validated, fit, fitted_curve, hashed, pooled, take
-from steptime.lab.calibrate.gemm import (
+from steptime.measure.residuals import errors_of
+from steptime.measure.table import Table
+from steptime.num import Array
+from steptime.plan.job import PRECISIONS
+from steptime_lab.calibrate.family import Coefficient
+from steptime_lab.calibrate.fitting import About, cross_validated, fit, fitted_curve, hashed, pooled, take
+from steptime_lab.calibrate.gemm import (
     BACKWARD,
     COEFFICIENTS,
     FAMILY,
@@ -24,10 +28,6 @@ from steptime.lab.calibrate.gemm import (
     preferred,
     truths,
 )
-from steptime.lab.calibrate.score import errors_of
-from steptime.lab.calibrate.table import Table
-from steptime.num import Array
-from steptime.plan.job import PRECISIONS
 
 IDEAL = {
     "compute_efficiency": 1.0, "memory_efficiency": 1.0, "latency_s": 0.0, "overlap": 100.0, "overlap_per_s": 0.0,
@@ -193,7 +193,7 @@ def test_the_fit_recovers_what_made_the_data() -> None:
 
 
 def test_cross_validation_never_sees_a_shape_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    import steptime.lab.calibrate.fitting as fitting
+    import steptime_lab.calibrate.fitting as fitting
 
     shape, seconds, _ = synthetic(60)
     twice = {name: np.concatenate([values, values]) for name, values in shape.items()}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from steptime.cost.gemm import LIMIT, NAMES, gemm_residual, residual_table
-from steptime.lab.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY, fitted_residual, hats
 from steptime.num import Array
+from steptime_lab.calibrate.gemm import BACKWARD, COEFFICIENTS, FAMILY, fitted_residual, hats
 
 SM = 100.0
 TABLE = {"residual_2_1_0": 0.2, "residual_2_1_1": 0.2}

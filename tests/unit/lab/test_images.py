@@ -19,11 +19,11 @@ from steptime.estimate.layer import BACKWARD, FORWARD, phase_time
 from steptime.estimate.measured import FORMULAS, LOOPED, POOLS
 from steptime.hardware import load_device
 from steptime.hardware.records import Curve, Profile
-from steptime.lab.calibrate.machine import profile, work
-from steptime.lab.calibrate.machine.cluster_file import kernel_rows
-from steptime.lab.calibrate.machine.linear import FRESH_BYTES, MODELS
-from steptime.lab.calibrate.machine.runner import Measured
-from steptime.lab.calibrate.machine.work import Task, pooled_side
+from steptime.measure.machine import profile, work
+from steptime.measure.machine.cluster_file import kernel_rows
+from steptime.measure.machine.linear import FRESH_BYTES, MODELS
+from steptime.measure.machine.runner import Measured
+from steptime.measure.machine.work import Task, pooled_side
 from steptime.plan.plans import Plans
 from steptime.plan.rows import Row, Timing
 

@@ -13,11 +13,11 @@ from steptime.cost.convolution import convolution_s
 from steptime.cost.memory_bound import cached_Bps, memory_bound_s
 from steptime.cost.recurrent import recurrent_s
 from steptime.hardware import load_device
-from steptime.lab.calibrate.family import Coefficient, KernelFamily, readable
-from steptime.lab.calibrate.fitting import fit
-from steptime.lab.calibrate.kernel_curves import Cell, borrowed, cells, curves_of, generic_curves, weak_priors
-from steptime.lab.calibrate.kernel_families import BY_DTYPE, BYTES_ONLY, FAMILIES
-from steptime.lab.calibrate.table import Table
+from steptime.measure.table import Table
+from steptime_lab.calibrate.family import Coefficient, KernelFamily, readable
+from steptime_lab.calibrate.fitting import fit
+from steptime_lab.calibrate.kernel_curves import Cell, borrowed, cells, curves_of, generic_curves, weak_priors
+from steptime_lab.calibrate.kernel_families import BY_DTYPE, BYTES_ONLY, FAMILIES
 
 NUMBERS = ("m", "n", "k", "batch", "b", "h_q", "h_kv", "s_q", "s_kv", "d_qk", "d_v", "rows", "cols", "numel")
 CONV = ("conv_cin", "conv_cout", "conv_kh", "conv_kw", "conv_h", "conv_w", "conv_stride", "conv_pad", "latency_us")

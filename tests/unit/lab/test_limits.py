@@ -7,10 +7,11 @@ import pytest
 
 import steptime
 from cli_runner import CliRunner
-from steptime.cost import limits, matmul
+from steptime.cost import matmul
 from steptime.errors import FieldError, UnknownNameError
 from steptime.hardware import load_cluster
-from steptime.lab.limits import H100_SXM5, LimitDevice, LinearLayer, limit_device, load_matmul_devices
+from steptime_lab.cost import limits
+from steptime_lab.limits import H100_SXM5, LimitDevice, LinearLayer, limit_device, load_matmul_devices
 
 NOTEBOOK = (16384, 5 * 16384, 2048**2 / 128, 8, 40, 32)
 LAYER = LinearLayer(d_in=16384, d_out=81920, tp_in=8, tp_out=40, dp=32, width_bytes=2)
@@ -183,7 +184,7 @@ def test_the_api_gives_what_the_command_prints():
 
 
 def run(*arguments):
-    from steptime.commands.main import main
+    from steptime.cli.main import main
 
     return CliRunner().invoke(main, ["limits", *arguments])
 
@@ -215,7 +216,7 @@ def test_command_json_is_one_document_with_the_exact_numbers():
 
 
 def reproduced(*arguments):
-    from steptime.commands.main import main
+    from steptime.cli.main import main
 
     return CliRunner().invoke(main, ["reproduce", "limits", *arguments])
 

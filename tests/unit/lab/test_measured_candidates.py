@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptime.estimate.memory_definitions import memory_by_definition
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.candidates import (
+from steptime.measure.runs.candidates import (
     Candidate,
     _expert_ranks,
     _recomputes,
@@ -19,12 +18,13 @@ from steptime.lab.measured.candidates import (
     needed_bytes,
     said_to_overlap,
 )
-from steptime.lab.measured.canonical import Recomputation
-from steptime.lab.measured.meaning import RECOMPUTE
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.reading import read_runs, runs_of
-from steptime.lab.measured.run import Degrees, MeasuredRun
-from steptime.lab.measured.samples import settings_of
+from steptime.measure.runs.canonical import Recomputation
+from steptime.measure.runs.meaning import RECOMPUTE
+from steptime.measure.runs.read import TableRow, read_rows
+from steptime.measure.runs.reading import read_runs, runs_of
+from steptime.measure.runs.run import Degrees, MeasuredRun
+from steptime.measure.runs.samples import settings_of
+from steptime_lab.data_root import require_data
 
 FILE = Path(__file__).parents[2] / "data" / "measured_runs.csv"
 

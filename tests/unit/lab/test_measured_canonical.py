@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steptime.hardware.library import load_device
-from steptime.lab.measured.architecture import known_model, likely_heads, likely_hidden
-from steptime.lab.measured.canonical import (
+from steptime.measure.runs.architecture import known_model, likely_heads, likely_hidden
+from steptime.measure.runs.canonical import (
     Recomputation,
     Sharding,
     attention_kernel,
@@ -18,11 +18,11 @@ from steptime.lab.measured.canonical import (
     schedule_name,
     sharding,
 )
-from steptime.lab.measured.meaning import framework_default, framework_of
-from steptime.lab.measured.metrics import peak_flops_per_s, printed_peak_flops_per_s
-from steptime.lab.measured.read import TableRow, table
-from steptime.lab.measured.reading import runs_of
-from steptime.lab.measured.run import legal_micro_batches, possible_degrees
+from steptime.measure.runs.meaning import framework_default, framework_of
+from steptime.measure.runs.metrics import peak_flops_per_s, printed_peak_flops_per_s
+from steptime.measure.runs.read import TableRow, table
+from steptime.measure.runs.reading import runs_of
+from steptime.measure.runs.run import legal_micro_batches, possible_degrees
 from steptime.plan.framework_file import name_rules as framework_names
 
 

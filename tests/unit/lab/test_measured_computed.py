@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from steptime.lab.measured.aggregate import ScoredRun, summary
-from steptime.lab.measured.metrics import TimeOrigin
-from steptime.lab.measured.read import Flag, read_rows
-from steptime.lab.measured.reading import computed_rows, read_runs, runs_of
-from steptime.lab.measured.run import MeasuredRun
+from steptime.measure.runs.aggregate import ScoredRun, summary
+from steptime.measure.runs.metrics import TimeOrigin
+from steptime.measure.runs.read import Flag, read_rows
+from steptime.measure.runs.reading import computed_rows, read_runs, runs_of
+from steptime.measure.runs.run import MeasuredRun
 
 PUBLISHED = Path(__file__).parents[2] / "data/published_runs.csv"
 BATCHES = (64, 128, 256)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError
-from steptime.lab.data_root import require_data
-from steptime.lab.measured.canonical import Recomputation, Sharding
-from steptime.lab.measured.metrics import (
+from steptime.measure.runs.canonical import Recomputation, Sharding
+from steptime.measure.runs.metrics import (
     MemoryDefinition,
     TflopsDefinition,
     TimeOrigin,
@@ -21,9 +20,10 @@ from steptime.lab.measured.metrics import (
     forward_flops,
     tflops_definition,
 )
-from steptime.lab.measured.read import METRICS, NEEDED, Flag, Reason, TableRow, read_rows
-from steptime.lab.measured.reading import Reading, read_runs, runs_of
-from steptime.lab.measured.run import AdapterName, Degrees, MeasuredRun
+from steptime.measure.runs.read import METRICS, NEEDED, Flag, Reason, TableRow, read_rows
+from steptime.measure.runs.reading import Reading, read_runs, runs_of
+from steptime.measure.runs.run import AdapterName, Degrees, MeasuredRun
+from steptime_lab.data_root import require_data
 
 FILE = Path(__file__).parents[2] / "data" / "measured_runs.csv"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.lab.measured import aggregate
-from steptime.lab.measured.aggregate import (
+from steptime.measure.runs import aggregate
+from steptime.measure.runs.aggregate import (
     GROUPINGS,
     ScoredRun,
     choice_statistics,
@@ -27,10 +27,10 @@ from steptime.lab.measured.aggregate import (
     statistics,
     summary,
 )
-from steptime.lab.measured.predict import folds
-from steptime.lab.measured.read import Flag, TableRow, read_rows
-from steptime.lab.measured.reading import runs_of
-from steptime.lab.measured.run import MeasuredRun
+from steptime.measure.runs.predict import folds
+from steptime.measure.runs.read import Flag, TableRow, read_rows
+from steptime.measure.runs.reading import runs_of
+from steptime.measure.runs.run import MeasuredRun
 from steptime.model.spec import Experts
 
 FILE = Path(__file__).parents[2] / "data" / "measured_runs.csv"

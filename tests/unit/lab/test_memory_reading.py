@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.lab.measured.candidates import candidates, profile_of
-from steptime.lab.measured.read import TableRow
-from steptime.lab.measured.run import MeasuredRun, run_of
-from steptime.lab.measured.samples import deviation_of, memory_band, modelled, predicted_bytes, settings_of
+from steptime.measure.runs.candidates import candidates, profile_of
+from steptime.measure.runs.read import TableRow
+from steptime.measure.runs.run import MeasuredRun, run_of
+from steptime.measure.runs.samples import deviation_of, memory_band, modelled, predicted_bytes, settings_of
 
 ROW = {
     "model": "llama2-7b", "seq_len": "2048", "gpu": "A100-80GB", "n_gpus": "8", "global_batch_sequences": "64",

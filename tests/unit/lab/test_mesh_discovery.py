@@ -10,11 +10,11 @@ import pytest
 
 from steptime.errors import UserError
 from steptime.hardware.records import AxisKind
-from steptime.lab.calibrate.mesh import Links, Quantity, discover, synthetic
-from steptime.lab.calibrate.mesh.discover import speed
-from steptime.lab.calibrate.mesh.groups import Tree, log_partitions, partition
-from steptime.lab.calibrate.mesh.layout import find_chain
-from steptime.lab.calibrate.mesh.torus import shapes
+from steptime.measure.mesh import Links, Quantity, discover, synthetic
+from steptime.measure.mesh.discover import speed
+from steptime.measure.mesh.groups import Tree, log_partitions, partition
+from steptime.measure.mesh.layout import find_chain
+from steptime.measure.mesh.torus import shapes
 from steptime.num import Array
 
 SIZES = (8, 2**16, 2**24)

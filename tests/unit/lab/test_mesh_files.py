@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import InputFileError, UserError
 from steptime.hardware.records import Mesh
-from steptime.lab.calibrate.mesh import Links, discover, read_links, synthetic
+from steptime.measure.mesh import Links, discover, read_links, synthetic
 
 SIZES = (8, 2**16, 2**24)
 FABRICS = {
@@ -194,13 +194,13 @@ def test_empty_cells_beyond_the_header_say_nothing(tmp_path: Path) -> None:
 
 
 def test_large_files_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steptime.lab.calibrate.mesh.read.MAX_BYTES", 10)
+    monkeypatch.setattr("steptime.measure.mesh.read.MAX_BYTES", 10)
     with pytest.raises(InputFileError, match="larger than"):
         read_links(write(tmp_path, PAIRS + "a,b,8,1e-6\n"))
 
 
 def test_too_many_devices_end_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steptime.lab.calibrate.mesh.read.MAX_DEVICES", 3)
+    monkeypatch.setattr("steptime.measure.mesh.read.MAX_DEVICES", 3)
     with pytest.raises(InputFileError, match="line 3, column 'target': there are more than 3 devices"):
         read_links(write(tmp_path, PAIRS + "a,b,8,1e-6\nc,d,8,1e-6\n"))
 

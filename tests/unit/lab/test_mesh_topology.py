@@ -10,7 +10,7 @@ import pytest
 from steptime import api
 from steptime.hardware import load_cluster
 from steptime.hardware.records import AxisKind, Mesh, MeshAxis
-from steptime.lab.calibrate.mesh import cluster_file
+from steptime.measure.mesh import cluster_file
 
 RING, SWITCH, RAIL = AxisKind.RING, AxisKind.SWITCH, AxisKind.RAIL
 

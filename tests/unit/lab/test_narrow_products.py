@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from steptime.hardware.profiles import load_profile
-from steptime.lab.calibrate.gemm import FAMILY, gemm_curve, gemm_shape, implementation, truths
-from steptime.lab.calibrate.table import Table
-from steptime.lab.calibrate.transfer import OTHER_IMPLEMENTATION, of_others
-from steptime.lab.scoring.kernels import predict_kernels
+from steptime.measure.table import Table
+from steptime_lab.calibrate.gemm import FAMILY, gemm_curve, gemm_shape, implementation, truths
+from steptime_lab.calibrate.transfer import OTHER_IMPLEMENTATION, of_others
+from steptime_lab.scoring.kernels import predict_kernels
 
 TEXTS = {"source": "aiconfigurator_gemm", "gpu": "B200-SXM", "op": "gemm", "dtype": "fp8", "method": "cuda_graph_mean",
          "kernel": "", "notes": ""}  # fmt: skip
@@ -24,7 +24,7 @@ def table(*rows: dict[str, str | float]) -> Table:
 def test_only_layers_of_frameworks_convert_their_operands() -> None:
     rows = table({"notes": "fw=vllm;v=1"}, {}, {"dtype": "f8e4m3fnxf8e4m3fn->bf16"}, {"dtype": "bfloat16"})
     assert gemm_shape(rows)["converted"].tolist() == [1.0, 0.0, 0.0, 1.0]
-    seconds = predict_kernels(rows)[0].seconds
+    seconds = predict_kernels(rows).seconds
     assert seconds[1] == seconds[2] < 0.95 * seconds[0]
 
 
@@ -33,14 +33,14 @@ def test_kernels_alone_take_longer_in_16_bits() -> None:
     same = {"dtype": "bfloat16"}
     rows = table(same, {**same, "method": alone}, {"dtype": "f32xf32->f32", "method": alone})
     assert gemm_shape(rows)["alone_s"].tolist() == [0.0, 2.3e-6, 0.0]
-    seconds = predict_kernels(rows)[0].seconds
+    seconds = predict_kernels(rows).seconds
     assert seconds[1] - seconds[0] == pytest.approx(2.3e-6, rel=0.35)  # times what a residual leaves over
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "nvfp4"])
 def test_layers_of_all_frameworks_take_the_curve_that_an_estimate_takes(dtype: str) -> None:
-    found, origin = predict_kernels(table(*({"dtype": dtype, "notes": f"fw={name};v=1"} for name in ("vllm", "other"))))
-    assert found.seconds[0] == found.seconds[1] and origin.tolist() == ["own"] * 2
+    found = predict_kernels(table(*({"dtype": dtype, "notes": f"fw={name};v=1"} for name in ("vllm", "other"))))
+    assert found.seconds[0] == found.seconds[1] and found.origin.tolist() == ["own"] * 2
     assert implementation("s", dtype, "fw=vllm;v=1") == "s/vllm" and implementation("s", dtype, "") == "s"
     low, high = OTHER_IMPLEMENTATION[{"nvfp4": "fp4"}.get(dtype, dtype)]
     assert (np.log(found.high_s / found.low_s) >= high - low - 1e-9).all(), "it was fitted to one of them"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError
-from steptime.lab.calibrate.collectives import KINDS, NO_FORMULA, kind_of
-from steptime.lab.scoring import kernels as scoring
-from steptime.lab.scoring.tables import is_nccl_tests, read_nccl_tests
+from steptime_lab.calibrate.collectives import KINDS, NO_FORMULA, kind_of
+from steptime_lab.scoring import kernels as scoring
+from steptime_lab.scoring.tables import is_nccl_tests, read_nccl_tests
 
 RANKS = "".join(
     f"#  Rank {r:2} Group  0 Pid {500 + r} on  node-{r // 2} device {r % 2:2} [0x18] NVIDIA H100 80GB HBM3\n"

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import FieldError, UserError
-from steptime.lab.measured.aggregate import ScoredRun
-from steptime.lab.measured.read import Reason, RowProblem, TableRow
-from steptime.lab.measured.run import run_of
-from steptime.lab.scoring.outcomes import (
+from steptime.measure.runs.aggregate import ScoredRun
+from steptime.measure.runs.outcomes import (
     Tried,
     given_cells,
     outcome_of,
@@ -23,6 +21,8 @@ from steptime.lab.scoring.outcomes import (
     score_outcomes,
     write_outcomes,
 )
+from steptime.measure.runs.read import Reason, RowProblem, TableRow
+from steptime.measure.runs.run import run_of
 
 HEAD = "model,seq_len,n_gpus,micro_batch,tp,pp,dp,recompute,attention_impl,outcome,step_time_s\n"
 GIVEN = {"gpu": "A100-80GB", "global_batch_sequences": "512", "dtype": "bf16", "zero_stage_or_fsdp": "ZeRO-1"}

@@ -22,10 +22,10 @@ from steptime.errors import UserError
 from steptime.estimate.work import PhaseWork, paced_s
 from steptime.hardware import load_cluster, load_device
 from steptime.hardware.records import CPU, Curve, Device, Profile
-from steptime.lab.calibrate.machine import cluster_file, profile, work
-from steptime.lab.calibrate.machine.linear import MODELS
-from steptime.lab.calibrate.machine.runner import Host, Measured
-from steptime.lab.calibrate.machine.work import TRAINED, Task
+from steptime.measure.machine import cluster_file, profile, work
+from steptime.measure.machine.linear import MODELS
+from steptime.measure.machine.runner import Host, Measured
+from steptime.measure.machine.work import TRAINED, Task
 from steptime.plan.job import PRECISIONS
 from steptime.search.modes import MODES
 
@@ -236,7 +236,7 @@ def test_whether_both_take_turns_is_asked_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_step_that_is_measured_has_as_many_operators_as_it_is_divided_by() -> None:
     torch = pytest.importorskip("torch")
-    from steptime.lab.calibrate.machine.torch_ops import Pool, call_of
+    from steptime.measure.machine.torch_ops import Pool, call_of
 
     counts = {}
     for kind in ("training_passes", "training_operators"):

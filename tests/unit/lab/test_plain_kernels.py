@@ -10,10 +10,10 @@ import pytest
 
 from steptime.errors import InputFileError
 from steptime.hardware import load_device
-from steptime.lab.calibrate.family import NOT_LAUNCHED
-from steptime.lab.scoring import kernels as scoring
-from steptime.lab.scoring.plain_kernels import OTHER_NAMES, PLAIN, PlainTimer, dtype_named, operator_named
-from steptime.lab.scoring.tables import columns_of_kernels
+from steptime_lab.calibrate.family import NOT_LAUNCHED
+from steptime_lab.scoring import kernels as scoring
+from steptime_lab.scoring.plain_kernels import OTHER_NAMES, PLAIN, PlainTimer, dtype_named, operator_named
+from steptime_lab.scoring.tables import columns_of_kernels
 
 ATTENTION = {"b": "2", "h_q": "32", "h_kv": "8", "s_q": "1024", "s_kv": "1024", "d_qk": "128", "d_v": "128"}
 NORM = {"rows": "8192", "cols": "4096"}

@@ -16,11 +16,11 @@ from steptime.captured.graph import Program  # noqa: E402
 from steptime.captured.ops.placement import R, shard  # noqa: E402
 from steptime.captured.record import capture  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.lab.planners import comparison  # noqa: E402
-from steptime.lab.planners.comparison import Comparison, planners  # noqa: E402
 from steptime.sharding.local_search import Budget, Trace, descend, searched  # noqa: E402
 from steptime.sharding.problem import Problem, total_s  # noqa: E402
 from steptime.sharding.recipes import RECIPES, batch, inner_matrix, outer_batch, pins, spread, whole  # noqa: E402
+from steptime_lab.planners import comparison  # noqa: E402
+from steptime_lab.planners.comparison import Comparison, planners  # noqa: E402
 
 QUICK = ("greedy", "local", "hierarchical", *RECIPES)
 

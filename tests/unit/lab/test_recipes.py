@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 
-from steptime.lab.measured import reading
-from steptime.lab.measured.canonical import dtype_name, recomputation, sharding
-from steptime.lab.measured.meaning import (
+from steptime.measure.runs import reading
+from steptime.measure.runs.canonical import dtype_name, recomputation, sharding
+from steptime.measure.runs.meaning import (
     attention_dtype_called,
     choice_called,
     graphs_called,
     precision_called,
 )
-from steptime.lab.measured.read import FURTHER, OTHER_NAMES, Flag, TableRow, table
-from steptime.lab.measured.reading import runs_of
+from steptime.measure.runs.read import FURTHER, OTHER_NAMES, Flag, TableRow, table
+from steptime.measure.runs.reading import runs_of
 from steptime.plan.job import PRECISIONS
 
 TABLE = table("recipes")["recipe"]

@@ -11,12 +11,12 @@ from steptime import api
 from steptime.api.frameworks import framework_record, renamed
 from steptime.api.models import load_model
 from steptime.errors import InputFileError, UnknownNameError
-from steptime.lab.measured.meaning import framework_of
-from steptime.lab.measured.metrics import TimeOrigin
-from steptime.lab.measured.read import METRICS, NEEDED, OTHER_NAMES, SCALED, UNITS, Flag, Reason, TableRow, own_names
-from steptime.lab.measured.reading import Reading, read_runs
-from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.scoring.runs import FAR_OFF, read_any, score_reading, write_rows
+from steptime.measure.runs.meaning import framework_of
+from steptime.measure.runs.metrics import TimeOrigin
+from steptime.measure.runs.read import METRICS, NEEDED, OTHER_NAMES, SCALED, UNITS, Flag, Reason, TableRow, own_names
+from steptime.measure.runs.reading import Reading, read_runs
+from steptime.measure.runs.run import MeasuredRun
+from steptime.measure.runs.scoring import FAR_OFF, read_any, score_reading, write_rows
 from steptime.model.known import catalogue_names, hub_model
 from steptime.plan.framework_file import framework_called, why_called
 from steptime.plan.plans import RECOMPUTE_CODES

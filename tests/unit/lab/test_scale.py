@@ -13,11 +13,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from steptime.cost import limits as formulas
 from steptime.errors import UserError
 from steptime.hardware import device_names
-from steptime.lab.limits import limits, notebook_run
-from steptime.lab.scale import OVERLAPS, Curve, Laws, Run, ScaleDevice, best_run, changed, curve, known_device
+from steptime_lab.cost import limits as formulas
+from steptime_lab.limits import limits, notebook_run
+from steptime_lab.scale import OVERLAPS, Curve, Laws, Run, ScaleDevice, best_run, changed, curve, known_device
 
 T = 7.889e6
 LAWS = Laws(duration_s=T)

@@ -10,8 +10,8 @@ from lacking_curves import beside_sixteen_bits, lacking_curves
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profiles import load_profile
 from steptime.hardware.records import Curve
-from steptime.lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
-from steptime.lab.calibrate.transfer import (
+from steptime_lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_device
+from steptime_lab.calibrate.transfer import (
     PROCESS_POWER,
     SCALED_NEIGHBOURS,
     TRANSFER_BANDS,

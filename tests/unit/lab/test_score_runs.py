@@ -13,18 +13,17 @@ import pytest
 
 from published_sample import COLUMNS, citation, published_rows
 from steptime.errors import FieldError, InputFileError, UserError
-from steptime.lab.calibrate.framework_bands import packaged
-from steptime.lab.calibrate.framework_fitting import fit_reading
-from steptime.lab.measured import samples
-from steptime.lab.measured.aggregate import ScoredRun
-from steptime.lab.measured.predict import Scores, score_packaged
-from steptime.lab.measured.read import TableRow, read_rows
-from steptime.lab.measured.reading import runs_of
-from steptime.lab.measured.run import MeasuredRun
-from steptime.lab.measured.samples import modelled
-from steptime.lab.report.score import print_run_score
-from steptime.lab.scoring import runs as measured_scoring
-from steptime.lab.scoring.runs import (
+from steptime.measure.report.score import print_run_score
+from steptime.measure.runs import samples
+from steptime.measure.runs import scoring as measured_scoring
+from steptime.measure.runs.aggregate import ScoredRun
+from steptime.measure.runs.bands import packaged
+from steptime.measure.runs.predict import Scores, score_packaged
+from steptime.measure.runs.read import TableRow, read_rows
+from steptime.measure.runs.reading import runs_of
+from steptime.measure.runs.run import MeasuredRun
+from steptime.measure.runs.samples import modelled
+from steptime.measure.runs.scoring import (
     NOT_ASKED,
     REFUSED,
     TOO_LARGE,
@@ -36,6 +35,7 @@ from steptime.lab.scoring.runs import (
 )
 from steptime.num import evenly_spread
 from steptime.store.tables import write_table
+from steptime_lab.calibrate.framework_fitting import fit_reading
 
 DATA = Path(__file__).parents[2] / "data"
 SMALL, PUBLISHED = DATA / "measured_runs.csv", DATA / "published_runs.csv"

@@ -24,8 +24,8 @@ from scoreboard import (
     to_json,
 )
 from scoreboard_page import FIGURES, gpu_table, markdown, page, targets_table, write_figures
-from steptime.lab.measured.aggregate import ScoredRun, coverage_interval
-from steptime.lab.measured.reading import Reading, read_runs
+from steptime.measure.runs.aggregate import ScoredRun, coverage_interval
+from steptime.measure.runs.reading import Reading, read_runs
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ("sc21", "korthikanti", "zero-bubble", "mt-nlg")

@@ -12,11 +12,12 @@ from steptime.errors import FieldError, InputFileError
 from steptime.hardware import load_device
 from steptime.hardware.library import NO_DEVICE
 from steptime.hardware.profiles import load_profile
-from steptime.lab.calibrate.family import NOT_LAUNCHED
-from steptime.lab.calibrate.gemm import FAMILY, gemm_shape
-from steptime.lab.calibrate.table import Table
-from steptime.lab.data_root import require_data
-from steptime.lab.scoring import kernels as scoring
+from steptime.measure.cli.score import check_out
+from steptime.measure.table import Table
+from steptime_lab.calibrate.family import NOT_LAUNCHED
+from steptime_lab.calibrate.gemm import FAMILY, gemm_shape
+from steptime_lab.data_root import require_data
+from steptime_lab.scoring import kernels as scoring
 
 GEMM = {"gpu": "h100", "op": "gemm", "dtype": "bf16", "m": "4096", "n": "4096", "k": "4096", "latency_us": "250"}
 RING = {"gpu": "H100-SXM5-80GB", "collective": "allreduce", "n_gpus": "8", "bytes": "1e8", "time_us": "500"}
@@ -148,14 +149,14 @@ def test_unusable_files(tmp_path: Path, text: str, name: str, message: str) -> N
 
 def test_residuals(tmp_path: Path) -> None:
     got = scoring.score_kernels(table(tmp_path, [GEMM, {**GEMM, "gpu": "abacus"}]))
-    scoring.write_residuals(got, tmp_path / "r.csv")
+    got.write(tmp_path / "r.csv")
     first, second = csv.DictReader((tmp_path / "r.csv").read_text().splitlines())
     assert float(first["error"]) == pytest.approx(
         float(first["predicted_s"]) / float(first["measured_s"]) - 1, abs=1e-4
     )
     assert (first["skipped"], second["predicted_s"], second["skipped"]) == ("", "", NO_DEVICE)
     with pytest.raises(FieldError, match=r"does not end in \.csv"):
-        scoring.check_out(tmp_path / "r.txt")
+        check_out(tmp_path / "r.txt")
 
 
 @pytest.mark.shared

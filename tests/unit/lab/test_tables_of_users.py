@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError
-from steptime.lab.calibrate.table import read_table
-from steptime.lab.measured.read import METRICS, NEEDED
-from steptime.lab.measured.reading import read_runs
-from steptime.lab.scoring.kernels import NO_SHAPE, score_kernels
+from steptime.measure.runs.read import METRICS, NEEDED
+from steptime.measure.runs.reading import read_runs
+from steptime.measure.table import read_table
+from steptime_lab.scoring.kernels import NO_SHAPE, score_kernels
 
 RUNS = (*NEEDED, METRICS[0])
 HEAD = "gpu,op,m\n"

@@ -10,12 +10,12 @@ import pytest
 from steptime.estimate.further_kernels import CURVES
 from steptime.estimate.kernels import ROLES
 from steptime.hardware.profiles import load_profile, profile_names
-from steptime.lab.calibrate.family import NOT_LAUNCHED, RULES, launched
-from steptime.lab.calibrate.gemm import FAMILY, truths
-from steptime.lab.calibrate.kernel_families import FAMILIES, all_cells
-from steptime.lab.calibrate.table import Table
-from steptime.lab.scoring.left_out import Fitted, kernels_left_out
+from steptime.measure.table import Table
 from steptime.plan.job import PRECISIONS
+from steptime_lab.calibrate.family import NOT_LAUNCHED, RULES, launched
+from steptime_lab.calibrate.gemm import FAMILY, truths
+from steptime_lab.calibrate.kernel_families import FAMILIES, all_cells
+from steptime_lab.scoring.left_out import Fitted, kernels_left_out
 
 AIC, BF16, CACHE = "aiconfigurator_attention", "bfloat16", "fw=vllm;kv_dtype=fp8;window=0;step=0"
 SIZES = {

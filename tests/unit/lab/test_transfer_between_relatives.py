@@ -11,7 +11,7 @@ from lacking_curves import lacking_curves
 from steptime.hardware import device_names, load_device
 from steptime.hardware.profiles import distance, load_profile
 from steptime.hardware.records import Curve
-from steptime.lab.calibrate.transfer import large_share, transferred_curve, unlike_units
+from steptime_lab.calibrate.transfer import large_share, transferred_curve, unlike_units
 
 
 def products(device: str) -> dict[str, Curve]:

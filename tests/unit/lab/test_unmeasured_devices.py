@@ -6,7 +6,7 @@ import pytest
 
 from steptime.api.jobs import framework_of
 from steptime.hardware import load_device
-from steptime.lab.calibrate.frameworks import DEVICE_SPREAD, UNMEASURED_SPREAD, device_spread
+from steptime.measure.runs.fitting import DEVICE_SPREAD, UNMEASURED_SPREAD, device_spread
 from steptime.plan.framework_file import framework_table
 from steptime.plan.job import PRECISIONS
 from steptime.search.modes import MODES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_runner import CliRunner
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import UserError
 from steptime.launch import read_launch
 from steptime.launch.shell import read_shell

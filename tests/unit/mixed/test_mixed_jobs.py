@@ -12,10 +12,10 @@ import pytest
 from steptime.errors import UserError
 from steptime.estimate.machine import machine_of
 from steptime.hardware import load_cluster
-from steptime.mixed.parties import read_parties
-from steptime.mixed.run import mixed
-from steptime.mixed.shares import best_shares
-from steptime.mixed.stages import Cut, Job, _laid, best_staged, even_split, staged
+from steptime.jobs.mixed.parties import read_parties
+from steptime.jobs.mixed.run import mixed
+from steptime.jobs.mixed.shares import best_shares
+from steptime.jobs.mixed.stages import Cut, Job, _laid, best_staged, even_split, staged
 from steptime.plan.job import PRECISIONS
 
 GROUPS = """

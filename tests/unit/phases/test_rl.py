@@ -10,12 +10,12 @@ import pytest
 
 from cli_runner import CliRunner
 from steptime import api
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.errors import UserError
+from steptime.jobs.phases.generation import Responses, generation_of, kv_width
+from steptime.jobs.phases.recipes import RECIPES
+from steptime.jobs.phases.run import Options, forward_s, rl_step
 from steptime.model import load_catalogue_model
-from steptime.phases.generation import Responses, generation_of, kv_width
-from steptime.phases.recipes import RECIPES
-from steptime.phases.run import Options, forward_s, rl_step
 
 SMALL = str(Path(__file__).parents[2] / "data" / "huggingface" / "qwen3-0.6b.json")
 PLAN = {"tp": 2, "zero": 1}

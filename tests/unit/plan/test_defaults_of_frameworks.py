@@ -10,7 +10,7 @@ from steptime import api
 from steptime.api.frameworks import PLACED, renamed, scope_of
 from steptime.api.models import load_model
 from steptime.estimate.memory_definitions import LIKELY_FITS
-from steptime.lab.measured.read import table
+from steptime.measure.runs.read import table
 from steptime.plan.framework import MODEL_AXES, Habits
 from steptime.plan.framework_file import framework_names, habits_of
 from steptime.plan.job import OPTIMIZERS, PRECISIONS, Job

@@ -16,7 +16,7 @@ from steptime import api
 from steptime.api.frameworks import framework_record
 from steptime.errors import FieldError, UserError
 from steptime.estimate.memory_definitions import memory_constants
-from steptime.lab.calibrate.framework_bands import save_fit
+from steptime.measure.runs.bands import save_fit
 from steptime.plan import framework_file
 from steptime.plan.framework import Habits
 from steptime.plan.framework_file import (

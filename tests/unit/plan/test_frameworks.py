@@ -18,8 +18,8 @@ from steptime.estimate.communication import boundary_times_s, collective_over, m
 from steptime.estimate.evaluate import Evaluation
 from steptime.estimate.kernels import models_of, of_device
 from steptime.hardware import load_device
-from steptime.lab.calibrate.framework_bands import Band, left_out_both, packaged, to_toml
-from steptime.lab.calibrate.frameworks import (
+from steptime.measure.runs.bands import Band, left_out_both, packaged, to_toml
+from steptime.measure.runs.fitting import (
     APART,
     BUSY_COLUMNS,
     DEVICE_SPREAD,
@@ -29,8 +29,8 @@ from steptime.lab.calibrate.frameworks import (
     device_spread,
     framework_of,
 )
-from steptime.lab.measured.reading import read_runs
-from steptime.lab.measured.samples import Modelled, Setting, modelled, settings_of
+from steptime.measure.runs.reading import read_runs
+from steptime.measure.runs.samples import Modelled, Setting, modelled, settings_of
 from steptime.num import Array
 from steptime.plan.framework import BUSY, IDEAL, NORMAL_95, SHARES, Framework, kernel_factor, widening
 from steptime.plan.framework import PARAMETERS as NAMES
@@ -117,7 +117,7 @@ def test_a_framework_that_is_far_from_the_others_pulls_the_common_values_less(
     fit = measured_as(runs.fit, replace(known, frameworks={**known.frameworks, name: far}))
     near = measured_as(runs.fit, known).fit(everything(runs.fit)).common[matrix]
     pulled = fit.fit(everything(fit)).common[matrix] - near
-    monkeypatch.setattr("steptime.lab.calibrate.frameworks.APART", 1e9)
+    monkeypatch.setattr("steptime.measure.runs.fitting.APART", 1e9)
     pulled_evenly = fit.fit(everything(fit)).common[matrix] - near
     assert 0 <= pulled < 0.6 * pulled_evenly
 

@@ -13,7 +13,7 @@ from explained_terms import tape_of
 from machine_without_latencies import machine_of
 from steptime.api.frameworks import overlap_records
 from steptime.api.models import load_model
-from steptime.commands.main import main
+from steptime.cli.main import main
 from steptime.estimate.evaluate import Evaluation, evaluate
 from steptime.options import choices_of
 from steptime.plan.framework import Framework

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from steptime.errors import UserError
-from steptime.plots import draw
-from steptime.plots.charts import Axis, Chart, Panel, Series
-from steptime.plots.draw import BOXES, HATCHES, unit_for, write_chart
 from steptime.report import figure
 from steptime.report.figure import COLOURS, LINES, MARKERS, refuse_plot
+from steptime.report.plots import draw
+from steptime.report.plots.charts import Axis, Chart, Panel, Series
+from steptime.report.plots.draw import BOXES, HATCHES, unit_for, write_chart
 from unit.plots.test_plot_series import FULL, drawn
 
 pytest.importorskip("matplotlib")
@@ -130,7 +130,7 @@ def test_a_picture_of_an_unknown_kind_is_refused_early(tmp_path):
 def test_charts_are_made_without_matplotlib():
     import subprocess
 
-    code = "import steptime.plots.series, steptime.plots.cli, sys; assert 'matplotlib' not in sys.modules"
+    code = "import steptime.report.plots.series, steptime.cli.plot, sys; assert 'matplotlib' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

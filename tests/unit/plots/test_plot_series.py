@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from steptime.errors import UserError
-from steptime.plots.layouts import places_of
-from steptime.plots.results import read_result, result
-from steptime.plots.series import KINDS, Options, chart
+from steptime.report.plots.layouts import places_of
+from steptime.report.plots.results import read_result, result
+from steptime.report.plots.series import KINDS, Options, chart
 
 PLAN = {"dp": 2, "tp": 2, "pp": 2, "strategy": "1d", "placement": {"tp": 2, "dp": 1, "pp": 1}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steptime.captured.report.profile import settings_lines
-from steptime.hierarchy.tiles import product_hit_rates
+from steptime_lab.hierarchy.tiles import product_hit_rates
 
 torch = pytest.importorskip("torch")
 

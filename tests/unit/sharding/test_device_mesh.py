@@ -7,11 +7,11 @@ from math import prod
 
 import pytest
 
-from steptime.collectives.times import machine_for_links
 from steptime.errors import UserError
 from steptime.estimate.communication import collective_over
 from steptime.hardware import load_cluster
 from steptime.sharding.mesh import Group, logical_meshes, mesh_of, mesh_on, parse_axes
+from steptime.simulation.collectives.times import machine_for_links
 
 DGX = load_cluster("dgx-h100")
 

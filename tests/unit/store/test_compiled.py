@@ -95,7 +95,7 @@ NEVER = {
     "numpy.typing", "argcomplete", "rich.markdown", "rich.progress", "rich.prompt", "rich.traceback", "pygments",
     "steptime.simulation.synthesis", "steptime.formats.huggingface.reader", "steptime.model.kinds",
     "steptime.model.library", "steptime.estimate.learned",
-    "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime.lab",
+    "steptime.estimate.further_kernels", "steptime.cost.convolution", "steptime.captured", "steptime_lab",
 }  # fmt: skip
 #: Command -> what it does without, and the most modules of ours that it loads.
 LOADED = {
@@ -128,7 +128,7 @@ if sys.argv.pop(1) == "build":
     compiled.write(module.documents(), compiled.FILE)
 else:
     sys.argv[0] = "steptime"
-    from steptime.commands.main import main
+    from steptime.cli.main import main
     main()
     import json
     print(json.dumps(sorted(sys.modules)), file=sys.stderr)

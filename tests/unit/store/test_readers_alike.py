@@ -14,9 +14,9 @@ from steptime.errors import InputFileError
 from steptime.formats.huggingface.reader import read_huggingface
 from steptime.formats.run_spec import read_description
 from steptime.hardware.library import load_cluster
-from steptime.lab.calibrate.mesh.read import read_links
-from steptime.lab.calibrate.table import read_table
-from steptime.lab.measured.read import read_rows
+from steptime.measure.mesh.read import read_links
+from steptime.measure.runs.read import read_rows
+from steptime.measure.table import read_table
 from steptime.model.known import read_model_toml
 from steptime.store.files import read_bytes, refuse_unwritable, write_whole
 from steptime.store.journal import Journal, read_journal

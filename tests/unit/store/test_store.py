@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError, UserError
-from steptime.lab.calibrate.table import read_table
+from steptime.measure.table import read_table
 from steptime.store.files import prepare_folder, refuse_unwritable, write_bytes, write_whole
 from steptime.store.journal import Journal, content_key, read_journal
 from steptime.store.tables import write_table

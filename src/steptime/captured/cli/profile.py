@@ -11,7 +11,7 @@ from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError, shorten
 from steptime.options import MAX_SEQ
-from steptime.plots.asked import drawing
+from steptime.report.plots.asked import drawing
 
 if TYPE_CHECKING:
     from steptime.captured.formats.snapshot_reader import DeviceMemory

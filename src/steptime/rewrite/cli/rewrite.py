@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -9,13 +10,13 @@ from steptime.captured.cli.profile import Dim, parse_dims
 from steptime.cli import options as o
 from steptime.cli.parser import flag, number, positional, real
 from steptime.errors import UserError
-from steptime.registry import loaded
+from steptime.registry import Registry
 
 if TYPE_CHECKING:
     from steptime.rewrite.rewriting import Rewriting
 
-COMPILED: Final = "steptime.lab.cli.compiled:run"
-"""What compiling gains, of the laboratory."""
+REPORTS: Final = Registry[Callable[..., None]]("report of a graph", "steptime.graph_reports")
+"""Name -> a function that prints what else is asked of a graph: ``compiled``, what compiling gains."""
 
 
 def command(
@@ -92,7 +93,7 @@ def command(
     if compiled or lengths is not None or branch is not None:
         if output is not None or picture is not None:
             raise UserError("--compile, --lengths and --branch write no graph", hint="leave -o and --svg out")
-        loaded(COMPILED)(model, device, own, lengths, buckets, compile_s, branch, compiled, json)
+        REPORTS["compiled"](model, device, own, lengths, buckets, compile_s, branch, compiled, json)
         return
     _check_picture(picture)
     from steptime.api.jobs import CAPTURED_DEFAULT

@@ -14,11 +14,11 @@ from steptime.captured.cost import Timer, cost_table
 from steptime.captured.record import capture
 from steptime.errors import InputFileError, UserError
 from steptime.hardware import load_device
-from steptime.lab.learned import measuring
-from steptime.lab.learned.data import rows_here, rows_of
-from steptime.lab.learned.graphs import ALL, FAMILIES, SINGLE, case
-from steptime.lab.learned.sketch import sketch, sketch_from
 from steptime.store.journal import read_journal
+from steptime_lab.learned import measuring
+from steptime_lab.learned.data import rows_here, rows_of
+from steptime_lab.learned.graphs import ALL, FAMILIES, SINGLE, case
+from steptime_lab.learned.sketch import sketch, sketch_from
 
 DEVICE = load_device("a100-sxm-80gb")
 
@@ -166,7 +166,7 @@ def test_every_family_is_measured_twice() -> None:
 
 
 def test_training_never_writes_over_what_is_no_correction(journal: list[dict[str, Any]], tmp_path: Path) -> None:
-    from steptime.lab.cli.predict_commands import train
+    from steptime_lab.cli.predict import train
 
     path = tmp_path / "g.jsonl"
     text = "".join(json.dumps(each) + "\n" for each in journal)

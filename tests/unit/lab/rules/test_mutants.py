@@ -10,10 +10,15 @@ from models.csrnet import csrnet, csrnet_back  # noqa: E402
 from rewritten import nn, ops, rewritten, traced  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
 from steptime.hardware import device_within  # noqa: E402
-from steptime.lab.rules.domains import Floats  # noqa: E402
-from steptime.lab.rules.evaluation import evaluated  # noqa: E402
-from steptime.lab.rules.mutants.chain import chain_rule  # noqa: E402
-from steptime.lab.rules.mutants.correct import (  # noqa: E402
+from steptime.rewrite.engine import apply_passes  # noqa: E402
+from steptime.rewrite.fused import FusedTimer  # noqa: E402
+from steptime.rewrite.pricing import Prices  # noqa: E402
+from steptime.rewrite.search.best_first import best_first  # noqa: E402
+from steptime.rewrite.search.problem import CostModel, Problem, time_weights  # noqa: E402
+from steptime_lab.rules.domains import Floats  # noqa: E402
+from steptime_lab.rules.evaluation import evaluated  # noqa: E402
+from steptime_lab.rules.mutants.chain import chain_rule  # noqa: E402
+from steptime_lab.rules.mutants.correct import (  # noqa: E402
     BOXES,
     EXACT,
     ZERO_ROWS,
@@ -25,21 +30,16 @@ from steptime.lab.rules.mutants.correct import (  # noqa: E402
     with_boxes,
     with_zero_rows,
 )
-from steptime.lab.rules.mutants.generate import mutants  # noqa: E402
-from steptime.lab.rules.mutants.moves import cut, padded  # noqa: E402
-from steptime.lab.rules.mutants.passes import MUTANT_PASSES  # noqa: E402
-from steptime.lab.rules.mutants.programs import Convolution, convolution, product, sizes_for, transposed  # noqa: E402
-from steptime.lab.rules.mutants.regions import check_masks, corner_and_neighbours, regions, thresholds  # noqa: E402
-from steptime.lab.rules.rule import Rule  # noqa: E402
-from steptime.lab.rules.sizes import size  # noqa: E402
-from steptime.lab.rules.terms import parsed, replaced, term, variable  # noqa: E402
-from steptime.lab.rules.verify_cases import proved_by_cases  # noqa: E402
-from steptime.lab.rules.verify_generic import proved_generically  # noqa: E402
-from steptime.rewrite.engine import apply_passes  # noqa: E402
-from steptime.rewrite.fused import FusedTimer  # noqa: E402
-from steptime.rewrite.pricing import Prices  # noqa: E402
-from steptime.rewrite.search.best_first import best_first  # noqa: E402
-from steptime.rewrite.search.problem import CostModel, Problem, time_weights  # noqa: E402
+from steptime_lab.rules.mutants.generate import mutants  # noqa: E402
+from steptime_lab.rules.mutants.moves import cut, padded  # noqa: E402
+from steptime_lab.rules.mutants.passes import MUTANT_PASSES  # noqa: E402
+from steptime_lab.rules.mutants.programs import Convolution, convolution, product, sizes_for, transposed  # noqa: E402
+from steptime_lab.rules.mutants.regions import check_masks, corner_and_neighbours, regions, thresholds  # noqa: E402
+from steptime_lab.rules.rule import Rule  # noqa: E402
+from steptime_lab.rules.sizes import size  # noqa: E402
+from steptime_lab.rules.terms import parsed, replaced, term, variable  # noqa: E402
+from steptime_lab.rules.verify_cases import proved_by_cases  # noqa: E402
+from steptime_lab.rules.verify_generic import proved_generically  # noqa: E402
 
 V100 = device_within("v100-sxm2-16gb")
 R = torch.randn

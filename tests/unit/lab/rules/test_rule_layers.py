@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from steptime.errors import UserError
-from steptime.lab.rules.certify import certified, checked
-from steptime.lab.rules.declared import rule_of
-from steptime.lab.rules.rule import Rule
-from steptime.lab.rules.store import axioms
-from steptime.lab.rules.verify_egraph import proved_together
-from steptime.lab.rules.verify_exact import proved_exactly
-from steptime.lab.rules.verify_generic import proved_generically
-from steptime.lab.rules.verify_random import Counterexample, fuzzed
+from steptime_lab.rules.certify import certified, checked
+from steptime_lab.rules.declared import rule_of
+from steptime_lab.rules.rule import Rule
+from steptime_lab.rules.store import axioms
+from steptime_lab.rules.verify_egraph import proved_together
+from steptime_lab.rules.verify_exact import proved_exactly
+from steptime_lab.rules.verify_generic import proved_generically
+from steptime_lab.rules.verify_random import Counterexample, fuzzed
 
 CONV = "conv[1, 1, 1, 1]"
 IMAGES = "x[n, c, h, w] y[n, d, h, w] u[o, c, r, s] v[o, d, r, s]"
@@ -112,7 +112,7 @@ def test_sides_that_fit_nowhere_are_refused() -> None:
 
 
 def test_certificates_tell_whether_a_rule_may_be_shipped() -> None:
-    from steptime.lab.rules.rule import Certificate
+    from steptime_lab.rules.rule import Certificate
 
     assert Certificate(random=50, exact=1, generic=True).complete
     assert Certificate(random=50, exact=1, egraph=True).complete

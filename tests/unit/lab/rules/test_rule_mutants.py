@@ -6,13 +6,13 @@ import random
 from dataclasses import replace
 
 from steptime.errors import UserError
-from steptime.lab.rules.rule import Rule, unified
-from steptime.lab.rules.store import proved_axioms, shipped
-from steptime.lab.rules.terms import Term, term
-from steptime.lab.rules.verify_egraph import proved_together
-from steptime.lab.rules.verify_exact import proved_exactly
-from steptime.lab.rules.verify_generic import proved_generically
-from steptime.lab.rules.verify_random import Counterexample, fuzzed
+from steptime_lab.rules.rule import Rule, unified
+from steptime_lab.rules.store import proved_axioms, shipped
+from steptime_lab.rules.terms import Term, term
+from steptime_lab.rules.verify_egraph import proved_together
+from steptime_lab.rules.verify_exact import proved_exactly
+from steptime_lab.rules.verify_generic import proved_generically
+from steptime_lab.rules.verify_random import Counterexample, fuzzed
 
 MUTANTS = 120
 OTHER = {"add": "mul", "mul": "add", "sub": "add", "maximum": "add", "sum": "max", "max": "sum", "mean": "sum"}

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.lab.rules.declared import variables_of
-from steptime.lab.rules.domains import FUNCTIONS, FieldPair, Floats, Polynomials, Residues
-from steptime.lab.rules.evaluation import evaluated
-from steptime.lab.rules.forms import Call, Element, Elements, Form, Piece
-from steptime.lab.rules.operators import OPERATORS
-from steptime.lab.rules.sizes import Size, size
-from steptime.lab.rules.terms import parsed
+from steptime_lab.rules.declared import variables_of
+from steptime_lab.rules.domains import FUNCTIONS, FieldPair, Floats, Polynomials, Residues
+from steptime_lab.rules.evaluation import evaluated
+from steptime_lab.rules.forms import Call, Element, Elements, Form, Piece
+from steptime_lab.rules.operators import OPERATORS
+from steptime_lab.rules.sizes import Size, size
+from steptime_lab.rules.terms import parsed
 
 #: Operator -> a term of it on x, y of these shapes; each operator has at least one.
 TERMS = (

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from steptime.errors import InputFileError
-from steptime.lab.data_root import require_data
-from steptime.lab.rules import taso
-from steptime.lab.rules.certify import certified, checked
-from steptime.lab.rules.store import proved_axioms
-from steptime.lab.rules.verify_random import Counterexample, fuzzed
+from steptime_lab.data_root import require_data
+from steptime_lab.rules import taso
+from steptime_lab.rules.certify import certified, checked
+from steptime_lab.rules.store import proved_axioms
+from steptime_lab.rules.verify_random import Counterexample, fuzzed
 
 EXTRACT = Path(__file__).parents[3] / "data" / "rules" / "taso_extract.json"
 #: 98 and 105 (a sum of convolutions as one over joined channels) are wrong for the reason of the other nine: where the

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from steptime.errors import UserError
-from steptime.lab.rules.certify import siblings
-from steptime.lab.rules.declared import condition_of, rule_of, variables_of
-from steptime.lab.rules.picture import drawn, svg
-from steptime.lab.rules.rule import applied_to, assignments, matches, rewrites, unified
-from steptime.lab.rules.sizes import size
-from steptime.lab.rules.terms import order, parsed, shape_of
+from steptime_lab.rules.certify import siblings
+from steptime_lab.rules.declared import condition_of, rule_of, variables_of
+from steptime_lab.rules.picture import drawn, svg
+from steptime_lab.rules.rule import applied_to, assignments, matches, rewrites, unified
+from steptime_lab.rules.sizes import size
+from steptime_lab.rules.terms import order, parsed, shape_of
 
 QKV = ("qkv", "x[m, k] w![k, n] v![k, l]", "concat[-1](matmul(x, w), matmul(x, v))", "matmul(x, concat[-1](w, v))")
 HALVES = ("halves", "x[m, n]", "concat[-1](slice[-1, 0, a](x), slice[-1, a, n](x))", "x", "a < n, a >= 1")

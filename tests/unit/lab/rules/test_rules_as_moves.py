@@ -9,12 +9,6 @@ from models.llama import llama  # noqa: E402
 from public_models import rows  # noqa: E402, F401
 from rewritten import H100, ops, traced  # noqa: E402
 from steptime.errors import UserError  # noqa: E402
-from steptime.lab.rules.graphs import Terms  # noqa: E402
-from steptime.lab.rules.lowering import Lowering  # noqa: E402
-from steptime.lab.rules.matching import ways_of  # noqa: E402
-from steptime.lab.rules.moves import passes_of, rule_moves, rules_of_file, shipped_ways  # noqa: E402
-from steptime.lab.rules.store import shipped  # noqa: E402
-from steptime.lab.rules.terms import VARIABLE  # noqa: E402
 from steptime.rewrite.checking import check  # noqa: E402
 from steptime.rewrite.flow import substituted  # noqa: E402
 from steptime.rewrite.fused import FusedTimer  # noqa: E402
@@ -23,6 +17,12 @@ from steptime.rewrite.pricing import Prices  # noqa: E402
 from steptime.rewrite.search.presets import SEARCHES, Run  # noqa: E402
 from steptime.rewrite.search.problem import CostModel, Problem  # noqa: E402
 from steptime.rewrite.trace import trace  # noqa: E402
+from steptime_lab.rules.graphs import Terms  # noqa: E402
+from steptime_lab.rules.lowering import Lowering  # noqa: E402
+from steptime_lab.rules.matching import ways_of  # noqa: E402
+from steptime_lab.rules.moves import passes_of, rule_moves, rules_of_file, shipped_ways  # noqa: E402
+from steptime_lab.rules.store import shipped  # noqa: E402
+from steptime_lab.rules.terms import VARIABLE  # noqa: E402
 
 R = torch.randn
 

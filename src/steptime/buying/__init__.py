@@ -1,1 +1,0 @@
-"""What to buy for a run, and what more of something is worth."""

@@ -1,1 +1,0 @@
-"""Commands about whole runs."""

@@ -1,0 +1,1 @@
+"""Measuring: this machine, the mesh of a cluster, and tables of runs held against their prediction."""
