@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from steptime import __version__
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/release"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts/release"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,3 +34,13 @@ def test_notes_are_the_section_of_the_changelog() -> None:
     notes = run("--notes", f"v{__version__}").stdout
     assert "### Plans and estimates" in notes and "## [" not in notes
     assert run("--notes", "v9.9.9").returncode == 2
+
+
+def test_locked_files_are_of_the_versions_of_the_constraints() -> None:
+    pins = re.compile(r"^([\w.-]+)==([^\s;]+)", re.M)
+    locked, constrained = (
+        {name.lower(): version for name, version in pins.findall((ROOT / name).read_text())}
+        for name in ("locked.txt", "constraints.txt")
+    )
+    assert {"numpy", "rich", "argcomplete", "hatchling", "duckdb", "highspy"} <= set(locked)
+    assert not {name for name, version in locked.items() if constrained.get(name, version) != version}
