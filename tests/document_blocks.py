@@ -1,4 +1,4 @@
-"""The code blocks of README.md and docs/, as `scripts/documents` rewrites them and the tests run them.
+"""The code blocks of README.md, CONTRIBUTING.md and docs/, as `scripts/documents` rewrites them and the tests run them.
 
 console   lines that start with ``$ `` are commands; the other lines are output
 bash      the whole block is one script
@@ -27,7 +27,7 @@ from cli_runner import CliRunner
 from steptime.cli.main import main
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-DOCUMENTS: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Files that a reader is assumed to have: name in the document's folder -> where it comes from.
 FIXTURES: Final = {
     "config.json": ROOT / "tests/data/huggingface/llama3-8b.json",

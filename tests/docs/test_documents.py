@@ -11,8 +11,8 @@ import pytest
 
 from document_blocks import DOCUMENTS, BlockError, as_run, prepare, without_measured
 
-#: These show the same command, which takes long and so runs once: in one process.
-TOGETHER = tuple(path for path in DOCUMENTS if path.name in ("README.md", "fit.md"))
+#: These show the same commands, which take long and so run once: in one process.
+TOGETHER = tuple(path for path in DOCUMENTS if path.name in ("README.md", "tour.md", "fit.md"))
 ALONE = tuple((path,) for path in DOCUMENTS if path not in TOGETHER)
 
 

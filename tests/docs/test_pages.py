@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -61,3 +63,30 @@ def test_the_page_of_frameworks_has_their_stages_and_axes() -> None:
         all_of = {"all": set(MODEL_AXES), "none": set()}
         own = all_of.get(axes, set(axes.split(", ")))
         assert (habits.zero, set(habits.zero_stages), set(habits.axes)) == (stage, stages, own), name
+
+
+def test_the_page_of_benchmarks_is_of_the_results_that_are_kept() -> None:
+    done = subprocess.run([sys.executable, str(DOCS.parent / "scripts/benchmarks"), "--check"], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("shown", "row"),
+    [
+        ("with `--framework`", "source not known"),
+        ("without", "source not known, framework not told"),
+        ("a model that the fit has not seen, on a machine that it has", "source known, model not"),
+    ],
+)
+def test_the_errors_of_the_front_page_are_those_of_the_scoreboard(shown: str, row: str) -> None:
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    _, error, covered = re.findall(rf"^\| ({re.escape(shown)}) \| (\S+ %) \| (\S+ %) \|$", readme, re.M)[0]
+    cells = re.findall(rf"^\| {re.escape(row)} \|(.+)\|$", page("scoreboard"), re.M)[0].split("|")
+    assert (covered, error) == (cells[5].strip(), cells[7].strip())
+
+
+def test_links_of_the_pages_at_the_top_lead_somewhere() -> None:
+    pages = [*DOCS.parent.glob("*.md"), DOCS / "tour.md", DOCS / "scope.md", DOCS / "benchmarks.md"]
+    links = [(path, link) for path in pages for link in re.findall(r"\]\(([^)#\s:]+)[)#]", path.read_text("utf-8"))]
+    assert len(links) > 60
+    assert not [f"{path.name}: {link}" for path, link in links if not (path.parent / link).exists()]
