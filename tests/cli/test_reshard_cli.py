@@ -37,7 +37,7 @@ def test_nothing_to_do_is_said(run: Run) -> None:
     ("more", "words"),
     [
         (("R", "R R"), "has 1 placement, mesh"),
-        (("X R", "R R"), "'X' is no placement"),
+        (("X R", "R R"), "'X' is not a placement"),
         (("S(2) R", "R R"), "does not divide"),
         (("R R", "R R", "--gpus", "16"), "has 8 devices, the job has 16"),
         (("R R", "R R", "--dtype", "bf17"), "did you mean bf16"),

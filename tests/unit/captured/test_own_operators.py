@@ -79,7 +79,7 @@ def test_labels_that_are_not_those_of_the_operator_are_refused(text, square):
     program = capture(Scaled(), (torch.zeros(WIDTH if square else ROWS, WIDTH),), training=False, name="m")
     node = next(call.node for call in program.calls if call.node.op == "steptime_tests::scaled")
     told = not square or text.endswith("width rows")
-    with pytest.raises(steptime.UserError, match="are not those of steptime_tests::scaled") if told else nullcontext():
+    with pytest.raises(steptime.UserError, match="do not fit steptime_tests::scaled") if told else nullcontext():
         spelled(text)(node)
 
 

@@ -1,4 +1,4 @@
-"""Every operator of a graph, described once: dims, work, kernels, layouts. A row for each, by family."""
+"""The table of operators: a row for each, by family, with its dims, work, kernels and layouts."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ROWS: Final[Sequence[Operator]] = (
     *PRODUCTS, *ATTENTION, *CONVOLUTIONS, *POOLS, *RECURRENT, *NORMS, *SOFTMAXES, *DROPOUTS, *LOSSES, *EMBEDDINGS,
     *MAPS, *RANDOM, *REDUCTIONS, *SCANS, *COPIES, *FILLS, *CHOICES, *LOOKS, *OTHERS, *OPTIMISERS, *TRANSFORMS,
 )  # fmt: skip
-"""One for each operator, or for several that differ in their names alone."""
+"""Rows of all operators; operators that differ in their names alone share a row."""
 OPERATORS: Final[dict[str, Operator]] = {name: row for row in ROWS for name in row.names.split()}
 """Operator -> its row."""
 
 
 def register_operator(row: Operator) -> None:
-    """Enter the row of an operator of a package, or of your own (``torch.library``), named ``namespace::name``.
+    """Add the row of a custom operator (``torch.library``), named ``namespace::name``.
 
-    A package does so under the entry point ``steptime.operators``, whose objects are rows.
+    A package can provide rows as objects of the entry point ``steptime.operators``.
 
     Raises:
-        UserError: the name is that of an operator of PyTorch that has a row, or the row is not complete.
+        UserError: an operator of PyTorch with this name has a row, or the row is not complete.
     """
     names = row.names.split() if isinstance(row.names, str) else []
     needed = {
@@ -51,7 +51,7 @@ def register_operator(row: Operator) -> None:
         raise UserError(f"the row of {row.names or 'an operator'!r} is not complete: {wrong}")
     taken = next((name for name in names if OPERATORS.get(name) in ROWS), None)
     if taken is not None:
-        raise UserError(f"the operator {taken} has a row already", hint="one of your own is 'namespace::name'")
+        raise UserError(f"the operator {taken} has a row already", hint="name a custom operator 'namespace::name'")
     OPERATORS.update(dict.fromkeys(names, row))
 
 
@@ -59,38 +59,38 @@ for _row in Registry[Operator]("operator", "steptime.operators").values():
     register_operator(_row)
 
 OF_MATRICES: Final = tuple(row.names for row in MATRICES)
-"""Products of two matrices, with what is added to them and without."""
+"""Names of the products of two matrices, with and without an addend."""
 VIEWS: Final = frozenset(name for name, row in OPERATORS.items() if row.looks)
-"""Operators whose (first) output is another look at the storage of their first input."""
+"""Operators whose first output is a view of the storage of their first input."""
 FREE: Final = frozenset(name for name, row in OPERATORS.items() if row.work is None)
-"""Operators that compute and move nothing: looks at memory that is there, sources, and questions about them."""
+"""Operators that compute and move nothing: views, sources, and queries of metadata."""
 
 
 def of_family(*families: Family) -> frozenset[str]:
-    """Operators of some families."""
+    """Operators of the given families."""
     return frozenset(name for name, row in OPERATORS.items() if row.family in families)
 
 
 def labelled_by(dims: Dims) -> frozenset[str]:
-    """Operators whose dims one function says."""
+    """Operators whose dims the given function labels."""
     return frozenset(name for name, row in OPERATORS.items() if row.dims is dims)
 
 
 def left_factor(node: Node) -> Value | None:
-    """What a product has on the left; None for any other operator."""
+    """Left factor of a product; None for any other operator."""
     row = OPERATORS.get(node.op)
     return None if row is None or row.factors is None else node.input(row.factors[0])
 
 
 def addend(node: Node) -> Value | None:
-    """What is added to a product; None where nothing is, and for any other operator."""
+    """Tensor that is added to a product; None without one, and for any other operator."""
     factors = row.factors if (row := OPERATORS.get(node.op)) is not None else None
     given = zip(node.names, node.inputs, strict=True)
     return None if factors is None else next((value for name, value in given if name not in factors), None)
 
 
 def dims_of(node: Node) -> OperatorDims | None:
-    """Dims of a node; None for an operator that has no labels, which every device runs whole.
+    """Dims of a node; None for an operator without labels: every device runs the whole of it.
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> nodes = Nodes()

@@ -27,11 +27,11 @@ class CallSpec:
     """Positional arguments; a tensor is a :class:`Value`, lists may hold them."""
     keywords: Mapping[str, Any]
     taken: tuple[int | None, ...]
-    """Where each output of the node is in the result; None: the result itself."""
+    """Index of each output of the node in the result; None: the result itself."""
 
 
 AGAIN: Final = "again"
-"""Attribute of a node that recomputation runs again, or that may not be shared: its number."""
+"""Attribute that keeps apart equal nodes: those that recomputation runs again, or that may not be shared; a number."""
 SKIPPED: Final = frozenset({"draw", AGAIN, "layout", "pin_memory", "device"})
 """Attributes that do not change what is computed."""
 _DTYPES: Final = ("dtype", "input_dtype", "out_dtype")
@@ -47,7 +47,7 @@ def _overloads(op: str) -> tuple[Any, ...]:
 
 
 def _numbers(node: Node) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Attributes as arguments, and where members of lists stand."""
+    """Attributes as arguments, and positions of the members of lists of tensors."""
     given: dict[str, Any] = {}
     places: dict[str, tuple[int, ...]] = {}
     for name, value in node.attributes:
@@ -101,7 +101,7 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
 
     Args:
         node: the operator.
-        portable: by a function that every device has, where there is one; it gives the first result only.
+        portable: use a function that every device has, where one exists; it returns the first result only.
 
     Raises:
         UserError: PyTorch does not have the operator, or it runs on another device only.
@@ -115,7 +115,7 @@ def spec(node: Node, *, portable: bool = True) -> CallSpec:
 
 
 def call_of(node: Node) -> CallSpec:
-    """The call of the very operator.
+    """The call of the operator itself, by its ATen overload.
 
     Raises:
         UserError: PyTorch does not have the operator, or it takes other arguments.
@@ -166,7 +166,7 @@ def _taken(node: Node, overload: Any) -> tuple[int | None, ...]:
 
 
 def _attention(node: Node) -> CallSpec:
-    """Any device's fused attention as PyTorch's own function, which chooses the kernel."""
+    """Fused attention of any device as ``scaled_dot_product_attention``, which chooses the kernel."""
     keywords: dict[str, Any] = {
         "is_causal": bool(node.attribute("is_causal", False)),
         "dropout_p": float(str(node.attribute("dropout_p", 0.0))),
@@ -187,7 +187,7 @@ def _attention(node: Node) -> CallSpec:
 
 
 def _view(node: Node) -> CallSpec:
-    """A reshape, which is the view where the strides allow it: a rewrite may have changed them."""
+    """A view as ``reshape``, since a rewrite may have changed the strides that the view needs."""
     return CallSpec(
         function=aten.reshape.default,
         arguments=(node.inputs[0], list(node.outputs[0].shape)),
@@ -204,13 +204,13 @@ def _rms(node: Node) -> CallSpec:
 
 
 def _widened(node: Node) -> CallSpec:
-    """A softmax of half precision that gives fp32, which one kernel does on CUDA alone."""
+    """A softmax of half precision with an fp32 result; only CUDA does both in one kernel."""
     function = functional.log_softmax if node.op.startswith("_log") else functional.softmax
     arguments = (node.input("self"), node.attribute("dim"))
     return CallSpec(function=function, arguments=arguments, keywords={"dtype": torch.float32}, taken=(None,))
 
 
-#: Beginning of the name of an operator that not every device has -> the function of PyTorch that does the same.
+#: Prefix of the names of operators that not every device has -> the portable function of PyTorch for them.
 PORTABLE: Final[Mapping[str, Special]] = {
     "_scaled_dot_product_": _attention,
     "_fused_rms_norm": _rms,
@@ -218,4 +218,4 @@ PORTABLE: Final[Mapping[str, Special]] = {
 
 
 NATIVE: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
-"""Operators of the table of portable functions that run here under their own name, with all their results."""
+"""Operators that match :data:`PORTABLE` and yet run on a CPU under their own name, with all their results."""

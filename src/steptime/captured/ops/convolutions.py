@@ -39,15 +39,15 @@ from steptime.estimate.operators import Formula
 from steptime.num import Num
 
 WINOGRAD_TAPS: Final = (3, 3)
-"""Kernel that Winograd's algorithm takes, with stride and dilation one: cuDNN runs a dilated one by implicit products
-(API reference of cudnnConvolutionForward, its table of algorithms)."""
+"""Kernel size that Winograd's algorithm accepts, with stride and dilation one: cuDNN runs a dilated convolution as an
+implicit product (API reference of cudnnConvolutionForward, table of algorithms)."""
 
 
 FLOPS: Final = Formula(convolution_flops)
 
 
 def _convolution_sizes(node: Node) -> dict[str, Num]:
-    """Sizes for `convolution_flops`, channels in counted per group; a transposed one walks over its input's pixels."""
+    """Sizes for `convolution_flops`: input channels per group, pixels of the output (transposed: of the input)."""
     tensors = (
         input_type(node, "input", "self"),
         input_type(node, "weight"),
@@ -71,17 +71,17 @@ def _backward_sizes(node: Node) -> dict[str, Num]:
 
 
 def _backward_flops(s: Shape) -> Num:
-    """Each gradient takes as many operations as the forward."""
+    """Operations of the backward pass: each gradient takes the operations of the forward pass."""
     return int(s["of_data"] + s["of_weight"]) * FLOPS(s)
 
 
 def _backward_bytes(s: Shape) -> Num:
-    """Each gradient reads two of the three inputs; what differs in their sizes is averaged."""
+    """Traffic of the backward pass: each gradient reads two of the three inputs, taken as two thirds of their bytes."""
     return s["read_bytes"] * (s["of_data"] + s["of_weight"]) * 2 / 3 + s["written_bytes"]
 
 
 def _convolution_product(s: Shape, moved_bytes: Num, *, swapped: bool) -> Shape:
-    """The implicit product; ``swapped``: channels in and out change places."""
+    """Sizes of the implicit product; ``swapped``: input and output channels change places."""
     groups = s["groups"]
     inward, outward = s["channels_in"], s["channels_out"] / groups
     inward, outward = (outward, inward) if swapped else (inward, outward)
@@ -108,7 +108,7 @@ def _convolution_backward_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...
 
 
 def _convolution_dims(node: Node) -> OperatorDims:
-    """Images, channels (or groups of them), and _pooled_dims dims, whose edges neighbours exchange."""
+    """Dims: images, channels (or groups of channels), and spatial dims, whose edges neighbours exchange."""
     backward = "grad_output" in node.names
     names = {"grad_output": _result_labels(node), "weight": _weight_labels(node), "bias": ("out",)}
     x = next(name for name in ("input", "self") if name in node.names)
@@ -148,7 +148,7 @@ def _weight_labels(node: Node) -> Labels:
 
 
 def _convolution_specials(node: Node, to: list[Labels], backward: bool) -> dict[str, Special]:
-    """Gradients sum over what they lost; the bias is a term where channels are summed, and its gradient whole."""
+    """Gradients sum over dims that they lack; the bias is a term where channels are summed, its gradient is whole."""
     out: dict[str, Special] = {}
     for name in ("images", "out", "in"):
         summed = (n for n, each in enumerate(to) if name not in each and (name, each) != ("in", ("out",)))
@@ -166,7 +166,7 @@ def _convolution_specials(node: Node, to: list[Labels], backward: bool) -> dict[
 
 
 def reach(kernel: int, stride: int, padding: int, dilation: int, transposed: bool = False) -> tuple[int, int]:
-    """Rows that a piece needs from the pieces before and after it, where strides divide the rows evenly.
+    """Rows that a piece needs from the previous and from the next piece, where strides divide the rows evenly.
 
     >>> reach(3, 1, 1, 1), reach(7, 2, 3, 1), reach(2, 2, 0, 1)
     ((1, 1), (3, 2), (0, 0))
@@ -190,7 +190,7 @@ def _window(node: Node, dim: int, lost: Mapping[int, Placement]) -> Special:
     if not rows:
         return Special(units=outer.shape[2 + dim], outputs=lost)
     row = math.prod(x.shape) // x.shape[2 + dim] * x.element_bytes
-    if "grad_output" in node.names:  # the same rows of the gradient, and what the edges add to the neighbour's
+    if "grad_output" in node.names:  # the same rows of the gradient, and the sums at the edges of the neighbour
         row += math.prod(y.shape) // y.shape[2 + dim] * y.element_bytes
     across = ("images", "in", "groups", *(name for n, name in enumerate(_spatial(node)) if n != dim))
     exchange = Exchange(collective="halo", size_bytes=rows * row, across=across)
@@ -203,7 +203,7 @@ def _of_dim(node: Node, name: str, dim: int, default: int) -> int:
 
 
 def _convolved(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
-    """Groups are divided with the channels; the size of a bias is that of its gradient."""
+    """Attributes of a piece: groups are divided with the channels; the bias has the size of its gradient."""
     number = next(n for n, name in enumerate(node.names) if name in ("input", "self"))
     groups = node.attribute("groups", 1)
     made: dict[str, Attribute] = {}
@@ -251,7 +251,7 @@ def _pooled_sizes(node: Node) -> dict[str, Num]:
 
 
 def _pool_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    """A loop over the taps for each window; an adaptive one shares the input out over its windows."""
+    """A loop over the taps for each window; adaptive pooling divides the input among its windows."""
     backward = node.op.endswith("_backward")
     windows = (input_type(node, "grad_output") if backward else node.outputs[0]).elements
     steps = windows * s["taps"] if integers(node, "kernel_size") else input_type(node, "self").elements
@@ -260,7 +260,7 @@ def _pool_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
 
 
 def _pooled_dims(node: Node) -> OperatorDims:
-    """Pooling and resizing: images and channels are apart; windows that do not overlap split the pixels too."""
+    """Dims of pooling and resizing: images and channels are independent; so are pixels if windows do not overlap."""
     x = node.inputs[0].type
     wide = next((v.type for name, v in zip(node.names, node.inputs, strict=True) if name == "self"), x)
     rank = node.outputs[0].rank

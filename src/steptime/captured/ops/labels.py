@@ -1,8 +1,8 @@
-"""What an operator says of its dims: which exist, where they lie in its tensors, and what splitting one of them does.
+"""Dims of an operator: which exist, their positions in its tensors, and the effect of splitting one of them.
 
-An operator gives every dim of its tensors a label; equal labels are one dim. From the labels follows how each tensor
-lies when a dim is split over the devices of a mesh axis: sharded where the label stands, replicated where it does not,
-and a term of a sum in an output that lost it. Only what does not follow is written down (:class:`Special`).
+An operator gives every dim of its tensors a label; equal labels are one dim. The labels determine the placement of each
+tensor when a dim is split over the devices of a mesh axis: sharded where it has the label, replicated where it does
+not, and a term of a sum in an output that lost the label. :class:`Special` describes the exceptions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from steptime.captured.ops.work import integers
 from steptime.errors import UserError
 
 Kind: TypeAlias = Literal["batch", "contracted", "reduced", "halo", "exchanged", "indivisible"]
-"""Batch: iterations that do not meet. Contracted: summed away. Reduced: another reduction, or one that is finished in
-the operator. Halo: windows reach over the edges of a piece. Exchanged: devices exchange more than edges. Indivisible:
-it cannot be split."""
+"""Batch: independent iterations. Contracted: summed over. Reduced: another reduction, or one that is finished in the
+operator. Halo: windows reach over the edges of a piece. Exchanged: devices exchange more than edges. Indivisible: it
+cannot be split."""
 Collective: TypeAlias = Literal["halo", "all_reduce", "all_gather", "all_to_all"]
 
 
@@ -27,9 +27,9 @@ Collective: TypeAlias = Literal["halo", "all_reduce", "all_gather", "all_to_all"
 class Exchange:
     """Communication inside an operator that has one of its dims split.
 
-    `size_bytes` is that of the tensor reduced, gathered (the whole result) or redistributed; of a halo, what one device
-    sends to both of its neighbours together. All of them for the whole operator: dims in `across` divide it where they
-    are split over other axes.
+    `size_bytes` is the size of the tensor that is reduced, gathered (the whole result) or redistributed; for a halo,
+    the bytes that one device sends to both of its neighbours together. Sizes are of the whole operator: dims in
+    `across` divide them where they are split over other axes.
     """
 
     collective: Collective
@@ -39,24 +39,24 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dim:
-    """One dim of an operator, and how its tensors lie when it is split over one axis of a mesh."""
+    """One dim of an operator, and the placements of its tensors when this dim is split over one axis of a mesh."""
 
     name: str
     size: int
-    """Pieces of equal work at most: heads where a width is heads times their size."""
+    """Maximum number of pieces of equal work: heads where a width is heads times head size."""
     kind: Kind
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     exchange: Exchange | None = None
     masked: bool = False
-    """Indices point into the split dim: each device treats those of its own piece and counts the rest as nothing."""
+    """Indices point into the split dim: each device handles indices of its own piece and masks the others."""
     equal: bool = True
-    """All pieces have one size; else the last ones may be smaller."""
+    """All pieces have the same size; otherwise the last ones may be smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The operator is linear in some inputs: terms of a sum there give terms of a sum of its outputs."""
+    """Inputs in which the operator is linear: from terms of a sum of them it computes terms of a sum of its outputs."""
 
     name: str
     inputs: tuple[Placement, ...]
@@ -65,7 +65,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDims:
-    """All that is known of how an operator can be split."""
+    """Dims along which an operator can be split, and groups of inputs in which it is linear."""
 
     dims: tuple[Dim, ...]
     terms: tuple[Terms, ...] = ()
@@ -73,28 +73,28 @@ class OperatorDims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Special:
-    """What does not follow from where a label stands."""
+    """Exceptions to the placements that the labels determine."""
 
     kind: Kind | None = None
     inputs: Mapping[int, Placement] | None = None
     """Number of an input -> placement."""
     outputs: Mapping[int, Placement] | None = None
     units: int | None = None
-    """It can be split into at most this number of pieces, and sizes that differ are the same dim."""
+    """Maximum number of pieces; tensors may have this dim with different sizes."""
     exchange: Exchange | None = None
     masked: bool = False
 
 
 Labels: TypeAlias = Sequence[str]
 NO_LABEL: Final = "."
-"""A dim of a tensor that no dim of the operator is."""
+"""Label of a dim of a tensor that is no dim of the operator."""
 FIXED: Final = "!"
 """First character of the label of a dim that cannot be split."""
 _NOTHING: Final = Special()
 
 
 def labels(text: str) -> tuple[str, ...]:
-    """Labels from a text, one word a dim."""
+    """Labels from a text with one word for each dim."""
     return tuple(text.split())
 
 
@@ -108,7 +108,7 @@ def numbered(rank: int) -> tuple[str, ...]:
 
 
 def right_aligned(names: Labels, type: TensorType) -> tuple[str, ...]:
-    """Labels of a tensor that broadcasts to one with these labels.
+    """Labels of a tensor that is broadcast to one with the given labels.
 
     >>> right_aligned(("d0", "d1"), TensorType((7,), "fp32"))
     ('d1',)
@@ -117,19 +117,19 @@ def right_aligned(names: Labels, type: TensorType) -> tuple[str, ...]:
 
 
 def unlabelled(type: TensorType) -> tuple[str, ...]:
-    """Labels of a tensor that is replicated however the operator is split."""
+    """Labels of a tensor that is replicated in every split of the operator."""
     return (NO_LABEL,) * type.rank
 
 
 def all_replicated(node: Node) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    """Every tensor of a node on every device."""
+    """Placements of a node whose tensors are all replicated."""
     return (R,) * len(node.inputs), (R,) * len(node.outputs)
 
 
 def labelled(
     node: Node, inputs: Sequence[Labels], outputs: Sequence[Labels], special: Mapping[str, Special] | None = None
 ) -> tuple[Dim, ...]:
-    """Dims of a node whose tensors have these labels, in the order in which outputs and then inputs name them."""
+    """Dims of a node from the labels of its tensors, in order of first appearance: outputs first, then inputs."""
     given = [value.type for value in node.inputs]
     sizes: dict[str, int] = {}
     for names, type in (*zip(outputs, node.outputs, strict=True), *zip(inputs, given, strict=True)):
@@ -179,7 +179,7 @@ def _placements(
 def spelled(text: str) -> Callable[[Node], OperatorDims]:
     """Dims of an operator from labels of its inputs and outputs: ``"rows inner, inner columns -> rows columns"``.
 
-    A label that no output has is summed away; one that begins with ``!`` cannot be split, and ``.`` is no dim.
+    A label that no output has is summed over; a label that begins with ``!`` cannot be split, and ``.`` is no dim.
 
     Args:
         text: the labels of each tensor, inputs in the order of their arguments.
@@ -187,10 +187,10 @@ def spelled(text: str) -> Callable[[Node], OperatorDims]:
     given, out = ([labels(part) for part in side.split(",")] for side in text.split("->"))
 
     def rule(node: Node) -> OperatorDims:
-        """Dims of a node; none where it has other tensors than the text.
+        """Dims of a node; none where the number or the ranks of its tensors differ from the text.
 
         Raises:
-            UserError: the labels cannot be those of the operator.
+            UserError: the labels contradict the operator.
         """
         types = [value.type for value in node.inputs], node.outputs
         if [[len(names) for names in side] for side in (given, out)] != [[t.rank for t in side] for side in types]:
@@ -198,17 +198,17 @@ def spelled(text: str) -> Callable[[Node], OperatorDims]:
         wrong = _contradicted(node, given, out)
         if wrong:
             hint = "a label is one dim of the operator: it has one size, or 1 where it broadcasts"
-            raise UserError(f"labels {text!r} are not those of {node.op}: {wrong}", hint=hint)
+            raise UserError(f"labels {text!r} do not fit {node.op}: {wrong}", hint=hint)
         return OperatorDims(dims=labelled(node, given, out))
 
     return rule
 
 
 def _contradicted(node: Node, given: Sequence[Labels], out: Sequence[Labels]) -> str:
-    """Which label has two sizes, in the node or in the same operator on longer dims, each of a size of its own.
+    """Message on a label that has two sizes; empty if none has.
 
-    Outputs whose sizes attributes say keep them; an operator that does not take other sizes says nothing, nor do dims
-    that no input has.
+    The operator is also evaluated on longer dims of distinct sizes. Outputs with sizes given by attributes keep them;
+    operators that reject the longer dims, and dims that no input has, are not checked.
     """
     from steptime.captured.ops.making import types_of
 
@@ -239,7 +239,7 @@ def _contradicted(node: Node, given: Sequence[Labels], out: Sequence[Labels]) ->
 
 
 def terms_of(node: Node, *groups: Iterable[str], outputs: Iterable[int] | None = None) -> tuple[Terms, ...]:
-    """Linear in the inputs of each group of argument names together; absent arguments make no group."""
+    """Terms of an operator that is linear in each group of arguments; groups of absent arguments are skipped."""
     chosen = set(range(len(node.outputs)) if outputs is None else outputs)
     made = []
     for group in map(tuple, groups):
@@ -251,7 +251,7 @@ def terms_of(node: Node, *groups: Iterable[str], outputs: Iterable[int] | None =
 
 
 def by_name(node: Node, table: Mapping[str, Labels]) -> list[tuple[str, ...]]:
-    """Labels of each input by the name of its argument; without labels where the table has none."""
+    """Labels of each input, from a table by argument name; unlabelled where the table has none of its rank."""
     return [
         tuple(table[name]) if name in table and len(table[name]) == value.type.rank else unlabelled(value.type)
         for name, value in zip(node.names, node.inputs, strict=True)
@@ -259,20 +259,20 @@ def by_name(node: Node, table: Mapping[str, Labels]) -> list[tuple[str, ...]]:
 
 
 def fixed(names: Sequence[str], at: int) -> tuple[str, ...]:
-    """Labels of which the one of a dim cannot be split."""
+    """Labels with the one at a dim marked as indivisible."""
     return tuple(f"{FIXED}{name}" if dim == at else name for dim, name in enumerate(names))
 
 
 def without(names: Sequence[str], at: int) -> tuple[str, ...]:
-    """Labels without the one of a dim."""
+    """Labels without the one at a dim."""
     return tuple(name for dim, name in enumerate(names) if dim != at)
 
 
 def at_dim(node: Node, rank: int, name: str = "dim", default: int = 0) -> int:
-    """The dim that an attribute names, from the front."""
+    """The dim that an attribute names, as an index from the front."""
     return (integers(node, name) or (default,))[0] % max(rank, 1)
 
 
 def numbers_of(node: Node, *names: str) -> tuple[int, ...]:
-    """Numbers of the inputs that have one of the argument names."""
+    """Positions of the inputs that have one of the argument names."""
     return tuple(number for number, name in enumerate(node.names) if name in names)

@@ -19,9 +19,9 @@ from steptime.num import Num
 
 
 def _read_bytes(node: Node) -> int:
-    """Bytes of the lists; a tensor that stands at one place of two of them is read once.
+    """Bytes of the lists; a tensor at the same position of two lists is read once.
 
-    Parameters of equal blocks that were recorded once are one value at many places, and other tensors at each.
+    Equal blocks are recorded once: one value then stands at many positions for the distinct tensors of these blocks.
     """
     lists: dict[str, list[Value]] = {}
     for name, value in zip(node.names, node.inputs, strict=True):
@@ -31,7 +31,7 @@ def _read_bytes(node: Node) -> int:
 
 
 def _list_sizes(node: Node) -> dict[str, Num]:
-    """Tensors and elements of the first list, and how many lists a launch walks over."""
+    """Tensors and elements of the first list, and the number of lists that a launch walks over."""
     counts = Counter(node.names)
     first = node.names[0] if node.names else "self"
     members = [value.type for name, value in zip(node.names, node.inputs, strict=True) if name == first]
@@ -43,7 +43,7 @@ def _list_sizes(node: Node) -> dict[str, Num]:
 
 
 def _launches(s: Shape) -> Num:
-    """A result that is not written over a list is one more list."""
+    """Launches over the lists; a result that is not written in place is one more list."""
     lists = min(int(s["lists"] + 1 - s["inplace"]), max(TENSORS_PER_LAUNCH))
     return list_launches(s["tensors"], s["elements"], TENSORS_PER_LAUNCH[lists])
 
@@ -56,11 +56,11 @@ def _list_row(operations: int) -> OperatorWork:
 
 
 _UNWRITTEN: Final = frozenset({"grads", "state_steps", "lr", "grad_scale", "found_inf"})
-"""Arguments of fused optimisers that they only read."""
+"""Arguments that fused optimisers only read."""
 
 
 def _fused(node: Node) -> dict[str, Num]:
-    """Weights and states are written; gradients only where they are unscaled on the way."""
+    """Sizes of a fused optimiser: weights and states are written, and gradients where it unscales them."""
     unwritten = _UNWRITTEN if node.input("grad_scale") is None else _UNWRITTEN - {"grads"}
     pairs = zip(node.names, node.inputs, strict=True)
     written = sum(stored_bytes(value.type) for name, value in pairs if name not in unwritten)
@@ -68,9 +68,9 @@ def _fused(node: Node) -> dict[str, Num]:
 
 
 def listed(node: Node) -> OperatorDims:
-    """Operators on lists: the same dim of every tensor that has it.
+    """Dims of operators on lists: dim i is dim i of every tensor that has one.
 
-    Tensors of a list need not lie alike; :func:`~steptime.sharding.local.members` has each of them by itself.
+    The placements of the tensors of a list may differ: :func:`~steptime.sharding.local.members` treats each by itself.
     """
     types = [*(value.type for value in node.inputs), *node.outputs]
     dims = []
@@ -99,7 +99,7 @@ _LISTS: Final = {
     4: "div exp expm1 log log10 log1p log2 reciprocal rsqrt sigmoid sqrt",
     8: "acos asin atan cos cosh erf erfc lgamma pow sin sinh tan tanh",
 }
-"""Vector operations per element -> maps and reductions that PyTorch has over lists of tensors too."""
+"""Vector operations per element -> maps and reductions that PyTorch also has for lists of tensors."""
 OPTIMISERS: Final = (
     *(
         _row(" ".join(f"_foreach_{name}" for name in names.split()), _list_row(operations))

@@ -1,6 +1,6 @@
-"""Nodes with the types that PyTorch gives: an operator on values and attributes, run on tensors without memory.
+"""Constructors of nodes; output types come from PyTorch, which runs the operator on fake tensors.
 
-Each function is named as the ATen operator that it makes. All raise ``ValueError`` where arguments do not fit.
+Each function has the name of its ATen operator. All raise ``ValueError`` where the arguments do not fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def made(
     inputs: Mapping[str, Value | Sequence[Value] | None],
     attributes: Mapping[str, Attribute] | None = None,
 ) -> Node:
-    """A node whose outputs have the types, strides included, that PyTorch's operator gives.
+    """A node whose outputs have the types, with strides, that PyTorch computes.
 
     Args:
         nodes: the table of nodes.
@@ -44,7 +44,7 @@ def made(
 
 
 def types_of(node: Node) -> tuple[TensorType, ...]:
-    """Types of the outputs of an operator on its inputs, whatever the node says.
+    """Output types that PyTorch computes for an operator and its inputs; types recorded in the node are ignored.
 
     Raises:
         ValueError: PyTorch does not take these arguments.
@@ -106,7 +106,7 @@ def mul(nodes: Nodes, a: Value, b: Operand) -> Value:
 
 
 def to(nodes: Nodes, x: Value, dtype: str) -> Value:
-    """The tensor in another element type; itself where it has it."""
+    """The tensor in another element type; unchanged if it has that type."""
     return x if x.type.dtype == dtype else unary(nodes, "_to_copy", x, dtype=dtype)
 
 
@@ -117,7 +117,7 @@ def reduce(nodes: Nodes, op: str, x: Value, dims: Sequence[int], keepdim: bool, 
 
 
 def mm(nodes: Nodes, a: Value, b: Value, added: Value | None = None) -> Value:
-    """Product of two matrices (m, k) and (k, n), and what is added to it."""
+    """Product of two matrices (m, k) and (k, n), plus an optional addend."""
     if added is None:
         return made(nodes, "mm", {"self": a, "mat2": b}).value()
     return made(nodes, "addmm", {"self": added, "mat1": a, "mat2": b}).value()
@@ -146,7 +146,7 @@ def reshape(nodes: Nodes, x: Value, shape: Sequence[int]) -> Value:
 
 
 def permute(nodes: Nodes, x: Value, dims: Sequence[int]) -> Value:
-    """Dims in another order; the tensor itself where that is theirs."""
+    """Dims in another order; the tensor itself if the order is unchanged."""
     order = tuple(wrap(dim, x.type.rank) for dim in dims)
     return x if order == tuple(range(x.type.rank)) else unary(nodes, "permute", x, dims=order)
 
@@ -162,13 +162,13 @@ def t(nodes: Nodes, x: Value) -> Value:
 
 
 def expand(nodes: Nodes, x: Value, shape: Sequence[int]) -> Value:
-    """Sizes of 1 shown as larger ones, and dims added in front, all by strides of zero."""
+    """Dims of size 1 broadcast to larger sizes, and new dims in front, all with stride zero."""
     size = tuple(int(each) for each in shape)
     return x if size == x.type.shape else unary(nodes, "expand", x, size=size)
 
 
 def slice(nodes: Nodes, x: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
-    """Elements ``start, start + step, ...`` below ``end`` of one dim; the tensor itself where that is all of it."""
+    """Elements ``start, start + step, ...`` below ``end`` of one dim; the tensor itself if these are all elements."""
     dim = wrap(dim, x.type.rank)
     size = x.type.shape[dim]
     start, end = (min(max(bound + size if bound < 0 else bound, 0), size) for bound in (start, end))
@@ -177,28 +177,28 @@ def slice(nodes: Nodes, x: Value, dim: int, start: int, end: int, step: int = 1)
 
 
 def select(nodes: Nodes, x: Value, dim: int, index: int) -> Value:
-    """One element of one dim, which goes."""
+    """One index of one dim, which is removed."""
     return unary(nodes, "select", x, dim=wrap(dim, x.type.rank), index=index)
 
 
 def unsqueeze(nodes: Nodes, x: Value, dim: int) -> Value:
-    """A dim of size 1 put in."""
+    """A new dim of size 1."""
     return unary(nodes, "unsqueeze", x, dim=wrap(dim, x.type.rank + 1))
 
 
 def squeeze(nodes: Nodes, x: Value, dims: Sequence[int]) -> Value:
-    """Those of the dims taken out whose size is 1; the tensor itself where none has."""
+    """The given dims removed where their size is 1; the tensor itself if none has size 1."""
     gone = tuple(sorted({wrap(dim, x.type.rank) for dim in dims} if x.type.rank else ()))
     return unary(nodes, "squeeze", x, dim=gone) if any(x.type.shape[dim] == 1 for dim in gone) else x
 
 
 def cat(nodes: Nodes, parts: Sequence[Value], dim: int) -> Value:
-    """Tensors joined along one dim."""
+    """Concatenation of tensors along one dim."""
     return made(nodes, "cat", {"tensors": parts}, {"dim": wrap(dim, parts[0].type.rank)}).value()
 
 
 def spatial(values: Sequence[int], rank: int) -> tuple[int, ...]:
-    """One number per spatial dim; a single one counts for all.
+    """One number per spatial dim; a single number applies to all.
 
     >>> spatial((3,), 2)
     (3, 3)
@@ -216,9 +216,8 @@ def convolution(nodes: Nodes, x: Value, weight: Value, bias: Value | None, **how
         nodes: the table of nodes.
         x: images.
         weight: weights.
-        bias: one number per channel out, or None.
-        how: ``stride``, ``padding``, ``dilation``, and where they are not the usual ``transposed``,
-            ``output_padding``, ``groups``.
+        bias: one number per output channel, or None.
+        how: ``stride``, ``padding``, ``dilation``; ``transposed``, ``output_padding`` and ``groups`` have defaults.
     """
     rank = x.type.rank - 2
     each = {"output_padding": (0,), **how}

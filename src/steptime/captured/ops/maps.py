@@ -1,4 +1,4 @@
-"""Operators on every element: maps, and random numbers."""
+"""Element-wise operators: maps, and random numbers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from steptime.estimate.operators import Formula
 from steptime.num import Num
 
 GRADIENTS: Final = ("grad_output", "grad", "grad_out")
-"""Arguments in which every backward pass is linear."""
+"""Names of the incoming gradient, in which every backward pass is linear."""
 
 
 class Elementwise:
-    """Every dim of the result; an input that is broadcast along one has all of it everywhere.
+    """Dims of an element-wise operator: all dims of its result; an input that is broadcast along a dim is replicated.
 
     Args:
-        linear: arguments in which the operator is linear together, group by group, where all of a group are given.
+        linear: groups of arguments in which the operator is linear together; a group counts if all of it are given.
     """
 
     def __init__(self, *linear: str) -> None:
@@ -46,33 +46,33 @@ class Elementwise:
 
 
 by_element: Final = Elementwise()
-"""Dims of a map that is linear in nothing, or in the gradient if it is a backward pass."""
+"""Dims of a map that is linear only in the gradient, if it is a backward pass."""
 
 
 class Drawn(Elementwise):
-    """Random numbers: each device draws its own, so that nothing is linear."""
+    """Dims of random numbers: each device draws its own, so the operator is linear in nothing."""
 
     def _groups(self, node: Node) -> tuple[tuple[str, ...], ...]:
         return ()
 
 
 drawn: Final = Drawn()
-"""Dims of operators that draw."""
+"""Dims of operators that draw random numbers."""
 
 
 class _Masked(Elementwise):
-    """Linear in what is kept, where zeros are put in its place."""
+    """Dims of a masked fill, which is linear in its input where the fill value is zero."""
 
     def _groups(self, node: Node) -> tuple[tuple[str, ...], ...]:
         return super()._groups(node) if node.attribute("value") == 0 else ()
 
 
 ACTIVATION: Final = 6
-"""Maps of at least this number of operations per element are timed as an activation; lighter ones as what they move."""
+"""Minimum vector operations per element of a map that is timed as an activation; lighter ones are timed by traffic."""
 
 
 def _light(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    """Two whole tensors in and one out is what was measured as an addition."""
+    """Kernel of a light map: the measured residual addition if two whole tensors go in and one comes out."""
     whole = s["moved_bytes"] == residual_bytes(s["elements"], s["element_bytes"])
     return as_operator("residual")(node, s) if whole else moved(node, s)
 
@@ -82,7 +82,7 @@ def _heavy(node: Node, s: Shape) -> tuple[KernelCall, ...]:
 
 
 def per_element(operations: int) -> OperatorWork:
-    """Work of a map: vector operations per element of its result, every tensor read or written once."""
+    """Work of a map: vector operations per element of its result; every tensor is read or written once."""
     sizes: Mapping[str, Num] = {"operations": operations}
     return OperatorWork(
         sizes=lambda node: sizes,
@@ -103,8 +103,7 @@ def _map(
     names: str, operations: int, *linear: str, processor: Measured | None = None, dims: Dims | None = None,
     fusable: bool = True,
 ) -> Operator:  # fmt: skip
-    """A map of so many vector operations per element of its result; functions of the library count as their
-    polynomials do."""
+    """A map by its vector operations per element of the result; a library function counts as its polynomial."""
     return Operator(
         names=names, family="map", work=per_element(operations), layouts="pointwise",
         dims=dims or (Elementwise(*linear) if linear else by_element), processor=processor,
@@ -174,4 +173,4 @@ RANDOM: Final = (
     ),
     Operator(names="randn", family="map", work=_drawn(20), dims=drawn, pieces=shape_of_output("size", "shape")),
 )  # fmt: skip
-"""Random numbers: vector operations per element of the generator (Philox, Salmon et al. 2011: ten rounds for four)."""
+"""Random numbers, by vector operations per element of Philox (Salmon et al. 2011: ten rounds for four numbers)."""

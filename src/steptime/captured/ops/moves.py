@@ -1,4 +1,4 @@
-"""Operators that copy, fill, join, choose or put elements."""
+"""Operators that copy, fill, concatenate, gather or scatter elements."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _index_bytes(node: Node, *names: str) -> int:
 
 
 def _source(node: Node) -> dict[str, Num]:
-    """`copy_` reads its source alone; what it is written over is not read."""
+    """Sizes of `copy_`, which reads its source and not its destination."""
     return {"read_bytes": stored_bytes(input_type(node, "src"))}
 
 
@@ -63,7 +63,7 @@ def _chosen(node: Node) -> dict[str, Num]:
 
 
 def _put(values: str, accumulate: int) -> Callable[[Node], dict[str, Num]]:
-    """Sizes of a scatter whose values have that argument name; a scalar value is written once per index."""
+    """Sizes of a scatter, from the argument name of its values; a scalar value is written once per index."""
 
     def sizes(node: Node) -> dict[str, Num]:
         given = node.input(values)
@@ -81,7 +81,7 @@ def _put(values: str, accumulate: int) -> Callable[[Node], dict[str, Num]]:
 
 
 def _part(node: Node) -> dict[str, Num]:
-    """The gradient of a look at a part: zeros, and the part copied in."""
+    """Sizes of the gradient of a slice: zeros with the slice copied in."""
     grad = input_type(node, "grad_output", "grad")
     return {
         "value_bytes": stored_bytes(grad), "index_bytes": 0, "whole_bytes": stored_bytes(node.outputs[0]),
@@ -90,7 +90,7 @@ def _part(node: Node) -> dict[str, Num]:
 
 
 def joined(node: Node) -> OperatorDims:
-    """Members lie one after another along a dim; `stack` makes the dim. Empty members have no part in it."""
+    """Dims of `cat` and `stack`; the dim of concatenation, which `stack` adds, is indivisible."""
     out = node.outputs[0]
     at, names = at_dim(node, out.rank), numbered(out.rank)
     inner = without(names, at) if node.op == "stack" else fixed(names, at)
@@ -100,7 +100,7 @@ def joined(node: Node) -> OperatorDims:
 
 
 def padded(node: Node) -> OperatorDims:
-    """Dims that are not padded, turned or repeated."""
+    """Dims of paddings, flips, rolls and repeats: every dim that they leave unchanged."""
     x, out = node.inputs[0].type, node.outputs[0]
     turned = {each % max(x.rank, 1) for each in integers(node, "dims")} if node.op in ("flip", "roll") else set()
     if node.op == "roll" and not turned:
@@ -118,14 +118,14 @@ def padded(node: Node) -> OperatorDims:
 
 
 def triangle(node: Node) -> OperatorDims:
-    """Matrices are apart; which elements of one are kept depends on their place."""
+    """Dims of `tril` and `triu`: the batch dims; which elements of a matrix are kept depends on their position."""
     rank = node.outputs[0].rank
     names = tuple(f"{FIXED}d{dim}" if dim >= rank - 2 else f"d{dim}" for dim in range(rank))
     return looks(node, names, names)
 
 
 def _indexed(node: Node, values: tuple[int, ...]) -> tuple[int, tuple[str, ...], tuple[str, ...]] | None:
-    """Where the indexed dims begin, labels of `self`, and labels of the chosen; None where shapes do not tell."""
+    """First indexed dim, labels of `self`, and labels of the gathered elements; None if the shapes do not tell."""
     x = node.inputs[0].type
     given = [value.type for value in node.inputs_of("indices")]
     if any(type.dtype == "bool" for type in given) or not given:
@@ -141,9 +141,9 @@ def _indexed(node: Node, values: tuple[int, ...]) -> tuple[int, tuple[str, ...],
 
 
 def index(node: Node) -> OperatorDims:
-    """Elements by index: what is chosen, what is not indexed, and the rows of which each device has its own.
+    """Dims of gathering by index: gathered positions, dims without an index, and masked rows.
 
-    Rows and choices can be split together: what is chosen then travels to who asked for it.
+    Rows and positions can be split together: an all-to-all then sends gathered elements to the device that needs them.
     """
     found = _indexed(node, node.outputs[0].shape)
     if found is None:
@@ -160,7 +160,7 @@ def index(node: Node) -> OperatorDims:
 
 
 def _dispatched(node: Node, at: int, names: Labels, moved: TensorType) -> tuple[Dim, ...]:
-    """Rows and their choices both in pieces, first dims to first dims; all-to-all of what is chosen."""
+    """The dim that splits rows and gathered positions together, with an all-to-all of the gathered elements."""
     inputs = tuple(
         shard(at) if name in ("self", "values") else shard(0) if value.type.rank else R
         for name, value in zip(node.names, node.inputs, strict=True)
@@ -176,7 +176,7 @@ def _dispatched(node: Node, at: int, names: Labels, moved: TensorType) -> tuple[
 
 
 def index_put(node: Node) -> OperatorDims:
-    """Values put or added at indices: rows of which each device writes its own, and, added, terms by value."""
+    """Dims of values written or added at indices: masked rows; values that are added can be terms of a sum."""
     x = node.inputs[0].type
     values = next((v.type for v in node.inputs_of("values")), None)
     found = _indexed(node, values.shape) if values is not None else None
@@ -202,7 +202,7 @@ def index_put(node: Node) -> OperatorDims:
 
 
 def gathered(node: Node) -> OperatorDims:
-    """`gather`: along its dim the index alone is split, or the table, of which each device has its own."""
+    """Dims of `gather`: along its dim either the index is split, or the table, with masked rows."""
     x, chosen = node.inputs[0].type, node.inputs_of("index")[0].type
     at = at_dim(node, x.rank)
     names = tuple(f"d{dim}" if x.shape[dim] == chosen.shape[dim] else f"{FIXED}d{dim}" for dim in range(x.rank))
@@ -214,7 +214,7 @@ def gathered(node: Node) -> OperatorDims:
 
 
 def scattered(node: Node) -> OperatorDims:
-    """`scatter` and `scatter_add`: rows are apart; added, the values can be terms."""
+    """Dims of `scatter` and `scatter_add`: masked rows; values that are added can be terms of a sum."""
     x, chosen = node.inputs[0].type, node.inputs_of("index")[0].type
     at = at_dim(node, x.rank)
     src = node.inputs_of("src")
@@ -233,7 +233,7 @@ def scattered(node: Node) -> OperatorDims:
 
 
 def by_index(node: Node) -> OperatorDims:
-    """`index_select` and `index_add`: like an index along one dim."""
+    """Dims of `index_select`, `index_add` and `index_copy`: an index along one dim."""
     x = node.inputs[0].type
     at = at_dim(node, x.rank)
     own = tuple("row" if dim == at else f"d{dim}" for dim in range(x.rank))
@@ -248,7 +248,7 @@ def by_index(node: Node) -> OperatorDims:
 
 
 def _range(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
-    """The first piece of a range; others begin later."""
+    """Attributes of the first piece of a range; the other pieces start later."""
     start, step = node.attribute("start", 0), node.attribute("step", 1)
     if isinstance(start, (int, float)) and isinstance(step, (int, float)):
         return {"end": start + step * outputs[0].shape[0]}
@@ -329,4 +329,4 @@ CHOICES: Final = (
     _row("unfold_backward diagonal_backward", _PART, strided),
     _row("value_selecting_reduction_backward", _PART),
 )
-"""Elements chosen by index, put at an index, and gradients of parts."""
+"""Gathers, scatters, and gradients of slices."""

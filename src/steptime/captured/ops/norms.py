@@ -1,4 +1,4 @@
-"""Norms, softmax, losses, dropout, embeddings: operators along rows."""
+"""Operators along rows: norms, softmax, losses, dropout, embeddings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _layer_sizes(node: Node) -> dict[str, Num]:
 
 
 def _group_sizes(node: Node) -> dict[str, Num]:
-    """A row is what shares a mean: channels of a group and all their pixels."""
+    """Sizes of a group norm; a row has one mean: the channels of a group with all their pixels."""
     x = input_type(node, "input", "X")
     rows = integer(node, "N", x.shape[0]) * integer(node, "group", integer(node, "num_groups", 1))
     return {
@@ -72,7 +72,7 @@ def _batch_sizes(node: Node) -> dict[str, Num]:
 
 
 def _batch_kernels(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    """A loop for each channel of each image, where the statistics are those of the batch and images have pixels."""
+    """A loop for each channel of each image, if the statistics come from the batch and images have pixels."""
     planes = math.prod(input_type(node, "input", "self").shape[:2])
     own = s["training"] and not node.op.endswith(("no_training", "no_update")) and s["elements"] > planes
     name = "batch_norm_backward" if node.op.endswith("_backward") else "batch_norm"
@@ -114,7 +114,7 @@ def _embedding_sizes(node: Node) -> dict[str, Num]:
 
 
 def _bag_bytes(s: Shape) -> Num:
-    """Chosen rows are read, their sums written."""
+    """Traffic of an embedding bag: gathered rows and indices are read, sums are written."""
     return s["value_bytes"] + s["index_bytes"] + s["written_bytes"]
 
 
@@ -123,7 +123,7 @@ def _two(shape: Shape) -> Num:
 
 
 def norm_dims(node: Node) -> OperatorDims:
-    """Norms over the last dims: rows are apart, and over a split row two sums of it are exchanged."""
+    """Dims of norms over the last dims: rows are independent; devices that split a row all-reduce two sums of it."""
     x = next(value.type for name, value in zip(node.names, node.inputs, strict=True) if name == "input")
     normed = len(integers(node, "normalized_shape")) or 1
     names = tuple(f"rows{dim}" if dim < x.rank - normed else f"width{dim}" for dim in range(x.rank))
@@ -159,7 +159,7 @@ def norm_dims(node: Node) -> OperatorDims:
 
 
 def _group_dims(node: Node) -> OperatorDims:
-    """Images and groups of channels are apart; the spatial dims share statistics."""
+    """Dims of a group norm: images and groups of channels are independent; spatial dims share statistics."""
     x = next(v.type for name, v in zip(node.names, node.inputs, strict=True) if name in ("input", "X"))
     groups = integer(node, "group", integer(node, "num_groups", 1))
     names = ("images", "groups", *(f"space{dim}" for dim in range(x.rank - 2)))
@@ -187,7 +187,7 @@ def _group_dims(node: Node) -> OperatorDims:
 
 
 def batch_dims(node: Node) -> OperatorDims:
-    """Channels are apart; images and pixels share statistics, unless these are given."""
+    """Dims of a batch norm: channels are independent; images and pixels share statistics, unless these are given."""
     x = next(v.type for name, v in zip(node.names, node.inputs, strict=True) if name in ("input", "self"))
     names = ("images", "channels", *(f"space{dim}" for dim in range(x.rank - 2)))
     table: dict[str, Labels] = {
@@ -208,7 +208,7 @@ def batch_dims(node: Node) -> OperatorDims:
 
 
 def _softmax_dims(node: Node) -> OperatorDims:
-    """Rows are apart; along them devices exchange the largest and the sum of each row (backward: one sum)."""
+    """Dims of a softmax: rows are independent; devices that split a row exchange maximum and sum (backward: sum)."""
     x, backward = node.inputs[0].type, node.op.endswith("_backward_data")
     names, at = numbered(x.rank), at_dim(node, x.rank, default=-1)
     rows = tuple(name for dim, name in enumerate(names) if dim != at)
@@ -219,9 +219,9 @@ def _softmax_dims(node: Node) -> OperatorDims:
 
 
 def _label_dims(node: Node) -> OperatorDims:
-    """Negative log-likelihood of rows: a mean divides by a weight of all rows, which devices add up.
+    """Dims of the negative log-likelihood: a mean divides by the weight of all rows, which devices add up.
 
-    Split over classes, each device has the labels of its own; a loss by rows is a term of a sum then.
+    Split over classes, each device counts labels of its own classes, and the loss of a row is a term of a sum.
     """
     target = node.inputs_of("target")[0].type
     rows = tuple(f"rows{dim}" for dim in range(target.rank))
@@ -250,7 +250,7 @@ def _label_dims(node: Node) -> OperatorDims:
 
 
 def _pair_dims(node: Node) -> OperatorDims:
-    """Losses on every element, reduced or not."""
+    """Dims of element-wise losses, reduced or not."""
     x = next(v.type for name, v in zip(node.names, node.inputs, strict=True) if name == "self")
     if node.outputs[0].rank == x.rank:
         return by_element(node)
@@ -261,7 +261,7 @@ def _pair_dims(node: Node) -> OperatorDims:
 
 
 def _embedding_dims(node: Node) -> OperatorDims:
-    """Rows of a table by index: tokens, width, and rows, of which each device looks up its own."""
+    """Dims of an embedding: tokens, width, and rows, of which each device looks up its own."""
     rank = node.inputs_of("indices")[0].type.rank
     tokens = tuple(f"tokens{dim}" for dim in range(rank))
     given = by_name(node, {"weight": labels("rows width"), "indices": tokens})
@@ -270,7 +270,7 @@ def _embedding_dims(node: Node) -> OperatorDims:
 
 
 def _embedding_gradient_dims(node: Node) -> OperatorDims:
-    """Gradients of tokens added up by row."""
+    """Dims of the gradient of an embedding: gradients of tokens are added up by row."""
     rank = node.inputs_of("indices")[0].type.rank
     tokens = tuple(f"tokens{dim}" for dim in range(rank))
     given = by_name(node, {"grad_output": (*tokens, "width"), "indices": tokens})
@@ -311,7 +311,7 @@ def _normalised(
     kernels: Kernels,
     launches: int = 1,
 ) -> OperatorWork:
-    """Work by the formulas of a norm, ``NAME_flops`` and ``NAME_bytes``."""
+    """Work from the formulas ``NAME_flops`` and ``NAME_bytes``."""
     return OperatorWork(
         sizes=sizes, vector_flops=Formula(getattr(formulas, f"{name}_flops")),
         moved_bytes=Formula(getattr(formulas, f"{name}_bytes")), kernels=kernels, launches=lambda s: float(launches),
@@ -379,7 +379,7 @@ NORMS: Final = (
         _BATCH_BACKWARD, batch_dims, layouts="images",
     ),
 )  # fmt: skip
-"""Norms, which divide by a statistic of a row, a group or a channel."""
+"""Norms by statistics of a row, a group or a channel."""
 SOFTMAXES: Final = (
     _row("_softmax", _SOFTMAX, _softmax_dims, layouts="rows", processor=processor.softmax),
     _row("softmax _safe_softmax", _SOFTMAX, _softmax_dims, processor=processor.softmax),
@@ -412,4 +412,4 @@ EMBEDDINGS: Final = (
     _row("_embedding_bag _embedding_bag_forward_only", _BAG),
     _row("_embedding_bag_backward _embedding_bag_dense_backward", _LOOK_UP_BACKWARD),
 )
-"""Rows of a table by index."""
+"""Embeddings and embedding bags."""

@@ -1,4 +1,4 @@
-"""The row of an operator: all that is known of it, said once."""
+"""The row of an operator: its dims, work, kernels and layouts."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ Family = Literal[
 Layouts = Literal[
     "recorded", "pointwise", "view", "copy", "images", "kernel", "matrix", "rows", "joined", "reduction", "heads"
 ]
-"""Recorded: inputs and results as they were recorded, as nothing else is known. Pointwise: all in one order of dims.
-View: one layout shows as another. Copy: left out where the layouts are equal. Images: NCHW or NHWC at the same cost.
-Kernel: NCHW or NHWC, where the kernel works in one of them. Matrix: rows or columns. Rows: row-major, else a copy.
-Joined: parts and result in one order. Reduction: any order, kept by the dims that stay. Heads: the last dim dense."""
+"""Recorded: inputs and results as recorded, since no other layout is known. Pointwise: all in one order of dims.
+View: maps one layout to another. Copy: dropped if both layouts are equal. Images: NCHW or NHWC at the same cost.
+Kernel: NCHW or NHWC, with a kernel that works in one of them. Matrix: row-major or column-major. Rows: row-major, else
+a copy. Joined: parts and result in one order. Reduction: any order of the kept dims. Heads: last dim contiguous."""
 
 Dims = Callable[[Node], OperatorDims]
 Pieces = Callable[[Node, tuple[TensorType, ...], tuple[TensorType, ...]], Mapping[str, Attribute]]
-"""Attributes of what one device runs, from the node and the pieces of its inputs and outputs."""
+"""Attributes of the operator that one device runs, from the node and the pieces of its inputs and outputs."""
 Measured = Callable[[Node, Work], tuple[str, Mapping[str, Num]] | None]
-"""What a node is timed as on a processor, and the sizes of that; None where nothing like it was measured."""
+"""Name and sizes of the measured operator that a node is timed as on a CPU; None where none was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator, or several that differ in their names alone."""
+    """One operator, or several that differ only in their names."""
 
     names: str
-    """A word each: as in ATen, without the underscore of in-place forms, or ``namespace::name`` of another library."""
+    """Names, separated by spaces: as in ATen, without the underscore of in-place forms, or ``namespace::name``."""
     family: Family
     work: OperatorWork | None = None
-    """What it computes and moves, and which kernels time it; None: nothing."""
+    """Arithmetic, traffic and kernels of the operator; None: it costs nothing."""
     dims: Dims | None = None
-    """How its tensors' dims are labelled, from which shardings and cuts follow; None: every device runs it whole."""
+    """Labels of the dims of its tensors, for shardings and cuts; None: every device runs the whole operator."""
     layouts: Layouts = "recorded"
-    """Which layouts in memory it reads and writes."""
+    """Memory layouts that it reads and writes."""
     pieces: Pieces | None = None
     """Attributes that change with the pieces of its tensors."""
     processor: Measured | None = None
-    """What it is timed as where it was measured on a processor."""
+    """Measured operator that it is timed as on a CPU."""
     operations: int | None = None
-    """Vector operations per element, of an element-wise operator of one result that a fused kernel can take in."""
+    """Vector operations per element of an element-wise operator that a fused kernel can include; None: it cannot."""
     factors: tuple[str, str] | None = None
-    """Arguments that a product multiplies, in their order; any other tensor is added."""
+    """Names of the left and right factor of a product; any other tensor is added."""
     looks: bool = False
-    """Its (first) output is another look at the storage of its first input."""
+    """Its first output is a view of the storage of its first input."""

@@ -1,4 +1,4 @@
-"""How a tensor lies on the devices of a mesh: along each axis sharded, replicated, or a term of a reduction."""
+"""Placement of a tensor on the devices of a mesh: along each axis sharded, replicated, or a term of a reduction."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REDUCTIONS: Final[tuple[Reduction, ...]] = ("sum", "avg", "max", "min", "product
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """How a tensor lies along one axis of a mesh: exactly one of sharded, partial and replicated.
+    """Placement of a tensor along one axis of a mesh: exactly one of sharded, partial and replicated.
 
     >>> print(shard(1), R, P, partial("max"))
     S(1) R P P(max)
     """
 
     dim: int | None = None
-    """The dim of the tensor of which each device has a piece, from 0; None: it is not sharded."""
+    """Index of the sharded dim; None: the tensor is not sharded."""
     reduction: Reduction | None = None
-    """Each device has a term of this reduction over the devices of the axis; None: it is not partial."""
+    """Reduction over the axis of which each device has a term; None: the tensor is not partial."""
 
     @property
     def sharded(self) -> bool:
@@ -57,7 +57,7 @@ P: Final = Placement(reduction="sum")
 Sharding: TypeAlias = tuple[Placement, ...]
 """Placement along each axis of a mesh, in the order of its axes.
 
-Where several axes shard one dim, the first of them divides it first (as ``torch.distributed.tensor`` has it).
+Where several axes shard one dim, the first of them divides it first (as in ``torch.distributed.tensor``).
 """
 
 
@@ -85,14 +85,14 @@ def placement_of(text: str) -> Placement:
     """
     found = _TEXT.fullmatch(text.strip())
     if found is None or (found[1] is not None and found[1] not in REDUCTIONS):
-        raise UserError(f"{text!r} is no placement", hint="write R, P, P(max) or S(0)")
+        raise UserError(f"{text!r} is not a placement", hint="write R, P, P(max) or S(0)")
     if found[2] is not None:
         return shard(int(found[2]))
     return next((partial(each) for each in REDUCTIONS if each == (found[1] or "sum")), P) if "P" in text else R
 
 
 def pieces(sharding: Sharding, sizes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Into how many pieces each dim of a tensor of `rank` dims is divided, on a mesh with axes of `sizes` devices.
+    """Number of pieces of each dim of a tensor of `rank` dims, on a mesh with axes of `sizes` devices.
 
     >>> pieces((shard(0), shard(0)), (2, 4), 2), pieces((R, shard(1)), (2, 4), 2)
     ((8, 1), (1, 4))
@@ -105,11 +105,11 @@ def pieces(sharding: Sharding, sizes: Sequence[int], rank: int) -> tuple[int, ..
 
 
 UNEVEN: Final = 1 / 8
-"""Share by which the largest piece of a dim may exceed an equal one."""
+"""Fraction by which the largest piece of a dim may exceed an equal piece."""
 
 
 def parted(size: int, count: int) -> bool:
-    """Whether a dim is divided into a number of pieces: equal ones, or with the last ones smaller, as DTensor has them.
+    """Divisibility of a dim into `count` pieces: equal ones, or, as with DTensor, with smaller last ones.
 
     >>> parted(50257, 4), parted(9, 8), parted(3, 4)
     (True, False, False)
@@ -118,7 +118,7 @@ def parted(size: int, count: int) -> bool:
 
 
 def divides(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> bool:
-    """Whether each device gets a piece of each dim that is sharded (:func:`parted`).
+    """True if each device gets a piece of each sharded dim (:func:`parted`).
 
     >>> divides((8, 3), (shard(0), R), (2, 4)), divides((8, 3), (R, shard(1)), (2, 4)), divides((8,), (shard(1),), (2,))
     (True, False, False)
@@ -129,7 +129,7 @@ def divides(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> b
 
 
 def local_shape(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of the largest piece that a device has; the sharding has to divide it (:func:`divides`).
+    """Shape of the largest piece on a device; the sharding has to divide the shape (:func:`divides`).
 
     >>> local_shape((8, 6), (shard(0), shard(1)), (2, 3)), local_shape((50257,), (shard(0),), (4,))
     ((4, 2), (12565,))
@@ -139,7 +139,7 @@ def local_shape(shape: Sequence[int], sharding: Sharding, sizes: Sequence[int]) 
 
 
 def text_of(sharding: Iterable[Placement]) -> str:
-    """A sharding as a report shows it.
+    """Text of a sharding in reports.
 
     >>> text_of((shard(0), R))
     'S(0) R'

@@ -1,7 +1,7 @@
-"""Operators as PyTorch runs them one by one on a processor: which measured operator each is timed as, and its sizes.
+"""Measured operator, with sizes, that each operator is timed as when PyTorch runs it on a CPU.
 
-On a CPU the call, the allocation of the result, the shape of the loops and the arithmetic of each element decide, which
-traffic does not tell: an exponential takes ten times as long as a product of two tensors of the same size.
+On a CPU the call, the allocation of the result, the loops and the arithmetic of each element determine the time;
+traffic does not: an exponential takes ten times as long as a product of two tensors of the same size.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def looped_sizes(node: Node, work: Work, loops: float) -> Sizes:
 
 
 def arithmetic(kind: str) -> Measured:
-    """Of one tensor, timed as a measured function of every element."""
+    """A function of every element of one tensor, timed as measured."""
     return lambda node, work: (f"cpu_{kind}", looped_sizes(node, work, 0.0))
 
 
 def gelu(node: Node, work: Work) -> tuple[str, Sizes]:
-    """The error function, or its approximation by a hyperbolic tangent."""
+    """GELU by the error function, or by its approximation with a hyperbolic tangent."""
     kind = "gelu" if node.attribute("approximate", "none") == "none" else "gelu_tanh"
     return f"cpu_{kind}", looped_sizes(node, work, 0.0)
 
 
 def light(node: Node, work: Work) -> tuple[str, Sizes]:
-    """A map that takes no longer than its traffic; one of a single tensor has a number as its other operand."""
+    """A map that takes no longer than its traffic; with a single tensor, the other operand is a number."""
     return _light(node, work, alone=len(node.inputs) > 1)
 
 
@@ -60,7 +60,7 @@ def _light(node: Node, work: Work, *, alone: bool) -> tuple[str, Sizes]:
 
 
 def power(node: Node, work: Work) -> tuple[str, Sizes]:
-    """A power; of easy exponents a product."""
+    """A power; easy exponents are timed as a light map."""
     return light(node, work) if _exponent(node) in EASY_POWERS else ("cpu_power", looped_sizes(node, work, 0.0))
 
 
@@ -70,13 +70,13 @@ def _exponent(node: Node) -> float | None:
 
 
 def operands(node: Node, *, alone: bool) -> tuple[str, float]:
-    """How the operands of a light map lie, and the rows that it goes through where they differ.
+    """Kind of the operands of a light map, and the rows of its loop if their shapes differ.
 
-    ``two`` whole tensors, ``one``, or one and a ``number``, a ``row`` or a ``column`` that is spread over it.
+    ``two`` whole tensors, ``one``, or one and a ``number``, a ``row`` or a ``column`` that is broadcast.
 
     Args:
         node: the map.
-        alone: a single tensor has no number as its other operand.
+        alone: with a single tensor, the map has no number as its other operand.
     """
     out = node.outputs[0]
     rows = out.elements / max(out.shape[-1], 1) if out.shape else 1.0
@@ -90,7 +90,7 @@ def operands(node: Node, *, alone: bool) -> tuple[str, float]:
 
 
 def reduced(kind: str) -> Measured:
-    """Reductions along the last dims of a contiguous tensor; others go through memory another way."""
+    """A reduction along the last dims of a contiguous tensor; others traverse memory differently and have no time."""
 
     def timed(node: Node, work: Work) -> tuple[str, Sizes] | None:
         x = node.inputs[0].type
@@ -104,7 +104,7 @@ def reduced(kind: str) -> Measured:
 
 
 def softmax(node: Node, work: Work) -> tuple[str, Sizes] | None:
-    """Along the last dim."""
+    """A softmax along the last dim; others have no measured time."""
     x = input_type(node, "input", "self")
     if integer(node, "dim", -1) % max(x.rank, 1) != x.rank - 1:
         return None
@@ -112,14 +112,14 @@ def softmax(node: Node, work: Work) -> tuple[str, Sizes] | None:
 
 
 def layer_norm(node: Node, work: Work) -> tuple[str, Sizes]:
-    """A loop for each row."""
+    """A layer norm: a loop for each row."""
     x = input_type(node, "input", "self")
     width = math.prod(integers(node, "normalized_shape")) or x.shape[-1]
     return "cpu_row_norm", looped_sizes(node, work, x.elements / max(width, 1))
 
 
 def batch_norm(node: Node, work: Work) -> tuple[str, Sizes] | None:
-    """A loop for each channel of each image, with given statistics."""
+    """A batch norm with given statistics: a loop for each channel of each image."""
     x = input_type(node, "input", "self")
     if integer(node, "training", integer(node, "train", 0)) or x.rank <= 2:
         return None
@@ -127,12 +127,12 @@ def batch_norm(node: Node, work: Work) -> tuple[str, Sizes] | None:
 
 
 def joined(node: Node, work: Work) -> tuple[str, Sizes]:
-    """A copy of each member."""
+    """A concatenation: a copy of each member."""
     return "cpu_copy_joined", looped_sizes(node, work, float(len(node.inputs)))
 
 
 def copied(node: Node, work: Work) -> tuple[str, Sizes]:
-    """A copy in the order of its source, or in another."""
+    """A copy in the memory order of its source, or in another one."""
     source, x = node.input("src") or node.inputs[0], node.inputs[0].type
     alike = source.type.shape != node.outputs[0].shape or _same_order(source.type, node.outputs[0])
     rows = x.elements / max(x.shape[-1], 1) if x.shape else 1.0
@@ -140,14 +140,14 @@ def copied(node: Node, work: Work) -> tuple[str, Sizes]:
 
 
 def _same_order(one: TensorType, other: TensorType) -> bool:
-    """Whether the last dim of more than one element is the one that lies together in both."""
+    """True if both tensors have the same fastest dim: the one with the smallest stride and more than one element."""
     fastest = [min((stride, -dim) for dim, stride in enumerate(strides_of(type)) if type.shape[dim] > 1)[1]
                if type.elements > 1 else 0 for type in (one, other)]  # fmt: skip
     return fastest[0] == fastest[1]
 
 
 def product(node: Node, work: Work) -> tuple[str, Sizes] | None:
-    """One product, or a batch of equal ones; what is added is spread over the result first."""
+    """One product, or a batch of equal ones; an addend is broadcast to the result first."""
     if len(work.kernels) != 1 or not work.matrix_flops:
         return None
     s = work.kernels[0].shape
@@ -163,7 +163,7 @@ def product(node: Node, work: Work) -> tuple[str, Sizes] | None:
 
 
 def attention(node: Node, work: Work) -> tuple[str, Sizes] | None:
-    """Without a causal mask the processor does all pairs; its exponentials count as vector operations."""
+    """Fused attention: a CPU computes all pairs unless the mask is causal; exponentials count as vector operations."""
     if len(work.kernels) != 1:
         return None
     s = work.kernels[0].shape
@@ -173,7 +173,7 @@ def attention(node: Node, work: Work) -> tuple[str, Sizes] | None:
 
 
 def convolution(node: Node, work: Work) -> tuple[str, Sizes] | None:
-    """By the library, or unfolded: each tap of each pixel is copied once, then it is a product."""
+    """A convolution by the library, or unfolded: each tap of each pixel is copied, then multiplied as a matrix."""
     if len(work.kernels) != 1 or "rows" not in work.kernels[0].shape:
         return None
     sizes, x, weight = work.kernels[0].shape, input_type(node, "input", "self"), input_type(node, "weight")

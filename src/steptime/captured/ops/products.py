@@ -1,4 +1,4 @@
-"""Operators that multiply matrices: products, with weights and by groups, and fused attention."""
+"""Operators that multiply matrices: products, grouped products, and fused attention."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Sizes = Callable[[Node], Mapping[str, Num]]
 
 
 def _product_sizes(left: str, right: str) -> Sizes:
-    """``left`` is m x k, ``right`` k x n; leading dims of ``left`` that are not those of a batch are rows."""
+    """Sizes of a product: ``left`` is m x k, ``right`` k x n; all leading dims of ``left`` are rows."""
 
     def sizes(node: Node) -> dict[str, Num]:
         a, b = _shape(node, left), _shape(node, right)
@@ -58,7 +58,7 @@ def _product_sizes(left: str, right: str) -> Sizes:
 
 
 def turned_in(node: Node, name: str) -> bool:
-    """Whether an operand is the transpose of what lies in memory."""
+    """True if an operand is the transpose of the matrix in memory."""
     value = node.input(name)
     return value is not None and turned(value)
 
@@ -72,7 +72,7 @@ def _batched_sizes(left: str, right: str) -> Sizes:
 
 
 def _linear_sizes(weight: str) -> Sizes:
-    """``weight`` is n x k."""
+    """Sizes of a linear layer; ``weight`` is n x k."""
 
     def sizes(node: Node) -> dict[str, Num]:
         a, w = _shape(node, "self", "input"), _shape(node, weight)
@@ -82,7 +82,7 @@ def _linear_sizes(weight: str) -> Sizes:
 
 
 def _grouped_sizes(node: Node) -> dict[str, Num]:
-    """Rows of one operand, or of both, are split among the groups by offsets."""
+    """Sizes of a grouped product; offsets split the rows of one operand, or of both, among the groups."""
     a, b = _shape(node, "self"), _shape(node, "mat2")
     groups = b[0] if len(b) == 3 else a[0] if len(a) == 3 else _shape(node, "offs")[0]
     if len(a) == 2 and len(b) == 2:  # split along k: one result per group
@@ -93,7 +93,7 @@ def _grouped_sizes(node: Node) -> dict[str, Num]:
 
 
 def _listed_sizes(node: Node) -> dict[str, Num]:
-    """Products of lists, each with its own dims."""
+    """Sizes of a list of products, each with its own dims."""
     pairs = zip(node.inputs_of("self"), node.inputs_of("mat2"), strict=True)
     sizes = [(a.type.shape, b.type.shape) for a, b in pairs]
     return {"listed_flops": sum(matmul_flops(a[0], b[1], a[1], 1) for a, b in sizes), "listed": len(sizes)}
@@ -116,7 +116,7 @@ def _multiplied(sizes: Sizes, operator: str = "matmul") -> OperatorWork:
 
 
 def _product_dims(left: tuple[str, str], right: tuple[str, str], out: str, added: str = "") -> Dims:
-    """Two factors by argument name and labels; what is added to the product is a term where the product is one."""
+    """Dims of a product from names and labels of its factors; the addend is a term of a sum where the product is."""
 
     def rule(node: Node) -> OperatorDims:
         to = labels(out)
@@ -133,7 +133,7 @@ def _product_dims(left: tuple[str, str], right: tuple[str, str], out: str, added
 
 
 def _linear_dims(node: Node) -> OperatorDims:
-    """Rows times a weight of (columns, inner)."""
+    """Dims of a linear layer: rows times a weight of (columns, inner)."""
     first = node.names[0]
     rank = node.inputs[0].type.rank
     rows = tuple(f"rows{dim}" for dim in range(rank - 1))
@@ -146,7 +146,7 @@ def _linear_dims(node: Node) -> OperatorDims:
 
 
 def _grouped_dims(node: Node) -> OperatorDims:
-    """Products of experts; rows are sorted by expert, and each device is taken to get as many of them as any other.
+    """Dims of the products of experts; rows are sorted by expert, and every device is assumed to get an equal number.
 
     Split by experts, a device has the rows of its own experts and their offsets.
     """
@@ -164,7 +164,7 @@ def _grouped_dims(node: Node) -> OperatorDims:
 
 
 def _of_experts(node: Node, left: Labels, right: Labels, out: Labels) -> Special:
-    """Rows go with their experts."""
+    """Placement of rows where experts are split: rows go with their experts."""
     names = {"self": left, "mat2": right}
     inputs = {
         number: shard(names[name].index("!tokens"))
@@ -191,7 +191,7 @@ def _row(
 
 
 def _matrices(names: str, left: str, right: str, *, added: str = "", batched: bool = False) -> Operator:
-    """A product of matrices, or of each of a batch, by the names of its factors and of what is added."""
+    """A product of two matrices, or a batch of products, from the names of its factors and of its addend."""
     a, b, out = _BATCHES if batched else _MATRICES
     sizes = _batched_sizes(left, right) if batched else _product_sizes(left, right)
     work = _multiplied(sizes, "grouped_matmul" if batched else "matmul")
@@ -199,7 +199,7 @@ def _matrices(names: str, left: str, right: str, *, added: str = "", batched: bo
 
 
 MATRICES: Final = (_matrices("mm", "self", "mat2"), _matrices("addmm", "mat1", "mat2", added="self"))
-"""Products of two matrices, with what is added to them and without."""
+"""Products of two matrices, with and without an addend."""
 PRODUCTS: Final = (
     *MATRICES,
     _matrices("bmm", "self", "mat2", batched=True),
@@ -221,7 +221,7 @@ PRODUCTS: Final = (
     _row("_grouped_mm", _multiplied(_grouped_sizes, "grouped_matmul"), _grouped_dims),
     _row("_scaled_grouped_mm", _multiplied(_grouped_sizes, "grouped_matmul")),
 )  # fmt: skip
-"""Products; an argument that is added to one is a term where the product is."""
+"""Products; an addend is a term of a sum where the product is."""
 
 
 CAUSAL_TYPES: Final = (1, 2)
@@ -229,7 +229,7 @@ CAUSAL_TYPES: Final = (1, 2)
 
 
 def _attention_geometry(node: Node, sequence: int) -> dict[str, Num]:
-    """Sizes of the kernel; ``sequence`` is the dim of tokens, 2 in (batch, heads, tokens, head), 1 with it first."""
+    """Sizes of the kernel; ``sequence`` is the dim of tokens: 2 in (batch, heads, tokens, head), else 1."""
     q, k, v = (input_type(node, name).shape for name in ("query", "key", "value"))
     heads = 3 - sequence
     if len(q) == 3:  # sequences of many lengths end to end: tokens, heads, head
@@ -239,7 +239,7 @@ def _attention_geometry(node: Node, sequence: int) -> dict[str, Num]:
 
 
 def _packed_sizes(node: Node) -> dict[str, Num]:
-    """Every sequence as long as the longest, since lengths are data."""
+    """Sizes of packed attention; lengths are data, so every sequence counts as the longest."""
     q, k, v = (input_type(node, name).shape for name in ("query", "key", "value"))
     offsets = node.input("cum_seq_q") or node.input("cu_seqlens_q")
     batch = 1 if offsets is None else offsets.type.shape[0] - 1
@@ -268,7 +268,7 @@ def _dropout(node: Node) -> float:
 
 
 def _unmasked(queries: int, keys: int) -> Num:
-    """Pairs of one head under a mask from top left: row i sees keys 0 to i."""
+    """Query-key pairs of one head under a causal mask from top left: row i sees keys 0 to i."""
     beyond = max(queries - keys, 0) * keys
     rows = min(queries, keys)
     return causal_pairs(rows, rows) + beyond
@@ -313,7 +313,7 @@ _GRADIENTS: Final = ("grad_out", "grad_out_")
 
 
 def _attention_dims(order: str) -> Dims:
-    """Fused attention, forward and backward, on tensors of four dims."""
+    """Dims of fused attention, forward and backward, on tensors of four dims."""
 
     def rule(node: Node) -> OperatorDims:
         types = {name: value.type for name, value in zip(node.names, node.inputs, strict=True)}
@@ -347,7 +347,7 @@ def _attention_dims(order: str) -> Dims:
 
 
 def _attention_outputs(node: Node, table: Mapping[str, Labels]) -> list[Labels]:
-    """Forward: result, sums of exponents, random state; backward: gradients of queries, keys, values, bias."""
+    """Labels of the outputs. Forward: result, log-sum-exp, random state. Backward: gradients of q, k, v, bias."""
     backward = node.op.endswith("_backward")
     names = ("query", "key", "value", "attn_bias") if backward else ("out", "logsumexp")
     known = [table[name] for name in names if name in table]
@@ -358,7 +358,7 @@ def _attention_outputs(node: Node, table: Mapping[str, Labels]) -> list[Labels]:
 
 
 def _attention_specials(node: Node, order: str, types: Mapping[str, TensorType]) -> dict[str, Special]:
-    """Heads go in groups that share keys; queries are apart where no causal mask ties them to their place."""
+    """Heads are split in groups that share keys; queries are independent unless a causal mask fixes their position."""
     at = labels(order.format(tokens="t", width="w")).index("heads")
     shared, backward = types["key"].shape[at], node.op.endswith("_backward")
     sums = types["logsumexp"] if backward else node.outputs[1] if len(node.outputs) > 1 else None
@@ -372,9 +372,9 @@ def _attention_specials(node: Node, order: str, types: Mapping[str, TensorType])
 
 
 def _context(node: Node, order: str, q: TensorType, k: TensorType) -> tuple[Dim, ...]:
-    """Queries, keys and values split by tokens: keys and values are gathered, their gradients reduced and scattered.
+    """The dim that splits queries, keys and values by tokens: keys and values are gathered, gradients reduce-scattered.
 
-    A causal mask is taken to be balanced over the devices (first and last pieces of the sequence together).
+    A causal mask is assumed to be balanced over the devices (first and last pieces of the sequence together).
     """
     at = labels(order.format(tokens="tokens", width="w")).index("tokens")
     if q.shape[at] != k.shape[at] or "attn_bias" in node.names or "attn_mask" in node.names:
@@ -394,7 +394,7 @@ def _context(node: Node, order: str, q: TensorType, k: TensorType) -> tuple[Dim,
 
 
 def _packed_dims(node: Node) -> OperatorDims:
-    """Only heads: tokens of many sequences lie end to end."""
+    """Dims of packed attention: only heads, since tokens of many sequences lie end to end."""
     table: dict[str, Labels] = dict.fromkeys(
         ("query", "key", "value", "out", *_GRADIENTS), labels("!tokens heads !width")
     )
@@ -407,7 +407,7 @@ def _packed_dims(node: Node) -> OperatorDims:
 
 
 def _longest(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
-    """Lengths of heads-first attention."""
+    """Attributes of heads-first attention that are lengths of its pieces."""
     sizes = {name: type.shape[2] for name, type in zip(node.names, inputs, strict=True) if type.rank == 4}
     return {
         name: sizes[of] for name, of in (("max_q", "query"), ("max_k", "key")) if node.attribute(name) and of in sizes
@@ -415,7 +415,7 @@ def _longest(node: Node, inputs: Types, outputs: Types) -> dict[str, Attribute]:
 
 
 def _attention_rows(names: str, order: str, sequence: int, pieces: Pieces | None = None) -> tuple[Operator, Operator]:
-    """Forward (names that end in ``_forward``, or have no ending) and backward pass."""
+    """Rows of the forward pass (names with or without the ending ``_forward``) and of the backward pass."""
     bases = [name.removesuffix("_forward") for name in names.split()]
     forward = Operator(
         names=names, family="attention", work=_attention_forward(sequence), dims=_attention_dims(order), pieces=pieces,

@@ -15,11 +15,11 @@ from steptime.estimate.operators import Formula
 from steptime.num import Num
 
 GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
-"""Gates by the mode of cuDNN and oneDNN layers: ReLU, tanh, LSTM, GRU."""
+"""Mode of cuDNN and oneDNN layers (ReLU, tanh, LSTM, GRU) -> number of gates."""
 
 
 RAW: Final = frozenset({"_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward"})
-"""Operators that take the input as it is, and all layers."""
+"""Operators that run all layers at once and read ``batch_first``."""
 
 
 CELL_OPERATIONS: Final = 24
@@ -27,7 +27,7 @@ CELL_OPERATIONS: Final = 24
 
 
 def _layer(node: Node) -> dict[str, Num]:
-    """oneDNN runs one layer in one direction at a time, with time first; the others all layers at once."""
+    """Sizes of a recurrent layer; oneDNN runs one layer and direction at a time, time first; others run all at once."""
     steps, batch, width = input_type(node, "input").shape
     if bool(integer(node, "batch_first", 0)) and node.op in RAW:
         steps, batch = batch, steps
@@ -40,7 +40,7 @@ def _layer(node: Node) -> dict[str, Num]:
 
 
 def _all_layers(first: Formula, s: Shape) -> Num:
-    """Layers above the first see the states of all directions as input."""
+    """A count over all layers; the input of layers above the first is the states of all directions."""
     above = {**s, "width": s["hidden"] * s["ways"]}
     return s["ways"] * (first(s) + (s["layers"] - 1) * first(above))
 
@@ -49,13 +49,13 @@ _FLOPS, _BACKWARD_FLOPS, _GATES = Formula(recurrent_flops), Formula(recurrent_ba
 
 
 def _weights_each_step(s: Shape) -> Num:
-    """The matrix of the state is read at every step, all else once."""
+    """Traffic of a layer: the matrix of the state is read at every step, all else once."""
     matrix = s["gates"] * s["hidden"] * s["hidden"] * s["element_bytes"] * s["layers"] * s["ways"]
     return s["read_bytes"] + s["written_bytes"] + (s["steps"] - 1) * matrix
 
 
 def _recurrent_kernel(node: Node, s: Shape) -> tuple[KernelCall, ...]:
-    """Layers of equal width, as the curves were measured: both products of a step at once."""
+    """The kernel of a forward pass; curves were measured on layers of equal width, with both products of a step."""
     return (KernelCall(operator="rnn_fwd", shape=_curve(s)),)
 
 
@@ -73,7 +73,7 @@ _OF_A_STATE: Final = ("hx", "cx", "hx_", "cx_", "cx_tmp", "hy_", "cy_", "grad_hy
 
 
 def _layer_dims(node: Node) -> OperatorDims:
-    """Sequences are apart; gradients of weights are terms of a sum over them."""
+    """Dims of a layer: sequences are independent; gradients of weights are terms of a sum over them."""
     x = input_type(node, "input")
     first = bool(integer(node, "batch_first", 0)) and node.op in RAW
     sequence = labels("batch !steps !width" if first else "!steps batch !width")
@@ -101,7 +101,7 @@ def _layer_dims(node: Node) -> OperatorDims:
 
 
 def _cell_dims(node: Node) -> OperatorDims:
-    """Samples are apart; the gradient of a bias is a term of a sum over them."""
+    """Dims of a cell: samples are independent; the gradient of a bias is a term of a sum over them."""
     given, out = (
         [labels("batch !hidden") if type.rank == 2 else unlabelled(type) for type in types]
         for types in ([value.type for value in node.inputs], node.outputs)

@@ -1,4 +1,4 @@
-"""Reductions, scans, sorts and choices along dims."""
+"""Reductions, scans, sorts and selections along dims."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _over(node: Node) -> tuple[int, ...]:
 
 
 def _reduction(how: Reduction | None = None, *, exchanged: bool = False, linear: bool = False) -> Dims:
-    """Dims that stay are apart; over the others each device has a term, or what finishes one is exchanged.
+    """Dims of a reduction: kept dims are independent; over a reduced dim each device has a term or exchanges numbers.
 
     Args:
-        how: the reduction that puts the terms of devices together; None: terms do not make the whole.
-        exchanged: one all-reduce of numbers per row finishes it inside the operator.
-        linear: it is a sum, or one that is divided.
+        how: the reduction that combines the terms of devices; None: terms cannot be combined.
+        exchanged: one all-reduce of numbers per row inside the operator finishes it.
+        linear: it is a sum or a mean.
     """
 
     def rule(node: Node) -> OperatorDims:
@@ -76,7 +76,7 @@ def _reduced(node: Node, kept: list[str], how: Reduction | None, exchanged: bool
 
 
 def along(*arguments: str) -> Dims:
-    """Scans, sorts and choices: anything but the dim along which they go."""
+    """Dims of scans, sorts and selections: all but the dim along which they run."""
 
     def rule(node: Node) -> OperatorDims:
         rank = node.inputs[0].type.rank
@@ -93,7 +93,7 @@ def along(*arguments: str) -> Dims:
 
 
 def counted(node: Node) -> OperatorDims:
-    """Counts by value: each device counts its own elements."""
+    """Dims of counts by value: each device counts its own elements."""
     names = numbered(node.inputs[0].type.rank)
     fixed = integer(node, "max", 0) > integer(node, "min", 0) or node.op == "bincount"
     special = {name: Special(kind=None if fixed else "indivisible") for name in names}
@@ -109,7 +109,7 @@ def _inputs(operations: int) -> OperatorWork:
 
 
 DIGITS: Final = {1: 1, 2: 2, 4: 4, 8: 8}
-"""Passes of a radix sort by the bytes of a key."""
+"""Bytes of a key -> passes of a radix sort."""
 
 
 def _sorted(node: Node) -> dict[str, Num]:
@@ -120,7 +120,7 @@ def _sorted(node: Node) -> dict[str, Num]:
 
 
 def _chosen_largest(node: Node) -> dict[str, Num]:
-    """Radix selection reads the keys once per digit and writes the chosen."""
+    """Sizes of a radix selection, which reads the keys once per digit and writes the selected ones."""
     return {**_sorted(node), "passes": 1}
 
 
@@ -142,7 +142,7 @@ def _row(
     names: str, operations: int, dims: Dims | None = None, *, layouts: Layouts = "recorded",
     processor: Measured | None = None,
 ) -> Operator:  # fmt: skip
-    """So many vector operations per element of the input."""
+    """A reduction by its vector operations per element of the input."""
     return Operator(
         names=names, family="map", work=_inputs(operations), dims=dims, layouts=layouts, processor=processor
     )
@@ -170,7 +170,7 @@ REDUCTIONS: Final = (
     _row("_linalg_svd dist _weight_norm_interface _weight_norm_interface_backward", 3),
     _row("renorm cdist _cdist_forward _cdist_backward", 5),
 )
-"""Reductions: vector operations per element of the input."""
+"""Reductions."""
 SCANS: Final = (
     _row("cumsum", 1, along("self")),
     _row("cumprod cummax cummin logcumsumexp _cummax_helper", 1, along()),
@@ -181,4 +181,4 @@ SCANS: Final = (
     Operator(names="glu", family="map", work=per_element(2), dims=along(*GRADIENTS), layouts="pointwise"),
     Operator(names="glu_backward", family="map", work=per_element(8), dims=along(*GRADIENTS), layouts="pointwise"),
 )
-"""Scans, sorts, counts, and gates of halves."""
+"""Scans, sorts, counts, and gated linear units."""

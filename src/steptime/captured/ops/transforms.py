@@ -21,7 +21,7 @@ def _dims(node: Node) -> tuple[int, ...]:
 
 
 def _sizes(node: Node) -> dict[str, Num]:
-    """Elements of the larger side, points of one transform, and whether one side is real."""
+    """Elements of the larger side, points of one transform, and 1 if one side is real."""
     types = [node.inputs[0].type, *node.outputs]
     largest = max(types, key=lambda type: type.elements)
     real = not all(type.dtype.startswith("complex") for type in types)
@@ -30,7 +30,7 @@ def _sizes(node: Node) -> dict[str, Num]:
 
 
 def _transformed(node: Node) -> OperatorDims:
-    """Dims that are not transformed are apart; a transform is linear."""
+    """Dims of a transform: dims that are not transformed are independent; it is linear."""
     names = tuple(
         f"{FIXED}{name}" if dim in _dims(node) else name for dim, name in enumerate(numbered(node.outputs[0].rank))
     )
@@ -38,7 +38,7 @@ def _transformed(node: Node) -> OperatorDims:
 
 
 def _passes(node: Node) -> float:
-    """Dims are transformed one after another, each by reading and writing all."""
+    """Passes over memory: dims are transformed one after another, each pass reads and writes everything."""
     return float(max(len(_dims(node)), 1))
 
 

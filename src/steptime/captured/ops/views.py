@@ -1,4 +1,4 @@
-"""Looks at memory that is there, sources, and questions about tensors: they compute and move nothing."""
+"""Views, sources, and queries of metadata: operators that compute and move nothing."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from steptime.captured.ops.work import integers
 
 
 def looks(node: Node, given: Labels, *out: Labels) -> OperatorDims:
-    """A look at the first input; it is linear."""
+    """Dims of a view of the first input; it is linear."""
     inputs = [given, *(unlabelled(value.type) for value in node.inputs[1:])]
     return OperatorDims(dims=labelled(node, inputs, out), terms=terms_of(node, node.names[:1]))
 
 
 def regrouped(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Labels of both shapes of a reshape: dims are joined and split within groups of equal product.
+    """Labels of both shapes of a reshape: dims are merged and split within groups of equal product.
 
-    Of a group only the outermost dims are one dim of the operator: a piece of them is a piece of the other shape. A
-    piece of an inner dim of a joined group lies in strides, and is no plain placement.
+    Only the outermost dims of a group are one dim of the operator: a piece of them is a piece of the other shape. A
+    piece of an inner dim of a merged group is strided, and is not a plain placement.
 
     >>> regrouped((2, 3, 8), (6, 2, 4))
     (('d0', '!d1', 'd2'), ('d0', 'd2', '!d2.1'))
@@ -65,7 +65,7 @@ def regrouped(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[str, ...], 
 
 
 def reshape(node: Node) -> OperatorDims:
-    """View of the same elements in another shape."""
+    """Dims of a view of the same elements in another shape."""
     old, new = node.inputs[0].type.shape, node.outputs[0].shape
     if math.prod(old) == 0 or math.prod(old) != math.prod(new):
         return looks(node, unlabelled(node.inputs[0].type), unlabelled(node.outputs[0]))
@@ -75,13 +75,13 @@ def reshape(node: Node) -> OperatorDims:
 
 
 def _shared(was: Labels, now: Labels, old: Sequence[int], new: Sequence[int], name: str) -> Special:
-    """A piece has to be a piece of both outermost dims."""
+    """Limit on pieces of a label of both shapes: a piece has to be a piece of both outermost dims."""
     sizes = (1, 1) if name == "." else (old[was.index(name)], new[now.index(name)])
     return Special() if sizes[0] == sizes[1] else Special(units=math.gcd(*sizes))
 
 
 def permuted(node: Node) -> OperatorDims:
-    """Dims in another order."""
+    """Dims of transpositions and permutations."""
     rank = node.inputs[0].type.rank
     names = numbered(rank)
     order = [each % rank for each in integers(node, "dims")] if rank else []
@@ -94,26 +94,26 @@ def permuted(node: Node) -> OperatorDims:
 
 
 def same(node: Node) -> OperatorDims:
-    """The same tensor again."""
+    """Dims of a view that is the same tensor."""
     names = numbered(node.inputs[0].type.rank)
     return looks(node, names, *(names for _ in node.outputs))
 
 
 def expanded(node: Node) -> OperatorDims:
-    """Broadcast: a new dim is made in pieces."""
+    """Dims of a broadcast; a new dim can be created in pieces."""
     names = numbered(node.outputs[0].rank)
     return looks(node, right_aligned(names, node.inputs[0].type), names)
 
 
 def unsqueezed(node: Node) -> OperatorDims:
-    """A new dim of one."""
+    """Dims of `unsqueeze`, which adds a dim of size 1."""
     names = numbered(node.inputs[0].type.rank)
     at = at_dim(node, node.outputs[0].rank)
     return looks(node, names, (*names[:at], ".", *names[at:]))
 
 
 def part(node: Node) -> OperatorDims:
-    """Slices, selections and splits: anything but the dim that they cut, unless they keep all of it."""
+    """Dims of slices, selections and splits: all but the dim that they cut, unless they keep the whole of it."""
     x = node.inputs[0].type
     at, names = at_dim(node, x.rank), numbered(x.rank)
     if node.outputs and node.outputs[0].rank < x.rank:
@@ -124,7 +124,7 @@ def part(node: Node) -> OperatorDims:
 
 
 def part_gradient(node: Node) -> OperatorDims:
-    """Zeros with a part in them."""
+    """Dims of the gradient of a slice: zeros around the slice."""
     out = node.outputs[0]
     at = at_dim(node, out.rank)
     names = fixed(numbered(out.rank), at)
@@ -132,24 +132,24 @@ def part_gradient(node: Node) -> OperatorDims:
 
 
 def strided(node: Node) -> OperatorDims:
-    """Windows or diagonals of the memory: nothing is known of the dims, so only terms pass."""
+    """Dims of windows or diagonals of the memory: none is known, only linearity."""
     return looks(node, unlabelled(node.inputs[0].type), *map(unlabelled, node.outputs))
 
 
 def source(node: Node) -> OperatorDims:
-    """What comes from outside lies as it is asked for."""
+    """Dims of a source, which can have any placement."""
     return OperatorDims(dims=labelled(node, [], [numbered(node.outputs[0].rank)]))
 
 
 def replicated(node: Node) -> OperatorDims:
-    """A question about a whole tensor, or a value that every device needs whole."""
+    """No dims: a query of a whole tensor, or a value that every device needs whole."""
     return OperatorDims(
         dims=labelled(node, [unlabelled(v.type) for v in node.inputs], [unlabelled(t) for t in node.outputs])
     )
 
 
 def made(node: Node) -> OperatorDims:
-    """Made from numbers alone, in pieces; zeros are terms of any sum."""
+    """Dims of a tensor created from numbers, piece by piece; zeros are terms of any sum."""
     dims = [
         Dim(name=f"d{dim}", size=size, kind="batch", inputs=(R,) * len(node.inputs), outputs=(shard(dim),), equal=False)
         for dim, size in enumerate(node.outputs[0].shape)
@@ -163,13 +163,13 @@ def made(node: Node) -> OperatorDims:
 
 
 TURNING: Final = ("t", "transpose", "permute", "numpy_T")
-"""Looks that exchange the dims of a matrix."""
+"""Views that exchange the dims of a matrix."""
 KEEPING: Final = ("detach", "alias", "_to_copy")
-"""Looks, and the copy, that leave the dims in the order in which they lie."""
+"""Views, and the copy, that keep the order of dims in memory."""
 
 
 def turned(value: Value) -> bool:
-    """Whether a matrix is the transpose of what lies in memory: of the looks at it an odd number exchange its dims."""
+    """True if a matrix is the transpose of the one in memory: an odd number of its views exchange its dims."""
     out, node = False, value.node
     while node.op in (*TURNING, *KEEPING) and len(node.outputs[0].shape) == 2:
         out ^= node.op in TURNING
@@ -197,7 +197,7 @@ LOOKS: Final = (
     _look("unsafe_split unsafe_split_with_sizes", part, "recorded"),
     _look("as_strided diagonal unfold view_as_real view_as_complex", strided, "recorded"),
 )
-"""Looks: another shape, order or part of the storage of the first input."""
+"""Views: another shape, order or part of the storage of the first input."""
 OTHERS: Final = (
     Operator(names="parameter buffer input state constant", family="source", dims=source),
     _free("reshape", reshape, _SHAPE),
@@ -216,4 +216,4 @@ OTHERS: Final = (
         " _nested_view_from_buffer unsafe_chunk"
     ),
 )
-"""Sources, storage without contents, and questions."""
+"""Sources, uninitialised storage, and queries."""

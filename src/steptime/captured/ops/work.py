@@ -1,4 +1,4 @@
-"""What one operator of a graph does: arithmetic, traffic, launches, and which time models know it."""
+"""Work of one operator of a graph: arithmetic, traffic, launches, and time models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Count = Callable[[Shape], Num]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """One use of a time model: the operator of a strategy table, or the curve, that it is timed as."""
+    """One use of a time model: an operator of a strategy table, or a curve, with its sizes."""
 
     operator: str
     shape: Shape
@@ -28,10 +28,10 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one operator costs on any device."""
+    """Work of one operator, independent of the device."""
 
     matrix_flops: Num = 0.0
-    """Operations on the matrix units (2mnk for a product) of kernels that skip what a causal mask hides."""
+    """Operations on the matrix units (2mnk for a product), without pairs that a causal mask masks."""
     repeated_flops: Num = 0.0
     """Part of ``matrix_flops`` that repeats an earlier product: the scores in the backward of fused attention."""
     vector_flops: Num = 0.0
@@ -39,20 +39,20 @@ class Work:
     launches: Num = 0.0
     kernels: tuple[KernelCall, ...] = ()
     dtype: str = "fp32"
-    """Element type that it computes in."""
+    """Element type of the computation."""
     family: str = ""
-    """Family of operators whose table has it; ``view`` for what costs nothing, ``unknown`` for what is in no table."""
+    """Family of the operator; ``view`` if it costs nothing, ``unknown`` if no table has it."""
 
     @property
     def model_flops(self) -> Num:
-        """Matrix operations that the model asks for, without repeated ones: what MFU counts."""
+        """Matrix operations that MFU counts: all without the repeated ones."""
         return self.matrix_flops - self.repeated_flops
 
 
 STREAM: Final = "move"
-"""Operator of a strategy table that a stream of bytes is timed as."""
+"""Operator of a strategy table whose time model times a stream of bytes."""
 STREAMED = Formula(streamed_bytes)
-"""Every input read once and every output written once."""
+"""Traffic that reads every input once and writes every output once."""
 
 
 Kernels = Callable[[Node, Shape], tuple[KernelCall, ...]]
@@ -69,7 +69,7 @@ def _no_sizes(node: Node) -> dict[str, Num]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorWork:
-    """What an operator does: how its sizes are read off a node, and formulas over them."""
+    """Work of an operator as formulas over sizes, and the function that reads these sizes from a node."""
 
     sizes: Callable[[Node], Mapping[str, Num]] = _no_sizes
     """Sizes beyond those of :func:`basic`."""
@@ -82,7 +82,7 @@ class OperatorWork:
 
 
 def stored_elements(type: TensorType) -> int:
-    """Elements in memory: those along a dim of stride 0 are one.
+    """Elements in memory; a dim of stride 0 counts as one element.
 
     >>> stored_elements(TensorType((4, 8), "fp32", (0, 1)))
     8
@@ -101,7 +101,7 @@ def stored_bytes(type: TensorType) -> int:
 
 
 def basic(node: Node, inplace: bool = False) -> dict[str, Num]:
-    """Sizes that every node has; an input that is given twice is read once."""
+    """Sizes that every node has; an input that occurs twice is read once."""
     read = {value: stored_bytes(value.type) for value in node.inputs}
     first = node.outputs[0] if node.outputs else None
     return {
@@ -120,17 +120,17 @@ def dtype_of(node: Node) -> str:
 
 
 def as_operator(operator: str, *, backward: bool = False) -> Kernels:
-    """Timed as one operator of the strategy tables, with the sizes of the row."""
+    """Kernels of a node that is timed as one operator of the strategy tables, with the sizes of the row."""
     return lambda node, shape: (KernelCall(operator=operator, shape=shape, backward=backward),)
 
 
 def moved(node: Node, shape: Shape) -> tuple[KernelCall, ...]:
-    """Timed as a stream of as many bytes as the row moves."""
+    """Kernel of a node that is timed as a stream of the bytes that it moves."""
     return (KernelCall(operator=STREAM, shape={"read_bytes": shape["moved_bytes"], "written_bytes": 0.0}),)
 
 
 def looped(node: Node, shape: Shape, operator: str, loops: Num, steps: Num) -> tuple[KernelCall, ...]:
-    """Timed as loops with a number of steps in all where that was measured, else as what the row moves."""
+    """Kernel of a node that is timed as loops with `steps` in total, or by traffic where loops were not measured."""
     result = max((stored_bytes(output) for output in node.outputs), default=0)
     sizes = {"moved_bytes": shape["moved_bytes"], "result_bytes": result, "loops": loops, "steps": steps}
     return (KernelCall(operator=operator, shape=sizes),)
@@ -160,7 +160,7 @@ def input_type(node: Node, *names: str) -> TensorType:
 
 
 def evaluate(row: OperatorWork, node: Node, family: str, inplace: bool) -> Work:
-    """The formulas of a row over the sizes of a node."""
+    """Work of a node by the formulas of its row."""
     shape: dict[str, Num] = {**basic(node, inplace), **row.sizes(node)}
     counts = {
         name: formula(shape) if formula is not None else 0
@@ -174,13 +174,13 @@ def evaluate(row: OperatorWork, node: Node, family: str, inplace: bool) -> Work:
 
 
 def whole_bytes(node: Node) -> tuple[float, float]:
-    """Bytes of all elements of its inputs, one that is given twice counted once, and of its outputs."""
+    """Bytes of all elements of the inputs, each distinct input once, and of the outputs."""
     read = sum(value.type.size_bytes for value in dict.fromkeys(node.inputs))
     return float(read), float(sum(output.size_bytes for output in node.outputs))
 
 
 def variant(node: Node) -> str:
-    """Name of an operator with what changes the memory that it takes: transposed, of an input that is expanded."""
+    """Name of an operator with marks for what changes its memory: ``.transposed``, or ``.expanded`` for an input."""
     marks = [".transposed"] if node.attribute("transposed") else []
     for value in node.inputs:
         strides = value.type.strides or ()
