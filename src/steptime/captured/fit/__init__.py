@@ -1,1 +1,1 @@
-"""The cheapest way to make a training step fit on one device: techniques, their combinations, the front, the guide."""
+"""Search for the cheapest way to fit a training step on one device: techniques, combinations, front, guide."""

@@ -1,7 +1,7 @@
-"""Captures of one module in its variants, each recorded once: programs, costs, memory of their phases.
+"""Captures of the variants of one module, each recorded once: programs, costs, memory of their phases.
 
-Some variants need no capture: the recorded step with gradients that exist before it, with optimiser states in 8 bits or
-on the host, or with narrow weights.
+Some variants are derived from the recorded step without a capture: gradients that exist before it, optimiser states in
+8 bits or on the host, and narrow weights.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 def accumulating(program: Program) -> Program:
-    """A later micro-step of gradient accumulation: each gradient is made while the sum is there, and added to it.
+    """A later micro-step of gradient accumulation: each new gradient is added to an existing sum.
 
-    What was the gradient lives from its first to its last write; the sum is there before the step.
+    The new gradient lives from its first to its last write; the sum exists before the step.
     """
     last: dict[int, int] = {}
     for number, call in enumerate(program.calls):
@@ -61,13 +61,13 @@ def gradient_bytes(program: Program) -> int:
 
 
 def with_narrow_weights(program: Program, names: Iterable[str], element_bytes: float, wide_bytes: int) -> Program:
-    """Frozen weights in a narrow format; each call that reads one has a wide copy of it while it runs.
+    """The program with frozen weights in a narrow format; each call that reads one has a wide copy while it runs.
 
     Args:
         program: a recorded step.
         names: the weights.
-        element_bytes: of a stored weight, with its scales.
-        wide_bytes: of an element of the copy.
+        element_bytes: bytes per element of a stored weight, with its scales.
+        wide_bytes: bytes per element of the copy.
     """
     elements = _frozen_elements(program, names)
     storages = list(program.storages)
@@ -83,13 +83,13 @@ def with_narrow_weights(program: Program, names: Iterable[str], element_bytes: f
 
 
 def _frozen_elements(program: Program, names: Iterable[str]) -> dict[int, int]:
-    """Storage -> elements of the weights of these names that are not trained."""
+    """Storage -> elements, for the weights of these names that are not trained."""
     wanted = set(names)
     return {p.storage: p.elements for p in program.parameters if p.name in wanted and not p.trained}
 
 
 def widened(program: Program, names: Iterable[str]) -> list[int]:
-    """Elements of those weights that each call reads."""
+    """Elements of the named frozen weights that each call reads."""
     elements = _frozen_elements(program, names)
     return [0 if call.view else _read(call, elements) for call in program.calls]
 
@@ -103,7 +103,7 @@ def _as_is(size_bytes: int, elements: int) -> int:
 
 
 def _narrow(size_bytes: int, elements: int) -> int:
-    """A state in 8 bits; short ones stay as they are, and so do counters of steps."""
+    """Bytes of a state in 8 bits; short states and step counters keep their size."""
     whole = elements >= LEAST_STATE_ELEMENTS and size_bytes >= elements
     return int(state_8bit_bytes(elements)) if whole else size_bytes
 
@@ -112,7 +112,7 @@ def _away(size_bytes: int, elements: int) -> int:
     return 0
 
 
-#: Where and how the states of an optimiser are kept -> bytes on the device of one state, from its bytes as they are and
+#: Kind of optimiser states -> function that returns the bytes of one state on the device, from its recorded bytes and
 #: the elements of its weight.
 STATES: Final[Mapping[str, Callable[[int, int], int]]] = {
     "default": _as_is, "fused": _as_is, "8bit": _narrow, "paged": _away, "offload": _away,
@@ -120,12 +120,12 @@ STATES: Final[Mapping[str, Callable[[int, int], int]]] = {
 
 
 def state_bytes(program: Program, kind: str = "fused") -> int:
-    """Bytes that the states of the optimiser take on the device."""
+    """Bytes of the optimiser states on the device."""
     return sum(_state_sizes(program, kind).values())
 
 
 def _state_sizes(program: Program, kind: str) -> dict[int, int]:
-    """Number of each state's storage -> its bytes on the device."""
+    """Storage of each state -> its bytes on the device."""
     size, elements = STATES[kind], {one.name: one.elements for one in program.parameters}
     return {
         number: size(one.size_bytes, elements.get(one.name.rpartition(".")[0], 0))
@@ -135,7 +135,7 @@ def _state_sizes(program: Program, kind: str) -> dict[int, int]:
 
 
 def with_states(program: Program, kind: str) -> Program:
-    """The program with its states kept another way."""
+    """The program with another kind of optimiser states."""
     storages = list(program.storages)
     for number, size in _state_sizes(program, kind).items():
         storages[number] = replace(storages[number], size_bytes=size)
@@ -143,15 +143,15 @@ def with_states(program: Program, kind: str) -> Program:
 
 
 WIDE_BYTES: Final = 2
-"""Bytes of an element in which products with narrow weights are computed."""
+"""Bytes of an element in products with narrow weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How a precision is captured and timed."""
+    """Element types with which a precision is captured and timed."""
 
     weights: str | None = None
-    """Element type of the weights; None: as the factory makes them."""
+    """Element type of the weights; None: the one of the factory."""
     autocast: str | None = None
     tf32: Literal["convolutions", "all"] = "convolutions"
     adapters: int = 0
@@ -166,16 +166,16 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """Work of one part of a step: time of the device, and of the host that issues its kernels."""
+    """Times of one part of a step: on the device, and on the host that issues its kernels."""
 
     device_s: float
     host_s: float
     sharpness: float
-    """Exponent with which they join."""
+    """Exponent of the smooth maximum of both times."""
 
     @property
     def seconds(self) -> float:
-        """Time with host and device at once, or the host before the device."""
+        """Time of the part, with host and device running concurrently."""
         return float(issued_s(self.device_s, 1.0, self.host_s, self.sharpness)) if self.device_s else self.host_s
 
 
@@ -184,7 +184,7 @@ class Footprint:
     """Peaks of live tensors of a step, with fp32 states on the device."""
 
     passes_bytes: float
-    """Forward and backward."""
+    """Peak of the forward and backward pass."""
     optimizer_bytes: float
     state_bytes: float
 
@@ -198,11 +198,11 @@ class Run:
     table: CostTable
     layout: Layout | None = None
     more_s: Array | None = None
-    """Time of each call on top of its operator: weights that it widens."""
+    """Time of each call for widening weights, in addition to its operator."""
     _known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def _once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What many combinations ask for, found once."""
+        """Value of a key, computed once and shared by many combinations."""
         if key not in self._known:
             self._known[key] = find()
         found: T = self._known[key]
@@ -214,11 +214,11 @@ class Run:
         return self._once("gradients", lambda: gradient_bytes(self.program))
 
     def state_bytes(self, kind: str = "fused") -> int:
-        """Bytes that the states of the optimiser take on the device."""
+        """Bytes of the optimiser states on the device."""
         return self._once(("states", kind), lambda: state_bytes(self.program, kind))
 
     def part(self, *phases: str) -> Issued:
-        """Work of some phases."""
+        """Times of the given phases together."""
         return self._once(phases, lambda: self._part(phases))
 
     def _part(self, phases: tuple[str, ...]) -> Issued:
@@ -230,7 +230,7 @@ class Run:
         return Issued(device_s=device_s, host_s=host_s, sharpness=self.table.timer.sharpness)
 
     def footprint(self, accumulate: bool) -> Footprint:
-        """Memory of a step, or of a later micro-step and the optimiser after it."""
+        """Memory of a step, or of a later micro-step with the optimiser after it."""
         return self._once(accumulate, lambda: self._footprint(accumulate))
 
     def _footprint(self, accumulate: bool) -> Footprint:
@@ -249,9 +249,9 @@ class Bench:
     device: Device
     optimizer: str = "adamw"
     loss: str | None = None
-    """None: the factory's, else that which the module returns, else the sum of its output."""
+    """Loss; None: the one of the factory, else the loss that the module returns, else the sum of its output."""
     batch: int | None = None
-    """With which the module is looked at; None: the factory's."""
+    """Batch with which the module is inspected; None: the batch of the factory."""
     seq: int | None = None
     inputs: tuple[InputSpec, ...] = ()
     ran: Callable[[], None] = lambda: None
@@ -263,8 +263,7 @@ class Bench:
     _failed: dict[tuple[object, ...], UserError] = field(default_factory=dict)
     _timers: dict[str, Timer] = field(default_factory=dict)
     _folded: dict[tuple[str | None, int, int], tuple[tuple[BlockRun, ...], bool]] = field(default_factory=dict)
-    """Runs of equal blocks that do equal things in a forward pass, whatever is kept of it; whether nothing runs
-    between them."""
+    """(weights, adapters, batch) -> runs of blocks with equal forward passes, and True if nothing runs between them."""
     _frozen: tuple[str, ...] = ()
 
     @cached_property
@@ -276,11 +275,11 @@ class Bench:
 
     @property
     def resizes(self) -> bool:
-        """Whether inputs of another batch are made from those that are there: the factory gives none."""
+        """True if inputs of another batch are resized from given ones, because the factory takes no batch."""
         return bool(self.inputs) or self._batch_parameter is None
 
     def target(self, weights: str | None, batch: int | None, adapters: int = 0) -> Target:
-        """The module, made for a batch where the factory takes one; None: as the factory makes it."""
+        """The module, made for a batch if the factory takes one; None: the default of the factory."""
         batch = batch if self._batch_parameter is not None else None
         key = (weights, batch, adapters)
         if key not in self._targets:
@@ -291,7 +290,7 @@ class Bench:
         return self._targets[key]
 
     def _adapted(self, found: Target, rank: int) -> Target:
-        """The module with adapters; a copy of it, if the factory gives the same module each time."""
+        """The module with adapters; a copy of it, if the factory returns the same module each time."""
         from steptime.captured.record.problems import explaining
         from steptime.captured.record.variants import adapt
 
@@ -303,10 +302,10 @@ class Bench:
         return found
 
     def own_batch(self) -> int:
-        """Default of the factory's batch; where it takes none, the leading dim of its inputs.
+        """Default batch of the factory; if it takes none, the leading dim of its inputs.
 
         Raises:
-            UserError: there is no default, or the batch is not known.
+            UserError: there is no default, or the batch is unknown.
         """
         if self.resizes:
             return self._leading(self.target(None, None))
@@ -323,18 +322,18 @@ class Bench:
 
     @cached_property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
-        """Paths of its blocks, by the list that they stand in."""
+        """Paths of the blocks of the module, grouped by the list that contains them."""
         from steptime.captured.record.variants import blocks_of
 
         return blocks_of(self.target(None, self.batch).module)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """All blocks in order."""
+        """Paths of all blocks, in order."""
         return tuple(path for group in self.blocks for path in group)
 
     def timer(self, precision: str) -> Timer:
-        """Times operators in a precision."""
+        """Timer of operators in a precision."""
         tf32 = FORMATS[precision].tf32
         if tf32 not in self._timers:
             self._timers[tf32] = Timer(device=self.device, tf32=tf32)
@@ -342,14 +341,14 @@ class Bench:
 
     @property
     def has_fused(self) -> bool:
-        """Whether the optimiser has a fused implementation."""
+        """True if the optimiser has a fused implementation."""
         from steptime.captured.record.training import FUSED
 
         return self.family in FUSED
 
     @property
     def family(self) -> str:
-        """The optimiser without its implementation."""
+        """Name of the optimiser without its implementation."""
         from steptime.captured.record.variants import family_of
 
         return family_of(self.optimizer)
@@ -357,10 +356,10 @@ class Bench:
     def run(
         self, precision: str, batch: int, tree: Tree | None = None, saves: Saves = "all", *, fused: bool = True
     ) -> Run:
-        """One variant: captured the first time that it is asked for.
+        """One variant, captured at its first use.
 
         Raises:
-            UserError: the module cannot be captured this way.
+            UserError: the module cannot be captured in this variant.
         """
         tree = plain(len(self.paths)) if tree is None else tree
         fused = fused and self.has_fused
@@ -415,7 +414,7 @@ class Bench:
 
     @contextmanager
     def _inputs(self, target: Any, batch: int) -> Iterator[Any]:
-        """Inputs of a batch; what fails with inputs that were resized says so."""
+        """Inputs of a batch; an error with resized inputs mentions that they were resized."""
         from steptime.captured.record.variants import TAKE_BATCH, resized
 
         given = self._leading(target) if self.resizes else batch

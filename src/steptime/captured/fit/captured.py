@@ -1,4 +1,4 @@
-"""What every combination costs on a module that is captured: proposed from few captures, then captured itself."""
+"""Cost of every combination on a captured module: proposed from few captures, then verified by its own capture."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from steptime.estimate.machine import host_ranks
 from steptime.estimate.memory_definitions import MemoryConstants, exceeding, memory_constants
 
 OPTIMAL: Final = 6
-"""Schedules of the optimal chain that are proposed."""
+"""Largest number of optimal schedules of the chain that are proposed."""
 
 
 class Arranged(NamedTuple):
-    """Checkpoints as they are captured."""
+    """Checkpoints of a capture."""
 
     tree: Tree
     saves: Saves
@@ -38,13 +38,13 @@ class Arranged(NamedTuple):
 def arrangements(
     count: int, layout: Layout | None, *, groups: bool, narrow: bool
 ) -> Iterator[tuple[Checkpoints, Arranged]]:
-    """All ways to checkpoint that are tried, the simple ones first.
+    """All candidate checkpoints, the simple ones first.
 
     Args:
-        count: blocks.
-        layout: their chain, if they form one.
-        groups: whether a checkpoint may hold several blocks: they stand in one list.
-        narrow: whether saved activations may have fewer bits.
+        count: number of blocks.
+        layout: chain of the blocks, if they form one.
+        groups: a checkpoint may contain several blocks, as all stand in one list.
+        narrow: saved activations may have fewer bits.
     """
     yield Checkpoints(), Arranged(plain(count), "all")
     if not count:
@@ -78,12 +78,12 @@ def _sizes(count: int) -> tuple[int, ...]:
 
 
 def _again(tree: Tree) -> int:
-    """Blocks that run again."""
+    """Number of blocks that run again."""
     return sum(1 for item in tree if not isinstance(item, int) for _ in leaves((item,)))
 
 
 def _optimal(layout: Layout) -> Iterable[Tree]:
-    """Some schedules of the front of memory and time, evenly spread."""
+    """At most :data:`OPTIMAL` schedules of the front of memory and time, evenly spaced."""
     front = rotor.front(layout.chain)
     step = max(len(front) / OPTIMAL, 1.0)
     for number in range(min(OPTIMAL, len(front))):
@@ -93,16 +93,16 @@ def _optimal(layout: Layout) -> Iterable[Tree]:
 
 
 SWAPS: Final = (0.25, 0.5, 0.75)
-"""Shares of the activations above the least possible that are swapped."""
+"""Candidate fractions of the activations above the least possible that are swapped."""
 HOST_KINDS: Final = ("paged", "offload")
 OFFLOADED_CALLS: Final = 3
-"""Operators per parameter of an optimiser on the host, which issues each and waits for it: gradient down, update,
-weights up."""
+"""Operators per parameter of an optimiser on the host, which waits for each of them: copy of the gradient to the host,
+update, copy of the weights to the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Forward and backward of one micro-batch under some checkpoints."""
+    """Forward and backward pass of one micro-batch with some checkpoints."""
 
     work: Issued
     footprint: Footprint
@@ -131,12 +131,12 @@ class Captured(Batched):
 
     @cached_property
     def refused(self) -> dict[str, str]:
-        """Precisions, micro-batches and checkpoints that the module cannot be captured in -> why."""
+        """Precisions, micro-batches and checkpoints in which the module cannot be captured -> reason."""
         return {}
 
     @cached_property
     def unverified(self) -> dict[str, str]:
-        """Checkpoints that are simulated only, as their capture fails -> why."""
+        """Checkpoints that are only simulated, because their capture fails -> reason."""
         return {}
 
     @cached_property
@@ -144,7 +144,7 @@ class Captured(Batched):
         return "bf16" in self.precisions and bool(self.bench.paths) and self._can("qlora")
 
     def _can(self, precision: str, micro: int | None = None, label: str = "", arranged: Arranged | None = None) -> bool:
-        """Whether a variant can be captured; if not, why is noted."""
+        """True if a variant can be captured; otherwise the reason is noted in ``refused``."""
         try:
             self.bench.run(precision, micro or self.batch, *(arranged or ()))
         except UserError as error:
@@ -153,13 +153,13 @@ class Captured(Batched):
         return True
 
     def _micro_batches(self, precision: str) -> tuple[int, ...]:
-        """Those that can be captured."""
+        """Micro-batches that can be captured."""
         rest = (one for one in self.micro_batches[1:] if self._can(precision, one, f"a micro-batch of {one}"))
         return (self.micro_batches[0], *rest)
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """Kinds of optimiser states that are allowed; fused ones replace the default."""
+        """Allowed kinds of optimiser states; fused ones replace the default."""
         if not self.bench.has_fused:
             return ("default",)
         kinds = ["fused"]
@@ -170,7 +170,7 @@ class Captured(Batched):
 
     @cached_property
     def worthwhile(self) -> tuple[str, ...]:
-        """Precisions that no other beats in both time and memory, without any further technique."""
+        """Precisions that, without any further technique, no other beats in both time and memory."""
         first = {name: self.proposed(self.plain(name)) for name in self.precisions}
         return tuple(
             name
@@ -196,7 +196,7 @@ class Captured(Batched):
                             )  # fmt: skip
 
     def checkpoints(self, precision: str, micro: int) -> tuple[Checkpoints, ...]:
-        """Ways to make activations again, the simple ones first; without those that cannot be captured."""
+        """Checkpoints that can be captured, the simple ones first."""
         found = self._arrangements(precision, micro).items()
         return tuple(one for one, arranged in found if self._can_arrange(precision, micro, one, arranged))
 
@@ -206,7 +206,7 @@ class Captured(Batched):
         return all(self._can(precision, end, _label(one), arranged) for end in self._ends(precision))
 
     def _simulates(self, precision: str, micro: int, one: Checkpoints, arranged: Arranged) -> bool:
-        """Whether the captures without checkpoints tell what they save and cost."""
+        """True if time and memory of the checkpoints follow from a capture without checkpoints."""
         if one == Checkpoints():
             return True
         return arranged.saves == "all" and self.bench.run(precision, micro).layout is not None
@@ -232,11 +232,11 @@ class Captured(Batched):
     # -- one combination ----------------------------------------------------------------------------------------------
 
     def proposed(self, choice: Choice) -> Point:
-        """From the captures that are there, or few more."""
+        """Cost of a combination from existing captures, or a few more."""
         return self._point(choice, self._passes(choice), verify=False)
 
     def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
-        """From a capture of this very combination; what cannot be captured stays a proposal."""
+        """Cost of a combination from its own capture; without a capture it stays a proposal."""
         arranged = self._arrangements(form_of(choice), choice.micro_batch)[choice.checkpoints]
         if choice.swapped:
             return self._point(choice, self._passes(choice), verify=False)
@@ -286,7 +286,7 @@ class Captured(Batched):
         return self.bench.run(form_of(choice), choice.micro_batch).layout
 
     def _interpolated(self, choice: Choice, arranged: Arranged) -> Passes:
-        """From captures of the largest and the smallest micro-batch: what checkpoints change is affine in it."""
+        """Passes between captures of the largest and smallest micro-batch; checkpoints have effects affine in size."""
         micro, accumulate = choice.micro_batch, choice.accumulation > 1
         rows = []
         for end in self._ends(form_of(choice)):
@@ -353,7 +353,7 @@ class Captured(Batched):
         )  # fmt: skip
 
     def _memory(self, choice: Choice, footprint: Footprint, base: Run) -> tuple[float, dict[str, float]]:
-        """Peak of live tensors with the states where the optimiser has them."""
+        """Peak of live tensors, in total and by phase, with the kind of optimiser states that was chosen."""
         states = base.state_bytes(choice.optimizer) - footprint.state_bytes
         temporaries = 0.0
         if choice.optimizer == "default" and self.bench.has_fused:
@@ -369,7 +369,7 @@ class Captured(Batched):
         return max(phases.values()), phases
 
     def _reserved(self, choice: Choice, memory: float, *, verify: bool) -> tuple[float, bool]:
-        """What the allocator takes, and whether it finds that much next to the context."""
+        """Bytes that the allocator reserves, and True if they fit with the context of the driver."""
         constants = self._constants
         room = self.bench.device.memory_bytes - constants.context_bytes
         if not verify:
@@ -387,7 +387,7 @@ class Captured(Batched):
         return float(reserved), tight.shortage is None
 
     def _apart(self, choice: Choice, base: Run) -> tuple[float, float]:
-        """Time of the optimiser's step, and of adding up the gradients of a micro-step."""
+        """Time of the optimiser step, and of adding the gradients of a micro-step."""
         key = (form_of(choice), choice.micro_batch, choice.optimizer)
         if key not in self._updates:
             self._updates[key] = self._update_s(choice, base), self._adding_s(choice, base)
@@ -398,13 +398,13 @@ class Captured(Batched):
         return {}
 
     def _adding_s(self, choice: Choice, base: Run) -> float:
-        """Adding the gradients of a micro-step to those that are there."""
+        """Time of adding the gradients of a micro-step to their sum."""
         size = base.gradient_bytes
         count = sum(one.category == "gradient" for one in base.program.storages)
         return self._streamed_s(form_of(choice), "add", 3.0 * size, size / 4, count)
 
     def _update_s(self, choice: Choice, base: Run) -> float:
-        """The optimiser's step."""
+        """Time of the optimiser step."""
         kind, program = choice.optimizer, base.program
         if kind == "default" and self.bench.has_fused:
             base = self.bench.run(form_of(choice), self.batch, fused=False)
@@ -436,10 +436,10 @@ def _first_line(error: UserError) -> str:
 
 
 def _label(one: Checkpoints) -> str:
-    """What checkpoints are called in a note."""
+    """Name of checkpoints in a note."""
     return TECHNIQUES[one.key].title if one.key in TECHNIQUES else one.name
 
 
 def form_of(choice: Choice) -> str:
-    """The format that a choice is captured in."""
+    """Key of :data:`FORMATS` in which a choice is captured."""
     return "qlora" if choice.weights == "qlora" else choice.precision

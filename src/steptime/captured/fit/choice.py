@@ -1,4 +1,4 @@
-"""One combination of techniques, and one evaluated."""
+"""Combinations of techniques, and their evaluated points."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ OPTIMIZER_TECHNIQUES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 NOTHING: Final = "none"
 ADAPTERS: Final = (16, "linear")
-"""Rank and targets of adapters unless asked for otherwise."""
+"""Default rank and targets of adapters."""
 PEFT_TARGETS: Final[Mapping[str, str]] = {
     "linear": '"all-linear"', "attention": '["q_proj", "k_proj", "v_proj", "o_proj"]',
 }  # fmt: skip
-"""Targets in the words of PEFT."""
+"""Targets -> setting of PEFT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Which activations are made again or kept narrow."""
+    """Choice of activations that are recomputed or kept in fewer bits."""
 
     key: str = NOTHING
-    """Technique; ``none``: all are kept."""
+    """Technique; ``none``: all activations are kept."""
     name: str = NOTHING
     values: tuple[tuple[str, str], ...] = ()
-    """What fills the placeholders of the technique's settings."""
+    """Values for the placeholders in the settings of the technique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,11 @@ class Choice:
     micro_batch: int
     checkpoints: Checkpoints = Checkpoints()
     swapped: float = 0.0
-    """Share of the activations beyond the least possible that wait on the host."""
+    """Fraction of the activations above the least possible that is swapped to the host."""
     weights: str = "trained"
     """``trained``, ``lora`` (adapters on frozen weights), or ``qlora`` (on weights in 4 bits)."""
     adapters: tuple[int, str] = ADAPTERS
-    """Rank and targets of adapters, where there are any."""
+    """Rank and targets of adapters, if there are any."""
 
     @property
     def accumulation(self) -> int:
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its techniques, in the order of the guide."""
+        """Techniques of the combination, in the order of the guide."""
         found = {PRECISION_TECHNIQUES.get(self.precision), OPTIMIZER_TECHNIQUES.get(self.optimizer)}
         found |= {self.checkpoints.key, "accumulation" if self.accumulation > 1 else None}
         found |= {"swap" if self.swapped else None, "qlora" if self.weights == "qlora" else None}
@@ -72,12 +72,12 @@ class Choice:
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """Frameworks whose settings are named for every one of its techniques."""
+        """Frameworks that have a setting for every technique of the combination."""
         named = [TECHNIQUES[key].settings for key in self.keys]
         return tuple(name for words, name in STACKS.items() if named and all(words in each for each in named))
 
     def settings(self, device_type: str) -> dict[str, dict[str, str]]:
-        """Technique -> framework -> setting, on what PyTorch calls ``cuda`` or ``cpu``."""
+        """Technique -> framework -> setting, for a device type of PyTorch (``cuda`` or ``cpu``)."""
         values: dict[str, int | str] = {"micro": self.micro_batch, "count": self.accumulation, "batch": self.batch}
         rank, targets = self.adapters
         values |= {"rank": rank, "targets": PEFT_TARGETS.get(targets, f'"{targets}"')}
@@ -98,28 +98,28 @@ class Choice:
 
 @dataclass(kw_only=True)
 class Batched:
-    """What engines have in common: a batch that may go through in parts."""
+    """Base of the engines: a batch that can be divided into micro-batches, and the allowed changes."""
 
     batch: int
     allow: Change = Change.ROUNDING
-    """Strongest change of the numbers that may be made."""
+    """Strongest allowed change of the numerics."""
     is_host: bool = False
-    """The device is the host itself, which has no other memory."""
+    """True if the device is the host itself, which has no other memory to offload to."""
     weights: str = "trained"
-    """The job's own, as in :attr:`Choice.weights`."""
+    """Weights of the job, as in :attr:`Choice.weights`."""
     adapters: tuple[int, str] = ADAPTERS
-    """As in :attr:`Choice.adapters`."""
+    """Rank and targets of adapters, as in :attr:`Choice.adapters`."""
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
-        """The batch and its halves, as long as they divide it; and one sample."""
+        """The batch, its successive halves as long as they are whole, and one sample."""
         out = [self.batch]
         while out[-1] % 2 == 0:
             out.append(out[-1] // 2)
         return tuple(out if out[-1] == 1 else [*out, 1])
 
     def plain_precisions(self, rates: Container[str]) -> tuple[str, ...]:
-        """fp32, and narrower products that only round more, as far as there are ``rates`` for them and they may be."""
+        """fp32, and the allowed narrower precisions of products for which there are ``rates``."""
         found = ["fp32"]
         if self.allow.rank >= Change.ROUNDING.rank:
             found += ["tf32"] if "tf32" in rates else []
@@ -127,7 +127,7 @@ class Batched:
         return tuple(found)
 
     def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
-        """The whole batch, and nothing but a precision and an optimiser."""
+        """The whole batch with a precision and an optimiser, without other techniques."""
         return Choice(
             precision=precision,
             optimizer=optimizer,
@@ -145,7 +145,7 @@ def strongest(techniques: Iterable[Technique]) -> Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination and what it costs on the device."""
+    """One combination with its cost on the device."""
 
     choice: Choice
     step_s: float
@@ -155,19 +155,19 @@ class Point:
     memory_bytes: float
     """Peak of live tensors."""
     reserved_bytes: float
-    """What the caching allocator takes for them."""
+    """Bytes that the caching allocator reserves for the live tensors."""
     device_bytes: float
-    """With the driver's context: what has to fit."""
+    """Reserved bytes with the context of the driver, which have to fit."""
     fits: bool
     oom_probability: float
     basis: str
-    """Where the memory comes from: ``capture``, ``simulation`` of the recorded chain, or ``estimate``."""
+    """Source of the memory: ``capture``, ``simulation`` of the recorded chain, or ``estimate``."""
     proposed_bytes: float | None = None
-    """What the simulation said before the capture."""
+    """Memory by the simulation before the capture."""
     phases_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Peak of the passes and of the optimiser's step."""
+    """Peaks of the passes and of the optimiser step."""
     framework: str | None = None
-    """Whose habits were evaluated; None: of a captured module its own code."""
+    """Framework whose habits were evaluated; None: the code of a captured module."""
 
     @property
     def sample_s(self) -> float:
@@ -190,7 +190,7 @@ class Point:
 
 
 def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Points that no other beats in both memory and time, fastest first; of equals the one with fewer techniques."""
+    """Points that no other beats in both memory and time, fastest first; among equals that with fewest techniques."""
     out: list[Point] = []
     for one in sorted(points, key=lambda p: (p.step_s, p.memory_bytes, len(p.choice.keys), p.choice.changes.rank)):
         if not out or one.memory_bytes < out[-1].memory_bytes:
@@ -199,7 +199,7 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def thinned(front: Iterable[Point], apart: float = 0.02) -> tuple[Point, ...]:
-    """A front without points that save less than a share of the memory of the one before; the last stays."""
+    """A front without points that save less than a fraction `apart` of the previous memory; the last point stays."""
     points = list(front)
     out: list[Point] = []
     for number, one in enumerate(points):

@@ -1,4 +1,4 @@
-"""The search of ``steptime fit``: proposes every combination, verifies the promising ones, and walks the guide."""
+"""The search of ``steptime fit``: it proposes every combination, verifies the promising ones, and builds the guide."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from steptime.units import format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideStep:
-    """One step of the guide: what it adds, and what that gives."""
+    """One step of the guide: the techniques that it adds, and their effect."""
 
     step: Step
     before: Point
     after: Point | None
-    """The best with the techniques up to this step; None where it has nothing to offer."""
+    """The best point with the techniques up to this step; None if the step brings no improvement."""
     needed: bool
-    """Whether nothing fitted before."""
+    """True if nothing fitted before this step."""
 
     @property
     def added(self) -> tuple[str, ...]:
-        """Techniques of this point that the point before has not."""
+        """Techniques that the step adds."""
         if self.after is None:
             return ()
         had = set(self.before.choice.keys)
@@ -35,12 +35,12 @@ class GuideStep:
 
     @property
     def saved_bytes(self) -> float:
-        """Memory that it saves."""
+        """Memory that the step saves."""
         return 0.0 if self.after is None else self.before.memory_bytes - self.after.memory_bytes
 
     @property
     def time_factor(self) -> float:
-        """Time of a step over that before; below 1: faster."""
+        """Time of a training step over the time before; below 1: faster."""
         return 1.0 if self.after is None else self.after.step_s / self.before.step_s
 
     def as_record(self, device_type: str) -> dict[str, Any]:
@@ -57,45 +57,45 @@ class GuideStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """The cheapest way to make a step fit on one device, and every way that no other beats."""
+    """The cheapest way to fit a step on one device, and all ways that no other beats."""
 
     model: str
     device: str
     device_type: str
-    """What PyTorch calls it: ``cuda``, or ``cpu`` where it is the processor of its host."""
+    """Device type of PyTorch: ``cuda``, or ``cpu`` for the processor of the host."""
     batch: int
     seq: int | None
     optimizer: str
     allow: str
-    """Strongest change of the numbers that was allowed."""
+    """Strongest allowed change of the numerics."""
     host_Bps: float
     capacity_bytes: float
     context_bytes: float
-    """What the driver's context and the loaded kernels take of it."""
+    """Bytes of the capacity for the context of the driver and the loaded kernels."""
     baseline: Point
-    """Nothing applied."""
+    """The point without techniques."""
     cheapest: Point | None
-    """The fastest that fits; of those within 1 % of it, one with room to spare, few changes and few techniques."""
+    """The fastest point that fits; within 1 % of it, one with spare memory, mild changes and few techniques."""
     least: Point
-    """The least memory that can be reached."""
+    """The point with the least memory."""
     front: tuple[Point, ...]
-    """Fastest first; no point is beaten in both time and memory."""
+    """Points that no other beats in both time and memory, fastest first."""
     guide: tuple[GuideStep, ...]
     candidates: int
     captures: int
     stacks: tuple[Point, ...] = ()
-    """The cheapest, or the least where nothing fits, as each framework runs it whose settings are named."""
+    """The cheapest point (or the least, if nothing fits) under each framework that has settings for its techniques."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Whether anything fits."""
+        """True if any point fits."""
         return self.cheapest is not None
 
     @property
     def missing_bytes(self) -> float:
-        """What the device lacks for the least memory that can be reached; 0 where something fits."""
+        """Memory that the device lacks for the point with the least memory; 0 if any point fits."""
         return 0.0 if self.fits else max(self.least.device_bytes - self.capacity_bytes, 0.0)
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class FitResult:
 
 
 def technique_record(key: str) -> dict[str, Any]:
-    """A technique as plain data, its settings apart: those are with each point."""
+    """A technique as plain data, without its settings, which each point has."""
     one = TECHNIQUES[key]
     return {
         "title": one.title, "step": str(one.step), "changes": str(one.changes), "memory": one.memory,
@@ -136,30 +136,30 @@ def technique_record(key: str) -> dict[str, Any]:
 
 
 CLOSE: Final = 0.01
-"""Times within this share are as good as equal: fewer changes and techniques decide."""
+"""Relative difference up to which times count as equal, so that fewer changes and techniques decide."""
 APART: Final = 0.04
-"""Points of the front save at least this share of the memory of the one before."""
+"""Smallest fraction of the previous memory that each point of the front saves."""
 WORTH: Final = 0.9
-"""A step that is not needed is shown by its fastest combination that leaves at most this share of the memory."""
+"""Largest fraction of the memory that the combination shown for an unneeded step may leave."""
 ALWAYS: Final = (Step.PRECISION, Step.FUSED)
-"""Steps that are taken even where everything fits, as they cost nothing."""
+"""Steps that are taken even if everything fits, because they cost no time."""
 
 
 class Engine(Protocol):
     """Evaluates combinations."""
 
     def plain(self, precision: str = "fp32", optimizer: str = "default") -> Choice:
-        """The whole batch, and nothing but a precision and an optimiser."""
+        """The whole batch with a precision and an optimiser, without other techniques."""
         ...
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Precisions that are allowed."""
+        """Allowed precisions."""
         ...
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """Kinds of optimiser states that are allowed."""
+        """Allowed kinds of optimiser states."""
         ...
 
     def choices(self) -> Iterable[Choice]:
@@ -167,17 +167,17 @@ class Engine(Protocol):
         ...
 
     def proposed(self, choice: Choice) -> Point:
-        """Costs of a combination, as far as they are known without further captures."""
+        """Cost of a combination without further captures."""
         ...
 
     def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
-        """Costs of a combination, captured if that can be done."""
+        """Cost of a combination, from its capture if possible."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a search has found."""
+    """Result of a search."""
 
     baseline: Point
     cheapest: Point | None
@@ -204,7 +204,7 @@ def search(engine: Engine, more: Callable[[int], None] = lambda captures: None) 
 
 
 class _Pool:
-    """All combinations with what is known of them."""
+    """All combinations with their points, proposed or verified."""
 
     def __init__(self, engine: Engine, more: Callable[[int], None]) -> None:
         self.engine, self.more = engine, more
@@ -216,7 +216,7 @@ class _Pool:
                 self.points[choice] = engine.proposed(choice)
 
     def get(self, choice: Choice) -> Point:
-        """A combination, verified."""
+        """Verified point of a combination."""
         if choice not in self.final:
             self.points[choice] = self.engine.verified(choice, self.points.get(choice))
             self.final.add(choice)
@@ -234,7 +234,7 @@ class _Pool:
                 self.get(choice)
 
     def best(self, allowed: Callable[[Choice], bool]) -> Point:
-        """The cheapest that fits of some combinations, else the one with least memory; verified."""
+        """Verified cheapest point that fits among the allowed combinations, else the one with the least memory."""
         while True:
             points = [point for choice, point in self.points.items() if allowed(choice)]
             found = cheapest_of(points)
@@ -244,7 +244,7 @@ class _Pool:
 
 
 def cheapest_of(points: Iterable[Point]) -> Point:
-    """The fastest that fits, the safest and simplest among those as good as equal; of none that fits, the smallest."""
+    """The safest and simplest of the fastest points that fit; if none fits, the one with the least memory."""
     given = list(points)
     fitting = [point for point in given if point.fits]
     if not fitting:
@@ -255,10 +255,10 @@ def cheapest_of(points: Iterable[Point]) -> Point:
 
 
 def _filled(best: Point, fitting: Iterable[Point]) -> Point:
-    """The same techniques with the largest micro-batch that surely fits and whose time is inside the band.
+    """The same techniques with the largest micro-batch that is likely to fit and whose time is inside the band.
 
-    A time that the band does not tell apart is no reason to leave memory unused: fewer, larger micro-batches wait less
-    for the host and reduce gradients as often.
+    A difference in time inside the band is no reason to leave memory unused: fewer, larger micro-batches wait less for
+    the host and reduce gradients equally often.
     """
     if best.band_s is None:
         return best
@@ -273,19 +273,19 @@ def _filled(best: Point, fitting: Iterable[Point]) -> Point:
 
 
 def _but_batch(choice: Choice) -> tuple[object, ...]:
-    """A combination without its micro-batch, and how its checkpoints lie."""
+    """A combination without its micro-batch and the arrangement of its checkpoints."""
     return choice.precision, choice.optimizer, choice.checkpoints.key, choice.swapped, choice.weights
 
 
 def _preferred(point: Point) -> tuple[int, float, float]:
-    """Mild changes, few techniques, none that needs the host, and room to spare."""
+    """Sort key that prefers mild changes, few techniques, none that needs the host, and spare memory."""
     used = [TECHNIQUES[key] for key in point.choice.keys]
     burden = sum(1 + one.changes.rank + 2 * (one.step is Step.HOST) for one in used)
     return burden + 2 * (point.oom_probability > LIKELY_FITS), point.step_s, point.memory_bytes
 
 
 def _guide(pool: _Pool, engine: Engine) -> Iterable[GuideStep]:
-    """Steps in order: each allows its techniques and the ones of the steps before it."""
+    """Steps of the guide in order; each allows its own techniques and those of earlier steps."""
     current = pool.get(engine.plain())
     allowed = set(current.choice.keys)
     for step in Step:
@@ -306,18 +306,18 @@ def _guide(pool: _Pool, engine: Engine) -> Iterable[GuideStep]:
 
 
 def _allowed(choice: Choice, allowed: frozenset[str], current: Point) -> bool:
-    """Whether a combination has allowed techniques only, and the free ones that were taken."""
+    """True if a combination has only allowed techniques, and all precisions that were chosen before."""
     return set(choice.keys) <= allowed and _kept(choice, current)
 
 
 def _kept(choice: Choice, current: Point) -> bool:
-    """Whether a combination keeps the free techniques that were taken."""
+    """True if a combination keeps the techniques of the precision step, or has other weights."""
     free = {key for key in current.choice.keys if TECHNIQUES[key].step is Step.PRECISION}
     return choice.weights != current.choice.weights or free <= set(choice.keys)
 
 
 def _instead(pool: _Pool, current: Point, own: set[str]) -> Point | None:
-    """What a step that is not needed would give on top of what is there: the fastest that is worth it."""
+    """The fastest worthwhile point that a step which is not needed would add to the current one."""
     had = set(current.choice.keys)
     points = [
         point

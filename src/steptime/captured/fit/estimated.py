@@ -1,4 +1,4 @@
-"""What every combination costs for a model that is known by its dimensions: the estimate of a job on one device."""
+"""Cost of every combination for a model given by its dimensions: the estimate of a job on one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptime.plan.plans import Plans
 from steptime.plan.recompute import recompute_code
 from steptime.plan.strategies import Strategy
 
-#: Ways to make activations again -> parts that run again, and in which n-th layer.
+#: Checkpoints -> parts that are recomputed, and n of "in every n-th layer".
 RECOMPUTE: Final = {
     Checkpoints(): ("none", 1),
     Checkpoints(key="selective", name="selective: norms and activation functions"): ("norm+activation", 1),
@@ -36,27 +36,27 @@ ADAPTED: Final = ("bf16", "fp16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What makes a job of its own: everything but the micro-batch and the recomputation."""
+    """Key of a job: everything but the micro-batch and the recomputation."""
 
     precision: str
     optimizer: str
     swapped: bool
     weights: str
     framework: str | None = None
-    """None: the one that was asked for, else the one that has the weights' format."""
+    """Framework; None: the requested one, else one that supports the format of the weights."""
 
 
 @dataclass(kw_only=True)
 class Estimated(Batched):
-    """Evaluates combinations by the estimate."""
+    """Engine that evaluates combinations with estimates."""
 
     make: Callable[[Kind], Setting]
-    """The job of one kind on one device."""
+    """Function that returns the job of a kind on one device."""
     strategy: Strategy
     rates: frozenset[str]
     """Element types that the device's matrix units have."""
     of_matrices: bool = False
-    """The optimiser updates whole matrices, which no software does in 8 bits or on the host."""
+    """True if the optimiser updates whole matrices, which no software does in 8 bits or on the host."""
     _settings: dict[Kind, Setting] = field(default_factory=dict)
     _blocks: dict[Kind, dict[Choice, Point]] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Estimated(Batched):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Combinations of allowed techniques that cannot be had together, with the reason."""
+        """Notes on allowed techniques that cannot be combined, with the reason."""
         apart = [TECHNIQUES[PRECISION_TECHNIQUES[one]].title for one in self.precisions[1:] if one not in ADAPTED]
         if self.allow is not Change.TRAINING or not apart:
             return ()
@@ -81,7 +81,7 @@ class Estimated(Batched):
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """Kinds of optimiser states that are allowed; the default is fused already."""
+        """Allowed kinds of optimiser states; the default is fused already."""
         if self.of_matrices:
             return ("default",)
         narrow = ("8bit",) if self.allow.rank >= Change.ROUNDING.rank else ()
@@ -106,15 +106,15 @@ class Estimated(Batched):
             yield from self._block(kind)
 
     def proposed(self, choice: Choice) -> Point:
-        """Costs of one combination; its whole block is evaluated at once."""
+        """Cost of one combination; all combinations of its kind are evaluated at once."""
         return self._block(_kind(choice))[choice]
 
     def verified(self, choice: Choice, proposed: Point | None = None) -> Point:
-        """The same with band and bracket."""
+        """Cost of one combination with band and bracket."""
         return self.under(choice)
 
     def under(self, choice: Choice, framework: str | None = None) -> Point:
-        """A combination as a framework runs it: the estimate of that job; None: the framework of the search."""
+        """Estimate of a combination under a framework; None: the framework of the search."""
         kind = replace(_kind(choice), framework=framework)
         part, every = RECOMPUTE[choice.checkpoints]
         setting = self._setting(kind)
@@ -152,7 +152,7 @@ class Estimated(Batched):
         return self._blocks[kind]
 
     def _evaluated(self, kind: Kind) -> dict[Choice, Point]:
-        """All micro-batches and recomputations of a job."""
+        """Points of all micro-batches and recomputations of a kind."""
         setting = self._setting(kind)
         rows = [(micro, one) for micro in self.micro_batches for one in RECOMPUTE]
         columns = {

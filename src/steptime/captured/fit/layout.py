@@ -1,10 +1,11 @@
-"""A recorded step as a chain, and nests of checkpoints as schedules of that chain.
+"""A recorded step as a chain, and nested checkpoints as schedules of that chain.
 
-One segment per block, one for what comes after the blocks.
+The chain has one segment per block, and one for everything after the blocks.
 
-Bytes are measured on the recorded step itself, so the schedule that saves everything weighs what the step does. Symbols
-are defined in :mod:`~steptime.captured.rematerialisation.chain`. Outside the chain live what was there before the first
-block (states, embedding), and what each backward leaves for good: gradients of parameters, and what the loop holds.
+Bytes are measured on the recorded step, so the schedule that saves everything has the peak of the step. Symbols are
+defined in :mod:`~steptime.captured.rematerialisation.chain`. Two kinds of storages are outside the chain: those that
+exist before the first block (states, embedding), and those that a backward leaves permanently (gradients of parameters,
+and what the training loop holds).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from steptime.num import Array
 
 
 def schedule_of(tree: Tree) -> Schedule:
-    """The actions that a nest of checkpoints runs: forward once, then each item backward, checkpoints after a rerun.
+    """Actions of a tree of checkpoints: all items forward, then each item backward, a checkpoint after a rerun.
 
     >>> from steptime.captured.rematerialisation.chain import described
     >>> described(schedule_of((Checkpoint((0, 1)), 2)))
@@ -41,7 +42,7 @@ def schedule_of(tree: Tree) -> Schedule:
 
 
 def tree_of(schedule: Sequence[Action]) -> Tree | None:
-    """The nest of checkpoints that runs a schedule; None where there is none.
+    """Tree of checkpoints that runs a schedule; None if there is none.
 
     >>> from steptime.captured.graph.segments import text
     >>> text(tree_of(schedule_of((Checkpoint((0, Checkpoint((1, 2)), 3)), 4))))
@@ -70,7 +71,7 @@ class _TreeReader:
         return None
 
     def items(self, last: int) -> Tree | None:
-        """Items up to a segment: what is forward now, and then what its backward says it was."""
+        """Items up to a segment: spans from the forward actions, then inner checkpoints from the backward ones."""
         spans: list[tuple[int, int] | int] = []
         following = -1
         while following <= last:
@@ -113,37 +114,37 @@ class _TreeReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """What a schedule takes, the whole step counted."""
+    """Cost of a schedule, with everything outside the chain."""
 
     passes_bytes: float
     """Peak of forward and backward."""
     recomputed_s: float
     reissued_s: float
-    """Time of the host for kernels that run again."""
+    """Time of the host to issue the kernels that run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The chain of a step, and what lives outside it."""
+    """The chain of a step, and the storages outside it."""
 
     chain: Chain
     blocks: int
     beside_bytes: float
-    """Alive before the first block."""
+    """Bytes alive before the first block."""
     left_bytes: tuple[float, ...]
-    """What the backward of each segment leaves for good."""
+    """Bytes that the backward of each segment leaves permanently."""
     ends_bytes: float
     """Peak before the first block and after its backward."""
     host_s: tuple[float, ...]
     """Time of the host to issue each segment's forward."""
     unsaved_s: tuple[float, ...]
-    """Time of each forward after the last result that is saved."""
+    """Time of each forward after the last result that it saves."""
 
     def weigh(self, tree: Tree) -> Weighed:
-        """Peak and recomputation under some checkpoints; the tree ends with the segment after the blocks.
+        """Peak and recomputation with some checkpoints; the tree ends with the segment after the blocks.
 
-        A rerun stops as soon as all that was saved is there again: what the last block of a checkpoint runs after that
-        is not repeated, nor is a checkpoint at its end, of which only the input was saved.
+        A rerun stops once all saved tensors exist again: later operators of the last block of a checkpoint do not run
+        again, nor does an inner checkpoint at its end, of which only the input is saved.
         """
         schedule = schedule_of(tree)
         run = simulate(self.chain, schedule)
@@ -157,7 +158,7 @@ class Layout:
         return Weighed(passes_bytes=peak, recomputed_s=run.recomputed_forward_s - spared, reissued_s=again)
 
     def _spared(self, tree: Tree) -> float:
-        """Time of forwards that reruns of the checkpoints stop before."""
+        """Time of the parts of forwards that reruns of the checkpoints skip at their end."""
         out = 0.0
         for one in checkpoints(tree):
             last = one.items[-1]
@@ -169,16 +170,16 @@ class Layout:
 
     @property
     def left_total_bytes(self) -> float:
-        """What all backwards leave."""
+        """Bytes that all backwards leave permanently."""
         return sum(self.left_bytes)
 
 
 def layout_of(program: Program, table: CostTable, paths: Sequence[str]) -> Layout | None:
-    """The chain of blocks that run one after the other; None where they do not.
+    """Layout of blocks that run one after the other; None if they do not.
 
     Args:
         program: a step that saves everything.
-        table: its costs.
+        table: costs of the program.
         paths: modules of the blocks, in order.
     """
     spans = _spans(program, paths)
@@ -189,7 +190,7 @@ Spans = tuple[list[range], list[range]]
 
 
 def _spans(program: Program, paths: Sequence[str]) -> Spans | None:
-    """Calls of each segment's forward and backward; the last segment is what comes after the blocks."""
+    """Calls of the forward and backward of each segment; the last segment is everything after the blocks."""
     owner = {path: number for number, path in enumerate(paths)}
     depth = {path.count(".") + 1 for path in paths}
     found: dict[str, dict[int, list[int]]] = {"forward": {}, "backward": {}}
@@ -213,7 +214,7 @@ def _spans(program: Program, paths: Sequence[str]) -> Spans | None:
 
 
 class _Reader:
-    """Reads sizes off a program whose segments are known."""
+    """Reads the sizes of a chain from a program with known segments."""
 
     def __init__(self, program: Program, table: CostTable, forward: list[range], backward: list[range]) -> None:
         self.program, self.table, self.forward, self.backward = program, table, forward, backward
@@ -226,13 +227,13 @@ class _Reader:
         self.outputs = [self._read_later(i) for i in range(len(forward) - 1)]
 
     def _read_later(self, segment: int) -> set[int]:
-        """Storages that a segment's forward makes and the next one's reads."""
+        """Storages that the forward of a segment allocates and the forward of the next one reads."""
         span, following = self.forward[segment], self.forward[segment + 1]
         made = set(self._made(span, following.start - 1).tolist())
         return {s for n in following for s in self.program.calls[n].reads if s in made}
 
     def _made(self, span: range, alive: int) -> Array:
-        """Storages made within some calls that live on after a call."""
+        """Storages that are allocated in a span and live beyond the call `alive`."""
         inside = (self.born >= span.start) & (self.born < span.stop) & (self.freed > alive)
         return np.flatnonzero(inside)
 
@@ -243,7 +244,7 @@ class _Reader:
         return float(self.use[span.start + 1 : span.stop + 1].max()) if len(span) else 0.0
 
     def layout(self) -> Layout:
-        """The chain from the first segment to the last, then what its schedule does not explain."""
+        """Layout of the program: sizes of all segments, then the memory outside the chain."""
         count = len(self.forward)
         start = self.forward[0].start
         beside = float(self.size[(self.born < start) & (self.freed >= start)].sum())
@@ -270,7 +271,7 @@ class _Reader:
         )  # fmt: skip
 
     def _of_backward(self, segment: int) -> tuple[set[int], set[int]]:
-        """What a backward hands on to the one before, and what it leaves for good."""
+        """Storages that a backward passes on to the next backward, and those that it leaves permanently."""
         span = self.backward[segment]
         alive = self._made(span, span.stop - 1)
         before = self.backward[segment - 1] if segment else range(span.stop, span.stop)
@@ -310,7 +311,7 @@ class _Reader:
         return tuple(out)
 
     def _without_saving(self, span: range, segment: int) -> float:
-        """Most bytes that a forward makes at once, if each is released after the last call that reads it."""
+        """Peak of the storages that a forward allocates, if each is released after the last call that uses it."""
         keep = self.outputs[segment] if segment < len(self.outputs) else set()
         last: dict[int, int] = {}
         for number in span:
@@ -326,7 +327,7 @@ class _Reader:
         return float((np.cumsum(change)[:-1] + np.array(scratch)).max()) if len(span) else 0.0
 
     def _unsaved_s(self, segment: int) -> float:
-        """Time of a forward after the last result that only its backward reads."""
+        """Time of a forward after its last result that only its backward reads."""
         span = self.forward[segment]
         out = self.outputs[segment] if segment < len(self.outputs) else set()
         made = set(self._made(span, span.stop - 1).tolist()) - out

@@ -1,6 +1,6 @@
-"""The techniques that make a step smaller, as data: what each does, what it costs, and how frameworks spell it.
+"""The table of techniques that save memory: effect, cost, and settings of each framework.
 
-Spellings: PyTorch 2.13, `transformers.TrainingArguments`, keys of DeepSpeed's JSON, torchtitan's TOML, torchtune, TRL,
+Settings: PyTorch 2.13, `transformers.TrainingArguments`, keys of DeepSpeed's JSON, torchtitan's TOML, torchtune, TRL,
 bitsandbytes, torchao, peft.
 """
 
@@ -13,18 +13,18 @@ from typing import Final
 
 
 class Change(StrEnum):
-    """What a technique does to the numbers, mildest first."""
+    """Change of the numerics by a technique, mildest first."""
 
     NONE = "none"
-    """The same mathematics; sums may be taken in another order."""
+    """The same mathematics; the order of sums may differ."""
     ROUNDING = "rounding"
     """Some tensors have fewer bits; usually the same loss curve."""
     TRAINING = "training"
-    """What is learned can differ: products in 8 bits, no fp32 copy of the weights, or other weights are trained."""
+    """Training can differ: products in 8 bits, no fp32 copy of the weights, or other trained weights."""
 
     @property
     def rank(self) -> int:
-        """Place in the order above."""
+        """Position in the order of severity, from 0."""
         return list(Change).index(self)
 
 
@@ -52,7 +52,7 @@ class Technique:
     time: str
     numerics: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Framework -> how it is switched on; words in braces, as ``{device_type}`` and ``{k}``, are filled in."""
+    """Framework -> setting that enables it, with placeholders such as ``{device_type}`` and ``{k}``."""
     source: str = ""
 
 
@@ -203,7 +203,7 @@ _ROWS: Final = (
     ),
     Technique(
         key="swap", title="activations swapped to the host", step=Step.HOST, changes=Change.NONE,
-        memory="activations of some blocks wait on the host", time="what the copies do not hide behind computation",
+        memory="activations of some blocks wait on the host", time="copies as far as no computation overlaps with them",
         numerics="none",
         settings={
             "PyTorch": "torch.autograd.graph.save_on_cpu(pin_memory=True) around these blocks (without overlap)",
@@ -223,6 +223,6 @@ _ROWS: Final = (
     ),
 )  # fmt: skip
 STACKS: Final = {"Hugging Face": "transformers", "DeepSpeed": "deepspeed", "torchtitan": "torchtitan", "TRL": "trl"}
-"""Words of settings -> framework whose estimate they are held against."""
+"""Framework in the settings of techniques -> framework of the estimate."""
 TECHNIQUES: Final[Mapping[str, Technique]] = {row.key: row for row in _ROWS}
 """Key -> technique, in the order of the guide."""

@@ -1,4 +1,4 @@
-"""The graph IR: typed values, interned nodes, recorded programs, and how long each storage lives."""
+"""The graph IR: typed values, interned nodes, recorded programs, and lifetimes of storages."""
 
 from steptime.captured.graph.program import (
     BEFORE,

@@ -1,7 +1,7 @@
-"""CUDA's caching allocator as PyTorch has it, without a GPU: which bytes a process holds, and where each block lies.
+"""PyTorch's caching allocator for CUDA, simulated without a GPU: reserved bytes, and the address of each block.
 
-What a program needs (:class:`~steptime.captured.graph.liveness.Liveness`) and what its process holds differ: sizes are
-rounded, memory comes from the driver in segments, and a free block is only used again where it is large enough.
+A process reserves more than its program needs (:class:`~steptime.captured.graph.liveness.Liveness`): sizes are rounded,
+memory comes from the driver in segments, and a free block is reused only where it is large enough.
 
 Source: PyTorch, `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h` (`kMinBlockSize`, `kSmallSize`,
 `kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`, `kRoundLarge`; `get_allocation_size`, `get_free_block`,
@@ -31,7 +31,7 @@ class Block:
         self.size_bytes = size_bytes
         self.pool = pool
         self.base = base
-        """First address of the expandable segment that it belongs to, else -1."""
+        """First address of its expandable segment; -1 if it is in none."""
         self.mapped = mapped
         self.allocated = False
         self.owner = -1
@@ -41,17 +41,17 @@ class Block:
 
     @property
     def end(self) -> int:
-        """First address behind it."""
+        """First address after the block."""
         return self.address + self.size_bytes
 
     @property
     def expandable(self) -> bool:
-        """Whether it belongs to an expandable segment."""
+        """True in an expandable segment."""
         return self.base >= 0
 
 
 class Pool:
-    """Free blocks by size and then address, and by address the ranges of expandable segments without memory."""
+    """Free blocks by size and address, and unmapped ranges of expandable segments by address."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
@@ -60,7 +60,7 @@ class Pool:
         self._blocks: dict[int, Block] = {}
 
     def add(self, block: Block) -> None:
-        """Put in a block that nobody uses."""
+        """Add a free block."""
         self._blocks[block.address] = block
         if block.mapped:
             insort(self._free, (block.size_bytes, block.address))
@@ -68,7 +68,7 @@ class Pool:
             insort(self._unmapped, block.address)
 
     def remove(self, block: Block) -> None:
-        """Take out a block; size, address and whether it has memory must be as they were when it was put in."""
+        """Remove a block; its size, address and mapping must not have changed since it was added."""
         del self._blocks[block.address]
         if block.mapped:
             del self._free[bisect_left(self._free, (block.size_bytes, block.address))]
@@ -76,10 +76,10 @@ class Pool:
             del self._unmapped[bisect_left(self._unmapped, block.address)]
 
     def best_fit(self, size_bytes: int) -> Block | None:
-        """The smallest free block of at least that size, of equal ones the lowest.
+        """The smallest free block of at least that size; among equal ones the lowest address.
 
-        The free block at the end of an expandable segment counts with the pages behind it, as it can grow: another
-        one is preferred as long as it is smaller than that.
+        A free block at the end of an expandable segment can grow, so it counts with the unmapped pages after it:
+        a block smaller than that sum is preferred.
         """
         at = bisect_left(self._free, (size_bytes, 0))
         if at == len(self._free):
@@ -97,7 +97,7 @@ class Pool:
         return [self._blocks[address] for _, address in self._free]
 
     def unmapped_blocks(self) -> list[Block]:
-        """Ranges without memory, by address."""
+        """Unmapped ranges, by address."""
         return [self._blocks[address] for address in self._unmapped]
 
 
@@ -107,9 +107,9 @@ def _reach(block: Block) -> int:
 
 
 def split(block: Block, size_bytes: int, *, keep: bool = False) -> Block:
-    """Cut the first bytes off a block that is in no pool: a new block in front of it.
+    """Split the first bytes off a block that is in no pool, as a new block before it.
 
-    The rest goes into its pool; with `keep` it stays out, to be used further.
+    The rest goes into its pool, or with `keep` into none.
     """
     front = Block(block.address, size_bytes, block.pool, base=block.base, mapped=block.mapped)
     front.previous, front.next = block.previous, block
@@ -124,7 +124,7 @@ def split(block: Block, size_bytes: int, *, keep: bool = False) -> Block:
 
 
 def merge(block: Block, neighbour: Block | None) -> bool:
-    """Take a neighbour into a block that is in no pool, if it is free (or without memory) like the block itself."""
+    """Merge a neighbour into a block that is in no pool, if both are free and mapped, or both are unmapped."""
     if neighbour is None or neighbour.allocated or neighbour.mapped != block.mapped:
         return False
     neighbour.pool.remove(neighbour)
@@ -142,20 +142,20 @@ def merge(block: Block, neighbour: Block | None) -> bool:
 
 
 MIN_BLOCK_BYTES: Final = 512
-"""`kMinBlockSize`: every size is a multiple of it."""
+"""`kMinBlockSize`: every block size is a multiple of it."""
 SMALL_BYTES: Final = 2**20
-"""`kSmallSize`: the largest block of the pool of small ones."""
+"""`kSmallSize`: the largest block of the small pool."""
 SMALL_SEGMENT_BYTES: Final = 2 * 2**20
 """`kSmallBuffer`: a segment of the small pool, and a page of its expandable segment."""
 LARGE_SEGMENT_BYTES: Final = 20 * 2**20
 """`kLargeBuffer`: a segment for blocks below `LARGE_BYTES`, and a page of the large expandable segment."""
 LARGE_BYTES: Final = 10 * 2**20
-"""`kMinLargeAlloc`: from here on a block gets a segment of its own size."""
+"""`kMinLargeAlloc`: blocks of at least this size get a segment of their own size."""
 LARGE_ROUNDING_BYTES: Final = 2 * 2**20
-"""`kRoundLarge`: to which such a segment is rounded up."""
+"""`kRoundLarge`: multiple to which a segment for one large block is rounded up."""
 
 FIRST_ADDRESS: Final = 0x7F00_0000_0000
-"""Any multiple of 2 MiB; below 2^53, so that a viewer in JavaScript keeps it exact."""
+"""Arbitrary multiple of 2 MiB; below 2^53, so that a viewer in JavaScript represents it exactly."""
 ADDRESS_SPACE_BYTES: Final = 2**40
 """Addresses that an expandable segment reserves; PyTorch takes 9/8 of the device's memory."""
 
@@ -167,15 +167,15 @@ NOBODY: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What `PYTORCH_CUDA_ALLOC_CONF` sets, and the memory that there is."""
+    """Options of `PYTORCH_CUDA_ALLOC_CONF`, and the memory of the device."""
 
     expandable_segments: bool = False
     max_split_size_bytes: int | None = None
-    """Blocks from this size on are not split, and only used for sizes within 20 MiB of theirs; None: no limit."""
+    """Blocks of at least this size are not split, and serve only sizes within 20 MiB of theirs; None: no limit."""
     roundup_power2_divisions: int = 0
-    """Sizes are rounded up to the next of this many steps between two powers of two; 0 or 1: to 512 bytes."""
+    """Number of steps between two powers of two to which sizes are rounded up; 0 or 1: sizes round to 512 bytes."""
     capacity_bytes: int | None = None
-    """Memory that the driver has to give; None: as much as is asked for."""
+    """Memory of the device; None: unlimited."""
 
     def __post_init__(self) -> None:
         if self.max_split_size_bytes is not None and self.max_split_size_bytes <= LARGE_SEGMENT_BYTES:
@@ -188,15 +188,15 @@ class AllocatorSettings:
 
 
 class Event(NamedTuple):
-    """Something that the allocator did; sizes of blocks are those asked for, as in PyTorch's traces."""
+    """An event of the allocator; sizes of blocks are the requested ones, as in PyTorch's traces."""
 
     action: Action
     address: int
     size_bytes: int
     owner: int
-    """What the caller said the block is for; of a segment: for what it was taken."""
+    """Owner that the caller gave for the block; for a segment, the owner whose request allocated it."""
     time: int
-    """The caller's clock."""
+    """Time on the clock of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Memory taken from the driver, as one range of addresses."""
+    """Memory from the driver: one range of addresses."""
 
     address: int
     size_bytes: int
@@ -222,7 +222,7 @@ class Segment:
 
 
 class OutOfMemoryError(Exception):
-    """The device has no more memory, also after all that is cached and whole was given back."""
+    """The device has too little memory, even after all cached segments were released."""
 
     def __init__(self, requested_bytes: int, free_bytes: int) -> None:
         super().__init__(f"{requested_bytes} B asked for, {free_bytes} B free on the device")
@@ -267,7 +267,7 @@ def segment_size(size_bytes: int) -> int:
 
 
 class CachingAllocator:
-    """The allocator's state: blocks in use, free blocks by pool, and what it did so far.
+    """State of the allocator: blocks in use, free blocks by pool, and the events so far.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.malloc(3 * 2**20)
@@ -288,10 +288,10 @@ class CachingAllocator:
         self._used: dict[int, Block] = {}
         self._next_address = FIRST_ADDRESS
 
-    # -- what a program does ------------------------------------------------------------------------------------------
+    # -- interface ----------------------------------------------------------------------------------------------------
 
     def malloc(self, requested_bytes: int, owner: int = NOBODY) -> Block | None:
-        """Place a block; None for 0 bytes, which take no memory.
+        """Allocate a block; None for 0 bytes, which take no memory.
 
         Raises:
             OutOfMemoryError: the capacity of the settings does not suffice.
@@ -316,7 +316,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block | None) -> None:
-        """Give a block back to the cache; free neighbours become one block."""
+        """Return a block to the cache; free neighbours are merged."""
         if block is None:
             return
         if self._used.pop(block.address, None) is not block:
@@ -332,7 +332,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def release_cached(self) -> None:
-        """Give to the driver what is free and whole: segments, or pages of expandable segments (`empty_cache`)."""
+        """Return free segments, and free pages of expandable segments, to the driver (`empty_cache`)."""
         for pool in (self._large, self._small):
             for block in pool.free_blocks():
                 if block.expandable:
@@ -343,15 +343,15 @@ class CachingAllocator:
                     self._log("segment_free", block.address, block.size_bytes, NOBODY)
 
     def segments(self) -> tuple[Segment, ...]:
-        """What is held now, by address; of an expandable segment each range that has memory."""
+        """Segments reserved now, by address; each mapped range of an expandable segment counts as one."""
         blocks = [*self._used.values(), *self._large.free_blocks(), *self._small.free_blocks()]
         heads = [block for block in blocks if block.previous is None or not block.previous.mapped]
         return tuple(_segment(head) for head in sorted(heads, key=lambda block: block.address))
 
-    # -- where a block comes from -------------------------------------------------------------------------------------
+    # -- sources of blocks --------------------------------------------------------------------------------------------
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block that suffices, of equal ones the lowest; taken out of its pool."""
+        """The best fitting free block, removed from its pool; None if there is none."""
         block = pool.best_fit(size)
         limit = self.settings.max_split_size_bytes
         if block is None:
@@ -364,7 +364,7 @@ class CachingAllocator:
         return block
 
     def _splits(self, block: Block, size: int) -> bool:
-        """Whether what a block has over `size` becomes a block of its own."""
+        """True if the rest of a block beyond `size` becomes a block of its own."""
         remaining = block.size_bytes - size
         if block.pool.small or self.settings.expandable_segments:
             return remaining >= MIN_BLOCK_BYTES
@@ -393,7 +393,7 @@ class CachingAllocator:
         return block
 
     def _expand(self, pool: Pool, size: int, owner: int) -> Block | None:
-        """A block at the lowest address where free memory and pages without memory suffice."""
+        """A block at the lowest address where free memory and unmapped pages suffice."""
         start = self._expandable(pool, size)
         block = start if start.mapped else self._map(start, min(start.size_bytes, size), owner)
         while block is not None and block.size_bytes < size:
@@ -418,7 +418,7 @@ class CachingAllocator:
         return block
 
     def _map(self, block: Block, size: int, owner: int) -> Block | None:
-        """Give memory to the pages of the first `size` bytes of a range that has none."""
+        """Map the pages of the first `size` bytes of an unmapped range."""
         page = SMALL_SEGMENT_BYTES if block.pool.small else LARGE_SEGMENT_BYTES
         mapped = min(round_up(size, page), block.size_bytes)
         if not self._has(mapped):
@@ -434,7 +434,7 @@ class CachingAllocator:
         return front
 
     def _unmap(self, block: Block) -> None:
-        """Give back the whole pages inside a free block."""
+        """Unmap the whole pages inside a free block."""
         page = SMALL_SEGMENT_BYTES if block.pool.small else LARGE_SEGMENT_BYTES
         first = round_up(block.address - block.base, page) + block.base
         last = (block.end - block.base) // page * page + block.base
@@ -473,7 +473,7 @@ class CachingAllocator:
 
 
 def _room(block: Block | None, size: int) -> bool:
-    """Whether the blocks from here on, free or without memory, suffice."""
+    """True if this block and those after it, free or unmapped, suffice."""
     room = 0
     while block is not None and not block.allocated and room < size:
         room += block.size_bytes

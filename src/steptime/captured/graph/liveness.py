@@ -1,4 +1,4 @@
-"""How long each storage lives, and so how much memory is in use at each call."""
+"""Lifetime of each storage, and the memory in use at each call."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Held:
     number: int
     storage: Storage
     made_by: str
-    """Operator and module that allocated it, or what it holds since before the step."""
+    """Operator and module that allocated it; for a storage from before the step, its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most memory that a phase, or the step, has in use at one time."""
+    """Largest memory in use at one time in a phase or in the step."""
 
     phase: Phase
     size_bytes: int
     call: int
-    """Number of the call that runs then; `BEFORE` where nothing is higher than what the step starts with."""
+    """Number of the call that runs at the peak; `BEFORE` if the peak is the memory at the start of the step."""
     operator: str
     module: str
     by_category: dict[Category, int]
@@ -77,7 +77,7 @@ class Liveness:
         return total
 
     def by_category(self) -> dict[Category, Array]:
-        """Bytes in use by what they hold; with the scratch of the calls the sum is `in_use_bytes`."""
+        """Bytes in use of each category; with the scratch of the calls they add up to `in_use_bytes`."""
         kinds = np.array([storage.category for storage in self.program.storages], dtype=object)
         order = dict.fromkeys(storage.category for storage in self.program.storages)
         return {category: self._sum(kinds == category) for category in order}
@@ -95,7 +95,7 @@ class Liveness:
         return f"{call.module}: {call.node.op}" if call.module else call.node.op
 
     def peak(self, phase: Phase | None = None) -> Peak:
-        """The highest use in a phase, or in the whole step; the first call that reaches it."""
+        """Peak of a phase, or of the whole step, at the first call that reaches it."""
         use = self.in_use_bytes
         calls = self.program.calls
         if phase is None:

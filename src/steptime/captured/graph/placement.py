@@ -1,7 +1,6 @@
-"""The storages of a program placed in memory: by the caching allocator, or at fixed places of one arena.
+"""Placement of the storages of a program in memory: by the caching allocator, or at fixed offsets of one arena.
 
-The first gives the memory that a training process reserves, and its waste; the second is how inference engines
-allocate.
+The allocator gives the memory that a training process reserves, with its waste; inference engines use an arena.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ MAX_STEPS: Final = 16
 
 
 def workspace(call: int) -> int:
-    """Owner of the scratch memory of a call; storages are owners under their own number."""
+    """Number that marks the scratch memory of a call as an owner; the owner of a storage is its own number."""
     return -2 - call
 
 
 def call_of_workspace(owner: int) -> int | None:
-    """The call whose scratch memory an owner is, None for a storage."""
+    """The call whose scratch memory an owner number marks; None for a storage."""
     return -2 - owner if owner <= -2 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """The request for which there was no memory."""
+    """The request that did not fit in memory."""
 
     step: int
     call: int
     owner: int
     requested_bytes: int
     free_bytes: int
-    """What the driver still had; free memory inside the cache did not help."""
+    """Bytes that the driver still had, without free memory inside the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What the allocator did for some steps of a program.
+    """Result of running the allocator through some steps of a program.
 
-    `reserved_bytes`, `allocated_bytes` and `requested_bytes` are of the last step: entry 0 before its first call,
-    entry i + 1 while call i runs. The peaks are of all steps.
+    `reserved_bytes`, `allocated_bytes` and `requested_bytes` describe the last step: entry 0 before its first call,
+    entry i + 1 while call i runs. The peaks are over all steps.
     """
 
     program: Program
     settings: AllocatorSettings
     steps: int
     events: tuple[Event, ...]
-    """Their clock: calls since the start of the first step; -1 before it."""
+    """Events; their time is the number of calls since the start of the first step, -1 before it."""
     segments: tuple[Segment, ...]
-    """What is held at the end."""
+    """Segments that are reserved at the end."""
     reserved_bytes: Array
     allocated_bytes: Array
     requested_bytes: Array
@@ -74,7 +73,7 @@ class Placement:
     peak_requested_bytes: int
     """`torch.cuda.memory_stats()["requested_bytes.all.peak"]`: sizes of the tensors."""
     shortage: Shortage | None = None
-    """Why it ended early, where the memory did not suffice."""
+    """The request that ended the run early; None if memory sufficed."""
 
 
 def place(
@@ -82,16 +81,16 @@ def place(
 ) -> Placement:
     """Run the allocator through steps of a program.
 
-    With one step, what exists before the step is there first: parameters, buffers, inputs and the optimiser's states,
-    in that order. With more, the first step makes the states when the optimiser first runs, as PyTorch does: they
-    then lie in what the activations left, and the second step may need further segments. What a step leaves behind
-    besides its states goes when the next one ends its forward pass, in which it is replaced.
+    With one step, parameters, buffers, inputs and the states of the optimiser are allocated first, in this order. With
+    more, the first step allocates the states when the optimiser first runs, as PyTorch does: they then lie in memory
+    that activations have freed, and the second step may need further segments. Other storages that outlive a step are
+    freed at the end of the forward pass of the next step, which replaces them.
 
     Args:
         program: a recorded step.
-        settings: of the allocator, and the memory of the device.
-        steps: how many steps to run, 1 to 16.
-        logs: keep events and segments; False: none, which is faster.
+        settings: settings of the allocator, and the memory of the device.
+        steps: number of steps to run, 1 to 16.
+        logs: keep events and segments; False is faster.
 
     Raises:
         UserError: `steps` is out of range.
@@ -103,7 +102,7 @@ def place(
 
 @dataclass(slots=True)
 class _Plan:
-    """What each call allocates and frees, by the number of the call."""
+    """Storages that each call allocates and frees, by the number of the call."""
 
     born: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     freed: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -117,7 +116,7 @@ class _Run:
         self.blocks: dict[int, Block | None] = {}
         self.counts: list[tuple[int, int, int]] = []
         self.at = (0, BEFORE, BEFORE)
-        """Step, call and owner of the request that is made."""
+        """Step, call and owner of the current request."""
         calls = program.calls
         self.first_update = next((n for n, call in enumerate(calls) if call.phase == "optimizer"), BEFORE)
         self.end_of_forward = next((n for n, call in enumerate(calls) if call.phase != "forward"), len(calls)) - 1
@@ -172,13 +171,13 @@ class _Run:
                 self._free(left)
 
     def _late(self) -> set[int]:
-        """States that the first step of the optimiser makes."""
+        """States that the first step of the optimiser allocates."""
         storages = self.program.storages
         late = {n for n in self.plan.born[BEFORE] if storages[n].category == "state" and storages[n].freed is None}
         return late if self.first_update >= 0 else set()
 
     def _left_over(self) -> list[int]:
-        """What the step before made and left, now under other numbers."""
+        """Storages that the previous step allocated and did not free, under new numbers."""
         stays = {"parameter", "buffer", "state", "input"}
         storages = self.program.storages
         over = [n for n in self.blocks if storages[n].born != BEFORE or storages[n].category not in stays]
@@ -214,9 +213,9 @@ class Arena:
     size_bytes: int
     """Bytes of the arena."""
     least_bytes: int
-    """Most bytes that are alive at one time: no plan needs less."""
+    """Largest number of bytes alive at one time: a lower bound on the size of any arena."""
     offsets: dict[int, int]
-    """Storage -> place in the arena."""
+    """Storage -> offset in the arena."""
 
 
 def arena_of(program: Program) -> Arena:
@@ -245,7 +244,7 @@ def arena_of(program: Program) -> Arena:
 
 
 def _lowest(taken: list[tuple[int, int]], size: int) -> int:
-    """Lowest offset with room between the taken ranges."""
+    """Lowest offset with room between the occupied ranges."""
     at = 0
     for start, end in taken:
         if start - at >= size:

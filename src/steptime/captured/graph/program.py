@@ -1,16 +1,16 @@
 """The graph IR: types of tensors, interned nodes, graphs as tuples of output values, and programs that run them.
 
 A node is an operator applied to values. Nodes are hash-consed: within one :class:`Nodes` the same operator on the same
-values with the same attributes is the same object, so equality is identity, equal sub-graphs are shared, and what is
-known of a node (its cost, its matches) can be remembered by it. Nothing is mutated after construction.
+values with the same attributes is the same object, so equality is identity, equal sub-graphs are shared, and results
+for a node (its cost, its matches) can be cached by node. Nothing is mutated after construction.
 
-Operators are named as in ATen, without namespace and without the underscore of in-place forms (``mm``); a graph is
-pure, and what shares memory is said by the :class:`~steptime.captured.graph.program.Program` that runs it.
+Operators are named as in ATen, without namespace and without the underscore of in-place forms (``mm``). A graph is
+pure; the :class:`~steptime.captured.graph.program.Program` that runs it records which values share memory.
 
-A program is the calls of one step in the order in which they run, and the storages that they read and write. The graph
-says what is computed; a program says when, by which module, in which phase, and in which memory. Views are calls
-without new storage, in-place operators write into a storage that is there, recomputation is a node that is called
-again. Frameworks free a storage when nothing refers to it any more; the program records when that was.
+A program has the calls of one step in execution order, and the storages that they read and write. The graph defines
+what is computed; the program defines when, by which module, in which phase, and in which memory. Views are calls
+without new storage, in-place operators write into an existing storage, recomputation calls a node a second time.
+Frameworks free a storage when its last reference goes; the program records at which call.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ class TensorType:
         return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
 
 
-#: What an attribute may be: a number, a text, nothing, or a tuple of those.
+#: Value of an attribute: a number, a string, None, or a tuple of attributes.
 Attribute = bool | int | float | str | None | tuple["Attribute", ...]
 
-#: Operators without inputs that stand for what comes from outside: each has an attribute ``name``.
+#: Operators without inputs that stand for values from outside; each has an attribute ``name``.
 SOURCES = ("parameter", "buffer", "input", "state", "constant")
 
 
 class Node:
     """An operator, its input values, its attributes and the types of its outputs.
 
-    Equality and hash are those of the object: make nodes only with :meth:`Nodes.node`.
+    Equality is identity: make nodes only with :meth:`Nodes.node`.
     """
 
     __slots__ = ("attributes", "inputs", "names", "number", "op", "outputs")
@@ -129,7 +129,7 @@ class Node:
         return default
 
     def input(self, name: str) -> Value | None:
-        """First input with that argument name, None where the operator was called without it."""
+        """First input with that argument name; None if the operator was called without it."""
         for key, value in zip(self.names, self.inputs, strict=True):
             if key == name:
                 return value
@@ -140,7 +140,7 @@ class Node:
         return tuple(value for key, value in zip(self.names, self.inputs, strict=True) if key == name)
 
     def value(self, index: int = 0) -> Value:
-        """One of its outputs."""
+        """One output of the node."""
         return Value(self, index)
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ class Value:
 
     @property
     def type(self) -> TensorType:
-        """Its shape and element type."""
+        """Shape, element type and strides."""
         return self.node.outputs[self.index]
 
 
@@ -189,7 +189,7 @@ class Nodes:
         attributes: tuple[tuple[str, Attribute], ...],
         outputs: tuple[TensorType, ...],
     ) -> Node:
-        """The node of an operator on values: the one that is there, else a new one."""
+        """The node of an operator on values; an equal node of the table is reused."""
         key = (op, inputs, names, attributes, outputs)
         found = self._table.get(key)
         if found is None:
@@ -222,7 +222,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Values that are wanted, and with them all nodes that they need."""
+    """Output values, and with them all nodes that they depend on."""
 
     outputs: tuple[Value, ...]
 
@@ -231,12 +231,12 @@ class Graph:
         return tuple(topological(value.node for value in self.outputs))
 
     def sources(self, kind: str) -> tuple[Node, ...]:
-        """Its parameters, inputs, ... in order of first use."""
+        """Source nodes of one kind, such as ``parameter``, in order of first use."""
         return tuple(node for node in self.nodes() if node.op == kind)
 
 
 def topological(roots: Iterable[Node]) -> Iterator[Node]:
-    """Nodes below the roots, each once and after its inputs; no recursion, so depth has no limit."""
+    """Nodes that the roots depend on, each once and after its inputs; iterative, so depth has no limit."""
     done: set[Node] = set()
     for root in roots:
         stack = [(root, iter(root.inputs))]
@@ -258,20 +258,20 @@ Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 Category = Literal["parameter", "buffer", "input", "gradient", "state", "activation", "temporary"]
-"""What a storage holds: `activation` lives from the forward into the backward pass, `temporary` does not."""
+"""Content of a storage: `activation` lives from the forward into the backward pass, `temporary` does not."""
 
 BEFORE = -1
-"""Birth of what exists before the step."""
+"""Number of the call that allocates storages which exist before the step."""
 OUTSIDE = "outside."
-"""How the name begins of a storage that was there before the step and that nobody named: a constant, an empty cache."""
+"""Prefix of the name of a storage from before the step that has no name of its own: a constant, an empty cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """One block of memory.
 
-    `born` is the number of the call that allocates it (`BEFORE`: it was there), `freed` the number of the call during
-    which the last reference went: it is still alive while that call runs, gone after it. None: alive at the end.
+    `born` is the number of the call that allocates it (`BEFORE`: it exists before the step). `freed` is the number of
+    the call during which its last reference goes: it lives until that call ends. None: alive at the end.
     """
 
     size_bytes: int
@@ -282,33 +282,33 @@ class Storage:
     """Parameter, input or state that it holds; else empty."""
 
     def copy(self, born: int, freed: int | None, name: str) -> Storage:
-        """The same at another time; programs have thousands, and ``dataclasses.replace`` is slow."""
+        """A copy with another lifetime and name; programs have thousands, and ``dataclasses.replace`` is slow."""
         return Storage(self.size_bytes, born, freed, self.category, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator run: which node, when, where, on which storages."""
+    """One run of an operator: its node, phase, module and storages."""
 
     node: Node
     phase: Phase
     module: str
-    """Path of the module whose forward or backward it is; empty outside any module."""
+    """Path of the module whose forward or backward pass it belongs to; empty outside any module."""
     reads: tuple[int, ...]
     """Number of the storage of each input of the node."""
     writes: tuple[int, ...]
     """Number of the storage of each output of the node."""
     view: bool = False
-    """Its output is another look at its input's storage: nothing is computed or moved."""
+    """Its output is a view of the storage of its input: nothing is computed or moved."""
     inplace: bool = False
-    """Its output is written over (one of) its inputs."""
+    """Its output is written over one of its inputs."""
     recomputed: bool = False
-    """A forward operator that runs again in the backward pass."""
+    """It is a forward operator that runs again in the backward pass."""
     scratch_bytes: int = 0
-    """Memory that it needs while it runs and that no storage shows."""
+    """Temporary memory while it runs, in addition to the storages."""
 
     def copy(self, module: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> Call:
-        """The same elsewhere; programs have thousands, and ``dataclasses.replace`` is slow."""
+        """A copy with another module and storages; programs have thousands, and ``dataclasses.replace`` is slow."""
         return Call(
             self.node, self.phase, module, reads, writes, self.view, self.inplace, self.recomputed, self.scratch_bytes
         )
@@ -337,15 +337,15 @@ class Program:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Path of each module -> name of its class."""
     source: str = ""
-    """What it was recorded from, for provenance."""
+    """Origin of the recording, for provenance."""
     folded: tuple[str, ...] = ()
-    """Runs of equal blocks that were recorded for a few of their members and unrolled."""
+    """Runs of equal blocks of which a few were recorded and then unrolled."""
     unfolded: str = ""
-    """Why equal blocks were recorded one by one, where they were."""
+    """Reason why equal blocks were recorded one by one; empty if they were not."""
     batch: int | None = None
-    """Samples of the step, where that is known."""
+    """Samples of the step; None if unknown."""
     assumed: tuple[str, ...] = ()
-    """What was taken as true of numbers that are not known, each with the line that asks for it."""
+    """Assumptions about unknown numbers, each with the line of code that needs it."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook."""

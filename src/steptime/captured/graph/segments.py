@@ -1,12 +1,11 @@
-"""The blocks of a module: which run again in the backward pass, and where in a program each of them is.
+"""Blocks of a module: which of them checkpoints recompute, and the segments of a program that belong to each.
 
-A nest of checkpoints over the numbers of the blocks says which run again. A tree is a sequence of blocks and
-checkpoints in forward order. A block that stands in no checkpoint saves what its backward reads. A checkpoint keeps
-only its input; before its backward, what is in it runs again, with the checkpoints inside it as they stand there.
+A tree is a sequence of block numbers and checkpoints in forward order; checkpoints can be nested. A block outside all
+checkpoints saves the tensors that its backward reads. A checkpoint keeps only its input; before its backward, its items
+run again, with the inner checkpoints in effect.
 
-A program has one segment a block and stretch of time. A run is a list of equal blocks of which only `KEPT` periods were
-recorded. Blocks 1 and 2 are interior: what they do is what any further block does, and comparing them says whether that
-is so.
+A program has one segment for each block and stretch of time. A run is a list of equal blocks of which only `KEPT`
+periods were recorded. Periods 1 and 2 are interior: if they are equal, they stand for every further period.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Final, Literal
 from steptime.captured.graph.program import BEFORE, Call, Program
 
 Saves = Literal["all", "products", "8bit"]
-"""What a block saves: all that autograd asks for; in a checkpoint, results of products and attention only; or all, but
-activations in 8 bits."""
+"""Tensors that a block saves: all that autograd needs; in a checkpoint, only results of products and attention; or all,
+with activations in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Blocks, and further checkpoints, of which only the first input is kept."""
+    """Blocks and inner checkpoints of which only the first input is kept."""
 
     items: tuple[int | Checkpoint, ...]
 
@@ -59,7 +58,7 @@ def checkpoints(tree: Tree) -> Iterator[Checkpoint]:
 
 
 def plain(count: int) -> Tree:
-    """No checkpoint.
+    """Tree of blocks without a checkpoint.
 
     >>> plain(2)
     (0, 1)
@@ -68,7 +67,7 @@ def plain(count: int) -> Tree:
 
 
 def grouped(count: int, size: int) -> Tree:
-    """A checkpoint around every group of ``size`` blocks.
+    """Tree with a checkpoint around every group of ``size`` blocks.
 
     >>> [list(leaves(one.items)) for one in grouped(5, 2)]
     [[0, 1], [2, 3], [4]]
@@ -77,7 +76,7 @@ def grouped(count: int, size: int) -> Tree:
 
 
 def every(count: int, step: int) -> Tree:
-    """A checkpoint around one block in every ``step``; the others save.
+    """Tree with a checkpoint around one block in every ``step``; the other blocks save.
 
     >>> text(every(4, 2))
     '[0] 1 [2] 3'
@@ -95,17 +94,17 @@ def text(tree: Tree) -> str:
 
 
 KEPT: Final = 4
-"""Periods of a run that are recorded: both ends, and two in between that must be alike."""
+"""Number of recorded periods of a run: both ends, and two in between that must be equal."""
 
 
 def below(container: str) -> str:
-    """How paths below a container begin."""
+    """Prefix of the paths below a container."""
     return f"{container}." if container else ""
 
 
 @lru_cache(2**14)
 def block_of(container: str, path: str) -> tuple[int, str] | None:
-    """Index of the block of a list below which a path lies, and what follows it in the path; None: no block.
+    """Index of the block of a container that a path lies in, and the rest of the path; None: in no block.
 
     >>> block_of("model.layers", "model.layers.12.mlp.up"), block_of("", "3"), block_of("model.layers", "model.norm")
     ((12, '.mlp.up'), (3, ''), None)
@@ -119,7 +118,7 @@ def block_of(container: str, path: str) -> tuple[int, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Equal blocks below one container: `period` blocks that repeat."""
+    """A run of equal blocks in one container: a pattern of `period` blocks that repeats."""
 
     container: str
     """Path of the list of blocks."""
@@ -136,7 +135,7 @@ class Run:
         return self.count // self.period - KEPT
 
     def is_within(self, other: Run) -> bool:
-        """Whether its blocks are some of another run's, at the other's period or a multiple of it.
+        """True if its blocks are part of another run, with the period of that run or a multiple of it.
 
         >>> whole = Run("layers", 0, 1, 12)
         >>> Run("layers", 2, 2, 8).is_within(whole), Run("layers", 8, 1, 6).is_within(whole)
@@ -146,19 +145,19 @@ class Run:
         return self.container == other.container and inside and self.period % other.period == 0
 
     def index_of(self, path: str) -> int | None:
-        """Index of the block below which a path lies."""
+        """Index of the block that a path lies in; None: in no block."""
         found = block_of(self.container, path)
         return None if found is None else found[0]
 
     def period_of(self, path: str) -> int | None:
-        """Number of the recorded period below which a path lies, None outside the run."""
+        """Number of the recorded period that a path lies in; None outside the run."""
         index = self.index_of(path)
         if index is None or not self.first <= index < self.first + KEPT * self.period:
             return None
         return (index - self.first) // self.period
 
     def moved(self, path: str, periods: int) -> str:
-        """The same path that many periods later."""
+        """The same path a number of periods later."""
         found = block_of(self.container, path)
         if found is None or not periods:
             return path
@@ -168,13 +167,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Calls in a row in which each recorded period has one segment: start of each period, and which way they go."""
+    """Consecutive calls in which each recorded period has one segment."""
 
     starts: tuple[int, ...]
-    """First call of period 0, 1, 2, 3."""
+    """First call of each recorded period."""
     end: int
     backward: bool
-    """Later periods come first."""
+    """True if later periods run first."""
 
     def segment(self, period: int) -> range:
         """Numbers of the calls of one period."""
@@ -184,7 +183,7 @@ class Stretch:
 
 
 def owners(program: Program, run: Run) -> list[int | None]:
-    """Period to which each call belongs; a call of the optimiser belongs to that of the parameter it works on."""
+    """Period of each call; the period of an optimiser call is that of the parameter it updates."""
     named = [run.period_of(storage.name) for storage in program.storages]
     out: list[int | None] = []
     for call in program.calls:
@@ -199,22 +198,22 @@ def owners(program: Program, run: Run) -> list[int | None]:
 
 
 def is_chained(program: Program, run: Run) -> bool:
-    """Whether nothing runs between the blocks of a run in the forward pass."""
+    """True if nothing runs between the blocks of a run in the forward pass."""
     forward = [run.index_of(call.module) for call in program.calls if call.phase == "forward"]
     inside = [index is not None and run.first <= index < run.first + run.count for index in forward]
     return any(inside) and all(inside[inside.index(True) : len(inside) - inside[::-1].index(True)])
 
 
 def is_wide(call: Call) -> bool:
-    """Whether it works on a list of tensors: one element for each parameter."""
+    """True if a call works on lists of tensors, with one element for each parameter."""
     return call.phase == "optimizer" and len(set(call.node.names)) < len(call.node.names)
 
 
 def stretches(program: Program, run: Run) -> list[Stretch] | None:
-    """The stretches of a program; None where the blocks of the run do not follow each other.
+    """Stretches of a program; None if the blocks of the run are not consecutive.
 
     Blocks of one checkpoint run again one after the other, before the backward pass of the last: two stretches. A block
-    that is a checkpoint runs again in the same stretch.
+    that is itself a checkpoint runs again in the stretch of its backward pass.
     """
     owner = owners(program, run)
     found = _stretches(program, owner, _spans(program.calls, owner, apart=False))
@@ -224,7 +223,7 @@ def stretches(program: Program, run: Run) -> list[Stretch] | None:
 def _stretches(
     program: Program, owner: Sequence[int | None], spans: Sequence[tuple[int, int]], *, ends: bool = False
 ) -> list[Stretch] | None:
-    """One per span; with ``ends``, calls of the first or last period alone are none: they stay as they are."""
+    """One stretch per span; with ``ends``, a span with calls of only the first or last period is none."""
     out: list[Stretch] = []
     for start, end in spans:
         starts: dict[int, int] = {}
@@ -249,16 +248,16 @@ def _stretches(
 
 
 def _ordered(owner: Sequence[int | None], stretch: Stretch) -> bool:
-    """Whether every call of a period lies in its segment."""
+    """True if every call of a period lies in its segment, and both interior segments have equal lengths."""
     return all(owner[number] in (None, period) for period in range(KEPT) for number in stretch.segment(period)) and len(
         stretch.segment(1)
     ) == len(stretch.segment(2))
 
 
 def _spans(calls: Sequence[Call], owner: Sequence[int | None], *, apart: bool) -> list[tuple[int, int]]:
-    """Forward, backward, and the passes of the optimiser over single parameters between operators on lists.
+    """Spans of calls: forward, backward, and passes of the optimiser over single parameters between list operators.
 
-    With ``apart``, what runs again is apart from the rest of the backward pass.
+    With ``apart``, recomputed calls are spans of their own.
     """
     spans: list[tuple[int, int]] = []
     start, last = 0, BEFORE
@@ -274,7 +273,7 @@ def _spans(calls: Sequence[Call], owner: Sequence[int | None], *, apart: bool) -
 
 
 def _cut(before: Call, after: Call, period: int | None, last: int) -> bool:
-    """Whether a new span begins: another phase, a list after single tensors, or a new pass from the first block on."""
+    """True if a new span begins: another phase, a change between lists and tensors, or a new pass of the optimiser."""
     if before.phase != after.phase:
         return True
     again = period is not None and period < last

@@ -1,4 +1,4 @@
-"""Strides: where the elements of a tensor lie, and when it has another shape without a copy."""
+"""Strides of tensors, and the views that need no copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.captured.graph.program import TensorType, contiguous_strides
 
 
 def strides_of(type: TensorType) -> tuple[int, ...]:
-    """Strides in elements; those of a contiguous tensor where none are given.
+    """Strides in elements; contiguous ones if the type has none.
 
     >>> strides_of(TensorType((2, 3), "fp32"))
     (3, 1)
@@ -18,7 +18,7 @@ def strides_of(type: TensorType) -> tuple[int, ...]:
 
 
 def tensor_type(shape: Sequence[int], dtype: str, strides: Sequence[int] | None = None) -> TensorType:
-    """A type whose strides are left out where they are the contiguous ones.
+    """A type that leaves out contiguous strides.
 
     Raises:
         ValueError: a size is negative.
@@ -32,7 +32,7 @@ def tensor_type(shape: Sequence[int], dtype: str, strides: Sequence[int] | None 
 
 
 def is_contiguous(type: TensorType) -> bool:
-    """Whether elements lie in memory in the order of the dims; sizes of 1 do not matter.
+    """True if elements lie in memory in the order of the dims; dims of size 1 do not matter.
 
     >>> is_contiguous(TensorType((2, 3), "fp32", (1, 2)))
     False
@@ -48,7 +48,7 @@ def is_contiguous(type: TensorType) -> bool:
 
 
 def is_dense(type: TensorType) -> bool:
-    """Whether the elements fill a block of memory without gaps or overlaps, in any order of dims.
+    """True if the elements fill a block of memory without gaps or overlaps, in any order of dims.
 
     >>> is_dense(TensorType((2, 3), "fp32", (1, 2))), is_dense(TensorType((2, 3), "fp32", (1, 0)))
     (True, False)
@@ -65,9 +65,9 @@ def is_dense(type: TensorType) -> bool:
 
 
 def view_strides(type: TensorType, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides with which the tensor shows as ``shape`` without a copy; None where it cannot.
+    """Strides of a view of the tensor as ``shape``; None if it needs a copy.
 
-    Dims of the new shape are laid into runs of old dims that are contiguous among themselves.
+    Dims of the new shape have to fit into groups of old dims that are contiguous among themselves.
 
     >>> view_strides(TensorType((2, 3), "fp32"), (6,))
     (1,)
@@ -109,7 +109,7 @@ def wrap(dim: int, rank: int) -> int:
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of an element-wise operator on tensors of those shapes.
+    """Shape of the result of an element-wise operator on tensors of these shapes.
 
     >>> broadcast((4, 1, 3), (2, 3))
     (4, 2, 3)

@@ -1,10 +1,10 @@
-"""Unrolling: a program in which a few blocks of a run were recorded becomes the program of all of them.
+"""Unrolling of a program with a few recorded blocks of a run to the program of all blocks.
 
-The template of a run is what an interior block does, with every storage by its place relative to the block. Two
-interior blocks are compared call by call. A storage that both name is shared by all blocks; any other is the same place
-(which segment, how many blocks away, the how-manieth) for both, or the run is no repetition.
+The template of a run has the calls of an interior block, with every storage as a place relative to the block. Two
+interior blocks are compared call by call. A storage that both use is shared by all blocks; any other has to be at the
+same place (segment, distance in periods, position) for both, or the run is no repetition.
 
-Operators of an optimiser that work on lists have one element for each parameter, more when there are more blocks.
+Operators of an optimiser on lists have one element for each parameter, so more blocks make their lists longer.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from steptime.captured.graph.segments import KEPT, Run, Stretch, below, is_wide,
 
 
 class Unlike(Exception):
-    """The interior blocks of a run differ: it cannot be unrolled."""
+    """The interior blocks of a run differ, so it cannot be unrolled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A storage, or a call, relative to a block: `group` is a stretch or `BEFORE` (what was there before the step)."""
+    """A storage or call relative to a block; `group` is a stretch, or `BEFORE` for what exists before the step."""
 
     group: int
     offset: int
-    """Periods away: -1 the block before, 0 the block itself, 1 the next."""
+    """Distance in periods: -1 the previous block, 0 the block itself, 1 the next one."""
     local: int
-    """Position among those of its group and period."""
+    """Position among the storages or calls of its group and period."""
 
 
 Reference = Place | int
-"""A place, or the number of a storage (a call) that all blocks share."""
+"""A place, or the number of a storage or call that all blocks share."""
 
 
 References = tuple[tuple[Reference, ...], tuple[Reference, ...]]
-"""What a call reads and what it writes."""
+"""References to the storages that a call reads, and to those that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a storage was born, or a call runs."""
+    """Group, period and position in which a storage is allocated, or a call runs."""
 
     group: int
     period: int
@@ -51,27 +51,27 @@ class Home:
 
 @dataclass(slots=True)
 class Template:
-    """Everything that is needed to make one more block."""
+    """Tables from which further blocks are made."""
 
     run: Run
     stretches: list[Stretch]
     storages: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """(group, period) -> storages born there, in order."""
+    """(group, period) -> storages allocated there, in order."""
     home: dict[int, Home] = field(default_factory=dict)
-    """Storage -> where it was born, for those of the run."""
+    """Storage of the run -> its home."""
     where: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Call -> (stretch, period), for those of the run."""
+    """Call of the run -> (stretch, period)."""
     calls: list[list[References]] = field(default_factory=list)
-    """By stretch and call: what it reads and writes."""
+    """References of each call, by stretch and position."""
     ends: dict[tuple[int, int], Reference | None] = field(default_factory=dict)
-    """(group, local) -> the call during which that storage of a block is freed; None: it lives on."""
+    """(group, local) -> the call during which this storage of a block is freed; None: it is not freed."""
 
 
 def template_of(program: Program, run: Run, stretches: list[Stretch]) -> Template:
     """The template of the interior blocks.
 
     Raises:
-        Unlike: they are not alike.
+        Unlike: the interior blocks differ.
     """
     template = Template(run, stretches)
     _find_homes(program, template)
@@ -106,7 +106,7 @@ def _find_homes(program: Program, template: Template) -> None:
 
 
 def _read_by_one_period(program: Program, where: dict[int, tuple[int, int]]) -> dict[int, int | None]:
-    """Of what nobody named the one period whose calls touch it, else None: a block's own constants and empty caches."""
+    """Unnamed storage (a constant, an empty cache) -> the one period whose calls use it, else None."""
     periods: dict[int, set[int | None]] = {
         number: set()
         for number, storage in enumerate(program.storages)
@@ -142,7 +142,7 @@ def _alike(one: Call, two: Call, run: Run) -> bool:
 
 
 def _kind(op: str, value: object) -> object:
-    """A factor or a rate (a float, but for an exponent) may be another one in every block: only zero is special."""
+    """Attribute for comparison: factors and rates (floats except exponents) may differ, but not in being 0."""
     return bool(value) if isinstance(value, float) and op != "pow" else value
 
 
@@ -156,7 +156,7 @@ def _reference(template: Template, first: int, second: int) -> Reference:
 
 
 def _place(one: Home, two: Home) -> Place:
-    """The place that both mean; an end block may count otherwise, so the interior neighbour is asked."""
+    """The place that both homes stand for; positions in an end block may differ, so the interior one is used."""
     offset = one.period - 1
     if one.group != two.group or offset != two.period - 2 or abs(offset) > 1:
         raise Unlike
@@ -189,11 +189,11 @@ def _call_home(template: Template, number: int) -> Home | None:
 
 
 class Lists:
-    """Makes longer lists.
+    """Extension of list operators to the parameters of all blocks.
 
-    An element belongs to the parameter that the storage in it is or was made from, and so to a block. Elements of
-    copies follow the last one of period 1; results of one list operator are elements of the next, so their storages
-    get copies too.
+    An element belongs to a parameter, and so to a block, if its storage is that parameter or was computed from it.
+    Elements of copies follow the last one of period 1. Results of one list operator are elements of the next, so their
+    storages are copied too.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Lists:
         self._register()
 
     def _register(self) -> None:
-        """Give the results of list operators a home: as many copies of theirs as of the parameter they stem from."""
+        """Give the results of list operators the homes of their parameters, so that they are copied with these."""
         for group, call in enumerate(self._program.calls):
             if not is_wide(call):
                 continue
@@ -238,7 +238,7 @@ class Lists:
                     self._next += 1
 
     def longer(self, call: Call) -> Call:
-        """The same call on the longer lists."""
+        """The call on the extended lists."""
         reads: list[int] = []
         names: list[str] = []
         picked: list[int] = []
@@ -259,7 +259,7 @@ class Lists:
         return replace(call, node=longer, reads=tuple(reads), writes=tuple(storage for _, storage in out))
 
     def _order(self, storages: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(position of the recorded element that it copies, storage), copies behind the elements of period 1."""
+        """(position of the recorded element, storage) of each element, with copies after the elements of period 1."""
         ones = {n for n, s in enumerate(storages) if s in self._home and self._home[s].period == 1}
         if not ones or len(storages) < 2:
             return list(enumerate(storages))
@@ -293,10 +293,10 @@ def _groups(call: Call) -> list[tuple[int, ...]]:
 
 
 def unroll(program: Program, run: Run) -> Program | None:
-    """The program of all blocks, as if each had been recorded; None where the blocks are not a repetition.
+    """The program of all blocks, as if each had been recorded; None if the blocks are not a repetition.
 
-    The recorded periods 0, 1, 2, 3 become 0, 1, m + 2, m + 3 of the whole, with m = `run.missing` copies of the
-    interior ones in between. A copy calls the same nodes: what is known of them (their cost) is computed once.
+    The recorded periods 0, 1, 2, 3 become periods 0, 1, m + 2, m + 3, with m = `run.missing` copies of the interior
+    ones in between. A copy calls the same nodes, so their cost is computed once.
     """
     if run.missing <= 0:
         return program if run.missing == 0 else None
@@ -322,7 +322,7 @@ class _Unrolled:
         """(group, new period, local) -> number of the storage of a copy."""
         number = len(program.storages)
         self.members: dict[tuple[int, int], Sequence[int]] = {}
-        """(group, new period) -> its storages, in order."""
+        """(group, new period) -> storages, in order."""
         for (group, period), members in template.storages.items():
             self.members[group, period if period < 2 else period + self.run.missing] = tuple(members)
             for new in self.copies if period == 1 else ():
@@ -333,14 +333,14 @@ class _Unrolled:
         self.calls: list[Call] = []
         self.new_call: dict[int, int] = {}
         self.taken: dict[tuple[str, int], set[int]] = {}
-        """(phase, group) -> inner periods whose storages calls outside the blocks take."""
+        """(phase, group) -> interior periods whose storages are used by calls outside the blocks."""
         self.start: dict[tuple[int, int], int] = {}
         """(stretch, new period) -> first call."""
         self.moved: dict[tuple[str, int | None], str] = {}
-        """Recorded path, periods by which a copy is later (None: recorded) -> path in the whole."""
+        """(recorded path, periods by which a copy is later or None for a recorded block) -> path in the new program."""
 
     def recorded(self, new: int) -> int | None:
-        """The recorded period that a new one is, None for a copy."""
+        """The recorded period of a new period; None for a copy."""
         if new < 2:
             return new
         return None if new in self.copies else new - self.run.missing
@@ -348,7 +348,7 @@ class _Unrolled:
     # -- storages -----------------------------------------------------------------------------------------------------
 
     def call(self, reference: Reference | None, new: int) -> int | None:
-        """New number of the call at which a storage of a new period is freed."""
+        """New number of the call during which a storage of a new period is freed."""
         if reference is None or isinstance(reference, int):
             return None if reference is None else self.new_call[reference]
         return self.start[reference.group, new + reference.offset] + reference.local
@@ -356,7 +356,7 @@ class _Unrolled:
     # -- the program --------------------------------------------------------------------------------------------------
 
     def program(self) -> Program:
-        """Calls first, since storages are born and freed at their new numbers."""
+        """The unrolled program; calls come first, since storages are allocated and freed at their new numbers."""
         self._emit_calls()
         storages = self._storages()
         members = f"{below(self.run.container)}{self.run.first}-{self.run.first + self.run.count - 1}"
@@ -378,7 +378,7 @@ class _Unrolled:
             number += 1
 
     def _keep(self, number: int, call: Call) -> None:
-        """A call outside the blocks; where such calls take what both inner blocks made, they would take more."""
+        """Keep a call outside the blocks; calls that use storages of both interior blocks would use more, so refuse."""
         for storage in () if is_wide(call) else (*call.reads, *call.writes):
             home = self.template.home.get(storage)
             if home is not None and home.period in (1, 2):
@@ -410,7 +410,7 @@ class _Unrolled:
         reads, writes = self.template.calls[group][local]
         recorded = self.recorded(new)
         outward = {1: -1, 2: 1}.get(recorded or 0, 0)
-        """Towards the recorded end block, where what it names stays what it was."""
+        """Offset towards the recorded end block, whose storages keep their numbers."""
         module = self._path(call.module, new - 1 if recorded is None else None)
         read, written = (
             self._meant(before, places, new, outward) for before, places in ((call.reads, reads), (call.writes, writes))
@@ -418,7 +418,7 @@ class _Unrolled:
         return call.copy(module, read, written)
 
     def _meant(self, before: tuple[int, ...], places: tuple[Reference, ...], new: int, outward: int) -> tuple[int, ...]:
-        """Storages that a block of a new period means."""
+        """Storages of a new period at the given places."""
         return tuple(
             [
                 place
@@ -431,7 +431,7 @@ class _Unrolled:
         )
 
     def _path(self, path: str, later: int | None = None) -> str:
-        """Path in the whole: of a copy that many periods later; of what was recorded, two periods at the end."""
+        """Path in the new program: `later` periods on for a copy; paths of the last two recorded periods move back."""
         found = self.moved.get((path, later))
         if found is None:
             found = self.moved[path, later] = self.run.moved(path, self._shift(path) if later is None else later)
@@ -457,7 +457,7 @@ class _Unrolled:
         return self._numbered(out)
 
     def _numbered(self, storages: list[Storage]) -> tuple[Storage, ...]:
-        """Storages that nobody named are numbered in the order in which calls first read them."""
+        """Number the unnamed storages in the order in which calls first read them."""
         read = dict.fromkeys(s for call in self.calls for s in call.reads if storages[s].name.startswith(OUTSIDE))
         for number, storage in enumerate(read):
             storages[storage] = replace(storages[storage], name=f"{OUTSIDE}{number}")
@@ -498,7 +498,7 @@ class _Unrolled:
 
 
 def _in_order(out: list[Parameter], copies: dict[int, list[Parameter]], run: Run) -> tuple[Parameter, ...]:
-    """Copies behind the parameters of period 1."""
+    """Parameters with the copies after those of period 1."""
     last = max((n for n, p in enumerate(out) if run.period_of(p.name) == 1), default=len(out) - 1)
     middle: Sequence[Parameter] = [parameter for new in sorted(copies) for parameter in copies[new]]
     return (*out[: last + 1], *middle, *out[last + 1 :])

@@ -1,4 +1,4 @@
-"""Capture: real models become graphs. Modules need the extra ``torch``, ONNX files the extra ``onnx``."""
+"""Capture of real models as graphs. Modules need the extra ``torch``, ONNX files the extra ``onnx``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["capture", "jvp", "require_torch"]
 
 
 def require_torch() -> None:
-    """Say how to install PyTorch where it is missing.
+    """Check that PyTorch is installed.
 
     Raises:
         UserError: PyTorch is not installed.
@@ -21,7 +21,7 @@ def require_torch() -> None:
 
 
 def capture(module: Any, inputs: Sequence[Any] | Mapping[str, Any], **options: Any) -> Program:
-    """Record one training step of a module; :func:`steptime.captured.record.step.capture` has the options in full.
+    """Record one training step of a module; :class:`steptime.captured.record.step.StepOptions` describes the options.
 
     Args:
         module: a ``torch.nn.Module`` or a program of ``torch.export``; its weights are not read.
@@ -51,22 +51,22 @@ def jvp(
 ) -> Program:
     r"""Record the forward pass of a module with its Jacobian-vector product, :math:`\dot y = J \dot x`.
 
-    The operators are those that PyTorch runs for ``torch.func.jvp``: beside each operator its tangent, so that what no
-    later operator reads is freed at once. The tangents :math:`\dot x` are further inputs, named ``tangent.NAME``. The
-    result is costed as any program is: ``steptime.profile(program, device)``.
+    The operators are those that PyTorch runs for ``torch.func.jvp``: each is followed by its tangent, so tensors that
+    no later operator reads are freed at once. The tangents :math:`\dot x` are further inputs, named ``tangent.NAME``.
+    ``steptime.profile(program, device)`` gives the cost, as for any program.
 
     Args:
         module: a ``torch.nn.Module`` or a program of ``torch.export``; its weights are not read.
         inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
-        of: what has a tangent: ``"inputs"``, ``"parameters"``, or names of inputs (``input.0``) and parameters.
-        training: in training mode, with dropout; otherwise in evaluation mode.
-        name: for reports.
+        of: tensors with a tangent: ``"inputs"``, ``"parameters"``, or names of inputs (``input.0``) and parameters.
+        training: run in training mode, with dropout; otherwise in evaluation mode.
+        name: name in reports.
 
     Returns:
         A program whose outputs are those of the module, then their tangents.
 
     Raises:
-        UserError: PyTorch is not installed, nothing has that name, or no output depends on it.
+        UserError: PyTorch is not installed, a name is unknown, or no output depends on the tensors.
         CaptureError: the module raises, or PyTorch has no forward derivative of an operator in it.
     """
     require_torch()

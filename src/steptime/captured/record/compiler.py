@@ -1,7 +1,7 @@
-"""PyTorch's compiler, which a capture does not run and most captures need not load.
+"""A stand-in for PyTorch's compiler, which a capture never runs and rarely has to load.
 
-PyTorch asks it before its optimisers, checkpoints and reference kernels run whether it should leave them alone, and
-loads it, with what it needs, for the answer. While nobody compiles the answer is known.
+Before its optimisers, checkpoints and reference kernels run, PyTorch loads the compiler with all its imports, only to
+ask if they are excluded from compilation. While nothing is compiled, the answer is known without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTRIBUTE = DYNAMO.rpartition(".")[2]
 
 
 class _Module(ModuleType):
-    """A module that is loaded when it is asked for more than is known without it."""
+    """A module that is loaded at the first access to an attribute other than the known ones."""
 
     def __init__(self, name: str, load: Callable[[], object], **known: Any) -> None:
         super().__init__(name)
@@ -29,28 +29,28 @@ class _Module(ModuleType):
         vars(self).update(known)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and (name, self.__name__) != ("__path__", DYNAMO):  # with which imports of parts begin
+        if name.startswith("__") and (name, self.__name__) != ("__path__", DYNAMO):  # imports of submodules read it
             raise AttributeError(name)
         self._load()
         return getattr(importlib.import_module(self.__name__), name)
 
     def forget(self) -> None:
-        """From now on all is what the module has."""
+        """Drop the known attributes, so that all are those of the real module."""
         for name in self._known:
             vars(self).pop(name, None)
 
 
 class _RandomValueSource:
-    """Where PyTorch says that a tensor holds random numbers: none of a capture does."""
+    """Stand-in for the class with which PyTorch marks tensors of random numbers; no tensor of a capture is one."""
 
 
 def _nowhere(name: str) -> Any:
-    """Where a tensor comes from that no compiled function was given."""
+    """Source of a tensor that is no argument of a compiled function."""
     return Source()
 
 
 class _Absent:
-    """What stands for the compiler: it leaves alone what nobody compiles; asked for anything else it is loaded."""
+    """Stand-in for the compiler that excludes functions of PyTorch from compilation; other uses load the compiler."""
 
     def __init__(self, loaded: Callable[[ModuleType], None]) -> None:
         self._loaded = loaded
@@ -67,7 +67,7 @@ class _Absent:
         del compiler.__path__
 
     def _disable(self, fn: Any = None, *args: Any, **options: Any) -> Any:
-        """A function of PyTorch as it is; for another one, which may be compiled some day, the compiler is loaded."""
+        """A function of PyTorch unchanged; for other functions, which may be compiled later, the compiler is loaded."""
         if not getattr(fn, "__module__", "").startswith("torch."):
             self._load()
             return sys.modules[DYNAMO].disable(fn, *args, **options)
@@ -81,7 +81,7 @@ class _Absent:
             self._loaded(importlib.import_module(DYNAMO))
 
     def removed(self) -> None:
-        """Takes it away; who looks for the compiler from now on finds the real one."""
+        """Remove the stand-in, so that later imports find the real compiler."""
         for fn in self._marked:
             vars(fn).pop(LEFT_ALONE, None)
         if vars(torch).get(_ATTRIBUTE) is self._modules.get(DYNAMO, self):
@@ -96,7 +96,7 @@ class _Absent:
 
 @contextmanager
 def compiling_nothing() -> Iterator[None]:
-    """What is to be compiled runs as it is written, and the compiler is loaded only where somebody asks for it."""
+    """Run compiled functions eagerly, and load the compiler only where code uses it."""
     with ExitStack() as stack:
 
         def loaded(compiler: ModuleType) -> None:

@@ -1,14 +1,14 @@
-"""Softmax and attention as PyTorch runs them on CUDA where that differs from a CPU: casts inside kernels, and products.
+"""Softmax and attention on CUDA where PyTorch runs other operators than on a CPU: casts inside kernels, and products.
 
 A softmax of half precision whose result is fp32 is one kernel on CUDA, forward and backward
 (aten/src/ATen/native/SoftMax.cpp, `half_to_float`): there is no copy of the input in fp32, and its gradient is made in
 half precision at once. On a CPU the input is converted first. Under automatic mixed precision every softmax and every
-cross-entropy is such a one.
+cross-entropy works so.
 
-Fused attention wants rows of memory: where an element of a query, key, value or mask does not lie next to the one
-before, PyTorch takes single products in fp32 (aten/src/ATen/native/transformers/sdp_utils_cpp.h,
+Fused attention needs contiguous rows: where the last dim of a query, key, value or mask has another stride than 1,
+PyTorch runs single products in fp32 (aten/src/ATen/native/transformers/sdp_utils_cpp.h,
 `check_last_dim_stride_equals_1_dense`; attention.cpp, `_scaled_dot_product_attention_math`). The relative positions of
-T5 are such a mask: a table of heads by pairs that is looked at as pairs by heads.
+T5 are such a mask: a table of heads by pairs that is viewed as pairs by heads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SOFTMAX: Final = {
     **dict.fromkeys((functional.softmax, torch.softmax, torch.Tensor.softmax), "_softmax"),
     **dict.fromkeys((functional.log_softmax, torch.log_softmax, torch.Tensor.log_softmax), "_log_softmax"),
 }
-"""Functions of PyTorch -> the operator that they call."""
+"""Function of PyTorch -> the operator that it calls."""
 _BEFORE_SMOOTHING: Final = 5
-"""Arguments of a cross-entropy between the classes and how far labels are smoothed."""
+"""Number of arguments of a cross-entropy between the classes and the smoothing of labels."""
 
 _library = torch.library.Library("steptime_cuda", "FRAGMENT")
 
@@ -46,7 +46,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _define(name: str) -> None:
-    """An operator that turns half precision into fp32, and its gradient."""
+    """Define an operator from half precision to fp32, with its gradient."""
     gradient = "Tensor grad_output, Tensor output, int dim, ScalarType input_dtype"
     _library.define(f"{name}(Tensor self, int dim, bool half_to_float) -> Tensor")
     _library.define(f"{name}_backward_data({gradient}) -> Tensor")
@@ -69,8 +69,8 @@ def widened_softmax(func: Any, args: Any, kwargs: Any) -> Any:
 
     Args:
         func: function of PyTorch.
-        args: its arguments.
-        kwargs: those by name.
+        args: positional arguments.
+        kwargs: keyword arguments.
     """
     if func is _CROSS_ENTROPY:
         return _cross_entropy(*args, **kwargs)
@@ -90,7 +90,7 @@ def _softmax(name: str, input: Any, dim: Any, dtype: Any) -> Any:
 
 
 def _cross_entropy(input: Any, target: Any, *args: Any, label_smoothing: float = 0.0, **kwargs: Any) -> Any:
-    """Against classes by number; None for probabilities and smoothed labels."""
+    """Cross-entropy against class numbers; None for probabilities and smoothed labels."""
     if label_smoothing or len(args) > _BEFORE_SMOOTHING or target.is_floating_point():
         return None
     logs = _softmax("_log_softmax", input, 1 if input.dim() > 1 else 0, None)
@@ -98,14 +98,14 @@ def _cross_entropy(input: Any, target: Any, *args: Any, label_smoothing: float =
 
 
 def by_rows(*tensors: Any) -> bool:
-    """Whether the elements of the last dim lie next to each other in every tensor."""
+    """True if the last dim of every tensor has stride 1."""
     return all(each is None or each.stride(-1) == 1 or each.shape[-1] == 1 for each in tensors)
 
 
 def attended_by_products(
     query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Any:
-    """Attention in single operators of fp32, as PyTorch does it where no fused kernel takes its tensors."""
+    """Attention in single fp32 operators, as PyTorch runs it where no fused kernel accepts the tensors."""
     kind, root = query.dtype, math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     with torch.autocast("cpu", enabled=False):
         query, key, value = (each.float() if kind in HALVES else each for each in (query, key, value))
@@ -125,5 +125,5 @@ def attended_by_products(
             shares = torch.native_dropout(shares, dropout_p, True)[0]
         out = shares @ value
         if kind in HALVES:
-            shares.to(kind)  # a result that is thrown away
+            shares.to(kind)  # PyTorch casts it too, and discards the result
         return out.to(kind)

@@ -1,7 +1,7 @@
-"""What real kernels do and PyTorch's fake CPU kernels do not show: other operators on CUDA, workspaces, scratch.
+"""Effects of real kernels that PyTorch's fake CPU kernels do not show: other operators on CUDA, workspaces, scratch.
 
-On CUDA, PyTorch takes other operators for dropout, fused attention and the RMS norm. The fused RMS norm of CUDA keeps
-its input and one fp32 number a row (aten/src/ATen/native/cuda/layer_norm_kernel.cu); on the CPU it is written out in
+On CUDA, PyTorch runs other operators for dropout, fused attention and the RMS norm. The fused RMS norm of CUDA saves
+its input and one fp32 number a row (aten/src/ATen/native/cuda/layer_norm_kernel.cu); on the CPU it is decomposed into
 single operators. Here it is an operator with the same arguments and results, and no computation.
 
 On the CPU, oneDNN copies the tensors of convolutions into layouts with channels in blocks.
@@ -24,7 +24,7 @@ from steptime.captured.record.cuda_attention import HALVES, attended_by_products
 from steptime.num import round_up
 
 SPACE = "steptime_cuda"
-"""Namespace of operators that stand for CUDA's; they are recorded under the name after it."""
+"""Namespace of operators that stand for those of CUDA; they are recorded without it."""
 
 _library = torch.library.Library(SPACE, "DEF")
 _library.define(
@@ -61,13 +61,13 @@ torch.library.register_autograd(f"{SPACE}::_fused_rms_norm", _gradients, setup_c
 
 
 def fused_rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """As `torch.nn.functional.rms_norm`."""
+    """RMS norm by the fused operator, with the arguments of `torch.nn.functional.rms_norm`."""
     return torch.ops.steptime_cuda._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
 
 
 TARGETS = ("cpu", "cuda")
 WIDEST_FLASH_HEAD = 256
-"""Head width up to which PyTorch takes flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+"""Largest head width for which PyTorch uses flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
 
 
 _DROPOUT, _ATTENTION = functional.dropout, functional.scaled_dot_product_attention
@@ -78,10 +78,10 @@ _RMS_NORM = functional.rms_norm
 def cuda_kernels() -> Iterator[None]:
     """Call the operators that CUDA tensors would get; on fake tensors they run on any device.
 
-    Dropout keeps a mask of one byte an element instead of a scaled one; attention in half precision without a mask is
-    flash attention, any other memory-efficient attention, and both drop out inside, unless the tensors lie so that no
-    fused kernel takes them; a softmax of half precision makes fp32 in one kernel; RMS norm is fused. The mode sees
-    what a module calls; what PyTorch's own functions call inside (multi-head attention) is found by name.
+    Dropout keeps a mask of one byte an element instead of a scaled one. Attention in half precision without a mask is
+    flash attention, any other is memory-efficient attention; both apply dropout inside. Strides that no fused kernel
+    accepts give single products. A softmax of half precision gives fp32 in one kernel; RMS norm is fused. The mode
+    intercepts calls of a module; patched names intercept calls inside PyTorch's own functions (multi-head attention).
     """
     place: Any = functional
     place.dropout, place.scaled_dot_product_attention, place.rms_norm = _dropout, _attention, fused_rms_norm
@@ -117,11 +117,11 @@ WIDE = frozenset({
 })  # fmt: skip
 """Functions that run in fp32 under automatic mixed precision on CUDA (aten/src/ATen/autocast_mode.h)."""
 SUMMED_WIDE = frozenset({"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"})
-"""Functions that take and give fp32 there unless they are told a type."""
+"""Functions with fp32 inputs and results under automatic mixed precision on CUDA, unless they are given a type."""
 
 
 def _as_cuda_casts(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments as CUDA's autocast would cast them; on the CPU most of these run in half precision."""
+    """Arguments cast as by autocast on CUDA; on the CPU most of these functions run in half precision."""
     if name not in WIDE and (name not in SUMMED_WIDE or kwargs.get("dtype") is not None):
         return args, kwargs
 
@@ -168,11 +168,11 @@ def _attention(
 
 
 PIXELS_FOR_ONE = 20480
-"""Elements of a single image from which oneDNN is used for it."""
+"""Number of elements above which a single image is convolved by oneDNN."""
 
 
 def convolution_scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    r"""Bytes that a convolution in fp32 needs on top of its results while it runs.
+    r"""Bytes that a convolution in fp32 needs in addition to its results while it runs.
 
     Forward, with $x$, $w$, $y$ = bytes of input, weight and output and primes for their blocked copies:
 
@@ -185,8 +185,7 @@ def convolution_scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
     where $s$ = 2 with a stride (the gradient comes with channels last and is copied once more), else 1. Blocks have 16
     channels with AVX-512, else 8; an input with fewer channels than a block is not copied in the forward pass.
 
-    Source: allocations of oneDNN as the profiler of PyTorch 2.13 lists them; the choice of oneDNN is that of ATen's
-    `Convolution.cpp`.
+    Source: allocations of oneDNN in the profiler of PyTorch 2.13; ATen's `Convolution.cpp` for the choice of oneDNN.
     """
     if func is torch.ops.aten.convolution.default and _by_onednn(args[0], args[1], args[3], args[5], args[6], args[8]):
         return _forward_bytes(args[0], args[1], args[3:], args[8])
@@ -220,7 +219,7 @@ def _block() -> int:
 
 
 def _blocked(channels: int, others: int) -> int:
-    """Bytes of a copy whose channels are filled up to whole blocks."""
+    """Bytes of a copy whose channels are padded to whole blocks."""
     block = _block()
     return 4 * round_up(channels, block) * others
 
@@ -261,12 +260,12 @@ def _backward_bytes(gradient: Any, x: Any, weight: Any, stride: Any, groups: int
 
 
 LONGEST_RUN = 33
-"""Time steps for which a recurrent layer is run; its workspace is affine in them, so longer ones are extrapolated."""
+"""Most time steps for which a recurrent layer is run; its workspace is affine in them, so more are extrapolated."""
 
 
 _RECURRENT = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
 WITH_WORKSPACES = frozenset((*_RECURRENT, "convolution", "convolution_backward"))
-"""Operators that :func:`filled` and :func:`scratch_bytes` know."""
+"""Operators for which :func:`filled` or :func:`scratch_bytes` has a rule."""
 
 
 def filled(func: Any, args: tuple[Any, ...], output: Any) -> Any:
@@ -277,7 +276,7 @@ def filled(func: Any, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def _recurrent_bytes(args: tuple[Any, ...]) -> int:
-    """Bytes of what a oneDNN recurrent layer keeps for its backward pass."""
+    """Bytes of the workspace that a oneDNN recurrent layer keeps for its backward pass."""
     shapes = tuple(tuple(given.shape) if isinstance(given, torch.Tensor) else None for given in args[:7])
     scalars = tuple(args[7:15])
     batch_first = bool(args[14])
@@ -297,7 +296,7 @@ def _frozen(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def _run_bytes(shapes: tuple[Any, ...], dtype: torch.dtype, scalars: tuple[Any, ...], length: int) -> int:
-    """Size that one call with few time steps really has; the workspace depends on the processor."""
+    """Workspace of one real call with few time steps, since its size depends on the processor."""
     with parts.without_modes(), torch.enable_grad():
         tensors = [None if shape is None else torch.zeros(shape, dtype=dtype) for shape in shapes]
         batch_first = bool(scalars[7])
@@ -311,7 +310,7 @@ def _run_bytes(shapes: tuple[Any, ...], dtype: torch.dtype, scalars: tuple[Any, 
 
 
 def scratch_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes that a call needs while it runs and gives back before it ends."""
+    """Bytes that a call allocates while it runs and frees before it ends."""
     if func is torch.ops.aten.mkldnn_rnn_layer_backward.default:
         return _recurrent_scratch_bytes(args)
     return convolution_scratch_bytes(func, args)
@@ -332,7 +331,7 @@ def _recurrent_scratch_bytes(args: tuple[Any, ...]) -> int:
     leading dim: both weights in two layouts, the bias, and the gradients of the gates; and a copy of an incoming
     gradient that is not contiguous.
 
-    Source: allocations of oneDNN as the profiler of PyTorch 2.13 lists them.
+    Source: allocations of oneDNN in the profiler of PyTorch 2.13.
     """
     length, batch, width = args[0].shape if not args[21] else (args[0].shape[1], args[0].shape[0], args[0].shape[2])
     gates, hidden = args[2].shape

@@ -1,6 +1,6 @@
-"""Where a module is run: under fake tensors, with everything that it may change put back afterwards.
+"""Environment in which a module runs: fake tensors, and a restore of everything that the run may change.
 
-The fake tensors know the contents that inputs determine; operators whose fake kernels know too little are replaced.
+The fake tensors carry contents that inputs determine; operators with insufficient fake kernels are replaced.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ STRUCTURED = frozenset(parts.operators(
     "_softmax_backward_data.default", "_log_softmax.default", "_log_softmax_backward_data.default",
     "nll_loss_forward.default", "nll_loss_backward.default",
 ))  # fmt: skip
-"""Operators whose kernel for shapes is that of every device. PyTorch decomposes them for the sake of sizes that are
-symbols; here sizes are numbers, and the kernel is ten times as fast."""
+"""Operators with a shape kernel that is valid for every device. PyTorch decomposes them because of symbolic sizes; here
+sizes are numbers, and the kernel is ten times as fast."""
 
 
 class Fakes(parts.NotCompiled, parts.FakeTensorMode):
-    """Fake tensors that look up what an operator gave for such tensors before."""
+    """Mode of fake tensors that looks up earlier results of an operator on equal tensors."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -50,16 +50,16 @@ class Fakes(parts.NotCompiled, parts.FakeTensorMode):
             return self.dispatch(func, types, args, kwargs)
 
     def cpp_meta_supports_symint(self, func: Any) -> bool:
-        """Whether PyTorch asks the kernel for shapes rather than the operators that a call can be made of."""
+        """True if PyTorch runs the shape kernel of an operator instead of its decomposition."""
         return func in STRUCTURED or bool(super().cpp_meta_supports_symint(func))
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on fake tensors, and on real ones too where their contents are known."""
+        """Run an operator on fake tensors, and also on real ones if their contents are known."""
         if func is DEVICE:
             return args[0].device
         kwargs = kwargs or {}
         tensors = tensors_in((args, kwargs))
-        if self._inside:  # Of an operator that is made of others only the whole is followed.
+        if self._inside:  # contents follow the outer operator, not those of its decomposition
             return self._run(func, types, args, kwargs, tensors)
         output = self.again(func, args, kwargs, tensors)
         if output is not NEW:
@@ -74,7 +74,7 @@ class Fakes(parts.NotCompiled, parts.FakeTensorMode):
         return output
 
     def again(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
-        """What an operator gives that was run on such tensors before, without the dispatcher; ``NEW``: it was not."""
+        """Result of an earlier equal call, without the dispatcher; ``NEW`` if there was none."""
         key = None if func in SHAPES else RESULTS.key(self, func, args, kwargs)
         output = NEW if key is None else RESULTS.known(key, self, tensors)
         if output is not NEW:
@@ -115,7 +115,7 @@ def _like(real: torch.Tensor) -> torch.Tensor:
 def _grouped_mm(
     _: Values, a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    """A grouped product in any element type: groups along the rows, along the columns, inside, or batched."""
+    """Result of a grouped product in any element type: groups of rows, of columns, of the inner dim, or batches."""
     if a.dim() == 2 and b.dim() == 2:
         shape = [offs.shape[0], a.shape[0], b.shape[1]]
     else:
@@ -124,7 +124,7 @@ def _grouped_mm(
 
 
 def _masked_select(_: Values, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As many elements as the mask has true ones."""
+    """Result with one element for each true element of the mask."""
     x, mask = torch.broadcast_tensors(x, mask)
     return x[mask]
 
@@ -132,7 +132,7 @@ def _masked_select(_: Values, x: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 def _ctc_loss(
     values: Values, log_probs: torch.Tensor, targets: Any, input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of each sample, and for each step of it the states of the longest target: labels with blanks around."""
+    """Loss of each sample, and for each step the states of the longest target: its labels with blanks around them."""
     longest = targets.shape[1] if targets.dim() == 2 else _largest(values, target_lengths)
     steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
@@ -149,7 +149,7 @@ def _largest(values: Values, lengths: Any) -> int:
         return int(real.max())
 
 
-#: Operators whose fake kernels refuse what the real ones take -> the shape and element type of their result.
+#: Operators whose fake kernels refuse valid arguments -> function that returns their result on fake tensors.
 SHAPES: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys(parts.operators("_grouped_mm.default"), _grouped_mm),
     **dict.fromkeys(parts.operators("masked_select.default"), _masked_select),
@@ -160,7 +160,7 @@ _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 class _Reads(TorchFunctionMode):
-    """Whole tensors that Python reads, which fake ones refuse or do one element at a time."""
+    """Mode for reads of whole tensors by Python, which fake tensors refuse or do one element at a time."""
 
     def __init__(self, values: Values) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _Reads(TorchFunctionMode):
             return stands
 
     def _number(self, tensor: torch.Tensor) -> Any:
-        """The number in place of a tensor among what a new one is made of."""
+        """Known number of a scalar tensor in a list from which a new tensor is made; else the tensor."""
         with parts.without_modes():
             real = self._values.of(tensor) if not tensor.dim() else None
             if real is None:
@@ -200,7 +200,7 @@ class _Reads(TorchFunctionMode):
 
 @contextmanager
 def values_read(values: Values) -> Iterator[None]:
-    """Let Python read the tensors whose contents are known."""
+    """Let Python read tensors with known contents."""
     with _Reads(values):
         yield
 
@@ -210,12 +210,12 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 
 @contextmanager
 def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool) -> Iterator[tuple[Any, Replaced]]:
-    """The arguments of the module's forward without memory, and what stands for its tensors.
+    """Arguments of the module's forward as fake tensors, and the table of replaced tensors.
 
     Args:
-        module: its weights are replaced, and it is as before when this ends.
+        module: a module; its weights are replaced, and restored at the end.
         inputs: positional arguments, or keyword arguments as a mapping.
-        name: for messages.
+        name: name in messages.
         training: training or evaluation mode.
 
     Raises:
@@ -247,7 +247,7 @@ def capturing(module: torch.nn.Module, inputs: Any, *, name: str, training: bool
 
 @contextmanager
 def _settings_kept() -> Iterator[None]:
-    """Settings of the process that a forward pass may change."""
+    """Restore settings of the process that a forward pass may change."""
     dtype, threads, gradients = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
     exact, device = torch.are_deterministic_algorithms_enabled(), torch.get_default_device()
     automatic = torch.is_autocast_enabled("cpu")
@@ -266,7 +266,7 @@ def _settings_kept() -> Iterator[None]:
 
 @contextmanager
 def _state_kept(module: torch.nn.Module) -> Iterator[None]:
-    """What the modules hold: weights are taken away, and a forward pass may store fake tensors, caches, submodules."""
+    """Restore attributes of the modules: weights are replaced, and a forward pass may store tensors or submodules."""
     held = [(child, {key: (value, _copied(value)) for key, value in child.__dict__.items()})
             for child in all_modules(module)]  # fmt: skip
     # TorchScript keeps tensors and the mode outside of Python's attributes.
@@ -300,13 +300,13 @@ def _refill(value: Any, content: Any) -> None:
         value.extend(content) if isinstance(value, list) else value.update(content)
 
 
-#: Module -> function in it that is asked whether a tensor is fake, by code that then avoids reading values.
+#: Module -> function in it that tells if a tensor is fake, for code that then avoids reading values.
 ASKED_IF_FAKE = {"transformers.utils.import_utils": "is_fake_tensor"}
 
 
 @contextmanager
 def _asked_if_fake() -> Iterator[None]:
-    """Code that reads no values of fake tensors would take other branches than in a real run; here it reads them."""
+    """Make code read values of fake tensors, since otherwise it takes other branches than in a real run."""
     with ExitStack() as stack:
         for module, name in ASKED_IF_FAKE.items():
             if hasattr(sys.modules.get(module), name):
@@ -316,7 +316,7 @@ def _asked_if_fake() -> Iterator[None]:
 
 @contextmanager
 def _said_once() -> Iterator[None]:
-    """PyTorch logs what fails under fake tensors with its own stack; it is raised too, and explained."""
+    """Silence PyTorch's log of errors under fake tensors, since they are also raised and explained."""
     log = logging.getLogger(parts.FakeTensorMode.__module__)
     before = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""A module from the user's own code: ``pkg.module:factory`` or ``file.py:factory``. This imports, and so runs, it."""
+"""Import of a module from user code, ``pkg.module:factory`` or ``file.py:factory``; the import runs the code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from steptime.errors import InputFileError, UserError, did_you_mean, nearest, sh
 from steptime.model.captured import TARGET
 from steptime.store.files import unreadable
 
-#: Element types that a module may be built in.
+#: Element types in which a module can be built.
 WEIGHT_DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
-#: Words by which a factory may ask for a size.
+#: Size -> parameter names of a factory that receive it.
 SIZES: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch", "batch_size", "micro_batch", "micro_batch_size"),
     "seq": ("seq", "seq_len", "sequence_length", "tokens", "block_size"),
@@ -32,7 +32,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a factory gave: a module, inputs of its forward, a loss."""
+    """Result of a factory: a module, inputs of its forward, a loss."""
 
     module: Any
     inputs: Any
@@ -43,14 +43,14 @@ class Target:
 def load_target(
     text: str, *, sizes: Mapping[str, int], dtype: str | None, inputs: tuple[InputSpec, ...], with_memory: bool = False
 ) -> Target:
-    """Import a factory, call it without memory for weights (``with_memory``: as it is), and make the inputs.
+    """Import a factory, call it without memory for weights (``with_memory``: with memory), and make the inputs.
 
     The factory may take `batch` and `seq` (by any of their usual names) and returns a module, or a module with its
-    inputs (a tensor, a tuple, a dict of them), or these two and a loss function. A module or a class of modules in its
-    place will do.
+    inputs (a tensor, a tuple, a dict of them), or these two and a loss function. It may also be a module, or a class of
+    modules.
 
     Raises:
-        UserError: PyTorch is missing, the import or the call fails, no module came out, or no inputs are known.
+        UserError: PyTorch is missing, the import or the call fails, the result is no module, or inputs are unknown.
     """
     require_torch()
     match = TARGET.fullmatch(text)
@@ -63,10 +63,10 @@ def load_target(
 
 
 def found_factory(module: str, name: str) -> Any:
-    """What a dotted name means in a module or a file, which is imported for it.
+    """Object of a dotted name in a module or a file, which is imported.
 
     Raises:
-        UserError: the import fails, or there is no such name; the message says what the user's own code raised.
+        UserError: the import fails, or the name is unknown; the message has the error of the user's code.
     """
     with _errors_of_user(f"importing {module}"), contextlib.redirect_stdout(sys.stderr):
         found: Any = _from_file(Path(module)) if module.endswith(".py") else _from_path(module)
@@ -78,7 +78,7 @@ def found_factory(module: str, name: str) -> Any:
 
 
 def _instead(part: str, found: Any) -> str:
-    """What may be meant: the nearest name of something callable; else what a module defines, not what it imports."""
+    """Suggestion for an unknown name: the nearest callable; else callables that the module itself defines."""
     members = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
     usable = [name for name, value in members.items() if callable(value)]
     own = [name for name in usable if inspect.ismodule(found) and _is_of(members[name], found.__name__)]
@@ -86,13 +86,13 @@ def _instead(part: str, found: Any) -> str:
 
 
 def _is_of(value: Any, module: str) -> bool:
-    """Whether a module or a part of it defines a function or class; a module that it has built is its own as well."""
+    """True if a Python module or a submodule defines a function or class, or holds an instance."""
     where = getattr(value, "__module__", None) or ""
     return where == module or where.startswith(f"{module}.") or not hasattr(value, "__qualname__")
 
 
 def _from_path(module: str) -> Any:
-    """Import as Python would from the working directory."""
+    """Import a module with the working directory on the path."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -120,7 +120,7 @@ def _from_file(path: Path) -> Any:
 
 @lru_cache(maxsize=16)
 def _executed(path: Path, version: tuple[int, int]) -> ModuleType:
-    """The module of a file in one version: the code of the user runs once, however often it is asked for."""
+    """Module of one version of a file; its code runs once per version."""
     spec = importlib.util.spec_from_file_location(f"_steptime_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputFileError(str(path), "is no Python file")
@@ -164,10 +164,10 @@ def _torch_dtype(name: str) -> Any:
 
 
 def _accepted(factory: Callable[..., Any], sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes by the names of the factory's parameters.
+    """Sizes by parameter names of the factory.
 
     Raises:
-        UserError: it has none for one of them.
+        UserError: the factory has no parameter for a size.
     """
     try:
         parameters = inspect.signature(factory).parameters
@@ -220,7 +220,7 @@ def _target(given: Any, text: str, specs: tuple[InputSpec, ...], dtype: str | No
 
 @contextlib.contextmanager
 def _errors_of_user(what: str) -> Iterator[None]:
-    """Whatever a factory raises, as one message; a missing file is data that it should not need."""
+    """Report errors of a factory in one message; a missing file is data that it should not need."""
     from steptime.captured.record.problems import explaining
 
     with explaining(what):

@@ -1,4 +1,4 @@
-"""A module without its weights: parameters, buffers and inputs that have a shape and no memory."""
+"""Modules without memory: parameters, buffers and inputs with a shape only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Replaced:
-    """Makes fake copies of tensors, one for each tensor however often it is met (tied weights stay tied).
+    """Table of fake copies of tensors, one per tensor, so that tied weights stay tied.
 
-    Use it inside a fake-tensor mode: what it makes is on the CPU, since the autograd engine of a PyTorch without CUDA
-    cannot run a fake CUDA backward.
+    Use it inside a fake-tensor mode. Copies are on the CPU, since the autograd engine of a PyTorch without CUDA cannot
+    run a fake CUDA backward.
     """
 
     def __init__(self, mode: Fakes) -> None:
@@ -37,7 +37,7 @@ class Replaced:
         self._of_inputs = False
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake copy; a parameter stays a parameter."""
+        """The fake copy of a tensor; a parameter stays a parameter."""
         found = self._twins.get(id(tensor))
         if found is None:
             with parts.DisableTorchFunction():
@@ -55,7 +55,7 @@ class Replaced:
         return made
 
     def _tell(self, values: Values, tensor: torch.Tensor, made: torch.Tensor) -> None:
-        """Keep the numbers of real tensors, but of inputs only integers; those that have none are ones."""
+        """Record contents: of real tensors, for inputs only integers; integer inputs without values are ones."""
         whole = not tensor.is_floating_point() and not tensor.is_complex()
         if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and (whole or not self._of_inputs):
             values.put(made, tensor)
@@ -64,7 +64,7 @@ class Replaced:
 
     @contextmanager
     def taking_inputs(self) -> Iterator[None]:
-        """What is replaced now are inputs of the module."""
+        """Treat tensors that are replaced meanwhile as inputs of the module."""
         self._of_inputs = True
         try:
             yield
@@ -72,7 +72,7 @@ class Replaced:
             self._of_inputs = False
 
     def of_tree(self, tree: Any) -> Any:
-        """The same nest of lists, tuples, dicts (and registered classes) with every tensor replaced."""
+        """A tree of lists, tuples, dicts (and registered classes) with every tensor replaced."""
         return parts.pytree.tree_map(self._leaf, tree)
 
     def _leaf(self, leaf: Any) -> Any:
@@ -85,7 +85,7 @@ class Replaced:
 
 
 def all_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """A module's own, and those that stand unregistered in its lists, tuples and dicts."""
+    """A module, its registered submodules, and modules in its lists, tuples and dicts."""
     found: dict[int, torch.nn.Module] = {}
     waiting = [module]
     while waiting:
@@ -104,14 +104,14 @@ WRAPPERS = {
     "DistributedDataParallel": "DistributedDataParallel", "DataParallel": "DataParallel",
     "FullyShardedDataParallel": "FullyShardedDataParallel", "FSDPModule": "fully_shard",
 }  # fmt: skip
-"""Classes that split a module among devices -> what made it one."""
+"""Class that splits a module among devices -> name of its wrapper for messages."""
 
 
 def check_module(module: torch.nn.Module, name: str) -> None:
-    """Modules that cannot be captured as they are.
+    """Refuse modules that cannot be captured.
 
     Raises:
-        UserError: the shape of a weight is not known before the first run, the module is split among devices, or its
+        UserError: the shape of a weight is unknown before the first run, the module is split among devices, or its
             weights are constants.
     """
     for child in module.modules():
@@ -128,7 +128,7 @@ def check_module(module: torch.nn.Module, name: str) -> None:
 
 
 def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
-    """Put fake copies in place of all tensors that the module holds; whoever calls it keeps what was there."""
+    """Replace all tensors of the module by fake copies; the caller keeps the originals."""
     for child in all_modules(module):
         tables: tuple[dict[str, Any], ...] = (*parts.tables_of(child), child.__dict__)
         for table in tables:
@@ -138,7 +138,7 @@ def take_weights(module: torch.nn.Module, replaced: Replaced) -> None:
 
 
 class _WithLoss(torch.nn.Module):
-    """A module and what its loss learns, under one root: the module keeps its names, the others begin with ``loss``."""
+    """A module and the trained parts of its loss under one root; names of these parts begin with ``loss``."""
 
     def __init__(self, module: torch.nn.Module, others: Mapping[str, Any]) -> None:
         super().__init__()
@@ -147,24 +147,24 @@ class _WithLoss(torch.nn.Module):
         parts.tables_of(self)[0].update({n: each for n, each in others.items() if isinstance(each, torch.nn.Parameter)})
 
     def train(self, mode: bool = True) -> _WithLoss:
-        """The module alone: a teacher inside a loss stays as it is."""
+        """Set the mode of the module only; a teacher inside the loss keeps its mode."""
         parts.members_of(self)[""].train(mode)
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own."""
+        """Forward of the module itself."""
         return parts.members_of(self)[""](*args, **kwargs)
 
 
 def with_loss(module: torch.nn.Module, loss: Any) -> torch.nn.Module:
-    """A module with the modules and parameters that its loss is or has from around it; itself where there are none."""
+    """A module together with the modules and parameters of its loss; the module itself if the loss has none."""
     known = {id(one) for one in (*all_modules(module), *module.parameters())}
     others = dict(_parts("loss", loss, known))
     return _WithLoss(module, others) if others else module
 
 
 def _parts(name: str, held: Any, known: set[int]) -> Iterator[tuple[str, torch.nn.Module | torch.nn.Parameter]]:
-    """What a function, or an object that is called, holds in its closure, attributes, arguments and globals."""
+    """Modules and parameters that a callable holds in its closure, attributes, arguments and globals."""
     if id(held) in known or isinstance(held, (str, type, ModuleType)):
         return
     known.add(id(held))
@@ -188,7 +188,7 @@ def _parts(name: str, held: Any, known: set[int]) -> Iterator[tuple[str, torch.n
 
 
 def _content(cell: CellType) -> Any:
-    """What a cell of a closure holds, None before anything is put into it."""
+    """Content of a cell of a closure; None for an empty cell."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -197,7 +197,7 @@ def _content(cell: CellType) -> Any:
 
 @contextmanager
 def without_closed_over(function: Any, replaced: Replaced) -> Iterator[Mapping[str, Any]]:
-    """Put fake copies in place of tensors that a function has from around it (targets of a loss), and give these."""
+    """Replace tensors in the closure of a function (targets of a loss) by fake copies, and yield these by name."""
     undo: list[tuple[Any, Any]] = []
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     made: dict[str, Any] = {}
@@ -213,13 +213,13 @@ def without_closed_over(function: Any, replaced: Replaced) -> Iterator[Mapping[s
 
 
 SMALL_ELEMENTS = 2**20
-"""Tensors up to this size have values while a module is built, larger ones do not."""
+"""Largest number of elements of tensors with values while a module is built."""
 
 _FILLED = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 
 
 class _IntegersWithValues(TorchFunctionMode):
-    """Small new tensors of integers or truth values are real: what indexes or decides a shape may be read later."""
+    """Make small new tensors of integers or booleans real, as later code may read indices and shapes from them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -234,7 +234,7 @@ class _IntegersWithValues(TorchFunctionMode):
 
 
 class _LargeWithoutMemory(TorchFunctionMode):
-    """Large new tensors are on the meta device, whatever fills them does nothing; small ones are real."""
+    """Put large new tensors on the meta device, where fills do nothing; small ones are real."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -248,11 +248,11 @@ class _LargeWithoutMemory(TorchFunctionMode):
 
 @compiling_nothing()
 def build(factory: Callable[[], Any]) -> Any:
-    """What a factory returns, without memory for weights where that can be had.
+    """Result of a factory, without memory for weights if possible.
 
-    First with integers alone in memory. Constructors that mix these with other tensors fail: then on the meta device.
-    One that looks at values (``.item()``, ``.tolist()``) fails there: then on the CPU, with values in small tensors
-    alone.
+    The first attempt has only integers in memory. Constructors that mix these with other tensors fail, so the second
+    runs on the meta device. Constructors that read values (``.item()``, ``.tolist()``) fail there, so the third runs on
+    the CPU, with values only in small tensors.
     """
     try:
         with _seeded(), torch.device("meta"), _IntegersWithValues():
@@ -275,7 +275,7 @@ def build(factory: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """The same random numbers every time, and the caller's as they were."""
+    """Seed random numbers, and restore the caller's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

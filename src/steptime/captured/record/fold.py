@@ -1,11 +1,11 @@
-"""Runs of equal blocks in a module: found by structure, checked to do equal things, shortened while it is recorded.
+"""Runs of equal blocks in a module: found by structure, checked for equal operators, shortened for the recording.
 
-Recording four blocks cannot see what the others do (attention of another kind in every sixth, an exit after the tenth).
-So the whole module and the shortened one are each run forward once, and at every block is noted: which, how many nodes
-autograd made since the note before, what ran since then (:class:`Watch`), the shapes that go in
-or out, and whether gradients, automatic mixed precision or hooks for saved tensors (recomputation) are on. Without the
-blocks in between, the notes must be the same. The backward pass follows from the forward pass but for functions of the
-user's own, whose settings are noted, and hooks on gradients, which are noted where they are set.
+A recording of four blocks cannot see differences of the others (other attention in every sixth, an exit after the
+tenth). So the whole module and the shortened one each run forward once. A note at every block has its number, the
+number of autograd nodes since the last note, the operators since then (:class:`Watch`), the shapes that go in or out,
+and flags for gradients, automatic mixed precision and hooks for saved tensors (recomputation). Without the blocks in
+between, the notes must be equal. The backward pass follows from the forward pass, except for custom autograd functions,
+whose settings are noted, and hooks on gradients, which are noted where they are set.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from steptime.captured.record.results import NEW
 from steptime.captured.record.values import DEVICE, signature, tensors_in
 
 LEFT_OUT = "steptime_left_out"
-"""Attribute of a block that is not recorded, for what still refers to it: a checkpoint around several blocks."""
+"""Attribute that marks a block as not recorded, for a checkpoint around several blocks that still refers to it."""
 LEAST_SAVED = 2
-"""Periods that folding must save to be worth it."""
+"""Least number of periods that folding has to save."""
 
 
 def runs(module: torch.nn.Module) -> list[Run]:
@@ -50,7 +50,7 @@ def runs(module: torch.nn.Module) -> list[Run]:
 
 
 def _shares(module: torch.nn.Module, blocks: Sequence[torch.nn.Module | None]) -> bool:
-    """Whether blocks share weights with each other or with the rest, or one stands there twice."""
+    """True if blocks share weights with each other or with other modules, or a block occurs twice."""
     if len(set(map(id, blocks))) != len(blocks):
         return True
     uses = Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
@@ -61,7 +61,7 @@ _PLAIN = (torch.nn.ModuleList.forward, torch.nn.Sequential.forward)
 
 
 def _longest(path: str, signatures: list[Any]) -> Run | None:
-    """The run with most blocks of the shortest period."""
+    """The run with most blocks; among equals, the one with the shortest period."""
     best: Run | None = None
     total = len(signatures)
     for period in range(1, total // (KEPT + LEAST_SAVED) + 1):
@@ -78,10 +78,10 @@ def _longest(path: str, signatures: list[Any]) -> Run | None:
 
 
 def _signatures(blocks: Sequence[torch.nn.Module]) -> list[Any]:
-    """What equal blocks share: structure, and settings but for the block's own numbers.
+    """Structure and settings of each block, equal for equal blocks.
 
-    A number that is another one in every block (its index, a scale or a rate made from it) says nothing about what the
-    block does; what it does is compared when the blocks run.
+    A number that differs in every block (its index, or a scale or rate derived from it) is left out: it does not tell
+    blocks apart, whose operators are compared when they run.
     """
     settings = [dict(_settings(block)) for block in blocks]
     seen: dict[str, list[Any]] = {}
@@ -102,13 +102,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _settings(block: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Attributes of a block and all below it, by path."""
+    """Attributes of a block and its submodules, by path."""
     for path, child in block.named_modules():
         yield from ((f"{path}.{name}", value) for name, value in child.__dict__.items() if name not in _PLUMBING)
 
 
 def _structure(module: torch.nn.Module) -> Any:
-    """Classes, shapes, hooks."""
+    """Classes, shapes and hooks of a module and its submodules."""
     tensors = [
         (name, None if t is None else (tuple(t.shape), t.dtype, t.requires_grad))
         for table in parts.tables_of(module)
@@ -123,9 +123,9 @@ _PLUMBING = frozenset(torch.nn.Module().__dict__) - {"forward"}
 
 
 def setting(name: str, value: Any) -> str:
-    """A setting as text; a rate of dropout or stochastic depth only counts as zero or not.
+    """A setting as text; for rates of dropout or stochastic depth, only if they are zero.
 
-    Objects count by their class, functions by their code: what they do is compared when the blocks run.
+    Objects count by their class, functions by their code; their operators are compared when the blocks run.
     """
     if isinstance(value, float) and (name == "p" or "drop" in name):
         return str(bool(value))
@@ -141,7 +141,7 @@ def setting(name: str, value: Any) -> str:
 
 @contextmanager
 def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
-    """Keep only a few blocks of each run, and mark the others; the module is whole again when it ends."""
+    """Keep a few blocks of each run, and mark the others; the module is restored at the end."""
     undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
         for run in found:
@@ -164,26 +164,26 @@ def shortened(module: torch.nn.Module, found: list[Run]) -> Iterator[None]:
 
 
 Spot = tuple[int, int, str]
-"""Number of the run, index of the block, ``in`` or ``out``: after which note of a block."""
+"""A note of a block: number of the run, index of the block, ``in`` or ``out``."""
 START: Spot = (-1, 0, "in")
 Origin = tuple[Spot, int]
-"""Where a storage was first seen, and the how-manieth it was there: of those made there, as -1, -2 of those met."""
+"""The note after which a storage was first seen, and its number there: 1, 2, ... if allocated, -1, -2, ... if found."""
 
 
 class _End(NamedTuple):
-    """End of a storage that a run made."""
+    """End of a storage that a run allocated."""
 
     place: Origin
-    """Where it was made, its block counted within the period."""
+    """Origin of the storage, with its block counted within the period."""
     period: int
     name: int
 
 
 class Watch(parts.NotCompiled, parts.TorchDispatchMode):
-    """Notes of every operator: which, its arguments, where its tensors come from, and which storages end.
+    """Log of every operator, its arguments, the origins of its tensors, and the ends of storages.
 
-    A tensor of another block is named by how many periods away that block is, one of the first period or from outside
-    the run by its place: with the blocks in between left out, what they would have done keeps its name.
+    The origin of a tensor of another block is its distance in periods; for the first period, and outside the run, it is
+    an absolute place. So origins do not change when the blocks in between are left out.
     """
 
     def __init__(self, fakes: Fakes, found: Sequence[Run], blocks: Sequence[int]) -> None:
@@ -195,12 +195,12 @@ class Watch(parts.NotCompiled, parts.TorchDispatchMode):
         self.start = parts.sequence_number()
         self.here = START
         self._origin: dict[int, tuple[Origin, weakref.ref[Any]]] = {}
-        """Storage -> where it was first seen, and what tells when it ends."""
+        """Storage -> its origin, and a weak reference that tells its end."""
         self._seen: Counter[tuple[Spot, bool]] = Counter()
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch a forward pass; storages in cycles of references are not collected meanwhile, at any block's time."""
+        """Watch a forward pass, without garbage collection, which would free storages at an arbitrary block."""
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -240,7 +240,7 @@ class Watch(parts.NotCompiled, parts.TorchDispatchMode):
         return output
 
     def taken(self) -> tuple[Any, ...]:
-        """What ran since this was asked before; where storages of all inner periods end, that counts once."""
+        """Log since the last call; storages of all inner periods that end together count once."""
         ends: dict[Origin, set[int]] = {}
         for each in self.ran:
             if isinstance(each, _End):
@@ -254,10 +254,10 @@ class Watch(parts.NotCompiled, parts.TorchDispatchMode):
         self.ran, self.start = [], parts.sequence_number()
         return (*kept, *all_ended)
 
-    # -- where tensors come from --------------------------------------------------------------------------------------
+    # -- origins of tensors -------------------------------------------------------------------------------------------
 
     def _argument(self, leaf: Any, exact: bool) -> Any:
-        """A factor or a rate only counts as zero or not: nothing that is recorded of a block follows from it."""
+        """Argument for comparison; for a factor or a rate only if it is zero, since its value is not recorded."""
         if isinstance(leaf, torch.Tensor):
             return self._tensor(leaf)
         return bool(leaf) if isinstance(leaf, float) and not exact else str(leaf)
@@ -266,7 +266,7 @@ class Watch(parts.NotCompiled, parts.TorchDispatchMode):
         return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, self._named(self._known(tensor))
 
     def _known(self, tensor: torch.Tensor, made: bool = False) -> Origin:
-        """Where its storage was first seen: here, if it is new, as a result or as something that was there before."""
+        """Origin of the storage of a tensor; a new storage gets the current note, as allocated or found."""
         storage = tensor.untyped_storage()
         address = id(storage)
         found = self._origin.get(address)
@@ -294,7 +294,7 @@ class Watch(parts.NotCompiled, parts.TorchDispatchMode):
         return (block - self.found[run].first) % self.found[run].period
 
     def _named(self, origin: Origin) -> tuple[Any, ...]:
-        """A place by what does not change when the periods in between are left out."""
+        """Name of an origin that does not change when the periods in between are left out."""
         (run, block, way), local = origin
         period = self._period(run, block)
         if period is not None:
@@ -308,17 +308,17 @@ class Watch(parts.NotCompiled, parts.TorchDispatchMode):
 
 
 def flags() -> tuple[bool, ...]:
-    """Gradients, automatic mixed precision, hooks for saved tensors (recomputation): whether each is on."""
+    """Flags of gradients, automatic mixed precision, and hooks for saved tensors (recomputation): true if on."""
     hooks = parts.top_hooks(True) is not None
     return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), hooks
 
 
 def own_functions(output: Any, starts: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """Functions of the user's own in the graph behind an output, with their settings, by the note after each.
+    """Note -> custom autograd functions before it in the graph of an output, with their settings.
 
     Args:
-        output: what a forward pass returned.
-        starts: number of autograd's next node when watching began and at every note.
+        output: result of a forward pass.
+        starts: number of the next autograd node at the start and at every note.
     """
     found: dict[int, list[tuple[int, str]]] = {}
     leaves = parts.pytree.tree_leaves(output)
@@ -338,11 +338,11 @@ def own_functions(output: Any, starts: Sequence[int]) -> dict[int, tuple[str, ..
 
 
 Note = tuple[int, int, str, int, tuple[Any, ...]]
-"""Number of the run, index of the block, ``in`` or ``out``, nodes made since the note before, what else is seen."""
+"""Number of the run, index of the block, ``in`` or ``out``, autograd nodes since the last note, and the log."""
 
 
 def repeats(module: torch.nn.Module, inputs: Any, found: list[Run], *, name: str, training: bool) -> str | None:
-    """Why leaving out the blocks between would not leave everything else as it is; None: it would."""
+    """Reason why leaving out the blocks in between changes the rest; None if it does not."""
     try:
         with capturing(module, inputs, name=name, training=training) as (arguments, replaced):
             fakes = replaced.mode
@@ -406,7 +406,7 @@ def _period(note: Note, run: Run) -> int | None:
 
 
 def _interior_alike(notes: list[Note], found: list[Run]) -> bool:
-    """Whether the periods from the third to the last but one are equal; the second is compared where it is recorded."""
+    """True if the periods from the third to the last but one are equal; the second is compared when it is recorded."""
     for number, run in enumerate(found):
         seen: dict[int, list[tuple[Any, ...]]] = {}
         for each in notes:
@@ -420,7 +420,7 @@ def _interior_alike(notes: list[Note], found: list[Run]) -> bool:
 
 
 def _without_copies(notes: list[Note], found: list[Run]) -> list[Note]:
-    """The notes as if only the recorded periods were there."""
+    """The notes without those of the periods that are not recorded."""
     out = []
     for each in notes:
         if each[0] < 0:

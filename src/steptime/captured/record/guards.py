@@ -1,4 +1,4 @@
-"""Truth values and numbers that Python reads of tensors without contents, where a check on them is all that follows."""
+"""Stand-ins for booleans and numbers that Python reads from tensors without contents only to check them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NUMBER = "a number that is read is 1"
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _BETWEEN = frozenset({"CALL", "PRECALL", "CALL_FUNCTION", "TO_BOOL", "NOP", "COPY"})
-"""Instructions between what asks for a truth value (also ``all``, ``any``) and the jump that depends on it."""
+"""Instructions between the one that asks for a truth value (also ``all``, ``any``) and the jump that depends on it."""
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "YIELD_VALUE", "RERAISE"})
 
 
 class _Code:
-    """Instructions of a function, as a graph."""
+    """Control-flow graph of the instructions of a function."""
 
     def __init__(self, code: CodeType) -> None:
         self.steps = list(dis.get_instructions(code))
         self.index = {step.offset: number for number, step in enumerate(self.steps)}
 
     def next_jump(self, number: int) -> int | None:
-        """The conditional jump that ends the straight run of instructions from there."""
+        """The conditional jump that ends the straight-line code from an instruction; None if something else does."""
         for at in range(number, len(self.steps)):
             name = self.steps[at].opname
             if "JUMP" in name or name in _ENDS or name in ("RAISE_VARARGS", "FOR_ITER"):
@@ -39,12 +39,12 @@ class _Code:
         return None
 
     def targets(self, jump: int) -> dict[bool, int]:
-        """Where a conditional jump goes for either truth value."""
+        """Targets of a conditional jump for both truth values."""
         taken = "IF_TRUE" in self.steps[jump].opname
         return {taken: self.index[self.steps[jump].argval], not taken: jump + 1}
 
     def raises(self, number: int) -> bool:
-        """Whether every way from there ends with an exception."""
+        """True if every path from an instruction ends with an exception."""
         waiting, seen = [number], set()
         while waiting:
             at = waiting.pop()
@@ -63,18 +63,18 @@ class _Code:
         return True
 
     def passed(self, number: int) -> int | None:
-        """Where it goes on after a check that begins there."""
+        """Instruction after a check that begins at an instruction; None if no check begins there."""
         jump = self.next_jump(number)
         return None if jump is None else next((to for _, to, other in self._ways(jump) if self.raises(other)), None)
 
     def _ways(self, jump: int) -> Iterator[tuple[bool, int, int]]:
-        """(truth value, where it leads, where the other leads)."""
+        """(truth value, target for it, target for the other one)."""
         to = self.targets(jump)
         for value in (True, False):
             yield value, to[value], to[not value]
 
     def passing(self, offset: int) -> bool | None:
-        """The truth value, asked for at an instruction, with which no exception follows; None: that is not clear."""
+        """The truth value at an instruction that avoids an exception; None if that is not clear."""
         at = self.index[offset]
         while self.steps[at].opname in _BETWEEN:
             at += 1
@@ -91,10 +91,10 @@ _code = lru_cache(maxsize=256)(_Code)
 
 
 def _answer(frame: FrameType | None, values: Values) -> bool:
-    """The truth value that lets a frame go on.
+    """The truth value with which a frame continues without an exception.
 
     Raises:
-        parts.DataDependentOutputException: both do, so the model depends on its data.
+        parts.DataDependentOutputException: both truth values continue, so the model depends on its data.
     """
     found = None if frame is None else _code(frame.f_code).passing(frame.f_lasti)
     if found is None:
@@ -108,7 +108,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 class _Truth:
-    """A truth value that is not known before it is asked for."""
+    """A truth value that is determined when it is used."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -118,13 +118,13 @@ class _Truth:
 
 
 class _Number(float):
-    """A number that is not known: it may be computed with and compared in a check, and decides nothing else."""
+    """An unknown number: it supports arithmetic and comparisons in checks, and refuses everything else."""
 
     _values: Values
 
     @classmethod
     def of(cls, value: float, values: Values) -> _Number:
-        """One with a value that stands for it."""
+        """An unknown number with a placeholder value."""
         made = cls(value)
         made._values = values
         return made
@@ -154,12 +154,12 @@ _TRUTHS = (torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclos
 
 
 def unread(func: Any, args: Any, values: Values, frame: FrameType | None) -> Any:
-    """What stands for a value of a tensor that is not known; ``NotImplemented``: nothing does.
+    """Stand-in for an unknown value that is read from a tensor; ``NotImplemented`` if there is none.
 
     Args:
-        func: the function that reads it.
-        args: its arguments.
-        values: what is known, and taken as true.
+        func: the function that reads the value.
+        args: arguments of the function.
+        values: known contents, and assumptions.
         frame: the caller of the function.
     """
     if func is torch.Tensor.__bool__:
@@ -178,6 +178,6 @@ def unread(func: Any, args: Any, values: Values, frame: FrameType | None) -> Any
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same look at the same storage."""
+    """True if two tensors are equal views of one storage."""
     layouts = [(id(t.untyped_storage()), t.storage_offset(), t.shape, t.stride()) for t in (one, other)]
     return layouts[0] == layouts[1]

@@ -1,4 +1,4 @@
-"""Operators that take functions: recorded through what the functions do, with a note of what was assumed."""
+"""Higher-order operators, recorded as the operators of their functions, with notes of assumptions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _OTHER: Final = (BRANCH, ONE_TURN, MORE_WORK, ALL_TURNS)
 
 
 def changed(assumed: Sequence[str]) -> str:
-    """The first of what a recording took as true that makes it another computation than its module; else empty."""
+    """The first assumption of a recording that makes it another computation than its module; else empty."""
     return next((each for each in assumed if each.startswith((*_OTHER, FLEX.partition(",")[0]))), "")
 
 
 MOST_TURNS: Final = 100_000
-"""Turns of a loop that are recorded at most."""
+"""Largest number of turns of a loop that are recorded."""
 
 
 def _branch(values: Values, predicate: Any, first: Any, second: Any, operands: Any = ()) -> Any:
-    """The branch that is taken where that is known, else the first."""
+    """Run the branch of a known predicate, else the first branch."""
     known = _known(values, predicate)
     if known is None:
         values.take(BRANCH)
@@ -40,7 +40,7 @@ def _branch(values: Values, predicate: Any, first: Any, second: Any, operands: A
 
 
 def _known(values: Values, asked: Any) -> bool | None:
-    """A truth value; None where it is data."""
+    """A truth value; None if it depends on data."""
     if not isinstance(asked, torch.Tensor):
         return bool(asked)
     with parts.without_modes():
@@ -52,7 +52,7 @@ def _known(values: Values, asked: Any) -> bool | None:
 
 
 def _loop(values: Values, condition: Any, body: Any, carried: Any, more: Any = (), **_: Any) -> Any:
-    """Every turn of the loop, or one where how many there are is data."""
+    """Run every turn of a loop, or one if their number depends on data."""
     for _turn in range(MOST_TURNS):
         known = _known(values, condition(*carried, *more))
         if known is False:
@@ -65,7 +65,7 @@ def _loop(values: Values, condition: Any, body: Any, carried: Any, more: Any = (
 
 
 def _scan(_: Values, combine: Any, initial: Any, along: Any, more: Any = ()) -> Any:
-    """Every step along the first dim, and the results of all of them stacked."""
+    """Run every step along the first dim, and stack the results."""
     carried, results = list(initial), []
     for at in range(along[0].shape[0]):
         made = list(combine(*carried, *(tensor[at] for tensor in along), *more))
@@ -75,7 +75,7 @@ def _scan(_: Values, combine: Any, initial: Any, along: Any, more: Any = ()) -> 
 
 
 def _associative_scan(_: Values, combine: Any, along: Any, more: Any = ()) -> Any:
-    """In as many rounds as the logarithm of the length, as PyTorch runs it where nothing is compiled."""
+    """Run the scan of PyTorch without compilation, whose rounds are the logarithm of the length."""
     return parts.associative_scan(combine, along, additional_inputs=tuple(more))
 
 
@@ -83,7 +83,7 @@ def _flex_attention(
     values: Values, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _score: Any, mask: Any, scale: float,
     *_: Any,
 ) -> Any:  # fmt: skip
-    """One fused kernel: a causal one where the mask keeps as many blocks as that, else over its share of the keys."""
+    """Run one fused kernel: causal if the mask keeps that number of blocks, else over its fraction of the keys."""
     rows, columns = query.shape[-2], key.shape[-2]
     share, blocks = _share(values, mask, rows), -(-rows // _BLOCK)
     values.take(FLEX.format(share=share))
@@ -100,14 +100,14 @@ def _flex_attention(
 
 
 _BLOCK: Final = 128
-"""Rows and columns of a block of a mask, as PyTorch makes it."""
+"""Rows and columns of a block of PyTorch's block masks."""
 _COUNTS: Final = slice(2, 5, 2)
-"""Where a mask has the numbers of blocks that it keeps of each row of blocks: some of their pairs, all of them."""
+"""Members of a mask with the numbers of kept blocks in each row of blocks: partially and fully kept ones."""
 _INDICES: Final = 3
 
 
 def _share(values: Values, mask: Any, rows: int) -> float:
-    """Share of the blocks of a mask that it keeps; 1 where that is data, or there is no mask."""
+    """Fraction of the blocks that a mask keeps; 1 if that depends on data, or without a mask."""
     counts = [each for each in mask[_COUNTS] if isinstance(each, torch.Tensor)]
     with parts.without_modes():
         known = [values.of(each) for each in counts]
@@ -124,4 +124,4 @@ RULES: Final[Mapping[str, Callable[..., Any]]] = {
     "associative_scan": _associative_scan,
     "flex_attention": _flex_attention,
 }
-"""Name of the operator -> what is recorded in its place, from what is known of values and its arguments."""
+"""Name of a higher-order operator -> function that is recorded in its place, of known values and arguments."""

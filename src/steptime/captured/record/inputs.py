@@ -12,7 +12,7 @@ from steptime.errors import FieldError, UserError, shorten, shown
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
 LARGEST = 2**48
-"""Elements beyond which a shape is a slip of the pen."""
+"""Largest number of elements of an input; a larger shape is a typing error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class InputSpec:
 
     shape: tuple[int, ...]
     dtype: str | None
-    """None: that of the weights."""
+    """Element type; None: that of the weights."""
     name: str | None = None
 
 
@@ -29,7 +29,7 @@ def parse_input(text: str) -> InputSpec:
     """Read ``[NAME=]8x1024[:int64]``.
 
     Raises:
-        UserError: it is written otherwise, or too large.
+        UserError: the text has another form, or the shape is too large.
 
     >>> parse_input("ids=8x1024:int64")
     InputSpec(shape=(8, 1024), dtype='int64', name='ids')
@@ -51,7 +51,7 @@ def parse_inputs(texts: Any) -> tuple[InputSpec, ...]:
     """Read the inputs of a module: a list of texts, or one text.
 
     Raises:
-        UserError: something else, or one of them is no shape.
+        UserError: the argument has another type, or one of the texts is no shape.
 
     >>> [spec.shape for spec in parse_inputs(["8x3", "8"])], parse_inputs("8x3")[0].shape
     ([(8, 3), (8,)], (8, 3))
@@ -63,10 +63,10 @@ def parse_inputs(texts: Any) -> tuple[InputSpec, ...]:
 
 
 def made(specs: tuple[InputSpec, ...], dtype: str | None) -> Any:
-    """Meta tensors: a tuple, or a dict where all are named.
+    """Meta tensors of inputs: a tuple, or a dict if all have names.
 
     Raises:
-        UserError: some are named and some are not.
+        UserError: only some inputs have names.
     """
     import torch
 

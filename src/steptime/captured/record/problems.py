@@ -1,4 +1,4 @@
-"""Why a module could not be captured, in one message that names the user's line."""
+"""Errors of captures, in one message with the line of the user's code."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CaptureError(UserError):
 
 
 def is_of_user(filename: str) -> bool:
-    """Whether a file of a traceback belongs neither to PyTorch nor to us."""
+    """True if a file of a traceback belongs neither to PyTorch nor to steptime."""
     path = Path(filename)
     return _TORCH not in path.parents and _OURS not in path.parents and not filename.startswith("<")
 
 
 def user_line(error: BaseException) -> str:
-    """The last line of the traceback that belongs neither to PyTorch nor to us, as ``file:line: code``."""
+    """The last line of a traceback that belongs neither to PyTorch nor to steptime, as ``file:line: code``."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if is_of_user(frame.filename):
@@ -48,7 +48,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def explained(error: BaseException, what: str) -> CaptureError:
-    """The error that the user sees."""
+    """The error of a capture, with a hint."""
     place = user_line(error)
     at = f"\n  at {place}" if place else ""
     if isinstance(error, (parts.DynamicOutputShapeException, parts.GuardOnDataDependentSymNode)):
@@ -70,7 +70,7 @@ formulation with static shapes"
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The error that the others were raised for, as a traceback would show it first."""
+    """The first error of a chain of causes."""
     seen = {id(error)}
     while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         if id(before) in seen:
@@ -82,10 +82,10 @@ def _innermost(error: BaseException) -> BaseException:
 
 @contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Whatever the user's code raises, as one message that names its line.
+    """Turn any error of the user's code into one message with its line.
 
     Raises:
-        CaptureError: it raised something, or called ``sys.exit``.
+        CaptureError: the code raised an error, or called ``sys.exit``.
     """
     try:
         yield
@@ -97,7 +97,7 @@ def explaining(what: str) -> Iterator[None]:
         raise explained(error, what) from None
 
 
-#: Words in an error -> what to do.
+#: Words in an error -> advice.
 ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("cuda",), "capture runs on the CPU whatever the target: create tensors on the device of the inputs, no .cuda()"),
     (("fake", "device"), "create tensors on the device of the inputs, and pass tensors as arguments of forward"),

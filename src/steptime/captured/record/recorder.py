@@ -1,6 +1,6 @@
-"""The recorder: every ATen call of a step, its module, and the storages that it reads, writes, and lets go.
+"""The recorder of every ATen call of a step, with its module and the storages that it reads, writes and frees.
 
-The module of a call is known in the forward pass by hooks, in the backward by the sequence numbers of autograd.
+Hooks give the module of a call in the forward pass, sequence numbers of autograd in the backward pass.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from steptime.captured.record.values import DEVICE, Signature, attribute, signat
 
 
 class Paths:
-    """The path of the module that runs now.
+    """Tracks the path of the running module.
 
-    Autograd numbers its nodes in the order in which the forward pass makes them; the node that runs in the backward
-    pass has the number of its forward operator, and so its module.
+    Autograd numbers its nodes in the order in which the forward pass makes them; a node of the backward pass has the
+    number of its forward operator, which gives its module.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -45,7 +45,7 @@ class Paths:
 
     @property
     def inside(self) -> bool:
-        """Whether the forward of some module runs (in the backward pass: it runs again)."""
+        """True if the forward of a module runs (in the backward pass: runs again)."""
         return bool(self._stack)
 
     @contextmanager
@@ -71,7 +71,7 @@ class Paths:
 
     @contextmanager
     def inside_of(self, path: str) -> Iterator[None]:
-        """What runs belongs to that path."""
+        """Assign calls meanwhile to a path."""
         self.note()
         self._stack.append(path)
         try:
@@ -81,7 +81,7 @@ class Paths:
             self._stack.pop()
 
     def note(self) -> None:
-        """Give the nodes that autograd has made since the last note to the module that runs."""
+        """Assign the autograd nodes since the last note to the running module."""
         now = parts.sequence_number()
         path = self._stack[-1] if self._stack else ""
         for number in range(self._next, now):
@@ -89,7 +89,7 @@ class Paths:
         self._next = now
 
     def current(self, *, backward: bool) -> str:
-        """Path of the module whose forward or backward runs; what autograd adds up in between is the last one's."""
+        """Path of the module whose forward or backward runs; sums of autograd in between belong to the last module."""
         self.note()
         if self._stack:
             self._last = self._stack[-1]
@@ -119,19 +119,20 @@ class _Held:
     category: Category = "temporary"
     name: str = ""
     content: Value | None = None
-    """The value that was written last, with its layout."""
+    """The value that was written last."""
     layout: Layout | None = None
+    """Layout of the content."""
     storage: weakref.ref[Any] | None = None
-    """Tells when it is freed."""
+    """Weak reference that tells when the storage is freed."""
     views: dict[Layout, Value] = field(default_factory=dict)
-    """Values that are looks at the present content."""
+    """Layout -> value, for views of the present content."""
 
 
 class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
     """Dispatch mode that records calls; run it inside a fake-tensor mode.
 
-    It keeps no reference to any tensor: storages are known by number, and a weak reference tells when each is freed,
-    as the allocator would see it.
+    It keeps no reference to any tensor: storages have numbers, and a weak reference tells when each is freed, at the
+    same time as for the allocator.
     """
 
     def __init__(self, paths: Paths, fakes: Fakes, nonzero_share: float | None = None) -> None:
@@ -151,14 +152,14 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
     # -- storages -----------------------------------------------------------------------------------------------------
 
     def name(self, tensor: torch.Tensor, category: Category, name: str) -> int:
-        """Say what the storage of a tensor holds; a storage that is not known yet was there before the step."""
+        """Set category and name of the storage of a tensor; an unknown storage existed before the step."""
         number = self._storage(tensor, BEFORE, source=(category, name))
         held = self._held[number]
         held.category, held.name = category, held.name or name
         return number
 
     def never_made(self, tensor: torch.Tensor) -> None:
-        """A tensor that is only there because the optimiser was started on all parameters."""
+        """Mark a state that exists only because the optimiser was initialised with all parameters."""
         self._held[self._storage(tensor, BEFORE)].size_bytes = 0
 
     def _storage(self, tensor: torch.Tensor, born: int, source: tuple[Category, str] | None = None) -> int:
@@ -208,7 +209,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
         return value, number
 
     def _look(self, held: _Held, tensor: torch.Tensor, layout: Layout) -> Value:
-        """Another look at a content that was written since the tensor was made."""
+        """View of a content that was written after the tensor was made."""
         assert held.content is not None
         shape, strides, offset, _ = layout
         attributes: tuple[tuple[str, Attribute], ...] = (("size", shape), ("stride", strides), ("offset", offset))
@@ -217,7 +218,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
         return node.value()
 
     def _write(self, number: int, layout: Layout, value: Value) -> None:
-        """A new content: what else looked at the storage must look again."""
+        """Set a new content; other views of the storage become invalid."""
         held = self._held[number]
         if held.content is not None and held.layout != layout and value.type.elements < held.content.type.elements:
             shape, strides, offset, _ = layout
@@ -249,7 +250,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
         return output
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run it on fake tensors; a shape that depends on a mask is taken from ``nonzero_share``."""
+        """Run a call on fake tensors; a shape that depends on a mask follows from ``nonzero_share``."""
         if self._nonzero_share is not None and func is torch.ops.aten.nonzero.default:
             try:
                 return func(*args, **kwargs)
@@ -264,7 +265,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
         return filled(func, args, output) if signature(func).name in WITH_WORKSPACES else output
 
     def _arguments(self, known: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Tensors as (name, value, storage); everything else as attributes."""
+        """Tensors as (name, value, storage), and all other arguments as attributes."""
         inputs: list[tuple[str, Value, int]] = []
         attributes: list[tuple[str, Attribute]] = []
         for name, given in [*zip(known.arguments, args, strict=False), *kwargs.items()]:
@@ -311,7 +312,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
 
     @contextmanager
     def in_phase(self, phase: Phase) -> Iterator[None]:
-        """Record calls under that phase."""
+        """Record calls meanwhile in a phase."""
         before, self.phase = self.phase, phase
         try:
             yield
@@ -319,7 +320,7 @@ class Recorder(parts.NotCompiled, parts.TorchDispatchMode):
             self.phase = before
 
     def storages(self) -> tuple[Storage, ...]:
-        """What was recorded of every storage; what lives from the forward into the backward pass is an activation."""
+        """All recorded storages; those that live from the forward into the backward pass are activations."""
         phases = [call.phase for call in self.calls]
         out = []
         for held in self._held:

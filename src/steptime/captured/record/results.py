@@ -1,8 +1,8 @@
-"""What operators gave for fake tensors before: shapes, strides and storages of their results, looked up by arguments.
+"""Cache of results of operators on fake tensors: shapes, strides and storages, by arguments.
 
-A fake operator is slow, as PyTorch runs it in Python. What it gives follows from the shapes, strides and element types
-of its tensors and from its other arguments, but for a few operators, which are not looked up: those that read numbers,
-change the shape of a tensor, or are the user's own.
+A fake operator is slow, since PyTorch runs it in Python. Its results follow from the shapes, strides and element types
+of its tensors and from its other arguments. Operators that read numbers or change the shape of a tensor, and custom
+operators, are not cached.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from steptime.captured.record.values import Signature, signature
 _PLAIN: Final = frozenset({
     int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 })  # fmt: skip
-"""Types of arguments that are part of a key as they are, with their type: 1 and 1.0 give other element types."""
+"""Types of arguments that are part of a key unchanged, with their type: 1 and 1.0 give different element types."""
 _REFUSED: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 _SPACES: Final = ("aten", "steptime_cuda")
 _LISTS: Final = (list, tuple, torch.Size)
 CPU: Final = torch.device("cpu")
 _INDEX: Final = torch.ops.aten.index.Tensor
 _WHOLE: Final = frozenset({torch.bool, torch.int8, torch.uint8})
-"""Element types of an index that selects as many elements as it has true ones."""
+"""Element types of an index that is a mask, so that the size of the result depends on its values."""
 
 NEW: Final = object()
-"""Stands for the results of a call that was not made before."""
+"""Marks a call without cached results."""
 Key: TypeAlias = tuple[Any, ...]
 
 
 class _New(NamedTuple):
-    """A result that is made: in a storage of its own, or in that of a tensor among the arguments."""
+    """A new result, in its own storage or in that of an argument."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -41,7 +41,7 @@ class _New(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     of: int | None
-    """Number of the tensor among the arguments whose storage it shares."""
+    """Number of the argument tensor whose storage it shares; None: its own storage."""
 
 
 class _Given(NamedTuple):
@@ -51,25 +51,25 @@ class _Given(NamedTuple):
 
 
 _Result: TypeAlias = _New | _Given | int | None
-"""Numbers stand among the results of fused attention: sizes."""
+"""One result; integers are sizes among the results of fused attention."""
 
 
 class _Entry(NamedTuple):
-    """Results of an operator; ``kind`` is that of their sequence, None for a single one."""
+    """Results of an operator; ``kind`` is the type of their sequence, None for a single result."""
 
     results: tuple[_Result, ...]
     kind: type | None
 
 
 class Results:
-    """Entries of all captures of a process."""
+    """Cached entries, shared by all captures of a process."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         self._refused: dict[Signature, bool] = {}
 
     def key(self, mode: parts.FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
-        """What the results of a call follow from; None where that is not known."""
+        """Key that determines the results of a call; None if the call cannot be cached."""
         one = signature(func)
         refused = self._refused.get(one)
         if refused is None:
@@ -82,7 +82,7 @@ class Results:
         return tuple(key)
 
     def known(self, key: Key, mode: parts.FakeTensorMode, tensors: Sequence[Any]) -> Any:
-        """What a call that was made before gives for the tensors among its arguments; ``NEW``: it was not made."""
+        """Cached results of a call for the tensors among its arguments; ``NEW`` if there are none."""
         entry = self._entries.get(key)
         if entry is None:
             return NEW
@@ -92,14 +92,14 @@ class Results:
     def learn(
         self, key: Key, again: Key | None, mode: parts.FakeTensorMode, tensors: Sequence[Any], output: Any
     ) -> None:
-        """Note what a call gave, where a later one is sure to give the same.
+        """Cache the results of a call if an equal call is certain to give the same.
 
         Args:
-            key: of the call.
-            again: the same after it; another one where it has changed a tensor's shape.
-            mode: that of the tensors.
-            tensors: those among its arguments.
-            output: what it gave.
+            key: key of the call.
+            again: key after the call; it differs if the call has changed the shape of a tensor.
+            mode: mode of the tensors.
+            tensors: tensors among the arguments.
+            output: results of the call.
         """
         kind = next((one for one in (tuple, list) if isinstance(output, one)), None)
         given = output if kind is not None else (output,)
@@ -116,7 +116,7 @@ class Results:
 
 
 def _is_refused(mode: parts.FakeTensorMode, func: Any) -> bool:
-    """Whether more than shapes decides what an operator gives, or it is not one of PyTorch's or ours."""
+    """True if results of an operator depend on more than shapes, or if it is a custom operator."""
     if not isinstance(func, type(_INDEX)) or func.namespace not in _SPACES or func in mode.lift_fns:
         return True
     composite = parts.has_kernel(func.name(), "CompositeImplicitAutograd")
@@ -124,7 +124,7 @@ def _is_refused(mode: parts.FakeTensorMode, func: Any) -> bool:
 
 
 def _add(key: list[Any], given: Sequence[Any], mode: parts.FakeTensorMode) -> bool:
-    """Put arguments into a key; False where one cannot be part of one."""
+    """Append arguments to a key; False if one cannot be part of a key."""
     key.append(len(given))
     for one in given:
         kind = type(one)
@@ -141,14 +141,14 @@ def _add(key: list[Any], given: Sequence[Any], mode: parts.FakeTensorMode) -> bo
 
 
 def _is_plain(one: Any, mode: parts.FakeTensorMode) -> bool:
-    """Whether a tensor is a fake one of a mode, without a value of its own and without what its layout leaves open."""
+    """True if a tensor is a fake strided one of a mode, without constant, complex type or inference mode."""
     if type(one) is not parts.FakeTensor or one.fake_mode is not mode or one.constant is not None:
         return False
     return one.layout is torch.strided and not one.dtype.is_complex and not one.is_inference()
 
 
 def _result(given: Any, tensors: Sequence[Any]) -> _Result:
-    """How a result is made again."""
+    """Cache entry of a result."""
     if given is None or type(given) is int:
         return given
     number = next((n for n, tensor in enumerate(tensors) if tensor is given), None)
@@ -163,7 +163,7 @@ def _address(tensor: Any) -> int:
 
 
 def _differ(addresses: list[int]) -> bool:
-    """Whether no two tensors share a storage; of two that do, nothing says whose storage a result has."""
+    """True if no two tensors share a storage; otherwise the owner of the storage of a result is ambiguous."""
     return len(set(addresses)) == len(addresses)
 
 
@@ -172,7 +172,7 @@ def _is_apart(made: _Result) -> bool:
 
 
 def _is_like(made: Any, given: Any) -> bool:
-    """Whether what is made again is what was given."""
+    """True if a rebuilt result equals the original one."""
     return made is given or (
         made.untyped_storage().nbytes() == given.untyped_storage().nbytes()
         and made.storage_offset() == given.storage_offset()
@@ -182,7 +182,7 @@ def _is_like(made: Any, given: Any) -> bool:
 
 
 def _made(mode: parts.FakeTensorMode, one: _Result, tensors: Sequence[Any]) -> Any:
-    """A result for the tensors among the arguments of a call."""
+    """Rebuild a result, with the tensors among the arguments of a call."""
     if isinstance(one, _Given):
         return tensors[one.number]
     if not isinstance(one, _New):
@@ -195,7 +195,7 @@ def _made(mode: parts.FakeTensorMode, one: _Result, tensors: Sequence[Any]) -> A
 
 
 def fresh(mode: parts.FakeTensorMode, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """A new fake tensor of the CPU, without asking the dispatcher: a capture makes one of every weight and state."""
+    """A new fake CPU tensor, without the dispatcher, since a capture makes one for every weight and state."""
     return _made(mode, _New(shape, stride, 0, dtype, CPU, None), ())
 
 

@@ -1,4 +1,4 @@
-"""Capture of one training step: forward, loss, backward, optimiser, under fake tensors.
+"""Capture of one training step with fake tensors: forward, loss, backward, optimiser.
 
 Programs of ``torch.export`` are recorded with the module paths that the export kept.
 """
@@ -29,7 +29,7 @@ from steptime.errors import UnknownNameError, UserError
 
 
 class Exported(torch.nn.Module):
-    """Runs the graph of an exported program node by node, each under the path of the module it came from."""
+    """Runs the graph of an exported program node by node, each with the path of its original module."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Exported(torch.nn.Module):
         self.paths: Paths | None = None
 
     def train(self, mode: bool = True) -> Exported:
-        """An exported graph is what it was traced as; there is nothing to switch."""
+        """Set the flag only: an exported graph keeps the mode in which it was traced."""
         self.training = mode
         return self
 
@@ -53,7 +53,7 @@ class _Walk(Interpreter):
         self._paths = paths
 
     def run_node(self, n: Node) -> Any:
-        """One node, inside the innermost module of its stack."""
+        """Run one node inside the innermost module of its stack."""
         stack = n.meta.get("nn_module_stack")
         if self._paths is None or not stack:
             return super().run_node(n)
@@ -63,11 +63,11 @@ class _Walk(Interpreter):
 
 
 AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel")
-"""Classes of modules whose only child is a whole one, with its weights whole."""
+"""Classes of wrappers whose only child is the complete module, with unsharded weights."""
 
 
 def as_module(given: Any) -> Any:
-    """A module for an exported program, the one inside of ``torch.compile`` or data parallelism; else as it is."""
+    """Module of an exported program, or inside ``torch.compile`` or data parallelism; other objects unchanged."""
     if isinstance(given, torch.export.ExportedProgram):
         return Exported(given)
     while isinstance(given, torch.nn.Module) and type(given).__name__ in AROUND:
@@ -77,32 +77,32 @@ def as_module(given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """How the step is run."""
+    """Options of a captured step."""
 
     optimizer: Optimizers = "adamw"
     """``adamw``, ``adamw-loop``, ``adamw-fused``, ``sgd``, ... , an optimiser of this module's parameters, a function
-    from parameters to an optimiser, or None for none. Its states are there from the start: the step is any but the
-    first."""
+    from parameters to an optimiser, or None for none. Its states exist from the start, so the step is not the first
+    one."""
     loss: Loss | None = None
-    """Function from the module's output to a scalar, or the name of one; None: the loss that the module returns, else
-    the sum of its output."""
+    """Function from the output of the module to a scalar, or its name; None: the loss that the module returns, else the
+    sum of its output."""
     autocast: str | None = None
     """Element type of automatic mixed precision, ``bf16`` or ``fp16``."""
     training: bool = True
     """False: forward only, without gradients."""
     keep_output: bool = True
-    """The loop holds the module's output until the step ends, as most training loops do."""
+    """The training loop holds the output of the module until the step ends, as most loops do."""
     nonzero_share: float | None = None
-    """Share of a mask that is taken to be true where a result's shape depends on it."""
+    """Assumed fraction of true elements of a mask on which the shape of a result depends."""
     target: str = "cpu"
-    """Whose kernels: ``cpu`` as PyTorch runs here, ``cuda`` as it would on an NVIDIA GPU."""
+    """Device type whose operators are recorded: ``cpu``, or ``cuda`` for an NVIDIA GPU."""
     fold: bool = True
-    """Record four blocks of each run of equal ones and unroll the program, where comparing two of them shows that this
-    gives the same; False records every block."""
+    """Record four blocks of each run of equal blocks and unroll the program, if a comparison of two of them shows that
+    the result is the same; False records every block."""
     alike: tuple[Run, ...] = ()
-    """Runs of this module that were folded before, for the same inputs: their blocks need not be compared again."""
+    """Runs of this module that were folded before with the same inputs, so that their blocks are not compared again."""
     name: str = ""
-    """For reports; a capture names it after the module's class where it is not given."""
+    """Name in reports; the default of a capture is the class of the module."""
 
 
 def capture(
@@ -110,16 +110,16 @@ def capture(
 ) -> Program:
     """Record one step of a module without running it: no weights, no data, no GPU.
 
-    A program that is folded was compared with the whole module in one forward pass of both, so equal blocks that do
-    different things are recorded one by one.
+    A folded program was compared with the whole module in one forward pass of both: blocks of equal structure that run
+    different operators are recorded one by one.
 
     Args:
         module: any module, or a program of ``torch.export``; its weights are not read, and it is unchanged afterwards.
         inputs: positional arguments of its forward, or keyword arguments as a mapping; only shapes and types count.
-        options: those of :class:`StepOptions`.
+        options: fields of :class:`StepOptions`.
 
     Returns:
-        The recorded program: calls, storages and how long each lives.
+        The recorded program: calls, and storages with their lifetimes.
 
     Raises:
         CaptureError: the module raises, or its control flow or shapes depend on data; the message names the line.
@@ -129,12 +129,12 @@ def capture(
 
 
 Seen = Callable[[Recorder, str, Any], None]
-"""Is told what a step reads and makes, while it is recorded: ``labels`` that its loss closes over, by name, ``output``,
-``loss``, and the module at its ``end``."""
+"""Callback during the recording of a step, called with the recorder, a word, and its object: ``labels`` in the closure
+of the loss by name, ``output``, ``loss``, or the module at the ``end``."""
 
 
 def _unseen(_recorder: Recorder, _what: str, _made: Any) -> None:
-    """Nobody asks."""
+    """Callback that does nothing."""
 
 
 def record(
@@ -145,14 +145,14 @@ def record(
     seen: Seen = _unseen,
     recorder: type[Recorder] = Recorder,
 ) -> Program:
-    """:func:`capture` with its options in one record.
+    """Record one step of a module as :func:`capture`, with the options in one object.
 
     Args:
         module: any module.
         inputs: arguments of its forward.
-        options: how the step is run.
-        seen: called with the recorder, a word, and the output, the loss or the module, where nothing is folded.
-        recorder: class of the recorder, where nothing is folded.
+        options: options of the step.
+        seen: callback, used if nothing is folded.
+        recorder: class of the recorder, used if nothing is folded.
     """
     if options.target not in TARGETS:
         raise UserError(f"target {options.target!r} is unknown", hint=f"one of {', '.join(TARGETS)}")
@@ -173,7 +173,7 @@ def record(
 
 
 def _unrolled(module: torch.nn.Module, inputs: Any, options: StepOptions, found: list[Run]) -> Program | str:
-    """Record the shortened module and unroll it; a text says why that is not the whole."""
+    """Record the shortened module and unroll it; a text is the reason why that fails."""
     if not all(any(run.is_within(one) for one in options.alike) for run in found):
         problem = repeats(module, inputs, found, name=options.name, training=options.training)
         if problem is not None:
@@ -213,7 +213,7 @@ def _recorded(
 def recorded(
     recorder: Recorder, name: str, module: torch.nn.Module, parameters: tuple[Parameter, ...], arguments: Any
 ) -> Program:
-    """What a recorder has seen of a module, as a program."""
+    """Program of the calls and storages of a recorder."""
     return Program(
         name=name, calls=tuple(recorder.calls), storages=recorder.storages(), parameters=parameters,
         modules={path: type(child).__name__ for path, child in module.named_modules()},
@@ -223,7 +223,7 @@ def recorded(
 
 
 def named(recorder: Recorder, module: Any, arguments: Any, optimizer: Any = None) -> tuple[Parameter, ...]:
-    """Tell the recorder what exists before the step."""
+    """Name the storages that exist before the step, and return the parameters."""
     found = []
     for name, weight in module.named_parameters():
         number = recorder.name(weight, "parameter", name)
@@ -263,7 +263,7 @@ def _step(recorder: Recorder, module: Any, arguments: Any, optimizer: Any, optio
         if not options.keep_output:
             del output
         with recorder.in_phase("backward"):
-            # Tensor.backward would lift the mode of CUDA's kernels off what a checkpoint runs again
+            # Tensor.backward would disable the mode of CUDA kernels for operators that a checkpoint runs again
             seed = torch.ones_like(loss, memory_format=torch.preserve_format)
             parts.engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
             del seed
@@ -296,7 +296,7 @@ def _loss(output: Any, loss: Loss | None) -> torch.Tensor:
 
 
 def _name_gradients(recorder: Recorder, module: torch.nn.Module, optimizer: Any) -> None:
-    """Name the gradients; a parameter that gets none has no optimiser states either."""
+    """Name the gradients; a parameter without a gradient has no optimiser states either."""
     for name, weight in module.named_parameters():
         if weight.grad is not None:
             recorder.name(weight.grad, "gradient", f"{name}.grad")

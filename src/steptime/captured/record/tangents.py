@@ -1,4 +1,4 @@
-"""Forward mode: a forward pass with the Jacobian-vector product that ``torch.func.jvp`` runs beside it."""
+"""Forward-mode differentiation: a forward pass with the Jacobian-vector product of ``torch.func.jvp``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from steptime.errors import FieldError, UnknownNameError, first_few
 
 _ASKED = parts.operators("is_same_size.default", "_has_same_storage_numel.default")
 _ZERO = "steptime_zero"
-"""Attribute of a tensor of zeros that has no memory."""
+"""Attribute that marks a tensor of zeros without memory."""
 
 
 class _Pushed(Recorder):  # type: ignore[no-untyped-call]
-    """Knows what PyTorch does with the zeros that stand for tangents of what does not move.
+    """Recorder that treats zero tangents as PyTorch does.
 
-    Views of them, products with them and sums with them are not computed; any other operator gets one zero, expanded
+    Views of zeros, and products and sums with them, are not computed; any other operator gets one expanded zero
     (aten/src/ATen/ZeroTensorFallback.cpp). PyTorch itself finds the shapes of such results on the meta device.
     """
 
@@ -69,7 +69,7 @@ def jvp(
     training: bool = False,
     name: str = "",
 ) -> Program:
-    """:func:`steptime.jvp`."""
+    """Implementation of :func:`steptime.jvp`."""
     plain = as_module(module)
     name = name or type(plain).__name__
     check_module(plain, name)
@@ -90,14 +90,14 @@ def jvp(
             weights = {n: one for n, one in primals.items() if not n.startswith("input.")}
             return _floats(torch.func.functional_call(plain, weights, args, words))
 
-        # Fused attention has no derivative forwards; the first product makes PyTorch compile some of its own.
+        # Fused attention has no forward derivative; the first product makes PyTorch compile some of its own functions.
         with warnings.catch_warnings(), paths.watching(), recorder, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             warnings.simplefilter("ignore", DeprecationWarning)
             kept = torch.func.jvp(outputs, (moving,), (tangents,))
         if not any(numbers.intersection(call.reads) for call in recorder.calls):
             raise FieldError("jvp", "of", f"is {of!r}, on which no output depends")
         made = recorded(recorder, f"{name} with tangents", plain, parameters, arguments)
-        del kept  # until here: the outputs live to the end
+        del kept  # the outputs have to live to the end of the recording
         return made
 
 

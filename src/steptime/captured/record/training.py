@@ -1,6 +1,6 @@
-"""Losses and optimisers: by name, or the ones of the module and its factory.
+"""Losses and optimisers, by name or from the module and its factory.
 
-A given optimiser is copied for the fake parameters; its states are there before the step is recorded.
+A given optimiser is copied for the fake parameters; its states exist before the step is recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loss = str | Callable[[Any], torch.Tensor]
 
 
 def main_output(output: Any) -> torch.Tensor:
-    """The tensor that a loss is taken of: the output, its ``logits``, or its first floating-point tensor."""
+    """Tensor that is the input of a loss: the output, its ``logits``, or its first floating-point tensor."""
     if isinstance(output, torch.Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -40,12 +40,12 @@ def _floating_point(output: Any) -> list[torch.Tensor]:
 
 
 def given_loss(output: Any) -> Any:
-    """What a module returns under the name ``loss``, or None."""
+    """The attribute or key ``loss`` of an output, or None."""
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
 def own_loss(output: Any) -> torch.Tensor:
-    """The loss a module returns itself (a scalar, ``.loss``, ``["loss"]``, last scalar), else the sum of its output."""
+    """The loss that a module returns (a scalar, ``.loss``, ``["loss"]``, last scalar), else the sum of its output."""
     if isinstance(output, torch.Tensor):
         return output if output.numel() == 1 else output.sum()
     given = given_loss(output)
@@ -101,7 +101,7 @@ OPTIMIZERS: Mapping[str, Factory] = {
     "adafactor": lambda p: torch.optim.Adafactor(p, foreach=True),
 }
 
-#: Optimisers that have a fused implementation -> it.
+#: Optimiser -> its fused implementation.
 FUSED: Mapping[str, Factory] = {
     "adamw": OPTIMIZERS["adamw-fused"], "adam": OPTIMIZERS["adam-fused"],
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
@@ -110,10 +110,10 @@ FUSED: Mapping[str, Factory] = {
 
 
 def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced) -> torch.optim.Optimizer | None:
-    """The optimiser of the fake parameters, after a step of its own that makes its states.
+    """The optimiser of the fake parameters, with its states.
 
     Raises:
-        UnknownNameError: no optimiser has that name.
+        UnknownNameError: the name is unknown.
     """
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     if given is None or given == "none" or not trained:
@@ -132,12 +132,12 @@ def optimizer_of(given: Optimizers, module: torch.nn.Module, replaced: Replaced)
 
 
 def is_ours(given: Optimizers) -> bool:
-    """Whether an optimiser is of our tables: its states follow from the weights, and it needs nothing of a user."""
+    """True if an optimiser is in a table of this module: its states follow from the weights alone."""
     return isinstance(given, str) or any(given is one for one in FUSED.values())
 
 
 class _State(NamedTuple):
-    """A state of an optimiser after a step; the numbers of its tensor where they are known, else None."""
+    """A state of an optimiser after a step; ``content`` has the numbers of its tensor if they are known."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -146,11 +146,11 @@ class _State(NamedTuple):
 
 
 _STATES: dict[tuple[Any, ...], dict[str, Any]] = {}
-"""Optimiser of our tables, default type, shape, strides and type of a weight -> its states: they follow from these."""
+"""(optimiser of a table, default type, shape, strides and type of a weight) -> states, which follow from these."""
 
 
 def _start(optimizer: torch.optim.Optimizer, own: object, replaced: Replaced) -> None:
-    """Give an optimiser its states: those that it made before where it is of our tables (``own``), else by a step."""
+    """Initialise the states of an optimiser: from an earlier step if it is in a table (``own``), else by a step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     real = torch.get_default_dtype()
     with parts.DisableTorchFunction():
@@ -191,13 +191,13 @@ def _made(state: Any, replaced: Replaced) -> Any:
 
 
 def _settings(given: torch.optim.Optimizer) -> dict[str, Any]:
-    """Those of its defaults that its constructor takes; some classes add others themselves."""
+    """Defaults of an optimiser that its constructor takes; some classes add others themselves."""
     taken = inspect.signature(type(given).__init__).parameters
     return {name: value for name, value in given.defaults.items() if name in taken}
 
 
 class ScalarsRead(parts.NotCompiled, parts.TorchDispatchMode):
-    """Values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
+    """Mode in which values that an optimiser reads from tensors (norms, step counts) are one: they change no shape."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -206,7 +206,7 @@ class ScalarsRead(parts.NotCompiled, parts.TorchDispatchMode):
 
 
 def scalar_read(func: Any, args: Any) -> Any:
-    """The value of a scalar tensor where it is known, else one."""
+    """The value of a scalar tensor; one if it is unknown."""
     try:
         return func(*args)
     except parts.DataDependentOutputException:

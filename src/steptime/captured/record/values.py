@@ -1,9 +1,9 @@
 """Schemas of ATen operators, and the contents of fake tensors that Python may read.
 
-Known contents are the ones that inputs, constants and shapes determine; others are assumed.
+Known contents follow from inputs, constants and shapes; others are assumed.
 
-Contents are kept by storage, so that views and operators in place need no care: next to the fake storage lies a real
-one, and every operator whose tensors all have contents runs on these too.
+Contents are kept by storage, so views and in-place operators need no special case: a fake storage has a real one as its
+twin, and every operator whose tensors all have contents also runs on these.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ DTYPES = {
 }  # fmt: skip
 
 TORCH_DTYPES = {name: kind for kind, name in reversed(DTYPES.items())}
-"""Our name -> PyTorch's type: of two with one name, the first."""
+"""Name of an element type -> PyTorch's type; of two types with one name, the first."""
 
 RANDOM = re.compile(r"dropout|bernoulli|rand|normal|uniform|exponential|multinomial|geometric|cauchy")
-"""Names of operators that give something else at every call."""
+"""Pattern of names of operators with random results."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """An overload: its plain name, the names of its arguments, which of them it writes, what its numbers need."""
+    """An overload: its plain name, the names of its arguments and of those that it writes, and flags."""
 
     overload: Any
     name: str
@@ -48,7 +48,7 @@ class Signature:
     written: tuple[str, ...]
     random: bool
     query: bool
-    """Asks for a layout or a type, or marks a profile: no call of the model."""
+    """It queries a layout or a type, or marks a profile, and is no call of the model."""
     empty: bool
     of_shape: bool
     overwrites: bool
@@ -61,13 +61,13 @@ class Signature:
 
 
 _SIGNATURES: dict[int, Signature] = {}
-"""Identity of an overload -> its signature, which keeps it: PyTorch hashes an overload in Python, which is slow."""
+"""Identity of an overload -> its signature, which keeps it alive; hashing an overload is slow Python code."""
 
 
 def signature(overload: Any) -> Signature:
     """Signature of an overload, read once.
 
-    The name has no namespace unless that is another than ``aten``, and no trailing underscore.
+    The name has no namespace ``aten`` and no trailing underscore.
     """
     found = _SIGNATURES.get(id(overload))
     if found is None:
@@ -95,10 +95,10 @@ def _read(overload: Any) -> Signature:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Our name of an element type.
+    """Name of an element type.
 
     Raises:
-        UserError: the type has none (quantised and packed types).
+        UserError: the type has no name (quantised and packed types).
     """
     if dtype not in DTYPES:
         raise UserError(f"tensors of {dtype} cannot be captured", hint="use a plain floating-point or integer type")
@@ -112,7 +112,7 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def attribute(given: Any) -> Attribute:
-    """A scalar argument as an attribute; what has no plain form becomes its text."""
+    """A scalar argument as an attribute; objects without a plain form become text."""
     if given is None or isinstance(given, (bool, int, float, str)):
         return given
     if isinstance(given, torch.dtype):
@@ -123,30 +123,30 @@ def attribute(given: Any) -> Attribute:
 
 
 LARGEST = 2**22
-"""Elements up to which integers and truth values are computed."""
+"""Largest number of elements of integer and boolean tensors whose contents are computed."""
 LARGEST_FLOAT = 2**20
-"""Elements up to which floating-point numbers are computed: masks that are added to scores."""
+"""Largest number of elements of floating-point tensors whose contents are computed: masks that are added to scores."""
 LARGEST_ZEROS = 2**12
-"""Floating-point elements up to which fills in the shape of another tensor are computed: optimisers make many."""
+"""Largest number of elements of floating-point fills in the shape of another tensor, of which optimisers make many."""
 
 FINITE = "no number is infinite or undefined"
 DRAWN = "a random number is 0.5"
 ONES = "integer inputs without values are ones"
 
 DEVICE = torch.ops.prim.device.default
-"""Asks a fake tensor for its device, as PyTorch does many times for each operator."""
+"""Operator that queries the device of a fake tensor, which PyTorch does many times for each operator."""
 _OF_SHAPE = frozenset(parts.operators(
     "zeros_like.default", "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default",
     "new_full.default",
 ))  # fmt: skip
-"""Operators whose result depends on the shape of their tensor alone."""
+"""Operators whose result depends only on the shape of their tensor."""
 _DRAWN = frozenset(parts.operators("rand.default", "rand_like.default", "uniform.default", "uniform_.default"))
 _EMPTY = frozenset(parts.operators("empty.memory_format", "empty_strided.default"))
 _OVERWRITE = frozenset(parts.operators("fill_.Scalar", "fill_.Tensor", "zero_.default", "copy_.default"))
 _ARE_EQUAL, _DIFFER = parts.operators("eq.Tensor", "eq.Scalar"), parts.operators("ne.Tensor", "ne.Scalar")
 _UNDEFINED = parts.operators("isnan.default", "isinf.default")
 _ASSUMED = frozenset({*_ARE_EQUAL, *_DIFFER, *_UNDEFINED, *_DRAWN})
-"""Operators whose result is assumed where their tensors are not known."""
+"""Operators whose result is assumed if the contents of their tensors are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,9 @@ class Content:
 
     storage: torch.UntypedStorage
     assumed: frozenset[str] = frozenset()
-    """What they rest on besides inputs and constants."""
+    """Assumptions on which the numbers rest."""
     uniform: bool = False
-    """One number stands for all."""
+    """All elements are one number."""
 
 
 class Values:
@@ -166,14 +166,14 @@ class Values:
     def __init__(self) -> None:
         self._known: dict[int, Content] = {}
         self.assumed: dict[str, None] = {}
-        """What was taken as true because Python read it, with the line that did, in order."""
+        """Assumptions, each with the line of Python that read the value, in order."""
         self.where = ""
-        """The node of a file that is read now, where it is not the code of a user that runs."""
+        """The node of a model file that is being read; empty if user code runs."""
 
     # -- contents -----------------------------------------------------------------------------------------------------
 
     def put(self, fake: torch.Tensor, real: torch.Tensor, assumed: frozenset[str] = frozenset()) -> None:
-        """Say what a new fake tensor holds; of what is too large nothing is kept."""
+        """Set the contents of a new fake tensor; too large ones are not kept."""
         if not _fits(fake) or fake.storage_offset() or real.dtype != fake.dtype or real.shape != fake.shape:
             return
         with parts.without_modes():
@@ -181,7 +181,7 @@ class Values:
             self._keep(fake, Content(held.copy_(real.detach()).untyped_storage(), assumed))
 
     def put_all(self, fake: torch.Tensor, number: float, assumed: frozenset[str]) -> None:
-        """Say that all elements of a new fake tensor are one number."""
+        """Set all elements of a new fake tensor to one number."""
         with parts.without_modes():
             one = torch.tensor([number], dtype=fake.dtype)
         self._keep(fake, Content(one.untyped_storage(), assumed, uniform=True))
@@ -196,7 +196,7 @@ class Values:
         return self._known.get(id(tensor.untyped_storage())) if isinstance(tensor, parts.FakeTensor) else None
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A real tensor with the same numbers, or None where they are not known."""
+        """A real tensor with the same numbers; None if they are unknown."""
         if not isinstance(tensor, parts.FakeTensor):
             return tensor.detach() if _is_plain(tensor) else None
         content = self._content(tensor)
@@ -208,19 +208,19 @@ class Values:
         return held.set_(content.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def read(self, tensors: Any) -> None:
-        """Note what the numbers of tensors rest on, since Python reads them now."""
+        """Note the assumptions on which the numbers of tensors rest, since Python reads them now."""
         found = {what for tensor in tensors_in(tensors) if (known := self._content(tensor)) for what in known.assumed}
         for what in sorted(found):
             self.take(what)
 
     def take(self, what: str) -> None:
-        """Note what is taken as true, for the line of the user's code that runs now."""
+        """Note an assumption, with the current line of the user's code."""
         self.assumed[f"{what} ({self.where or _reader()})"] = None
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
     def are_known(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> bool:
-        """Whether the numbers of all tensors of a call are known that its result depends on."""
+        """True if all numbers on which the result of a call depends are known."""
         known = signature(func)
         if known.empty or known.of_shape:
             return known.of_shape
@@ -228,7 +228,7 @@ class Values:
         return unknown is None or (known.overwrites and self._is_overwritten(unknown, args))
 
     def arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of a call with real tensors; zeros where numbers are not known."""
+        """Arguments of a call with real tensors; unknown numbers are zeros."""
 
         def real(tensor: torch.Tensor) -> torch.Tensor:
             found = self.of(tensor)
@@ -239,7 +239,7 @@ class Values:
         return out
 
     def _is_overwritten(self, tensor: torch.Tensor, args: Any) -> bool:
-        """Whether a call writes all of a tensor of unknown content with what is known; it gets a content then."""
+        """True if a call overwrites a whole tensor of unknown content with known numbers; it then gets a content."""
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         if tensor is not args[0] or not whole or any(map(self._is_unknown, tensors_in(args[1:]))):
             return False
@@ -257,7 +257,7 @@ class Values:
     def follow(
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], output: Any, *, known: bool
     ) -> None:
-        """Run a call on the real tensors too, once the fake ones went through it; ``known``: where it can be."""
+        """Update contents after a call on fake tensors; if they are ``known``, by the call on real tensors."""
         one = signature(func)
         written = tensors_in(one.writes(args, kwargs)) if one.written else []
         if not known and not one.assumed:
@@ -291,7 +291,7 @@ class Values:
         with parts.without_modes(), torch.no_grad():
             try:
                 results = tensors_in(func(*real[0], **real[1]))
-            except Exception:  # It would fail in a real run too, where only weights are wrong: leave it to what reads.
+            except Exception:  # It would also fail in a real run; only a read of the result raises here.
                 return self._forget(written)
             for tensor in written:
                 content = self._content(tensor)
@@ -303,7 +303,7 @@ class Values:
         return None
 
     def _spread(self, func: Any, fresh: list[torch.Tensor], args: Any, kwargs: Any) -> None:
-        """A map of tensors that are one number each, too large to be computed."""
+        """Update contents after a map of tensors that are one number each, too large to be computed."""
         real = self.arguments(args, kwargs)
         tensors = tensors_in(real)
         if not all(tensor.numel() == 1 or not any(tensor.stride()) for tensor in tensors):
@@ -348,13 +348,13 @@ def _collect(given: Iterable[Any], out: list[torch.Tensor]) -> None:
 
 
 def _fresh(tensors: list[torch.Tensor], output: Any) -> list[torch.Tensor]:
-    """Results in other storages than those of the arguments."""
+    """Results that share no storage with the arguments."""
     given = {id(tensor.untyped_storage()) for tensor in tensors}
     return [tensor for tensor in tensors_in(output) if id(tensor.untyped_storage()) not in given]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is a real tensor of the CPU."""
+    """True for a real CPU tensor."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
 
 
@@ -367,7 +367,7 @@ def _is_infinite(given: Any) -> bool:
 
 
 def _reader() -> str:
-    """The line of the user's code that runs now, as ``file:line``."""
+    """The current line of the user's code, as ``file:line``."""
     frame = sys._getframe()
     while frame is not None:
         if is_of_user(frame.f_code.co_filename):

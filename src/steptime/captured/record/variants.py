@@ -1,4 +1,4 @@
-"""The same module trained another way: checkpoints around its blocks, narrow saved activations, another batch."""
+"""Variants of the training of a module: checkpoints around blocks, saved activations in 8 bits, adapters, batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steptime.model.captured import TARGET
 
 LEAST_BLOCKS: Final = 2
 GROUP: Final = 256
-"""Elements of a saved activation that share a scale."""
+"""Number of elements of a saved activation with one scale."""
 _PRODUCTS: Final = of_family("product", "convolution", "attention")
 
 
@@ -51,15 +51,15 @@ def arranged(
     """Run blocks under the checkpoints of a tree.
 
     A checkpoint over several blocks runs all of them when the first is called, with its arguments; the others then
-    hand on what they get. So these blocks must follow each other, and take the same further arguments. A cache of keys
-    and values that the module's configuration asks for is switched off meanwhile.
+    return their input. So these blocks must follow each other, and take the same further arguments. A cache of keys
+    and values that the configuration of the module requests is disabled meanwhile.
 
     Args:
-        module: has the blocks.
-        paths: of the blocks, in order.
-        tree: which of them run again.
-        saves: what a block saves.
-        chained: nothing runs between blocks: of those in one checkpoint, a few may be recorded for all.
+        module: module with the blocks.
+        paths: paths of the blocks, in order.
+        tree: tree of checkpoints.
+        saves: tensors that a block saves.
+        chained: nothing runs between blocks, so a few blocks of one checkpoint may be recorded for all.
     """
     blocks = [module.get_submodule(path) for path in paths]
     runs = [block.forward for block in blocks]
@@ -87,16 +87,16 @@ def arranged(
 
 
 def caching(module: torch.nn.Module) -> list[Any]:
-    """Configurations of its modules that ask for a cache of keys and values."""
+    """Configurations of submodules that request a cache of keys and values."""
     configs = {id(held): held for child in module.modules() if (held := getattr(child, "config", None)) is not None}
     return [config for config in configs.values() if getattr(config, "use_cache", None) is True]
 
 
 @contextmanager
 def _without_cache(module: torch.nn.Module) -> Iterator[None]:
-    """`config.use_cache` of the modules is False: a block that runs again would add to the cache again.
+    """Set `config.use_cache` of the modules to False, since a block that runs again would append to the cache twice.
 
-    Hugging Face transformers do so themselves when they checkpoint.
+    Hugging Face transformers do the same with checkpoints.
     """
     asking = caching(module)
     try:
@@ -109,18 +109,18 @@ def _without_cache(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _set(block: torch.nn.Module, forward: Callable[..., Any], mark: tuple[Any, ...]) -> None:
-    """Replace the forward of a block; the mark tells blocks apart that are equal but run differently."""
+    """Replace the forward of a block; the mark distinguishes equal blocks that run differently."""
     block.__dict__["forward"] = forward
     block.__dict__["steptime_checkpoint"] = mark
 
 
 def _shape(item: int | Checkpoint, first: int) -> Any:
-    """An item by the distance of its blocks from the first."""
+    """An item with block numbers relative to the first."""
     return [_shape(one, first) for one in item.items] if isinstance(item, Checkpoint) else item - first
 
 
 class _Handed:
-    """The forward of a block that runs in the call of the first block of its checkpoint; after that it hands on."""
+    """Forward of a block that runs inside the call of the first block of its checkpoint, and then returns its input."""
 
     def __init__(self, block: torch.nn.Module, run: Callable[..., Any]) -> None:
         self._block, self._run, self._within = block, run, False
@@ -129,9 +129,9 @@ class _Handed:
         return self._run(first, *args, **kwargs) if self._within else first
 
     def within(self, first: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run it as a call of the block, so that its path is known; hooks of the user's run when it hands on.
+        """Run the block by a call, so that its path is known; hooks of the user run when it returns its input.
 
-        A block that was left out, so that fewer of its like are recorded, hands on here too.
+        A block that folding has left out returns its input here too.
         """
         if LEFT_OUT in vars(self._block):
             return first
@@ -145,7 +145,7 @@ class _Handed:
 
 
 def _innermost(item: int | Checkpoint, begins: int = 0) -> Iterator[tuple[int, int]]:
-    """Blocks of an item, each with the first block of the innermost checkpoint that it stands in."""
+    """Blocks of an item, each with the first block of its innermost checkpoint."""
     if isinstance(item, int):
         yield item, begins
     else:
@@ -168,7 +168,7 @@ def _run(item: int | Checkpoint, runs: Mapping[int, Callable[..., Any]], saves: 
 
 
 def _in_order(runs: Sequence[Callable[..., Any]], first: Any, *args: Any, **kwargs: Any) -> Any:
-    """Blocks one after the other; of a tuple the first member goes on."""
+    """Run blocks one after the other; the first member of a tuple is the next input."""
     output = runs[0](first, *args, **kwargs)
     for run in runs[1:]:
         output = run(output[0] if isinstance(output, tuple) else output, *args, **kwargs)
@@ -189,7 +189,7 @@ def _narrow(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _packed(tensor: torch.Tensor) -> Any:
-    """An activation as whole numbers of 8 bits with one scale per group; anything else as it is."""
+    """An activation as 8-bit integers with one scale per group; other tensors unchanged."""
     if not tensor.is_floating_point() or tensor.numel() % GROUP or tensor.numel() < 64 * GROUP or _is_weight(tensor):
         return tensor
     rows = tensor.detach().reshape(-1, GROUP)
@@ -206,7 +206,7 @@ def _unpacked(held: Any) -> torch.Tensor:
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter, a look at one, or a copy of one in another type."""
+    """True for a parameter, a view of one, or a copy of one in another type."""
     if isinstance(tensor, torch.nn.Parameter) or isinstance(parts.base_of(tensor), torch.nn.Parameter):
         return True
     node: Any = tensor.grad_fn
@@ -253,7 +253,7 @@ def _adapted(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def resized(inputs: Any, batch: int, given: int | None) -> Any:
-    """Inputs whose leading dim is the batch, with another batch; the rest is as it was."""
+    """Inputs with another batch where the leading dim is the batch; others are unchanged."""
     if given is None or given == batch:
         return inputs
 
@@ -288,15 +288,15 @@ def batch_parameter(text: str) -> inspect.Parameter | None:
 
 
 def leading_batch(text: str, module: torch.nn.Module, inputs: Any) -> int:
-    """The leading dim of the inputs, where nothing speaks against its being the batch.
+    """Leading dim of the inputs, checked to be the batch.
 
     Args:
-        text: what made the module, for messages.
-        module: no part of it may say that its batch is elsewhere (``batch_first=False``).
-        inputs: their leading dims must be the same, or 1.
+        text: the factory of the module, for messages.
+        module: no submodule may have its batch elsewhere (``batch_first=False``).
+        inputs: their leading dims must be equal, or 1.
 
     Raises:
-        UserError: no input has a dim, there is no sample in them, or the batch may be elsewhere.
+        UserError: no input has a dim, the inputs hold no sample, or the batch may be another dim.
     """
     tensors = [t for t in parts.pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
     sizes = {int(tensor.shape[0]) for tensor in tensors}
@@ -321,9 +321,9 @@ TAKE_BATCH: Final = "let the factory take `batch`, and make its inputs for it"
 
 
 def family_of(optimizer: str) -> str:
-    """The optimiser without its implementation.
+    """Name of an optimiser without its implementation.
 
-    >>> family_of("adamw-loop"), family_of("sgd-momentum"), family_of("adam-fused")
+    > family_of("adamw-loop"), family_of("sgd-momentum"), family_of("adam-fused")
     ('adamw', 'sgd-momentum', 'adam')
     """
     return optimizer.removesuffix("-loop").removesuffix("-fused")

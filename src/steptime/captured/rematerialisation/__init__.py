@@ -1,1 +1,1 @@
-"""Which activations to keep, to compute again, or to move to the host: solvers on chains and small graphs."""
+"""Solvers that choose which activations to keep, recompute, or move to the host."""

@@ -1,8 +1,8 @@
-r"""A chain of segments, schedules of its forward and backward pass, and what they cost in bytes and seconds.
+r"""A chain of segments, and schedules of its forward and backward pass with their cost in bytes and seconds.
 
 Segment $i$ of $N$ reads the boundary activation $a_i$ and makes $a_{i+1}$; its backward reads the gradient
 $\delta_{i+1}$ and makes $\delta_i$. A segment that runs *without saving* leaves only $a_{i+1}$; one that runs
-*saving* also leaves $s_i$, what its backward reads besides its input. Five actions move the state:
+*saving* also leaves $s_i$, the tensors that its backward reads in addition to its input. Five actions move the state:
 
 ======== ==================== ===================================== ===================================================
 name     needs                bytes at its peak, beyond what lives  leaves
@@ -20,7 +20,7 @@ saving, of a saving forward and of the backward. Six rules complete the table:
 
 * The input $a_0$ belongs to the caller: it counts at all times and is never released.
 * $\delta_N$ exists from the first backward on, not before.
-* Saved activations hold the input that they were made from: $a_i$ stays as long as $s_i$.
+* Saved activations hold the input that they were computed from: $a_i$ stays as long as $s_i$.
 * Where ``output_in_backward`` of segment $i$ is set (its backward reads its output, as that of ReLU or softmax),
   $a_{i+1}$ stays as long as $s_i$; else it is released before the backward of segment $i$ begins, if it still lives.
 * The output of a segment that runs again is a new tensor; a copy that lived is released after the run.
@@ -55,12 +55,12 @@ class Segment:
     """
 
     forward_s: float
-    """Time of one forward run; saving or not takes the same time."""
+    """Time of one forward run, the same with and without saving."""
     backward_s: float
     input_bytes: float
     """Bytes of the boundary activation that it reads, $x_i$."""
     saved_bytes: float
-    """Bytes that its backward reads besides its input, and besides its output, $s_i$."""
+    """Bytes that its backward reads other than its input and output, $s_i$."""
     gradient_bytes: float = 0.0
     """Bytes of the gradient of its input, $d_i$; 0 for a first segment whose input needs none."""
     forward_transient_bytes: float = 0.0
@@ -70,7 +70,7 @@ class Segment:
     backward_transient_bytes: float = 0.0
     """Bytes at the peak of the backward, beyond what it reads and the gradient that it makes, $b_i$."""
     output_in_backward: bool = False
-    """Whether its backward reads its output."""
+    """True if its backward reads its output."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -80,7 +80,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Segments in forward order, and the sizes at the end of the last.
+    """Segments in forward order, and the sizes of the last output and its gradient.
 
     Raises :class:`~steptime.errors.FieldError` where there is no segment, or a size is negative or not finite.
 
@@ -126,13 +126,17 @@ class Columns:
     """The numbers of a chain of N segments as arrays, in the symbols of this module."""
 
     x: Array
-    """$x_0 ... x_N$; below $d_0 ... d_N$."""
+    """Boundary activations, $x_0 ... x_N$."""
     d: Array
+    """Gradients of the boundaries, $d_0 ... d_N$."""
     saved: Array
-    """$s_i$; below $f_i$, $g_i$, $b_i$."""
+    """Saved activations, $s_i$."""
     forward: Array
+    """Transient of a forward without saving, $f_i$."""
     saving: Array
+    """Transient of a saving forward, $g_i$."""
     backward: Array
+    """Transient of the backward, $b_i$."""
     pins: Array
     """1 where the backward reads the output."""
     forward_s: Array
@@ -140,7 +144,7 @@ class Columns:
 
     @property
     def backward_peak(self) -> Array:
-        r"""Peak of the backward beyond its input: $s_i + d_{i+1} + d_i + b_i$, and $x_{i+1}$ where it reads that."""
+        r"""Peak of the backward beyond its input: $s_i + d_{i+1} + d_i + b_i$, plus $x_{i+1}$ where it is read."""
         peak: Array = self.saved + self.d[1:] + self.d[:-1] + self.backward + self.pins * self.x[1:]
         return peak
 
@@ -160,14 +164,14 @@ def columns_of(chain: Chain) -> Columns:
 
 
 class Kind(StrEnum):
-    """The five actions; the value is the name that a schedule is printed with."""
+    """The five actions; the value is the name in a printed schedule."""
 
     FORWARD = "Fn"
     """Forward; nothing is saved and the input is released."""
     CHECKPOINT = "Fck"
-    """Forward; nothing is saved but the input."""
+    """Forward; only the input is saved."""
     SAVE = "Fall"
-    """Forward; all that the backward needs is saved."""
+    """Forward; everything that the backward needs is saved."""
     BACKWARD = "B"
     DISCARD = "D"
     """The boundary activation before the segment is released."""
@@ -196,7 +200,7 @@ def described(schedule: Iterable[Action]) -> str:
 
 
 def dropped(segments: Sequence[int]) -> Schedule:
-    """Forward runs of neighbouring segments that keep the input of the first alone, to run again before their backward.
+    """Forward runs of neighbouring segments that keep only the input of the first, to run again before their backward.
 
     >>> described(dropped((2, 3)))
     'Fck2 Fn3'
@@ -211,7 +215,7 @@ def keep_all(count: int) -> Schedule:
 
 
 def check_number(where: str, field: str, value: object, *, positive: bool = False) -> None:
-    """Refuse what is no finite number of at least 0, or above 0 if ``positive``."""
+    """Raise ``FieldError`` unless a value is a finite number of at least 0, or above 0 if ``positive``."""
     number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
         allowed = "a finite number above 0" if positive else "a finite number of at least 0"
@@ -219,7 +223,7 @@ def check_number(where: str, field: str, value: object, *, positive: bool = Fals
 
 
 def check_limit(limit_bytes: float) -> None:
-    """Refuse a limit that is negative or no number; infinity is allowed."""
+    """Raise ``FieldError`` if a limit is negative or not a number; infinity is allowed."""
     if limit_bytes != math.inf:
         check_number("limit", "limit_bytes", limit_bytes)
 
@@ -236,7 +240,7 @@ def common_divisor(sizes: Sequence[float]) -> float:
 
 
 class ScheduleError(UserError):
-    """A schedule that reads what is not there, or that does not end with the gradient of the first input."""
+    """A schedule reads a tensor that is not in memory, or does not end with the gradient of the first input."""
 
     def __init__(self, position: int, action: Action | None, problem: str) -> None:
         self.position = position
@@ -246,7 +250,7 @@ class ScheduleError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a schedule costs."""
+    """Cost of a schedule."""
 
     peak_bytes: float
     """Largest number of bytes that live at once, the chain's input included."""
@@ -309,7 +313,7 @@ class _Machine:
             self._forward(position, action)
 
     def _pinned(self, i: int) -> bool:
-        """Whether the caller, or the saved state of the segment after or before, holds the activation."""
+        """True if the caller, or the saved state of the next or previous segment, holds the activation."""
         return i == 0 or (i < self.count and self.saved[i]) or (self.pins[i] and self.saved[i - 1])
 
     def _release(self, i: int) -> None:
@@ -374,7 +378,7 @@ class _Machine:
 
 
 class Costed(Protocol):
-    """Anything with bytes and seconds."""
+    """An object with a peak in bytes and a time in seconds."""
 
     @property
     def peak_bytes(self) -> float: ...  # noqa: D102
@@ -387,7 +391,7 @@ Cost = TypeVar("Cost", bound=Costed)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """Something that was simulated."""
+    """A result with a simulation."""
 
     run: Simulation
 
@@ -404,27 +408,27 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution(Ran):
-    """A schedule and what it costs."""
+    """A schedule with its cost."""
 
     schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasible:
-    """Nothing fits."""
+    """No schedule fits in the limit."""
 
     limit_bytes: float
     least_bytes: float
-    """The smallest limit that would do."""
+    """The smallest feasible limit."""
 
 
 def solution(chain: Chain, schedule: Schedule) -> Solution:
-    """A schedule with its costs."""
+    """Simulate a schedule."""
     return Solution(schedule=schedule, run=simulate(chain, schedule))
 
 
 def pareto(found: Iterable[Cost]) -> tuple[Cost, ...]:
-    """Those that no other beats in both memory and time, least memory first."""
+    """Results that no other beats in both memory and time, least memory first."""
     out: list[Cost] = []
     for one in sorted(found, key=lambda one: (one.peak_bytes, one.time_s)):
         if not out or one.time_s < out[-1].time_s * (1 - 1e-12):

@@ -55,12 +55,12 @@ DOUBLE_UP_TO = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the recursion reads of a chain of N segments, in bytes or in slots."""
+    """Sizes of a chain of N segments for the recursion, in bytes or in slots."""
 
     x: Array
     """Boundary before each segment."""
     held: Array
-    """What a saving run leaves: saved activations and output."""
+    """Memory that a saving run leaves: saved activations and output."""
     after: Array
     """Gradient that lives after each segment while it runs again; 0 after the last."""
     first: Array
@@ -90,12 +90,12 @@ def sizes_of(chain: Chain) -> Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """For each range of segments s ... t, at [s, t], what any solution needs; infinite where s > t."""
+    """Memory that solutions of each range of segments s ... t need, at [s, t]; infinite where s > t."""
 
     least: Array
     """Least memory of a memory-persistent schedule."""
     keep_all: Array
-    """Memory that keeping everything needs."""
+    """Memory of keeping everything."""
     cut: Array
     """Boundary at which the schedule of least memory cuts the range; 0 where segment s saves."""
     own: Array
@@ -156,7 +156,7 @@ def walk(count: int, slots: float, choose: Callable[[int, int, float], tuple[int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What the recursion reads of the times."""
+    """Times of a chain for the recursion, in seconds."""
 
     saved_s: Array
     """Forward and backward of each segment."""
@@ -221,7 +221,7 @@ def filled(chain: Chain, unit_bytes: float, slots: int) -> Costs:
 
 
 def _fill_row(costs: Costs, s: int, t: int, low: Array, end: int, scratch: Array) -> None:
-    """C(s, t, m) for the m where something fits but not everything."""
+    """Fill C(s, t, m) for every m in which some schedule fits but keeping everything does not."""
     begin, depth, j = int(low[s, t]), t - s, slice(s + 1, t + 1)
     sizes, bounds = costs.sizes, costs.bounds
     options = scratch[: depth + 1, begin:end]
@@ -241,14 +241,14 @@ def _fill_row(costs: Costs, s: int, t: int, low: Array, end: int, scratch: Array
     options.min(axis=0, out=costs.left[s, t, begin:end])
 
 
-#: Slots of a table beyond its limit, as a factor; see above.
+#: Factor by which the slots of a table exceed its limit, since rounding wastes memory.
 HEADROOM = 1.25
 SLOTS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One filled table: every limit up to ``reach_bytes``."""
+    """A filled table that serves every limit up to ``reach_bytes``."""
 
     chain: Chain
     costs: Costs
@@ -256,15 +256,15 @@ class Table:
     reach_bytes: float
     """Largest limit that the table was made for."""
     ends: tuple[Solution, Solution]
-    """Least memory, found in bytes; and keeping everything."""
+    """Schedule of least memory, found in bytes, and the one that keeps everything."""
     exact: bool
-    """Whether every size is a whole number of slots, so that nothing was rounded."""
+    """True if every size is a whole number of slots, so that nothing was rounded."""
     _weighed: dict[int, Solution] = field(default_factory=dict, repr=False, compare=False)
 
     def best(self, limit_bytes: float) -> Solution | Infeasible:
         """The fastest schedule within a limit; above ``reach_bytes``, the fastest that the table knows.
 
-        Raises :class:`~steptime.errors.FieldError` where the limit is negative or no number.
+        Raises :class:`~steptime.errors.FieldError` where the limit is negative or not a number.
         """
         check_limit(limit_bytes)
         least, everything = self.ends
@@ -280,7 +280,7 @@ class Table:
         return pareto((*self.ends, *self._fastest_first()))
 
     def _fastest_first(self) -> Iterable[Solution]:
-        """The schedules of all entries, from the most slots to the least; none twice."""
+        """Distinct schedules of all entries, from most to fewest slots."""
         whole = self.costs.left[0, -1]
         for slots in range(self.costs.slots, -1, -1):
             if not math.isfinite(whole[slots]):
@@ -294,7 +294,7 @@ class Table:
 def fill(chain: Chain, *, limit_bytes: float = math.inf, slots: int = SLOTS) -> Table:
     """Fill one table that serves every limit up to ``limit_bytes``, or all limits.
 
-    Raises :class:`~steptime.errors.FieldError` where the limit is negative or no number, or ``slots`` below 10.
+    Raises :class:`~steptime.errors.FieldError` where the limit is negative or not a number, or ``slots`` below 10.
     """
     check_limit(limit_bytes)
     if isinstance(slots, bool) or not isinstance(slots, int) or slots < 10:
@@ -311,16 +311,16 @@ def fill(chain: Chain, *, limit_bytes: float = math.inf, slots: int = SLOTS) -> 
 
 
 def _ends(chain: Chain) -> tuple[Solution, Solution]:
-    """Least memory, and keeping everything."""
+    """Schedule of least memory, and the one that keeps everything."""
     cut = bounds_of(sizes_of(chain)).cut
     least = walk(len(chain), 0.0, lambda s, t, _: (int(cut[s, t]), 0.0, 0.0))
     return solution(chain, least), solution(chain, keep_all(len(chain)))
 
 
 def solve(chain: Chain, limit_bytes: float, *, slots: int = SLOTS) -> Solution | Infeasible:
-    """The fastest schedule within a limit; if none fits, the least memory that would do.
+    """The fastest schedule within a limit; if none fits, the smallest feasible limit.
 
-    Raises :class:`~steptime.errors.FieldError` where the limit is negative or no number, or ``slots`` below 10.
+    Raises :class:`~steptime.errors.FieldError` where the limit is negative or not a number, or ``slots`` below 10.
 
     Two equal segments that save 3 units and read 1 need 2 (3 + 1) = 8 to keep all; with 7 the first runs twice:
 
@@ -340,8 +340,8 @@ def solve(chain: Chain, limit_bytes: float, *, slots: int = SLOTS) -> Solution |
 def front(chain: Chain, *, slots: int = SLOTS, tables: int = 1) -> tuple[Solution, ...]:
     """The front of memory and time, least memory first.
 
-    One table reaches from 0 to what keeping everything needs, so a slot is coarse at the least memory; each further
-    table covers the lowest quarter of the one before it.
+    One table reaches from 0 to the memory of keeping everything, so its slots are coarse at the least memory; each
+    further table covers the lowest quarter of the previous one.
     """
     table = fill(chain, slots=slots)
     found = [*table.front()]

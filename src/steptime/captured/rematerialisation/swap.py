@@ -1,6 +1,6 @@
-"""Which activations to move to the host, to compute again, or to keep, so that a step fits and waits least.
+"""Choice of activations to move to the host, to recompute, or to keep, so that a step fits and waits least.
 
-Each segment has a place for what its backward reads, its input $x_i$ and its saved activations $s_i$:
+Each segment has a place for the tensors that its backward reads, its input $x_i$ and its saved activations $s_i$:
 
 =================== ================================== ================= ================= =========================
 place               stays on the device                goes to the host  runs again        bytes less than ``keep``
@@ -41,7 +41,7 @@ from steptime.num import Array
 
 
 class Place(StrEnum):
-    """Where a segment's activations are between its forward and its backward."""
+    """Place of a segment's activations between its forward and its backward."""
 
     KEEP = "keep"
     RECOMPUTE = "recompute"
@@ -55,7 +55,7 @@ AGAIN = (Place.RECOMPUTE, Place.SWAP_INPUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLink:
-    """Bytes per second between device and host, each way at once.
+    """Link between device and host in bytes per second; both directions run at the same time.
 
     Raises :class:`~steptime.errors.FieldError` where a rate is not above 0.
     """
@@ -70,27 +70,27 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swapped:
-    """What one place per segment costs."""
+    """Cost of one place per segment."""
 
     places: tuple[Place, ...]
     fits: bool
-    """Whether every peak fits in the limit; times and peak mean nothing where it does not: the run ends there."""
+    """True if every peak fits in the limit; otherwise the run ends early, and times and peak mean nothing."""
     time_s: float
     stall_s: float
     """Time that compute waits for transfers or for memory: the exposed part of the transfers."""
     recomputed_s: float
     moved_bytes: float
-    """Bytes that go out, and come back."""
+    """Bytes that are moved out, and back in."""
     peak_bytes: float
-    """Largest number of bytes at a start of a forward or backward, those on their way back counted in full."""
+    """Largest number of bytes at the start of a forward or backward; incoming transfers count in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainArrays:
-    """What the timeline reads of a chain: per segment, at [again] where it depends on whether it runs again."""
+    """Numbers of a chain for the timeline, per segment; a pair is indexed by 1 if the segment runs again, else 0."""
 
     x: Array
-    """Input, 0 for the first: what can leave the device."""
+    """Bytes of the input that can leave the device; 0 for the first segment."""
     saved: Array
     forward_s: Array
     backward_s: Array
@@ -136,7 +136,7 @@ def timeline(work: ChainArrays, places: Sequence[Place], link: HostLink, limit_b
 
 
 class _Run:
-    """The clock, the two links, and the bytes of segments that are on the device and will leave or have come back."""
+    """The clock, the two links, and the bytes of segments on the device that will leave or have come back."""
 
     def __init__(self, leaves: list[float], link: HostLink, limit_bytes: float) -> None:
         self.leaves, self.link, self.limit = leaves, link, limit_bytes * (1 + 1e-12)
@@ -187,7 +187,7 @@ class _Run:
                 in_free = max(in_free, self.out_end[i], opened[ahead[i]]) + self.leaves[i] / self.link.in_Bps
                 fetched += self.leaves[i]
                 self.leaving.remove(i)
-                self.out_end[i] = in_free  # from here on: when it is back
+                self.out_end[i] = in_free  # from here on, the end of its transfer in
             if self.leaves[j]:
                 back = self.out_end[j]
                 fetched -= self.leaves[j]
@@ -198,7 +198,7 @@ class _Run:
             self.now += times[j]
 
     def _first_backward(self, peaks: list[float]) -> list[int]:
-        """Of each segment that left, the earliest backward from which on it may be on its way back."""
+        """Earliest backward at which the transfer in of each moved segment may start."""
         sums = np.concatenate([[0.0], np.cumsum(self.leaves)]).tolist()
         full = [peak + total for peak, total in zip(peaks, sums, strict=False)]
         ahead = list(range(len(peaks)))
@@ -208,37 +208,37 @@ class _Run:
         return ahead
 
 
-#: Segments up to which :func:`try_all` weighs every choice.
+#: Most segments for which :func:`try_all` weighs every choice.
 MOST_TO_TRY = 10
 #: Counts of each place that the first pass of :func:`choose_places` weighs; longer chains are sampled.
 GRID = 32
-#: Divisions from which :func:`choose_places` improves.
+#: Number of divisions that :func:`choose_places` improves.
 STARTS = 4
-#: Segments up to which it weighs every choice.
+#: Most segments for which :func:`choose_places` weighs every choice.
 ALWAYS_TRIED = 6
 PLACES = (Place.KEEP, Place.RECOMPUTE, Place.SWAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapSolution:
-    """The places that were chosen, what they cost, and a bound that no choice beats."""
+    """The chosen places, their cost, and a lower bound on the time of any choice."""
 
     best: Swapped
     bound_s: float
 
     @property
     def gap(self) -> float:
-        """Fraction of the time by which a better choice could be faster at most."""
+        """Largest fraction of the time by which a better choice could be faster."""
         return 1 - self.bound_s / self.best.time_s if self.best.time_s else 0.0
 
 
 def weigh_places(chain: Chain, places: Sequence[Place], link: HostLink, limit_bytes: float = math.inf) -> Swapped:
-    """Costs of one place per segment.
+    """Cost of one place per segment.
 
-    Raises :class:`~steptime.errors.FieldError` where there is not one place per segment, or the limit is no number.
+    Raises :class:`~steptime.errors.FieldError` where there is not one place per segment, or the limit is not a number.
 
     Three segments of 1 s forward and 2 s backward; the first saves 40 bytes, which take 2 s out and 4 s back. Both
-    ways hide behind the two other segments:
+    transfers overlap with the two other segments:
 
     >>> from steptime.captured.rematerialisation.chain import Segment
     >>> one = Segment(forward_s=1, backward_s=2, input_bytes=0, saved_bytes=40)
@@ -255,11 +255,11 @@ def weigh_places(chain: Chain, places: Sequence[Place], link: HostLink, limit_by
 
 
 def bound_s(chain: Chain, link: HostLink, limit_bytes: float) -> float:
-    """A time that no choice of places beats.
+    """Lower bound on the time of any choice of places.
 
-    When the last backward begins, the bytes over the limit must have left or be dropped. The link takes away what it
-    carries from the end of the first forward on; every byte more costs a wait of 1 / rate, or the part of a forward
-    run that makes it again, whichever is cheaper. Relaxed: choices may be fractions, and everything else is free.
+    When the last backward begins, the bytes over the limit must have left or be dropped. The link carries bytes without
+    a wait from the end of the first forward on; every further byte costs a wait of 1 / rate, or the part of a forward
+    run that recomputes it, whichever is cheaper. Relaxation: choices may be fractions, and everything else is free.
     """
     work = arrays_of(chain)
     last = float(work.x.sum() + work.saved[:-1].sum() + work.start_bytes + work.backward[0][-1])
@@ -279,10 +279,10 @@ def bound_s(chain: Chain, link: HostLink, limit_bytes: float) -> float:
 def try_all(
     chain: Chain, limit_bytes: float, link: HostLink, *, allowed: Sequence[Place] = PLACES
 ) -> SwapSolution | Infeasible:
-    """The fastest choice of all, by weighing every one.
+    """The fastest of all choices, by enumeration.
 
     Raises :class:`~steptime.errors.FieldError` for more than :data:`MOST_TO_TRY` segments, a limit that is negative or
-    no number, or places without ``swap``.
+    not a number, or places without ``swap``.
     """
     _check(limit_bytes, allowed)
     if len(chain) > MOST_TO_TRY:
@@ -294,12 +294,12 @@ def try_all(
 def choose_places(
     chain: Chain, limit_bytes: float, link: HostLink, *, allowed: Sequence[Place] = PLACES
 ) -> SwapSolution | Infeasible:
-    """A fast choice, with the bound that says how far it can be from the fastest.
+    """A fast choice, with a lower bound on the fastest.
 
-    Of chains up to :data:`ALWAYS_TRIED` segments, all choices are weighed. Of longer ones, first every division of the
-    chain into runs of one place each, in every order of the places (a sample of them, from :data:`GRID` segments on);
-    then, from the :data:`STARTS` best, single segments change their place, or two exchange theirs, as long as that is
-    faster. ``gap`` is what is proved.
+    For chains up to :data:`ALWAYS_TRIED` segments, all choices are weighed. For longer ones, first every division of
+    the chain into runs of one place each, in every order of the places (a sample of them, from :data:`GRID` segments
+    on); then, from the :data:`STARTS` best, single segments change their place, or two exchange theirs, as long as that
+    is faster. ``gap`` is proved.
 
     Raises :class:`~steptime.errors.FieldError` for a limit that is negative or no number, or places without ``swap``.
     """
@@ -316,13 +316,13 @@ Weigher: TypeAlias = Callable[[tuple[Place, ...]], Swapped]
 
 
 def _weigher(chain: Chain, link: HostLink, limit_bytes: float) -> Weigher:
-    """Costs of places in that chain."""
+    """Function that returns the cost of places in a chain."""
     work = arrays_of(chain)
     return lambda places: timeline(work, places, link, limit_bytes)
 
 
 def _weighed(weigh: Weigher, choices: Iterable[tuple[Place, ...]]) -> list[Swapped]:
-    """The best few of those that fit, best first."""
+    """The best :data:`STARTS` choices that fit, best first."""
     every = map(weigh, choices)
     return heapq.nsmallest(STARTS, (one for one in every if one.fits), key=_key)
 
@@ -335,12 +335,12 @@ def _answer(chain: Chain, limit_bytes: float, link: HostLink, found: Sequence[Sw
 
 
 def _key(one: Swapped) -> tuple[float, float, float]:
-    """Faster first; of equal times, less to recompute, less to move."""
+    """Sort key: time, then recomputed time, then moved bytes."""
     return one.time_s, one.recomputed_s, one.moved_bytes
 
 
 def least_bytes(chain: Chain) -> float:
-    """Least limit that any places fit in, if time does not matter: all but one segment's activations are away."""
+    """Smallest feasible limit if time does not matter: activations of all segments but one are on the host."""
     work = arrays_of(chain)
     return float(work.start_bytes + (work.x + np.maximum(work.forward[0], work.backward[0])).max())
 
@@ -352,7 +352,7 @@ def _check(limit_bytes: float, allowed: Sequence[Place]) -> None:
 
 
 def _divisions(count: int, allowed: tuple[Place, ...]) -> Iterable[tuple[Place, ...]]:
-    """Runs of one place each, in every order; ends of runs on a grid."""
+    """Divisions of a chain into runs of one place each, in every order of places, with ends on a grid."""
     step = max(1, math.ceil(count / GRID))
     ends = sorted({*range(0, count, step), count})
     for order in itertools.permutations(allowed):
@@ -362,7 +362,7 @@ def _divisions(count: int, allowed: tuple[Place, ...]) -> Iterable[tuple[Place, 
 
 
 def _improved(best: Swapped, weigh: Weigher, allowed: Sequence[Place]) -> Swapped:
-    """Change one place, or exchange two neighbours, as long as that helps."""
+    """Change one place, or exchange the places of two segments, as long as that is faster."""
     count = len(best.places)
     better = True
     while better:
