@@ -22,7 +22,7 @@ from steptime.measure.runs.bands import (
     slower_of,
     source_weights,
     to_toml,
-    with_middle,
+    with_slowdown,
 )
 from steptime.measure.runs.fitting import PARAMETERS, Fitted
 from steptime.measure.runs.predict import fit_to, usable
@@ -185,7 +185,7 @@ def _bands(
         return bands, (None, None), fitted.slower
     both = left_out_both(found.fit, sources, used=used, progress=progress)
     (named, of_named), (generic, of_generic) = (
-        _band(with_middle(each, both[1], sources, used), sources, used) for each in both
+        _band(with_slowdown(each, both[1], sources, used), sources, used) for each in both
     )
     return (named, generic), (of_named, of_generic), slower_of(both[1], sources, used)
 

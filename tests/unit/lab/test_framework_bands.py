@@ -11,7 +11,7 @@ from steptime.measure.runs.bands import (
     honest_coverage,
     slower_of,
     source_weights,
-    with_middle,
+    with_slowdown,
 )
 
 
@@ -41,11 +41,11 @@ def test_unknown_frameworks_are_as_much_slower_as_those_of_other_sources() -> No
     predicted = Predicted(residual, np.ones(12), np.full(12, 0.5))
     everything = np.ones(12, dtype=bool)
     assert slower_of(predicted, source, everything) == pytest.approx(0.4)
-    moved = with_middle(predicted, predicted, source, everything).residual
+    moved = with_slowdown(predicted, predicted, source, everything).residual
     assert moved[:4] == pytest.approx(-0.1 + 0.5 * np.mean([0.4, 0.6])), "the middle of the others, not of its own"
     assert moved[4:8] == pytest.approx(-0.2 + 0.5 * np.mean([0.2, 0.6]))
     told = Predicted(residual, np.ones(12), np.zeros(12))
     assert (
         slower_of(told, source, everything) == 0
-        and (with_middle(told, predicted, source, everything).residual == residual).all()
+        and (with_slowdown(told, predicted, source, everything).residual == residual).all()
     )

@@ -207,12 +207,12 @@ def test_folds_keep_groups_together():
     made = runs({"source_key": "a"}, {"source_key": "b"}, {"source_key": "a", "model": "llama-2-7b"}, {"gpu": "B200"})
     by_source = {f.name: f for f in folds(made, "source")}
     assert set(by_source) == {"a", "b", "made-up"}
-    assert by_source["a"].kept_aside.tolist() == [0, 2] and by_source["a"].rest.tolist() == [1, 3]
+    assert by_source["a"].held_out.tolist() == [0, 2] and by_source["a"].rest.tolist() == [1, 3]
     assert len(folds(made, "source_and_model")) == 4
     assert len(folds(made, "model")) == 1, "one model in two spellings"
     assert {f.name for f in folds(made, "device")} == {"h100-sxm", "b200-sxm"}
     two = folds(made, "source", parts=2)
-    assert len(two) == 2 and sorted(i for f in two for i in f.kept_aside) == [0, 1, 2, 3]
+    assert len(two) == 2 and sorted(i for f in two for i in f.held_out) == [0, 1, 2, 3]
     with pytest.raises(KeyError):
         folds(made, "moon")
 

@@ -27,7 +27,7 @@ from steptime.plan.framework import BUSY, LEAST
 from steptime.plan.framework_file import FILES, PACKAGED, framework_table
 from steptime.store.files import write_whole
 
-TOLD = 1e-6
+LEAST_SLOPE = 1e-6
 """Slope below which a time does not depend on the factor of an unknown framework."""
 LEVEL = 0.9
 """Share of measured runs that a band is to hold."""
@@ -40,9 +40,9 @@ class Predicted:
     residual: Array
     """ln(predicted / measured)."""
     deviation: Array
-    """What all doubts together make of it."""
+    """Standard deviation of ``residual`` that all doubts together give."""
     slowing: Array
-    """Change of the logarithm of each time by that of the factor of an unknown framework; 0 where it is known."""
+    """Slope of ln(time) by ln(factor of an unknown framework); 0 where the framework is known."""
 
     @property
     def scaled(self) -> Array:
@@ -59,8 +59,8 @@ class Band:
     high: float
 
 
-MIDDLE = 0.1
-"""Logarithm of the factor from which the slope of :attr:`Predicted.slowing` is taken: about as large as it is found."""
+SLOPE_STEP = 0.1
+"""Step of the logarithm of the factor over which :attr:`Predicted.slowing` is taken: about the size that is fitted."""
 
 
 def left_out_both(
@@ -71,13 +71,13 @@ def left_out_both(
     ways: Sequence[bool] = (True, False),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Predicted]:
-    """Predictions of every run by fits to the runs of all other groups, in one or both ways from the same fits.
+    """Predictions of every run by fits to the runs of all other groups, one result for each entry of ``ways``.
 
     Args:
         fit: all runs.
         group: group of each run.
         used: runs that a fit may use.
-        ways: whether the framework of a run is told (its parameters then come from its other groups), for each result.
+        ways: true: predict by the framework of each run, with parameters from its other groups; false: without it.
         progress: called with groups done and all groups.
     """
     made = [Predicted(*(np.zeros(fit.count) for _ in range(3))) for _ in ways]
@@ -93,15 +93,15 @@ def left_out_both(
 
 
 def _predict(into: Predicted, fit: FrameworkFit, fitted: Fitted, out: Array, named: bool) -> None:
-    """Fills in what a fit predicts of the runs ``out``."""
-    log_s, slower = fit.log_s(fitted, named=named), fit.log_s(replace(fitted, slower=MIDDLE), named=named)
+    """Writes the predictions of a fit for the runs ``out`` into ``into``."""
+    log_s, slower = fit.log_s(fitted, named=named), fit.log_s(replace(fitted, slower=SLOPE_STEP), named=named)
     into.residual[out] = (log_s - fit.log_measured)[out]
     into.deviation[out] = fit.deviations(fitted, named=named)[out]
-    into.slowing[out] = ((slower - log_s) / MIDDLE)[out]
+    into.slowing[out] = ((slower - log_s) / SLOPE_STEP)[out]
 
 
 def slower_of(predicted: Predicted, source: Array, chosen: Array) -> float:
-    r"""Logarithm of the factor by which frameworks were slower that their fit did not know, over the common values.
+    r"""Logarithm of the factor by which frameworks unknown to their fit were slower than the common values.
 
     $$\operatorname{median}_w\left(-\frac{e_r}{g_r}\right)$$
 
@@ -110,19 +110,19 @@ def slower_of(predicted: Predicted, source: Array, chosen: Array) -> float:
 
     Source: definition; 0 where no run is of a framework that its fit did not know.
     """
-    use = chosen & (predicted.slowing > TOLD)
+    use = chosen & (predicted.slowing > LEAST_SLOPE)
     if not use.any():
         return 0.0
     wanted = -predicted.residual[use] / predicted.slowing[use]
     return float(weighted_quantiles(wanted, source_weights(source[use]), [0.5])[0])
 
 
-def with_middle(predicted: Predicted, unnamed: Predicted, source: Array, used: Array) -> Predicted:
-    """The predictions with unknown frameworks as much slower as those of all other sources were.
+def with_slowdown(predicted: Predicted, unnamed: Predicted, source: Array, used: Array) -> Predicted:
+    """The predictions with unknown frameworks slowed down by the factor that all other sources give.
 
     Args:
         predicted: predictions by fits without the group of a run.
-        unnamed: by the same fits, no framework being told, from which the factor is taken (:func:`slower_of`).
+        unnamed: predictions by the same fits without frameworks, which give the factor (:func:`slower_of`).
         source: source of each run.
         used: runs that a fit may use.
     """
@@ -134,14 +134,14 @@ def with_middle(predicted: Predicted, unnamed: Predicted, source: Array, used: A
 
 
 def source_weights(source: Array) -> Array:
-    """Weights of runs in a quantile: all sources count alike, as a band is of a run of one more source."""
+    """Weights of runs in a quantile. All sources count alike, because a band is for a run of a new source."""
     _, of, counts = np.unique(source, return_inverse=True, return_counts=True)
     weights: Array = (1.0 / counts)[of]
     return weights
 
 
 def band_of(scaled: Array, weights: Array) -> Band:
-    """The central :data:`LEVEL` of weighted residuals."""
+    """The band that holds the central share :data:`LEVEL` of weighted residuals."""
     low, high = weighted_quantiles(scaled, weights, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Band(low=float(low), high=float(high))
 
@@ -159,7 +159,7 @@ def other_bands(scaled: Array, source: Array, used: Array) -> tuple[Array, Array
 
 
 def honest_coverage(scaled: Array, source: Array) -> Array:
-    """Whether each run lies in the band that all other sources give."""
+    """True for each run that lies in the band of all other sources."""
     low, high = other_bands(scaled, source, np.ones(len(source), dtype=bool))
     inside: Array = (scaled >= low) & (scaled <= high)
     return inside
@@ -178,8 +178,9 @@ def to_toml(
     provenance: Mapping[str, str | int | float],
     runs: Mapping[str, int] | None = None,
 ) -> str:
-    """The file: common values, each framework's and device's own, doubts, bands, and where all of it comes from."""
-    parts = [HEADER, "[provenance]", *(f"{toml_key(name)} = {_value(value)}" for name, value in provenance.items()), ""]
+    """Text of the file: common values, those of each framework and device, doubts, bands and provenance."""
+    texts = {name: toml_text(value) if isinstance(value, str) else str(value) for name, value in provenance.items()}
+    parts = [HEADER, "[provenance]", *(f"{toml_key(name)} = {text}" for name, text in texts.items()), ""]
     parts += ["[common]", *_values(fitted.common), "", "[doubts]", *_doubts(fitted.common_doubt), ""]
     parts += ["[generic]", f"slower = {_number(math.exp(fitted.slower))}", ""]
     for title, band in (("named", named), ("generic", generic)):
@@ -208,9 +209,9 @@ def to_toml(
 
 
 def save_fit(text: str, shared: Path = PACKAGED, folder: Path = FILES) -> None:
-    """Puts a fit, as :func:`to_toml` writes it, into the files of the package: what is of one framework into its own.
+    """Writes the text of a fit (:func:`to_toml`) to the files of the package, one for each framework.
 
-    A framework that the fit has and the package has not gets a file; of one that the fit has not what was fitted goes.
+    A framework without a file gets one. A framework that the fit lacks loses its fitted values.
     """
     parts = re.split(r"^(?=\[)", text[max(text.find(HEADER), 0) :], flags=re.MULTILINE)
     own: dict[str, list[str]] = {path.stem: [] for path in folder.glob("*.toml")}
@@ -228,16 +229,12 @@ def save_fit(text: str, shared: Path = PACKAGED, folder: Path = FILES) -> None:
     write_whole(shared, f"{by_hand}{rest.rstrip()}\n")
 
 
-def _value(value: str | float) -> str:
-    return toml_text(value) if isinstance(value, str) else str(value)
-
-
 def _number(value: float, more: int = 0) -> str:
     return f"{float(value):.{DIGITS + more}g}"
 
 
 def _values(columns: Array) -> list[str]:
-    """As the fields of a framework; what is fitted above a least value with more digits, as little is left of it."""
+    """Lines of the fields of a framework. Fields with a least value get more digits, as they lie close above it."""
     return [
         f"{p.name} = {_number(float(p.outward(columns[i])), 3 if p.name in LEAST else 0)}"
         for i, p in enumerate(PARAMETERS)

@@ -1,4 +1,4 @@
-"""What a row does not state, as a short weighted list of settings, each in the terms of the engine."""
+"""Weighted list of the plausible settings of a run, for all that its row leaves open, in the terms of the engine."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ from steptime.plan.strategies import CORRECTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One setting that agrees with all that the row states."""
+    """One setting that agrees with the row."""
 
     weight: float
     """Share of belief; the weights of a run sum to 1."""
     precision: str
     degrees: Degrees
-    """With ``vpp`` and ``ep`` filled in."""
+    """Degrees of all axes, ``vpp`` and ``ep`` included."""
     micro_batch: int
     recompute: Recomputation
     zero: int
     shard_ranks: int
-    """Ranks that share out what the ZeRO stage names; of the dp x cp ranks."""
+    """Ranks over which the ZeRO stage shards; at most dp x cp."""
     sequence_parallel: bool
     attention: str
     """``fused`` or ``unfused``."""
     offload: frozenset[str] = frozenset()
-    """What is kept on the host in addition to what the row says."""
+    """States that are kept on the host in addition to those that the row names."""
     overlaps_data: bool = True
-    """Whether traffic of gradients and weights overlaps with computation as far as the framework can, or is unknown."""
+    """True: traffic of gradients and weights overlaps with computation as in the framework; false: it does not."""
     fits: bool = True
-    """The predicted memory is below that of the device."""
+    """The predicted memory is at most that of the device."""
 
 
-#: Frameworks that read encoders' sequences in bins of like lengths, and the width of a bin in tokens.
+#: Frameworks that read encoders' sequences in bins of similar lengths, and the width of a bin in tokens.
 BINNED: Final = frozenset({"ddp"})
 BIN: Final = 64
 #: Longest sequence -> share of its tokens that are not padding, in Wikipedia.
@@ -90,7 +90,7 @@ LOSS_COMPILED: Final = 202502
 
 
 def profile_of(run: MeasuredRun) -> MemoryProfile:
-    """Memory habits of a run's framework, of the version that its source dates."""
+    """Memory profile of a run's framework, in the version of the date that its source has."""
     found = memory_profile_of(run.framework)
     on_host = "weights" in run.offload
     found = replace(
@@ -116,7 +116,7 @@ def profile_of(run: MeasuredRun) -> MemoryProfile:
 
 
 def paged_optimizer(run: MeasuredRun) -> bool:
-    """Whether a run has torchtune's optimiser of all weights on one device: its 8-bit states leave a full device.
+    """True if a run has torchtune's paged optimiser for one device, whose 8-bit states leave a full device.
 
     Source: torchtune, recipes/configs/*/*_full_single_device.yaml (`PagedAdamW8bit`, `optimizer_in_bwd`).
     """
@@ -124,14 +124,14 @@ def paged_optimizer(run: MeasuredRun) -> bool:
 
 
 def _with_kernels(profile: MemoryProfile, notes: str) -> MemoryProfile:
-    """A profile with the kernels that notes name in place of operators: of norms, and of the masked softmax."""
+    """Profile with fused kernels of norms and of the masked softmax in place of operators, where notes name them."""
     if _NORM_KERNEL.search(notes):
         profile = replace(profile, norm_bytes=0.0)
     return replace(profile, score_bytes=0.0) if _SOFTMAX_KERNEL.search(notes) else profile
 
 
 def evaluated_share(run: MeasuredRun) -> float:
-    """Mean tokens of a sequence over the longest that is fed, where the row states a mean, at most 1.
+    """Mean tokens of a sequence over the sequence length, at most 1; 1 where the notes give no mean.
 
     >>> from types import SimpleNamespace
     >>> evaluated_share(SimpleNamespace(notes="samples (mean 2048 tokens)", seq_len=4096))
@@ -142,22 +142,22 @@ def evaluated_share(run: MeasuredRun) -> float:
 
 
 def fed_length(run: MeasuredRun) -> int:
-    r"""Tokens per sequence that the devices work on: all, or with bins of like lengths the mean with its padding.
+    r"""Tokens per sequence that the devices compute: all, or the padded mean where sequences are binned by length.
 
     $$s' = \min(s, \bar s + b / 2)$$
 
     for the mean length $\bar s$ = :data:`FILLED` $\cdot s$ of Wikipedia's articles cut to $s$ tokens, and bins $b$ =
     :data:`BIN` wide, in which a sequence is padded by half a bin on average.
 
-    Source: arXiv 2107.02027, figure 1 (lengths); DeepLearningExamples, PyTorch BERT, `bin_size_64` (bins). That a run
-    of the framework was fed so is assumed: rows do not say it.
+    Source: arXiv 2107.02027, figure 1 (lengths); DeepLearningExamples, PyTorch BERT, `bin_size_64` (bins). Rows do not
+    mention bins; they are assumed from the framework.
     """
     share = FILLED.get(run.seq_len) if run.model_kind == "encoder" and run.framework in BINNED else None
     return run.seq_len if share is None else min(run.seq_len, round(share * run.seq_len) + BIN // 2)
 
 
 def said_to_overlap(notes: str) -> dict[str, bool]:
-    """Axis -> whether its traffic overlaps with computation, of the axes that remarks on a run mention.
+    """Axis -> true if its traffic overlaps with computation, for each axis that the notes of a run mention.
 
     >>> said_to_overlap("no TP/DP overlap"), said_to_overlap("overlap-grad-reduce, overlap-param-gather on; async TP")
     ({'tp': False, 'dp': False}, {'tp': True, 'dp': True})
@@ -176,21 +176,21 @@ def said_to_overlap(notes: str) -> dict[str, bool]:
     return found
 
 
-def overlap_of(run: MeasuredRun, habitual: frozenset[str]) -> frozenset[str]:
-    """Axes whose traffic overlaps: as the framework does it, unless the run says otherwise."""
+def overlap_of(run: MeasuredRun, default: frozenset[str]) -> frozenset[str]:
+    """Axes whose traffic overlaps with computation: the default of the framework, unless the run says otherwise."""
     said = said_to_overlap(run.notes)
     usable = {axis for axis, on in said.items() if on and (axis != "ep" or run.model.experts is not None)}
-    return (habitual | usable) - {axis for axis, on in said.items() if not on}
+    return (default | usable) - {axis for axis, on in said.items() if not on}
 
 
 def precision_of(run: MeasuredRun, found: Candidate) -> Precision:
-    """The precision of a run under one setting, whatever its device; only fused attention has a format of its own."""
+    """Precision of a run under one setting, not yet that of its device; only fused attention has its own format."""
     own = run.attention_dtype if found.attention == "fused" else None
     return precision_called(found.precision, run.framework, own)
 
 
 def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
-    """The job of a run under one setting, in the precision that its device makes of it."""
+    """The job of a run under one setting, in ``precision`` as its device supports it."""
     interleaved = (found.degrees.vpp or 1) > 1
     adapter = None
     if run.adapter is not None:
@@ -214,8 +214,8 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
         offload=(run.offload | found.offload) & frozenset(choices_of("offload")),
     )
     job = with_habits(job, run.framework)
-    habitual = job.overlap if found.overlaps_data else job.overlap - {"dp"}
-    overlap = overlap_of(run, habitual | ({"pp"} if interleaved else set()))
+    default = job.overlap if found.overlaps_data else job.overlap - {"dp"}
+    overlap = overlap_of(run, default | ({"pp"} if interleaved else set()))
     job = dispatched_by(job, run.dispatcher) if run.dispatcher else job
     return replace(
         job,
@@ -230,7 +230,7 @@ def job_of(run: MeasuredRun, found: Candidate, precision: Precision) -> Job:
 
 
 def plans_of(found: Candidate, domain: int) -> Plans:
-    """The plan of a setting, placed in fast domains of so many devices."""
+    """The plan of a setting, placed in fast domains of ``domain`` devices."""
     d = found.degrees
     zero = piped_stage(found.zero, d.pp)
     shards = found.shard_ranks if zero and found.shard_ranks < d.dp * d.cp else 0
@@ -252,11 +252,11 @@ def plans_of(found: Candidate, domain: int) -> Plans:
 
 
 UNFIT_WEIGHT: Final = 0.002
-"""Least weight: the estimate may be wrong, or the run less usual than it seems."""
+"""Least factor of a setting that does not fit: the estimate may be wrong, or the run unusual."""
 
 
 def needed_bytes(run: MeasuredRun, settings: Sequence[Candidate]) -> Array:
-    """Memory in use on the device under each setting, all of one precision, attention and offload at once."""
+    """Bytes in use on the device under each setting; those of equal precision, attention and offload in one go."""
     out = np.zeros(len(settings))
     strategy = CORRECTED.strategy("context")
     domain = run.gpus_per_node
@@ -287,49 +287,50 @@ def fit_weight(needed: float, capacity_bytes: float) -> float:
 
 
 MOST: Final = 12
-"""Longest list."""
+"""Most settings of a run."""
 LEAST_WEIGHT: Final = 0.02
-"""Settings with less weight than that of the best times this are left out."""
+"""Settings whose weight is below this share of the largest one are left out."""
 _BEAM: Final = 200
 _LAYOUTS: Final = 4
-"""Most degrees that are kept where none are stated, so that the other settings have room."""
+"""Most layouts (degrees) in the list, so that it has room for other settings."""
 #: Frameworks without gradient accumulation unless asked: one micro-batch per step and replica.
 _WHOLE_BATCH: Final = frozenset({"maxtext", "paxml", "colossalai"})
 #: Frameworks that recompute nothing unless asked, and then all layers or some (`--recompute-num-layers` of Megatron).
 _BY_LAYER: Final = frozenset({"megatron-core", "megatron", "megascale"})
-#: Frameworks whose runs recompute no more than memory asks for.
+#: Frameworks whose runs recompute no more than memory requires.
 _AS_NEEDED: Final = _BY_LAYER | {"maxtext", "paxml"}
-#: Frameworks that may keep on the host what a layer keeps, where the row says neither that nor what is recomputed.
+#: Frameworks that may offload activations, where the row names neither offload nor recomputation.
 _ON_HOST: Final = frozenset({"maxtext"})
 PAGED: Final = 0.02
-"""Chance that states which leave the device where it is full do so where they would fit."""
-#: Recomputation that is not full -> about how much of the forward pass it repeats.
-_AGAIN: Final = {
+"""Chance that paged optimiser states are on the host although the device has room for them."""
+#: Recomputation that is not full -> approximate share of the forward pass that it repeats.
+_REPEATED: Final = {
     "none": 0.0, "norms": 0.02, "modules": 0.05, "attention": 0.1, "ops": 0.4,
     "beside_products": 0.15, "beside_attention": 0.6, "beside_projections": 0.7,
 }  # fmt: skip
 AVOIDED: Final = 0.7
-"""Chance that a recomputation which memory does not ask for is left out."""
+"""Chance that a run leaves out recomputation that memory does not require."""
 WHOLE_SHARDED: Final = 3
-"""ZeRO stage of which the groups of shards may be the nodes (HSDP)."""
+"""ZeRO stage whose sharding groups may be the nodes (HSDP)."""
 PARTS: Final = (0.25, 0.5, 1.0)
-"""Shares of the layers that such a framework may recompute where the row does not say how many."""
+"""Shares of the layers that a framework of ``_BY_LAYER`` may recompute where the row gives no number."""
 #: Frameworks that shard over all devices where no degrees are stated.
 _SHARDED: Final = frozenset({"maxtext", "paxml", "fms-fsdp", "composer-fsdp", "torchtitan", "torchtune", "automodel"})
 
 
 def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
-    """Settings of a run, the likeliest first; one alone where the row states everything.
+    """Settings of a run, the likeliest first; a single one where the row states everything.
 
-    Neither the measured time nor the measured memory has a say in the weights; only what a framework does by
-    default, and what fits into the memory of the device.
+    The weights come from the defaults of the framework and from what fits into the memory of the device, never from
+    the measured time or memory.
     """
     device = catalogue_device(run.device)
     groups: dict[tuple[int, int, int], list[Candidate]] = {}
     for weight, degrees in _layouts(run):
         own = sorted(_with_settings(run, device, weight, degrees), key=lambda c: -c.weight)[:_BEAM]
         groups.setdefault((degrees.tp, degrees.pp, degrees.cp), []).extend(own)
-    groups = _weighed_groups(run, device, groups)
+    weighed = iter(_weighed(run, device, [c for group in groups.values() for c in group]))  # one evaluation for all
+    groups = {key: [next(weighed) for _ in group] for key, group in groups.items()}
     chosen = sorted(groups.values(), key=lambda group: -sum(c.weight for c in group))[:_LAYOUTS]
     top = max(c.weight for group in chosen for c in group)
     kept = [c for group in chosen for c in _likeliest(group, MOST // len(chosen)) if c.weight >= LEAST_WEIGHT * top]
@@ -337,16 +338,8 @@ def candidates(run: MeasuredRun) -> tuple[Candidate, ...]:
     return tuple(replace(c, weight=c.weight / total) for c in sorted(kept, key=lambda c: -c.weight))
 
 
-def _weighed_groups(
-    run: MeasuredRun, device: Device, groups: dict[tuple[int, int, int], list[Candidate]]
-) -> dict[tuple[int, int, int], list[Candidate]]:
-    """The settings of all layouts weighed together, which is one evaluation."""
-    weighed = iter(_weighed(run, device, [c for group in groups.values() for c in group]))
-    return {key: [next(weighed) for _ in group] for key, group in groups.items()}
-
-
 def _likeliest(group: list[Candidate], most: int) -> list[Candidate]:
-    """The first settings of one layout, with the weight of all of it."""
+    """The ``most`` likeliest settings of one layout, scaled to the weight of all of its settings."""
     first = sorted(group, key=lambda c: -c.weight)[:most]
     scale = sum(c.weight for c in group) / sum(c.weight for c in first)
     return [replace(c, weight=c.weight * scale) for c in first]
@@ -380,34 +373,34 @@ def _weighed(run: MeasuredRun, device: Device, found: list[Candidate]) -> list[C
         )
         for c, size in zip(found, needed, strict=True)
     ]
-    return _needed(found, weighed) if run.recompute is None and run.framework in _AS_NEEDED else weighed
+    return _as_needed(found, weighed) if run.recompute is None and run.framework in _AS_NEEDED else weighed
 
 
-def _needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
-    """Less belief in a recomputation where less would have fitted on the device: it is a remedy for want of memory."""
+def _as_needed(before: list[Candidate], after: list[Candidate]) -> list[Candidate]:
+    """Lowers the weight of a recomputation where less of it would fit on the device: runs recompute to save memory."""
     chance: dict[tuple[object, ...], list[tuple[float, float]]] = {}
     for one, other in zip(before, after, strict=True):
-        chance.setdefault(_otherwise(one), []).append((_again(one), other.weight / one.weight))
+        chance.setdefault(_other_settings(one), []).append((_repeated(one), other.weight / one.weight))
     out = []
     for c in after:
-        fitting = [] if c.offload else chance[_otherwise(c)]
-        spare = max((p for again, p in fitting if again < _again(c)), default=0.0)
+        fitting = [] if c.offload else chance[_other_settings(c)]
+        spare = max((p for again, p in fitting if again < _repeated(c)), default=0.0)
         out.append(replace(c, weight=c.weight * (1.0 - AVOIDED * spare)))
     return out
 
 
-def _otherwise(c: Candidate) -> tuple[object, ...]:
-    """All settings of a candidate but its recomputation."""
+def _other_settings(c: Candidate) -> tuple[object, ...]:
+    """All settings of a candidate except its recomputation."""
     return (c.precision, c.degrees, c.micro_batch, c.zero, c.sequence_parallel, c.attention, c.offload, c.overlaps_data)
 
 
-def _again(c: Candidate) -> float:
-    """About how much of the forward pass runs again."""
-    return c.recompute.share if c.recompute.kind == "full" else _AGAIN[c.recompute.kind]
+def _repeated(c: Candidate) -> float:
+    """Approximate share of the forward pass that runs again."""
+    return c.recompute.share if c.recompute.kind == "full" else _REPEATED[c.recompute.kind]
 
 
 def _layouts(run: MeasuredRun) -> Iterator[tuple[float, Degrees]]:
-    """Degrees with vpp and ep filled in."""
+    """Weights and degrees, with vpp and ep filled in."""
     for weight, degrees in _degrees(run):
         for vpp, v_weight in _virtual(run, degrees):
             for ep, e_weight in _expert_ranks(run, degrees):
@@ -429,7 +422,7 @@ def _degrees(run: MeasuredRun) -> list[tuple[float, Degrees]]:
     if not found:
         cp = run.gpus // gcd(run.gpus, run.global_batch)
         found = [Degrees(tp=1, pp=1, cp=cp, dp=run.gpus // cp, vpp=1, ep=None)]
-    if run.adapter is not None:  # of runs that state them all cut the sequence, which their frozen weights allow
+    if run.adapter is not None:  # adapter runs that state degrees all cut the sequence, which frozen weights allow
         return [(1.0 / (d.tp**2 * d.pp**3 * d.cp**0.5), d) for d in found]
     return [(1.0 / (d.tp * d.pp**1.5 * d.cp) ** 2, d) for d in found]
 
@@ -449,7 +442,7 @@ def _virtual(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
 
 
 def _expert_ranks(run: MeasuredRun, degrees: Degrees) -> list[tuple[int, float]]:
-    """Weighed by their number, as of 88 rows that state it 56 % have the largest, 27 % half of it and 15 % less."""
+    """Sizes of ep, weighted by size: of 88 rows that state it 56 % have the largest, 27 % half of it and 15 % less."""
     if degrees.ep is not None:
         return [(degrees.ep, 1.0)]
     if run.model.experts is None:
@@ -538,7 +531,7 @@ def _attentions(run: MeasuredRun) -> list[tuple[str, float]]:
 
 
 def _overlaps_data(run: MeasuredRun, degrees: Degrees) -> list[tuple[bool, float]]:
-    """Whether gradients and weights travel behind computation: of software without known habits either may be."""
+    """Options of ``overlaps_data``: both are equally likely for software without known habits."""
     if habits_of(run.framework) != Habits() or degrees.dp * degrees.cp == 1 or "dp" in said_to_overlap(run.notes):
         return [(True, 1.0)]
     return [(True, 0.5), (False, 0.5)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.measure.runs.aggregate import ScoredRun
 from steptime.measure.runs.architecture import known_model
-from steptime.measure.runs.bands import TOLD, Predicted, left_out_both, other_bands, packaged, with_middle
+from steptime.measure.runs.bands import LEAST_SLOPE, Predicted, left_out_both, other_bands, packaged, with_slowdown
 from steptime.measure.runs.fitting import Fitted
 from steptime.measure.runs.run import MeasuredRun
 from steptime.measure.runs.samples import Modelled, Progress, modelled
@@ -21,13 +21,13 @@ from steptime.plan.framework import NORMAL_95
 
 
 def model_key(run: MeasuredRun) -> Hashable:
-    """What makes two runs ones of the same model, however it is spelt: catalogue name, or shape."""
+    """Key that is equal for runs of the same model in any spelling: catalogue name, and shape."""
     known = known_model(run.model_name)
     m = run.model
     return (known["catalogue"] if known else "", m.layers, m.hidden, m.heads, m.ffn_hidden, m.causal)
 
 
-#: Name of a way to fold -> what runs of one fold have in common.
+#: Name of a folding -> key that is equal for runs of one group.
 FOLDINGS: Final[dict[str, Callable[[MeasuredRun], Hashable]]] = {
     "source": lambda run: run.source_key,
     "source_and_model": lambda run: (run.source_key, run.model_name),
@@ -38,23 +38,23 @@ FOLDINGS: Final[dict[str, Callable[[MeasuredRun], Hashable]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """One part to keep aside: positions in the sequence of runs."""
+    """Positions of the runs that are held out, and of the rest."""
 
     name: str
-    kept_aside: Array
+    held_out: Array
     rest: Array
 
 
 def folds(runs: Sequence[MeasuredRun], by: str = "source", parts: int | None = None) -> list[Fold]:
-    """Every group in turn kept aside; runs of one group are never on both sides.
+    """Folds that hold out every group in turn; runs of one group are never on both sides.
 
     Args:
         runs: the runs.
         by: ``source``, ``source_and_model``, ``model`` or ``device``.
-        parts: deal the groups out to at most so many folds, the largest first to the emptiest; None: one each.
+        parts: most folds; each takes several groups, the largest group first into the emptiest. None: one group each.
 
     Raises:
-        KeyError: no such folding.
+        KeyError: the folding is unknown.
     """
     key = FOLDINGS[by]
     groups: dict[Hashable, list[int]] = defaultdict(list)
@@ -67,11 +67,11 @@ def folds(runs: Sequence[MeasuredRun], by: str = "source", parts: int | None = N
         indices += members
     every = np.arange(len(runs))
     made = [(" + ".join(names), np.array(sorted(indices), np.int64)) for names, indices in bins]
-    return [Fold(name=name[:200], kept_aside=index, rest=np.setdiff1d(every, index)) for name, index in made]
+    return [Fold(name=name[:200], held_out=index, rest=np.setdiff1d(every, index)) for name, index in made]
 
 
 FOLDS = 10
-"""Parts that runs are dealt out to where each part has many groups."""
+"""Number of folds where each holds out several groups."""
 EACH = "each"
 
 
@@ -100,7 +100,7 @@ def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None
     Args:
         runs: measured runs.
         progress: called with runs done and all runs.
-        named: whether the framework of a run is told to the model; else the common values predict it.
+        named: predict by the framework of each run; else by the common values.
     """
     found = modelled(runs, progress)
     fitted, bands = packaged()
@@ -112,7 +112,7 @@ def score_packaged(runs: Sequence[MeasuredRun], progress: Progress | None = None
         predicted,
         np.where(own, bands[0].low, bands[1].low),
         np.where(own, bands[0].high, bands[1].high),
-        f"frameworks of the package, framework {_told(named)}",
+        f"frameworks of the package, framework {_label(named)}",
     )
 
 
@@ -121,38 +121,31 @@ def score_left_out(found: Modelled, leave_out: str, *, named: bool = True, progr
 
     Args:
         found: the runs, evaluated.
-        leave_out: ``each`` source in turn, ``source_and_model`` or ``model`` (dealt out to ten parts), or the key of
-            one source, which alone is then predicted.
-        named: whether the framework of a run is told to the model.
+        leave_out: ``each`` source in turn, ``source_and_model`` or ``model`` (in ten folds), or the key of one
+            source, which alone is then predicted.
+        named: predict by the framework of each run; else by the common values.
         progress: called with fits done and all fits.
     """
     group = _groups(found, leave_out)
     used = usable(found)
-    told, untold = left_out_both(found.fit, group, progress=progress, used=used)
+    by_name, unnamed = left_out_both(found.fit, group, progress=progress, used=used)
     source = found.fit.runs.source
-    generic = with_middle(untold, untold, source, used)
-    predicted = with_middle(told, untold, source, used) if named else generic
+    generic = with_slowdown(unnamed, unnamed, source, used)
+    predicted = with_slowdown(by_name, unnamed, source, used) if named else generic
     low, high = other_bands(predicted.scaled, source, used)
-    unknown = predicted.slowing > TOLD
+    unknown = predicted.slowing > LEAST_SLOPE
     low, high = (
         np.where(unknown, wide, own)
         for wide, own in zip(other_bands(generic.scaled, source, used), (low, high), strict=True)
     )
-    scores = _scores(found, predicted, low, high, f"fitted without its {leave_out}, framework {_told(named)}")
+    scores = _scores(found, predicted, low, high, f"fitted without its {leave_out}, framework {_label(named)}")
     if leave_out in (EACH, "source_and_model", "model"):
         return scores
     own = tuple(s for s in scores.scored if s.run.source_key == leave_out)
     return Scores(scored=own, refused=scores.refused, how=scores.how)
 
 
-def _deviations(found: Modelled, predicted: Array) -> Array:
-    """Deviations with the errors that rows state of their own figures, taken as what nine of ten lie within."""
-    stated = np.array([math.log1p(run.stated_error) for run in found.runs]) / NORMAL_95
-    out: Array = np.hypot(predicted, stated)
-    return out
-
-
-def _told(named: bool) -> str:
+def _label(named: bool) -> str:
     return "named" if named else "not named"
 
 
@@ -160,14 +153,16 @@ def _groups(found: Modelled, leave_out: str) -> Array:
     if leave_out in ("source_and_model", "model"):
         group = np.empty(len(found.runs), dtype=object)
         for fold in folds(found.runs, leave_out, FOLDS):
-            group[fold.kept_aside] = fold.name
+            group[fold.held_out] = fold.name
         return group
     return np.array([run.source_key for run in found.runs], dtype=object)
 
 
 def _scores(found: Modelled, predicted: Predicted, low: Array, high: Array, how: str) -> Scores:
     step_s = np.exp(predicted.residual + found.fit.log_measured)
-    deviation = _deviations(found, predicted.deviation)
+    # a row's error of its own figures is taken as the 90 % interval of a normal distribution
+    stated = np.array([math.log1p(run.stated_error) for run in found.runs]) / NORMAL_95
+    deviation = np.hypot(predicted.deviation, stated)
     scored = tuple(
         ScoredRun(
             run=run,

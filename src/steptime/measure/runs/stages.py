@@ -1,8 +1,8 @@
 """Measured times of the passes of a pipeline's stages against predicted ones.
 
-A row states what a training run states, and in place of a step time the mean time of one micro-batch on a stage: its
+A row has the columns of a training run and, in place of a step time, mean times of one micro-batch on a stage: its
 forward pass T_F, its gradient of inputs T_B, its gradients of weights T_W, and a message between stages T_comm.
-Schedules that put off gradients of weights (zb-h1, zb-h2, DualPipe) are planned from these.
+Schedules that delay gradients of weights (zb-h1, zb-h2, DualPipe) are planned from these times.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from steptime.plan.framework_file import load_framework
 TIMES: Final = ("T_F", "T_B", "T_W", "T_comm")
 """Forward, gradient of inputs, gradients of weights, message to the next stage."""
 SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-"""Ends of the columns of times, and their unit (s)."""
+"""Suffix of a column of times -> its unit in seconds."""
 SPLITS: Final = re.compile("zb|zero[- _]?bubble|dualpipe", re.IGNORECASE)
-"""Schedules that make gradients of weights apart from those of inputs."""
+"""Schedules that compute gradients of weights apart from those of inputs."""
 NEEDED: Final = ("model", "seq_len", "gpu", "pp", "micro_batch", "microbatches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredStages:
-    """One row: seconds by time of :data:`TIMES`, those that it states."""
+    """One row: measured and predicted seconds of those :data:`TIMES` that it states."""
 
     line: int
     run: MeasuredRun
@@ -69,7 +69,7 @@ class StageScore:
         }
 
     def _errors(self, names: Sequence[str]) -> dict[str, Any]:
-        """Errors of some times over all rows that state them; no bands are predicted of parts of a step."""
+        """Errors of some times over all rows that state them, without coverage: parts of a step have no bands."""
         pairs = [(s.measured_s[n], s.predicted_s[n]) for s in self.scored for n in names if n in s.measured_s]
         table = np.array(pairs, np.float64).reshape(-1, 2)
         found: dict[str, Any] = dict(errors(table[:, 0], table[:, 1], *np.full((2, len(table)), np.nan)))
@@ -87,7 +87,8 @@ def score_stages(path: str | Path) -> StageScore:
     Raises:
         InputFileError: the file is no such table, or lacks a needed column.
     """
-    scored, missing, load, rows = [], [], cache(load_model), _rows(path)
+    scored, missing, load = [], [], cache(load_model)
+    rows = (rows_of_parquet if str(path).lower().endswith(".parquet") else read_rows)(path, _check)
     for row in rows:
         try:
             measured = _measured(row)
@@ -125,8 +126,7 @@ def stage_times(run: MeasuredRun, settings: Sequence[Setting]) -> dict[str, floa
 def mean_stage_s(e: Evaluation) -> dict[str, float]:
     """Seconds of :data:`TIMES` for one micro-batch, the mean over the stages of a pipeline.
 
-    The gradient of inputs is the backward pass, with what is recomputed, without the products that make gradients of
-    weights.
+    The gradient of inputs is the backward pass with its recomputation, without the products of gradients of weights.
     """
     layers, stages, passes = float(e.inputs.layers), float(e.inputs.stages), e.passes
     parts = ((layers, passes["layer"]), (1.0, passes["first"]), (1.0, passes["last"]))
@@ -136,12 +136,6 @@ def mean_stage_s(e: Evaluation) -> dict[str, float]:
     backward = layers * float(passes["layer"].backward_with_s(again))
     backward = (backward + float(passes["first"].backward_s) + float(passes["last"].backward_s)) / stages
     return {"T_F": forward, "T_B": backward - weights, "T_W": weights, "T_comm": float(e.step.stage_link_s)}
-
-
-def _rows(path: str | Path) -> list[TableRow]:
-    """Rows of a CSV, CSV.gz or Parquet file."""
-    parquet = str(path).lower().endswith(".parquet")
-    return rows_of_parquet(path, _check) if parquet else read_rows(path, _check)
 
 
 def _measured(row: TableRow) -> dict[str, float]:
@@ -162,7 +156,7 @@ def _measured(row: TableRow) -> dict[str, float]:
 
 
 def _as_run(row: TableRow) -> TableRow:
-    """The row as one of training runs: devices and batch follow from degrees and micro-batches; it has no step time.
+    """The row as a training run: devices and batch follow from degrees and micro-batches; its step time is a dummy.
 
     Raises:
         RowProblem: it states no stages or micro-batches.
@@ -180,7 +174,7 @@ def _as_run(row: TableRow) -> TableRow:
         "tp": "1",
     }
     cells = {**given, **{name: text for name, text in row.cells.items() if text.strip()}}
-    # Passes are the same in every order; one that splits the backward pass tells the gradients of weights apart.
+    # Times of passes do not depend on the schedule; one that splits the backward pass gives gradients of weights apart.
     splits = SPLITS.search(cells.get("schedule", ""))
     return TableRow(row.line, {**cells, **({} if splits else {"schedule": "ZB-1p"}), "metric_step_time_s": "1"})
 
@@ -206,7 +200,7 @@ def stage_columns() -> list[str]:
 
 
 def _check(where: str, names: list[str]) -> None:
-    """Refuses a table that lacks what every row needs, or has no time of a stage."""
+    """Refuses a table without a needed column, or without a time of a stage."""
     missing = [name for name in NEEDED if name not in names]
     hint = f"needed: {', '.join(NEEDED)}, and one of T_F_ms, T_B_ms, T_W_ms, T_comm_ms (or _us, _s)"
     if missing:
