@@ -1,1 +1,1 @@
-"""Measuring: this machine, the mesh of a cluster, and tables of runs held against their prediction."""
+"""Measuring: this machine, the mesh of a cluster, and tables of runs against their predictions."""

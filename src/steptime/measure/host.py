@@ -14,9 +14,9 @@ CPUINFO: Final = Path("/proc/cpuinfo")
 X86: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 ARM: Final = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
 FIELDS: Final = (*X86, *ARM)
-"""Lines of Linux that say which processor it is and which instructions it has."""
+"""Lines of ``/proc/cpuinfo`` that identify the processor and its instructions."""
 LONGEST: Final = 32
-"""Letters of the model that a file name has at most."""
+"""Most letters of the model in a file name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Host:
     """A processor as its system describes it."""
 
     cpu: str
-    """Its model."""
+    """Model of the processor."""
     key: str
     """Equal for processors of one model, stepping and set of instructions."""
 

@@ -1,4 +1,4 @@
-"""Kinds of tables of measurements beyond training runs, which packages enter: kernels and collectives."""
+"""Kinds of tables of measurements beyond training runs, which packages register: kernels and collectives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind:
     columns: Callable[[], dict[str, Any]]
     """Columns and names that such a table may have."""
     print_columns: Callable[[], None]
-    """The same, for people."""
+    """Prints these columns and names for people."""
 
 
 KINDS: Final = Registry[Kind]("kind of table", "steptime.tables")

@@ -38,7 +38,7 @@ def errors_of(predicted: Array, measured: Array) -> Errors:
 
 
 def scatter_of(predicted: Array, measured: Array) -> float:
-    r"""What single measurements are off by beyond what all of them share, as a relative standard deviation.
+    r"""Scatter of single measurements around the error that all of them share, as a relative standard deviation.
 
     $$\epsilon = 1.4826\ \operatorname{median}_k |r_k - \operatorname{median}_j r_j|, \qquad
       r_k = \ln (t_k / \hat t_k)$$
@@ -70,7 +70,7 @@ class Predicted:
     reason: Array
     """Why a row has no prediction; "" where it has one."""
     origin: Array | None = None
-    """How the curve of each row was come by; None: nobody asks."""
+    """Origin of the curve of each row; None if it is not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

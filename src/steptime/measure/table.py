@@ -20,7 +20,7 @@ READERS = (".parquet", ".csv", ".csv.gz", ".tsv")
 
 
 def is_suspect(notes: str) -> bool:
-    """Whether a row says of itself, in its notes, that it is suspect.
+    """True if the notes of a row say that it is suspect.
 
     >>> is_suspect("SUSPECT: clocks were low"), is_suspect("rotating buffers")
     (True, False)
@@ -66,13 +66,13 @@ class Table(Mapping[str, Array]):
         return self.columns[name] if name in self.columns else np.full(self.rows, np.nan)
 
     def dim(self, name: str) -> Array:
-        """A column of sizes, which are positive and finite; NaN for what is none."""
+        """A column of sizes, which are positive and finite; NaN for any other number."""
         column = self.number(name)
         return np.where(np.isfinite(column) & (column > 0), column, np.nan)
 
 
 def _is_empty(file: Path, ending: str) -> bool:
-    """Whether a file holds nothing, packed or not; what cannot be unpacked is left to the reader of tables."""
+    """True if a file, packed or not, holds nothing; one that cannot be unpacked is left to the reader of tables."""
     try:
         with gzip.open(file) if ending.endswith(".gz") else file.open("rb") as stream:
             return not stream.read(4096).removeprefix(codecs.BOM_UTF8).strip()

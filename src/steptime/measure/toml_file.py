@@ -12,7 +12,7 @@ from steptime.store.files import is_file
 
 
 def refuse_foreign(path: str | Path, mark: str) -> None:
-    """Do not overwrite what a calibration has not written.
+    """Refuses to overwrite a file that no calibration has written.
 
     Raises:
         InputFileError: the file exists and its first line is not ``mark``.
@@ -32,7 +32,7 @@ def refuse_foreign(path: str | Path, mark: str) -> None:
 
 
 def with_table(text: str, name: str, lines: Sequence[str], comment: str) -> str:
-    r"""The text of a TOML file with other lines in a table and in the tables below it, which stand at its end then.
+    r"""The text of a TOML file with a table and the tables below it replaced by ``lines`` at the end of the file.
 
     >>> print(with_table("[a]\nx = 1\n\n[a.b]\ny = 1\n\n[c]\nz = 1\n", "a", ["x = 2"], "by hand"), end="")
     [c]

@@ -18,9 +18,9 @@ from steptime.measure.runs.run import MeasuredRun
 from steptime.num import Array
 
 LEAST_PLANS: Final = 3
-"""Plans of a group from which a best one is chosen."""
+"""Fewest plans of a group in which a best one is chosen."""
 LEAST_RANKED: Final = 5
-"""Plans of a group whose order says something."""
+"""Fewest plans of a group whose order is scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class Ranked:
     regret: float
     """Measured time of the plan predicted fastest over that of the fastest, less 1; 0: the best was picked."""
     chance: float
-    """Mean regret of a plan that is drawn blindly."""
+    """Mean regret of a plan drawn at random."""
     spread: float
-    """Slowest measured time over the fastest: what choosing well is worth."""
+    """Slowest measured time over the fastest: the most that a good choice gains."""
 
 
 def job_key(run: MeasuredRun) -> Hashable:
-    """What has to be equal for two runs to differ in their plan and their batch alone."""
+    """Key that is equal for runs that differ in their plan and batch alone."""
     return (
         run.source_key,
         run.model_name,
@@ -61,12 +61,12 @@ def job_key(run: MeasuredRun) -> Hashable:
 
 
 def workload_key(run: MeasuredRun) -> Hashable:
-    """What has to be equal for two runs to differ in their plan alone."""
+    """Key that is equal for runs that differ in their plan alone."""
     return job_key(run), run.global_batch
 
 
 def _table_of(source: str) -> str:
-    """What a source names in brackets: the table, section or release."""
+    """Table, section or release that a source names in brackets."""
     found = re.search(r"\[([^\[\]]*)\]", source)
     return found.group(1) if found else ""
 
@@ -152,9 +152,9 @@ def _ranked(run: MeasuredRun, measured: Array, predicted: Array) -> Ranked:
 LEAST_ROWS: Final = 10
 """Rows that a source needs to count in the mean over sources."""
 DOMINANT: Final = 0.4
-"""Share of all rows from which a source is also left out to see the others."""
+"""Share of all rows from which statistics are also given without that source."""
 DRAWN: Final = 1 << 20
-"""Sources that are drawn again at a time, or those of one draw where they are more: it bounds memory, not results."""
+"""Most sources resampled at once, but at least one draw: it bounds memory and does not change results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +169,15 @@ class ScoredRun:
     """95th percentile."""
     memory_bytes: float = math.nan
     memory_low_bytes: float = math.nan
+    """5th percentile."""
     memory_high_bytes: float = math.nan
-    """5th and 95th percentile."""
+    """95th percentile."""
     oom_probability: float = math.nan
-    """Chance that the run does not fit its device, by the prediction."""
+    """Predicted chance that the run does not fit its device."""
 
 
 def scale_band(gpus: int) -> str:
-    """Devices of a run to the next power of two below.
+    """Range between powers of two that holds the number of devices of a run.
 
     >>> scale_band(1), scale_band(8), scale_band(1000)
     ('1', '8-15', '512-1023')
@@ -186,7 +187,7 @@ def scale_band(gpus: int) -> str:
 
 
 def architecture_group(run: MeasuredRun) -> str:
-    """Architecture of the devices of a run; a device that states none is a group of its own."""
+    """Architecture of the devices of a run; the device itself where it declares none."""
     return architecture_of(run.device) or run.device
 
 
@@ -224,7 +225,7 @@ def statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
 
 
 def timed(scored: Sequence[ScoredRun]) -> list[ScoredRun]:
-    """Those with a measured and a positive predicted step time."""
+    """Runs with a measured and a positive predicted step time."""
     return [s for s in scored if s.run.step_time_s and math.isfinite(s.step_time_s) and s.step_time_s > 0]
 
 
@@ -243,7 +244,7 @@ def grouped(scored: Sequence[ScoredRun], group: Callable[[MeasuredRun], str]) ->
 
 
 def macro(scored: Sequence[ScoredRun], without: str | None = None, least: int = LEAST_ROWS) -> dict[str, Any]:
-    """Means over sources, each counting once: those with ``least`` rows or more, one of them left out."""
+    """Means over the sources with ``least`` rows or more, each counting once; ``without`` names one to leave out."""
     by_source = grouped(scored, GROUPINGS["by_source"])
     rows = [s for name, s in by_source.items() if s["rows"] >= least and name != without]
     out: dict[str, Any] = {"sources": len(rows)}
@@ -279,10 +280,10 @@ def memory_statistics(scored: Sequence[ScoredRun]) -> dict[str, dict[str, Any]]:
 
 
 def choice_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
-    """What it costs to take the plan predicted fastest of each group of three plans or more, over the fastest measured.
+    """Regret of the plan predicted fastest over the fastest measured, in groups of three plans or more.
 
-    ``mean_regret``, ``median_regret``, ``p90_regret``; ``best_picked`` the share of groups with none; ``chance`` the
-    mean regret of a plan that is drawn blindly.
+    ``mean_regret``, ``median_regret``, ``p90_regret``; ``best_picked`` the share of groups without regret; ``chance``
+    the mean regret of a plan drawn at random.
     """
     groups = groups_of_plans(scored)
     regret = np.array([g.regret for g in groups])
@@ -310,7 +311,7 @@ def memory_columns(scored: Sequence[ScoredRun]) -> tuple[Array, Array, Array, Ar
 
 
 def groups_of_plans(scored: Sequence[ScoredRun]) -> list[Ranked]:
-    """Groups of runs that differ in their plan alone, with the order that is predicted."""
+    """Groups of runs that differ in their plan alone, with their predicted order."""
     usable = timed(scored)
     measured, predicted, _, _ = _columns(usable)
     return ranked_groups([s.run for s in usable], measured, predicted)
@@ -331,7 +332,7 @@ def rank_statistics(scored: Sequence[ScoredRun]) -> dict[str, Any]:
 
 
 def covered(scored: Sequence[ScoredRun]) -> dict[str, list[bool]]:
-    """Whether each measured time lies in its band, by source; runs without a band are left out."""
+    """Source -> true for each measured time in its band; runs without a band are left out."""
     inside: dict[str, list[bool]] = {}
     for s in timed(scored):
         if math.isfinite(s.low_s) and math.isfinite(s.high_s) and s.run.step_time_s:
@@ -342,7 +343,7 @@ def covered(scored: Sequence[ScoredRun]) -> dict[str, list[bool]]:
 def coverage_interval(
     scored: Sequence[ScoredRun], *, level: float = 0.9, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Interval of the coverage when whole sources are drawn again, since rows of one source err together.
+    """Bootstrap interval of the coverage; it resamples whole sources, since rows of one source err together.
 
     Args:
         scored: the runs.
@@ -368,7 +369,7 @@ def coverage_interval(
 
 
 def summary(scored: Sequence[ScoredRun]) -> dict[str, Any]:
-    """Everything: overall, rows that support claims, over sources, every grouping, order of plans, memory."""
+    """All statistics: overall, rows that support claims, over sources, every grouping, order of plans, memory."""
     top = dominant_source(scored)
     interval = coverage_interval(scored)
     sound = [s for s in scored if s.run.supports_claim]

@@ -1,4 +1,4 @@
-"""The model of a row: its printed shape, completed from the catalogue and from what models of its family are like."""
+"""The model of a row: its printed shape, completed from the catalogue or from the defaults of its family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ModelFile = Callable[[str], ModelSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A model, what kind it is, and what was assumed about it."""
+    """A model, its kind, and flags of what was assumed about it."""
 
     spec: ModelSpec
     kind: str
@@ -78,13 +78,13 @@ def architecture(row: TableRow, seq_len: int, stages: int = 1, load: ModelFile |
 
 
 def _drops_out(row: TableRow) -> bool:
-    """Whether a run of a decoder with dropout had it; the rules name frameworks and sources that train without."""
+    """True if a decoder with dropout trained with it; the defaults list frameworks and sources that do without."""
     without = table("defaults")["without_dropout"]
     return framework_of(row) not in without["frameworks"] and row.text("source_key") not in without["sources"]
 
 
 def is_path(name: str) -> bool:
-    """Whether the model of a row is a file, or a folder written as a path: a bare name is a name.
+    """True if the model of a row is a file, or a folder written as a path; a bare name is a name.
 
     >>> [is_path(name) for name in ("mine/config.json", "./mine", "/data/mine", "meta-llama/Llama-2-7b", "GPT-3 175B")]
     [True, True, True, False, False]
@@ -93,7 +93,7 @@ def is_path(name: str) -> bool:
 
 
 def _from_file(row: TableRow, name: str, load: ModelFile) -> ModelSpec:
-    """The model of a file; where the row has a shape too, it is that of the file or of fewer layers."""
+    """The model of a file; a shape in the row has to be that of the file, or of fewer of its layers."""
     try:
         spec = load(name)
     except UserError as error:
@@ -137,7 +137,7 @@ def _is_cut(row: TableRow) -> bool:
 
 
 def _base(row: TableRow, known: Mapping[str, Any] | None) -> ModelSpec | None:
-    """The catalogue's model where the row's shape, as far as it is printed, is a cut of that model."""
+    """The catalogue's model if the printed shape of the row is that model's or has fewer layers, else None."""
     cut = _is_cut(row)
     if known is None or (cut and row.whole("layers") is None):
         return None
@@ -146,7 +146,7 @@ def _base(row: TableRow, known: Mapping[str, Any] | None) -> ModelSpec | None:
 
 
 def _fits(row: TableRow, spec: ModelSpec) -> bool:
-    """Whether the shape that the row prints is that of a model, or of fewer of its layers."""
+    """True if the printed shape of the row is that of a model, or of fewer of its layers."""
     hidden, heads, layers = (row.whole(name) for name in ("hidden", "heads", "layers"))
     experts = row.whole("moe_experts")
     fits = hidden in (None, spec.hidden) and heads in (None, spec.heads) and (layers or 1) <= spec.layers
@@ -234,7 +234,7 @@ def _from_family(
 
 
 def _heads(row: TableRow, family: Mapping[str, Any], hidden: int, flags: set[Flag]) -> int:
-    """Number of heads; where it is not printed, from their width, or as models of the family have it."""
+    """Number of heads; where it is not printed, from their width, or that of models of the family."""
     heads, head_dim = row.whole("heads"), row.whole("head_dim")
     if heads is not None:
         return heads
@@ -275,7 +275,7 @@ def _shape(row: TableRow, vocab: int, tied: bool, stages: int, flags: set[Flag])
 
 
 def likely_hidden(parameters: float, layers: int | None = None) -> int:
-    r"""Hidden width of a transformer of that size: :math:`N = 12 L h^2` with :math:`L` given or :math:`h / 128`.
+    r"""Likely hidden width with :math:`N` parameters: :math:`N = 12 L h^2` with :math:`L` given or :math:`h / 128`.
 
     >>> likely_hidden(52e9), likely_hidden(175e9)
     (8192, 12288)

@@ -1,6 +1,6 @@
 """From the spellings of a table to names of steptime: accelerator, dtype, recomputation, sharding, and the rest.
 
-Every reader takes any text and never fails: what it does not know comes back as such, for the caller to count.
+Every reader takes any text and never raises: an unknown spelling comes back as unknown, for the caller to count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EITHER: Final = re.compile(r"([a-z]+\d+\w*)\s*/\s*([a-z]+\d+\w*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceName:
-    """What the name of an accelerator stands for."""
+    """Device that the name of an accelerator means."""
 
     name: str | None
     """Device of the catalogue; None: none, or more than one."""
@@ -44,7 +44,7 @@ def catalogue_device(name: str) -> Device:
 def device_name(text: str) -> DeviceName:
     """The accelerator of a spelling.
 
-    Words in parentheses, vendors and, from the end, single parts are taken off until the catalogue knows the rest.
+    Words in parentheses and vendors are dropped, then parts from the end, until the catalogue knows the rest.
 
     >>> device_name("NVIDIA H100-SXM-80GB (700W)").name, device_name("A100 (variant not stated)").assumed
     ('h100-sxm', True)
@@ -91,16 +91,16 @@ _RECIPES: Final = (
 )
 
 
-def _beside_fp8(words: str) -> tuple[str, str]:
-    """FP8 with such a word soon after it, or right before it (``current scaling FP8``)."""
+def _next_to_fp8(words: str) -> tuple[str, str]:
+    """Patterns of FP8 with one of ``words`` soon after it, or right before it (``current scaling FP8``)."""
     return rf"(?:fp8|float8)[^/]{{0,20}}?(?:{words})", rf"(?:{words})(?:[-_ ]?scaling)?[-_ ](?:fp8|float8)"
 
 
-#: Pattern -> precision; of overlapping findings the one that stands first here counts.
+#: Pattern -> precision; where matches overlap, the first of this table counts.
 _DTYPES: Final = (
     (r"nvfp4|nv[-_ ]?fp4", "nvfp4"),
     (r"mxfp8|mx[-_ ]?fp8|fp8[-_ ]?mx|fp8[^/]*\bmx\b", "mxfp8"),
-    *((pattern, name) for words, name in _RECIPES for pattern in _beside_fp8(words)),
+    *((pattern, name) for words, name in _RECIPES for pattern in _next_to_fp8(words)),
     (r"fp8|float8|e4m3|e5m2", "fp8"),
     (r"mxfp4|fp4", "nvfp4"),
     (r"int8|w8a8", "fp8"),
@@ -118,7 +118,7 @@ class DtypeName:
     """Precisions that a text may mean."""
 
     precisions: tuple[str, ...]
-    """More than one where the text is ambiguous; none where it says nothing that is known."""
+    """Several where the text is ambiguous; empty where nothing in it is known."""
     quantised_base: bool = False
     """Frozen weights are kept in four bits."""
 
@@ -158,16 +158,16 @@ RECOMPUTE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """What is computed again in the backward pass."""
+    """Recomputation in the backward pass."""
 
     kind: str
     """``none``, ``attention`` (selective: scores and softmax), ``full`` (a layer from its input), ``ops`` (everything
     but the outputs of products and attention), ``norms`` (norms and cheap projections), ``beside_products`` (all but
     the products), ``beside_projections`` (all but queries, keys, values and the stream after attention),
-    ``beside_attention`` (all but queries, keys, values and what attention makes of them); or parts of a layer in the
+    ``beside_attention`` (all but queries, keys, values and the result of attention); or parts of a layer in the
     words of a plan, joined by ``+``."""
     share: float = 1.0
-    """Share of the layers that it holds for."""
+    """Share of the layers that are recomputed."""
 
 
 _EVERY: Final = re.compile(r"every[- ]?(other|\d+)|select\w*\W{1,3}(?:1/)?(\d{1,4})\b")
@@ -175,7 +175,7 @@ _BY_OPERATOR: Final = re.compile(r"\bops?\b|op[-_]level|op sac|by operator|toml 
 
 
 def recomputation(text: str, selective: str = "attention") -> Recomputation | None:
-    """Recomputation of a text; None: it says nothing, or nothing that is known.
+    """Recomputation that a text describes; None if it names none that is known.
 
     Args:
         text: what the row says.
@@ -214,7 +214,7 @@ def recomputation(text: str, selective: str = "attention") -> Recomputation | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """What data-parallel ranks share out among them."""
+    """Sharding of states over data-parallel ranks."""
 
     stages: tuple[int, ...]
     """ZeRO stages that the text may mean: 1 optimiser states, 2 gradients too, 3 weights too."""
@@ -223,7 +223,7 @@ class Sharding:
     replicas: int | None = None
     """Copies of the sharded model (hybrid sharding); None: not stated."""
     within_node: bool = False
-    """The ranks of a node share out among them, and the nodes hold copies."""
+    """States are sharded over the ranks of a node, and every node holds a copy."""
 
 
 #: Pattern -> stages, the first that is found.
@@ -242,7 +242,7 @@ _WITHIN_NODE: Final = re.compile(r"hsdp|hybrid[-_ ]?shard|(?:with)?in (?:a|each|
 
 
 def sharding(text: str) -> Sharding | None:
-    """Sharding of a text; None: it says nothing, or nothing that is known.
+    """Sharding that a text describes; None if it names none that is known.
 
     >>> sharding("FSDP=128, DP=4")
     Sharding(stages=(3,), ranks=128, replicas=4, within_node=False)
@@ -267,7 +267,7 @@ def sharding(text: str) -> Sharding | None:
 
 
 def fused_kernel(text: str) -> str | None:
-    """Fused kernel that a text names; None: none, or none of those that are told apart.
+    """Fused attention kernel that a text names; None if it names none that is known.
 
     >>> [fused_kernel(t) for t in ("flash (TE/cuDNN)", "flash (SDPA)", "xformers memory-efficient", "flash")]
     ['newest', 'sdpa', 'flash1', None]
@@ -300,7 +300,7 @@ def attention_kernel(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleName:
-    """What a text says of the pipeline schedule and of accumulation."""
+    """Pipeline schedule and gradient accumulation that a text states."""
 
     name: str | None
     """``1f1b``, ``interleaved``, ``zb-1p``, ``zb-2p``, ``zb-v``, ``dualpipe``, ``gpipe``, or None."""
@@ -330,11 +330,11 @@ def schedule_name(text: str) -> ScheduleName:
 
 
 def offloaded(text: str, section: str = "") -> frozenset[str]:
-    """What is kept in host memory: of ``optimizer``, ``weights``, ``activations``.
+    """States kept in host memory: some of ``optimizer``, ``weights``, ``activations``.
 
     Args:
         text: what the row says.
-        section: title of its table, which counts where the row says to see there.
+        section: title of its table, which counts where the row refers to it (``see section``).
 
     >>> sorted(offloaded("optimizer+param")), sorted(offloaded("none"))
     (['optimizer', 'weights'], [])
@@ -350,14 +350,14 @@ def offloaded(text: str, section: str = "") -> frozenset[str]:
 
 _RATE: Final = re.compile(r"(?<!\d)(\d{2,4})\s*G(?:b/s|bps|b/[Ss]ec|bit|bE)")
 _TWO_NETWORKS: Final = re.compile(r"\d\s*GbE\s+InfiniBand", re.IGNORECASE)
-"""One rate for two kinds of network, of which it holds for one at most."""
+"""One rate for two kinds of network: it can hold for one of them at most."""
 _OTHER_TRAFFIC: Final = re.compile(r"management|storage:|nvlink|pcie|north", re.IGNORECASE)
 
 
 def network_Bps(text: str, per_node: int) -> float | None:
-    """Datasheet bandwidth between nodes that one device has, in bytes per second and one direction, where stated.
+    """Datasheet bandwidth between nodes per device and direction (bytes/s); None where the text states none.
 
-    The largest of the networks that a text lists, those for storage and management apart.
+    The fastest of the networks that a text lists, without those for storage and management.
 
     >>> network_Bps("4x Omni-Path 100 Gb/s per node", 4), network_Bps("400 Gb/s RDMA per GPU", 8)
     (12500000000.0, 50000000000.0)

@@ -25,9 +25,9 @@ class Parameter:
 
     name: str
     prior: float
-    """What is believed before."""
+    """Value that is believed before any run is seen."""
     doubt: float
-    """Standard deviation of that belief on the fitted scale."""
+    """Standard deviation of the prior on the fitted scale."""
     spread: float
     """Standard deviation of frameworks around their common value on the fitted scale."""
 
@@ -64,15 +64,15 @@ PARAMETERS: Sequence[Parameter] = (
 DEVICE_SPREAD = 0.12
 """Standard deviation of the logarithm of a device's own factor."""
 UNMEASURED_SPREAD = 0.25
-"""The same of a device whose matrix products have no curve: a share of the datasheet's peak stands for them."""
+"""Standard deviation of that logarithm for a device whose matrix products have no curve, only a share of the peak."""
 
 
 OWN_SPREAD = 0.05
-"""What devices of one design differ by beyond their datasheets: assumed."""
+"""Standard deviation between the factors of devices of one design, beyond their datasheets; assumed."""
 
 
 def device_spread(device: str) -> float:
-    """What is believed of a device's own factors before any run of it is seen, as a standard deviation.
+    """Prior standard deviation of the logarithm of a device's own factors.
 
     >>> device_spread("h100-sxm"), device_spread("gaudi2")
     (0.12, 0.25)
@@ -93,18 +93,18 @@ def line_of(device: str) -> str | None:
 
 
 def with_relatives(devices: Iterable[str]) -> list[str]:
-    """Devices, and those of the catalogue that share a design with one of them, of which a fit then knows something."""
+    """Devices, and those of the catalogue that share a design with one of them, which a fit then informs too."""
     lines = {line_of(device) for device in devices} - {None}
     return sorted({*map(str, devices), *(name for name in device_names() if line_of(name) in lines)})
 
 
 def device_covariance(devices: Sequence[str]) -> Array:
-    r"""Covariance of what is believed of the factors of devices before any run is seen.
+    r"""Prior covariance of the logarithms of the factors of devices.
 
     $$\Sigma_{ij} = \begin{cases} s_i^2 & i = j \\ \min(s_i, s_j)^2 - u^2 & \text{same design} \\ 0 &
       \text{else} \end{cases}$$
 
-    where $s_i$ is :func:`device_spread` and $u$ = :data:`OWN_SPREAD` what devices of one design differ by.
+    where $s_i$ is :func:`device_spread` and $u$ = :data:`OWN_SPREAD` the spread within a design.
 
     Source: definition of a two-level normal prior.
 
@@ -139,17 +139,19 @@ EXPERTS = 0.15
 OUTLIER = 0.15
 """Residual from which a run counts less (pseudo-Huber)."""
 APART = 1.5
-"""Distance of a framework's value from the common one, in spreads, from which it pulls that less (pseudo-Huber)."""
+"""Distance of a framework's value from the common one, in spreads, from which its pull weakens (pseudo-Huber)."""
 FULL_COUNT = 20
-"""Runs of one source beyond these share their weight: a source with a thousand rows is not the world."""
+"""Weight of a source in runs, at most: one with a thousand rows does not stand for all others."""
 SMALL_STEP = 1e-4
-"""Step of the numerical slopes, on the fitted scale; below, the largest move of a value in one round."""
+"""Step of the numerical slopes, on the fitted scale."""
 LARGEST_MOVE = 0.5
+"""Largest move of a value in one round, on the fitted scale."""
 FEW = 2000
-"""Samples whose slopes by all parameters are computed at once: their columns fit the cache."""
+"""Most samples whose slopes by all parameters are computed at once: their columns fit the cache."""
 DONE = 1e-3
-"""Largest move of a round after which the fit ends; below, the most rounds."""
+"""Largest move of a round after which the fit ends."""
 ROUNDS = 30
+"""Most rounds of a fit."""
 FULL_STEPS = 8
 """Rounds with whole steps; later ones take half of them, so that a pair of points cannot alternate."""
 SLOWED_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in SLOWED]
@@ -157,13 +159,13 @@ BUSY_COLUMNS = [i for i, parameter in enumerate(PARAMETERS) if parameter.name in
 
 
 def noise() -> float:
-    """Standard deviation of the logarithm of the time of a run of a new source, all parameters known."""
+    """Standard deviation of the logarithm of the time of a run of a new source, when all parameters are known."""
     return float(np.hypot(NOISE, SOURCE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One plausible setting of one run, evaluated before any framework."""
+    """One plausible setting of one run, evaluated under the ideal framework."""
 
     run: int
     weight: float
@@ -182,14 +184,14 @@ class Sample:
         vector: float = 1.0,
         of_device: Collection[str] = BUSY,
     ) -> Sample:
-        """What a fit needs of an evaluation.
+        """The sample of an evaluation.
 
         Args:
             run: position of the run.
             weight: share of belief in this setting of it.
             evaluation: the setting, evaluated.
             attention: time of its fused attention kernel over that of the newest.
-            vector: time of its operators bound by memory, over what its framework needs as a rule.
+            vector: time of its operators bound by memory over the usual one of its framework.
             of_device: parameters that the factors of its device multiply.
         """
 
@@ -212,7 +214,7 @@ class Runs:
     framework: Array
     device: Array
     experts: Array
-    """Whether the model has experts."""
+    """True if the model has experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,22 +224,22 @@ class Fitted:
     common: Array
     """(parameters)"""
     frameworks: dict[str, Array]
-    """What each framework adds to the common values."""
+    """Framework -> its values less the common ones."""
     devices: dict[str, Array]
     """Logarithm of the factor of each device on each of :data:`BUSY`."""
     common_doubt: Array
-    """Of a framework that is not known: of the common values, and of frameworks around them."""
+    """Standard deviations for an unknown framework: of the common values and of frameworks around them together."""
     framework_doubts: dict[str, Array]
-    """Of the values of each framework."""
+    """Framework -> standard deviations of its values."""
     device_doubts: dict[str, float]
     rounds: int
     device_sources: Mapping[str, float] = field(default_factory=dict)
     """Sources that have measured each device."""
     slower: float = 0.0
-    """Logarithm of how much slower than the common values a framework is that is not known."""
+    """Logarithm of the factor by which an unknown framework is slower than the common values."""
 
     def known(self, framework: str | None) -> bool:
-        """Whether runs of a framework say what it adds; those of software without a name do not."""
+        """True if runs of a framework were fitted; runs of software without a name do not count."""
         return framework in self.frameworks and framework != GENERIC
 
     def columns(self, framework: str | None, device: str) -> Array:
@@ -296,10 +298,10 @@ class FrameworkFit:
     def log_s(self, fitted: Fitted, *, named: bool = True) -> Array:
         """Logarithm of the predicted time of every run; ``named``: each with its framework's own parameters."""
         known = [self.runs.framework[r] if named else None for r in range(self.count)]
-        return self._by_run(self._samples_log_s(self._told(fitted, known)))
+        return self._by_run(self._samples_log_s(self._sample_columns(fitted, known)))
 
-    def _told(self, fitted: Fitted, frameworks: Sequence[str | None]) -> Array:
-        """Values of each sample where the framework of its run is so called."""
+    def _sample_columns(self, fitted: Fitted, frameworks: Sequence[str | None]) -> Array:
+        """Values of each sample (samples, parameters) where ``frameworks`` names the framework of each run."""
         devices = self.runs.device
         rows = np.array([fitted.columns(frameworks[r], devices[r]) for r in range(self.count)])
         nothing = np.zeros(len(BUSY))
@@ -320,7 +322,7 @@ class FrameworkFit:
         return columns
 
     def _slopes(self, columns: Array, base: Array) -> Array:
-        """Derivative of every sample's logarithm by every one of its own columns: of few samples by all at once."""
+        """Derivative of every sample's ln(time) by each of its own parameters, all at once where samples are few."""
         steps = SMALL_STEP * np.eye(len(PARAMETERS))
         if len(columns) <= FEW:
             moved = self._samples_log_s(columns + steps[:, None])
@@ -354,7 +356,7 @@ class FrameworkFit:
         return len(PARAMETERS) * (1 + len(self.names)) + len(BUSY) * len(self.device_names)
 
     def _trust(self, theta: Array) -> Array:
-        """Precision of what is believed of all values, of frameworks as the loss of :meth:`fit` has it at ``theta``."""
+        """Prior precision of all values; of frameworks the weight that the loss of :meth:`fit` has at ``theta``."""
         spread = np.tile([p.spread for p in PARAMETERS], len(self.names))
         _, added, _ = self._unpacked(theta)
         far = added.ravel() / (APART * spread)
@@ -373,10 +375,10 @@ class FrameworkFit:
 
         where $e_r$ is the logarithm of predicted over measured time of run $r$, $w_r$ its weight ($1/\sigma^2$ with
         $\sigma$ = :data:`NOISE`, less where its source has more than :data:`FULL_COUNT` runs), $d$ = :data:`OUTLIER`,
-        $\theta_0$ and $\Lambda$ are mean and precision of what is believed of the common values and of devices before
-        any run is seen ($\Lambda$ is 0 for frameworks), $\delta_{fp}$ is what framework $f$ adds to the common value of
-        parameter $p$, $s_p$ the spread of that over frameworks, and $c$ = :data:`APART`: a framework that is far from
-        all others is of another kind, and says less of one that nobody has measured.
+        $\theta_0$ and $\Lambda$ are the prior mean and precision of the common values and of devices ($\Lambda$ is 0
+        for frameworks), $\delta_{fp}$ is what framework $f$ adds to the common value of parameter $p$, $s_p$ the spread
+        of that over frameworks, and $c$ = :data:`APART`: a framework that is far from all others is of another kind,
+        and says less about one that nobody has measured.
 
         Source: Gauss-Newton with weights of the pseudo-Huber loss (Charbonnier et al., IEEE TIP 1997).
         """
@@ -431,15 +433,15 @@ class FrameworkFit:
         )
 
     def deviations(self, fitted: Fitted, *, named: bool = True) -> Array:
-        """Standard deviation of the logarithm of every run's time that all doubts together make.
+        """Standard deviation of the logarithm of every run's predicted time, from all doubts together.
 
-        As :func:`steptime.estimate.band.band_of`, with slopes in place of differences; the settings that a run does
-        not state add the spread of the predictions over them. A device that few sources have measured has more
-        (:func:`steptime.plan.framework.widening`).
+        The sum is that of :func:`steptime.estimate.band.band_of`, with slopes in place of differences. Settings that a
+        run leaves open add the spread of the predictions over them. A device that few sources have measured has a
+        larger deviation (:func:`steptime.plan.framework.widening`).
         """
         known = [self.runs.framework[r] if named else None for r in range(self.count)]
         devices = self.runs.device
-        rows = self._told(fitted, known)
+        rows = self._sample_columns(fitted, known)
         pairs = [fitted.doubts(known[r], devices[r]) for r in range(self.count)]
         base = self._samples_log_s(rows)
         slopes = self._slopes(rows, base)

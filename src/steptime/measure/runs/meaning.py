@@ -1,4 +1,4 @@
-"""What the words of a run mean to the engine: one reading of them for rows of tables and for logs."""
+"""From the words of a run to settings of the engine: one reading for rows of tables and for logs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def framework_default(framework: str, setting: str) -> dict[str, float]:
 
 
 def recompute_default(framework: str, *, experts: bool) -> dict[str, float]:
-    """Choices of recomputation and their weights; those of models with experts where the framework has their own.
+    """Choices of recomputation and their weights; a framework may have its own for models with experts.
 
     >>> [recompute_default("megatron-core", experts=experts)["full"] for experts in (True, False)]
     [0.05, 0.2]
@@ -56,11 +56,11 @@ def recompute_default(framework: str, *, experts: bool) -> dict[str, float]:
     return framework_default(framework, "recompute") if own is None else own
 
 
-#: Schedule of a measured run -> the row that its prediction takes, where it is not its own: ZB-V, whose rows are read
-#: as of one chunk, is nearest to ZB-H1 (arXiv 2401.10241, section 6: its two chunks of each rank hold $p$ micro-batches
-#: of a whole stage); GPipe and runs that name no schedule of a known number of chunks are taken as 1F1B.
+#: Schedule of a measured run -> schedule of its prediction, where they differ. ZB-V, whose rows are read as of one
+#: chunk, is nearest to ZB-H1 (arXiv 2401.10241, section 6: its two chunks of each rank hold $p$ micro-batches of a
+#: whole stage); GPipe and runs that name no schedule of a known number of chunks are taken as 1F1B.
 SCHEDULE_OF: Final = {"zb-v": "zb-h1", "gpipe": "1f1b", "interleaved": "1f1b"}
-#: What the estimate takes where nobody says it.
+#: Defaults of an estimate for settings that are not given.
 USUAL: Final = {"zero": 1, "sp": "on", "attention": "fused", "dtype": "bf16"}
 _SHARDS_OF_DATA_AXIS: Final = frozenset({"torchtitan"})
 """Frameworks that state the shards of the data axis; their context ranks hold shards of their own."""
@@ -76,7 +76,7 @@ def recipe(precision: str, framework: str = "") -> str:
 
 
 def recipe_called(text: str, framework: str = "") -> str | None:
-    """Recipe of a spelling in the words of a framework; None: it says none, or several.
+    """Recipe that a text means for a framework; None if it names none or several.
 
     >>> [recipe_called(text) for text in ("fp8 hybrid delayed", "fp8 e4m3 mxfp8", "te_nvfp4", "bfloat16", "")]
     ['fp8-te', 'mxfp8', 'nvfp4', 'bf16', None]
@@ -95,7 +95,7 @@ def recomputed_parts(kind: str) -> tuple[str, ...]:
 
 
 def recompute_words(kind: str) -> str:
-    """What a plan calls a recomputation.
+    """Recomputation in the words of a plan.
 
     >>> recompute_words("ops"), recompute_words("none")
     ('norm+activation+outputs', 'none')
@@ -145,7 +145,7 @@ _WORDS: Final = {
 
 
 def choice_called(column: str, text: str) -> str | None:
-    """Choice that a text means in a column (``context``, ``gradient_dtype``, ``dispatcher``); None: none that is known.
+    """Choice that a text means in a column (``context``, ``gradient_dtype``, ``dispatcher``); None if it is unknown.
 
     >>> [choice_called("context", text) for text in ("cp_comm_type=a2a", "p2p", "")]
     ['ulysses', 'ring', None]
@@ -167,10 +167,10 @@ _NOT_RECOMPUTED: Final = re.compile(
 )
 
 
-def gradients_beside(dtype: str) -> str | None:
-    """Dtype of gradients that a text on the dtype of a run adds; None: it says none.
+def gradient_dtype_in(dtype: str) -> str | None:
+    """Dtype of gradients that the text of a run's dtype names in addition; None if it names none.
 
-    >>> [gradients_beside(text) for text in ("BF16 (fp32 grad accumulation)", "bf16, grads in fp32", "fp32")]
+    >>> [gradient_dtype_in(text) for text in ("BF16 (fp32 grad accumulation)", "bf16, grads in fp32", "fp32")]
     ['fp32', 'fp32', None]
     """
     found = _STATED_GRADIENTS.search(dtype.lower()[:200])
@@ -178,7 +178,7 @@ def gradients_beside(dtype: str) -> str | None:
 
 
 def narrow_weights(dtype: str) -> bool:
-    """Whether a text says that trained weights are stored in FP8.
+    """True if a text says that trained weights are stored in FP8.
 
     >>> narrow_weights("FP8 (fp8 params)"), narrow_weights("FP8")
     (True, False)
@@ -187,7 +187,7 @@ def narrow_weights(dtype: str) -> bool:
 
 
 def not_recomputed(notes: str) -> bool:
-    """Whether notes say that nothing is recomputed.
+    """True if notes say that nothing is recomputed.
 
     >>> [not_recomputed(t) for t in ("no activation recomputation", "recompute none assumed", "recompute not stated")]
     [True, True, False]
@@ -196,7 +196,7 @@ def not_recomputed(notes: str) -> bool:
 
 
 def graphs_called(text: str) -> str:
-    """What is one graph by a text: of :data:`steptime.plan.job.GRAPHS`, or parts of a layer joined by ``+``.
+    """Scope of one graph by a text: of :data:`steptime.plan.job.GRAPHS`, or parts of a layer joined by ``+``.
 
     >>> graphs_called("full_iteration"), graphs_called("attn, moe_router, moe_preprocess"), graphs_called("local")
     ('step', 'attention+router+preprocess', 'none')
@@ -208,7 +208,7 @@ def graphs_called(text: str) -> str:
 
 
 def attention_dtype_called(text: str) -> str | None:
-    """Format of attention's products by a text where it is one of its own; else None.
+    """Format of attention's products by a text, where it is not that of the other products; else None.
 
     >>> attention_dtype_called("FP8 forward and backward"), attention_dtype_called("bf16")
     ('fp8', None)
@@ -254,7 +254,7 @@ def modelled_optimizer(name: str) -> str:
 
 
 def shards_of(framework: str, ranks: int, cp: int) -> int:
-    """Ranks of one sharding group, of all data-parallel and context ranks, where a run states so many.
+    """Ranks of one sharding group, counted over data-parallel and context ranks, of a run that states ``ranks``.
 
     >>> shards_of("torchtitan", 4, 2), shards_of("fms-fsdp", 8, 2)
     (8, 8)
@@ -263,7 +263,7 @@ def shards_of(framework: str, ranks: int, cp: int) -> int:
 
 
 def sole_choice(framework: str, setting: str) -> str | None:
-    """What a framework does without exception where a run does not state it; None: it may do several things.
+    """The only choice that a framework has for a setting that a run leaves open; None if it has several.
 
     >>> sole_choice("megatron-2021", "attention"), sole_choice("megatron", "attention")
     ('unfused', None)

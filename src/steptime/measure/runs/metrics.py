@@ -1,4 +1,4 @@
-"""What was measured: the step time, what a printed rate counts as FLOPs, and the memory."""
+"""Measurements of a row: the step time, the FLOPs that a printed rate counts, and the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptime.plan.job import PRECISIONS
 
 
 class TflopsDefinition(StrEnum):
-    """What the FLOPs of a printed rate are."""
+    """Definitions of the FLOPs in a printed rate."""
 
     MODEL_FULL = "3 (F_L + F_A + F_V)"
     MODEL_CAUSAL = "3 (F_L + F_A / 2 + F_V)"
@@ -35,7 +35,7 @@ class ForwardFlops:
 
     layers: float
     scores: float
-    """Over all pairs, masked or not."""
+    """Attention over all pairs of tokens, masked or not."""
     head: float
     parameters: float
     """All weights of the model, as 6N counts them."""
@@ -135,7 +135,7 @@ def peak_flops_per_s(device: str, precision: str) -> float | None:
 
 
 def printed_peak_flops_per_s(text: str, device: str, precision: str) -> float | None:
-    """The peak that a text of a definition names, in which an MFU is a share.
+    """Peak (FLOP/s) that the text of a definition names and its MFU refers to; None if it names none.
 
     >>> text = "peak 989/1979 (H100 BF16/FP8), 2450/4900 (GB200)"
     >>> printed_peak_flops_per_s(text, "gb200", "fp8"), printed_peak_flops_per_s("model; peak 312", "a100", "bf16")
@@ -153,7 +153,7 @@ def printed_peak_flops_per_s(text: str, device: str, precision: str) -> float | 
 
 
 class TimeOrigin(StrEnum):
-    """How the step time of a row is known, the most direct first."""
+    """Origins of a step time, the most direct first."""
 
     PRINTED = "printed"
     TOKENS = "batch tokens over printed tokens per second"
@@ -163,7 +163,7 @@ class TimeOrigin(StrEnum):
 
 
 class MemoryDefinition(StrEnum):
-    """What a printed memory is."""
+    """Definitions of a printed memory."""
 
     ALLOCATED = "largest sum of live tensors"
     RESERVED = "largest pool of the allocator"
@@ -173,12 +173,12 @@ class MemoryDefinition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTime:
-    """A step time and how it is known."""
+    """A step time and its origin."""
 
     step_time_s: float
     origin: TimeOrigin
     definition: TflopsDefinition | None = None
-    """What the rate counts, where the time comes from one."""
+    """FLOPs that the rate counts, where the time comes from a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class MeasuredMemory:
     memory_bytes: float
     definition: MemoryDefinition
     unit_assumed: bool
-    """Whether GB or GiB is not stated; then GiB, as the tools that frameworks print from divide by 1024^3."""
+    """True if GB or GiB is not stated. GiB is then taken: the tools that frameworks print from divide by 1024^3."""
 
     @property
     def least_bytes(self) -> float:
@@ -198,7 +198,7 @@ class MeasuredMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateBasis:
-    """What a printed rate refers to: all that its conversion to time needs to know of a run."""
+    """Properties of a run that the conversion of a printed rate to a time needs."""
 
     spec: ModelSpec
     gpus: int
@@ -219,11 +219,11 @@ class RateBasis:
 _DISAGREE: Final = 0.02
 MEMORY: Final = "metric_peak_mem_gb"
 UNITS_DIFFER: Final = 100.0
-"""Factor between two times of a row from which on a unit is more likely wrong than a figure."""
+"""Factor between two times of a row from which a wrong unit is more likely than a wrong figure."""
 
 
 def check_times(row: TableRow) -> None:
-    """Refuses a row with a time or rate that cannot be read: another figure of it must not stand in unnoticed.
+    """Refuses a row with a time or rate that cannot be read: another figure must not silently replace it.
 
     Raises:
         RowProblem: names the column and its text.
@@ -293,7 +293,7 @@ def _checked(found: MeasuredTime, basis: RateBasis, flags: set[Flag]) -> Measure
     """Flags a time that even twice the peak of the device could not reach."""
     peak = peak_flops_per_s(basis.device, basis.precision)
     parts = forward_flops(basis.spec, basis.seq_len)
-    # forward and the gradients of the inputs: frozen weights may need no more
+    # forward and the gradients of the inputs, as frozen weights may need no more
     least = 2 * basis.tokens * parts.layers
     if peak and least / (found.step_time_s * basis.gpus) > peak:
         flags.add(Flag.TIME_IMPLAUSIBLE)

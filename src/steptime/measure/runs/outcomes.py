@@ -1,4 +1,4 @@
-"""Layouts that ran and layouts that ran out of memory scored: read, predicted, summed up, reported."""
+"""Scores layouts that ran or ran out of memory: reads, predicts, summarises and reports them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _WORDS: Final = (
     (r"^(?:ok|ran|yes|true|success\w*|complete\w*|finished|done|fits?)$", RAN),
 )
 _NUMBERS: Final = re.compile(r"\d+")
-"""What notes on software of one kind may differ in: numbers of trials."""
+"""Numbers in notes, such as those of trials, in which notes on equal software may differ."""
 EDGES: Final = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0)
 """Ends of the bins of a reliability diagram."""
 LEAST_CHANCE: Final = 1e-6
@@ -58,15 +58,15 @@ LEAST_PLANS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A layout with its prediction and what became of it."""
+    """A layout with its prediction and its outcome."""
 
     scored: ScoredRun
     ran: bool
-    """False: it ran out of memory."""
+    """True: it ran; false: it ran out of memory."""
 
 
 def outcome_of(row: TableRow) -> bool:
-    """Whether the layout of a row ran; without a word, one with a step time did.
+    """True if the layout of a row ran; a row without an outcome ran if it has a step time.
 
     Raises:
         RowProblem: its outcome says nothing of memory.
@@ -84,7 +84,7 @@ def outcome_of(row: TableRow) -> bool:
 
 
 def outcome_statistics(tried: Sequence[Tried]) -> dict[str, Any]:
-    r"""What the predicted chances of running out are worth.
+    r"""Quality of the predicted chances $P$ of running out of memory.
 
     ``above_half``: share of the layouts that ran out, and of those that ran, with $P > 1/2$; ``brier`` the mean of
     $(P - o)^2$ and ``log_loss`` of $-\ln P$ of what happened, for $o = 1$ where it ran out; ``reliability``: by bins of
@@ -133,32 +133,32 @@ def reliability_bins(chance: Array, ran: Array) -> list[dict[str, Any]]:
 
 
 def _picked(tried: Sequence[Tried]) -> dict[str, Any]:
-    """What choosing by the prediction costs: regret over the fastest plan that ran, and how often the choice ran.
+    """Cost of choosing by the prediction: regret over the fastest plan that ran, and how often the choice ran.
 
-    ``regret_of_ran``: of the plan predicted fastest among those that ran.
+    ``regret_of_ran`` is the regret of the plan predicted fastest among those that ran.
     """
     groups: dict[Hashable, dict[Hashable, Tried]] = defaultdict(dict)
     for each in tried:
         run = each.scored.run
         kernels = (run.kernel, _NUMBERS.sub("", run.notes))
         groups[workload_key(run), kernels].setdefault(plan_key(run), each)
-    regrets, known, chosen = [], [], 0
+    regrets, regrets_of_ran, count = [], [], 0
     for plans in groups.values():
         ran = [each for each in plans.values() if each.ran and each.scored.run.step_time_s]
         if len(plans) < LEAST_PLANS or not ran:
             continue
-        chosen += 1
+        count += 1
         first = first_of(plans.values())
         best = min(each.scored.run.step_time_s or math.inf for each in ran)
-        known.append((min(ran, key=_predicted_s).scored.run.step_time_s or math.nan) / best - 1)
+        regrets_of_ran.append((min(ran, key=_predicted_s).scored.run.step_time_s or math.nan) / best - 1)
         if first in ran:
             regrets.append((first.scored.run.step_time_s or math.nan) / best - 1)
     return {
-        "groups": chosen,
-        "ran": len(regrets) / chosen if chosen else None,
+        "groups": count,
+        "ran": len(regrets) / count if count else None,
         "mean_regret": _mean(np.array(regrets)),
         "worst_regret": max(regrets, default=None),
-        "regret_of_ran": _mean(np.array(known)),
+        "regret_of_ran": _mean(np.array(regrets_of_ran)),
     }
 
 
@@ -185,7 +185,7 @@ class OutcomeScore:
     columns_not_read: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, reasons, and what the chances of running out are worth; shares, not percent."""
+        """Counts, reasons, and the quality of the predicted chances; shares, not percent."""
         return {
             "rows": self.rows,
             "scored": len(self.tried),
@@ -200,7 +200,7 @@ def given_cells(texts: Sequence[str]) -> dict[str, str]:
     """Column -> text of its empty cells, from ``COLUMN=TEXT``.
 
     Raises:
-        FieldError: a text is no such pair, there is no such column, or it is given twice.
+        FieldError: a text has another form, the column is unknown, or it is given twice.
 
     >>> given_cells(["gpus=64", "gpu=a100-sxm-80gb"])
     {'n_gpus': '64', 'gpu': 'a100-sxm-80gb'}
@@ -234,20 +234,20 @@ def score_outcomes(
         progress: called with layouts done and all layouts.
 
     Raises:
-        InputFileError: the file is no such table.
+        InputFileError: the file is not such a table.
     """
     return score_layouts(read_rows(path, _check, given), progress=progress)
 
 
 def _check(where: str, names: list[str]) -> None:
-    """Refuses a table that does not say what ran."""
+    """Refuses a table without outcomes."""
     if not {"outcome", "metric_step_time_s"} & set(names):
         raise InputFileError(where, "lacks the column outcome", hint="what became of each layout: ok, or OOM")
     check_columns(where, names)
 
 
 def score_layouts(rows: list[TableRow], *, progress: Progress | None = None) -> OutcomeScore:
-    """As :func:`score_outcomes`, of rows that are read already."""
+    """Predicts the chance of running out of memory of every layout in rows that are already read."""
     ran: dict[int, bool] = {}
     missing: list[Missing] = []
     for row in rows:

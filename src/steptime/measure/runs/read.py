@@ -32,11 +32,11 @@ def table(name: str) -> Mapping[str, Any]:
 OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = table("columns")["other_names"]
 """Column -> other names that it may have; its own name wins, then the first of these."""
 FURTHER: Final[frozenset[str]] = frozenset(table("columns")["columns"]["further"])
-"""Columns without other names: those that are read, and those that are worked out from others."""
+"""Columns without other names: those that are read, and those that are derived from others."""
 SCALED: Final[Mapping[str, tuple[str, str]]] = table("columns")["scaled"]
 """Name of a column with a unit of its own -> column, and the unit of its cells."""
 WORDS: Final[Mapping[str, str]] = table("columns")["words"]
-"""Other spellings of a word of a name."""
+"""Spelling of a word in the name of a column -> its usual spelling."""
 NEAR: Final[Mapping[str, str]] = table("columns")["near"]
 """Words of a column that nothing reads -> what to write instead, the first that fits."""
 
@@ -86,13 +86,13 @@ def own_names(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def near_misses(names: Iterable[str]) -> str:
-    """What to write instead of columns that nothing reads and that may be measurements; "" where there are none.
+    """Hints for unread columns that may be measurements; "" where there are none.
 
     >>> near_misses(["model", "tokens_per_sec", "loss"])
     "'tokens_per_sec' is not read: tokens per second of one device stand in tokens_per_s_per_gpu"
     """
     unread = [name for name in names if name not in OTHER_NAMES and name not in FURTHER]
-    told = (
+    hints = (
         (
             name,
             next(
@@ -102,15 +102,15 @@ def near_misses(names: Iterable[str]) -> str:
         )
         for name in unread
     )
-    return "; ".join([f"{shorten(name)!r} is not read: {text}" for name, text in told if text][:3])
+    return "; ".join([f"{shorten(name)!r} is not read: {text}" for name, text in hints if text][:3])
 
 
 def not_read(cells: Iterable[Mapping[str, str]], also: Callable[[str], bool] = lambda _: False) -> tuple[str, ...]:
-    """Columns of a table, under their own names, that have a cell and that nothing reads.
+    """Columns of a table, under their own names, that have text and that nothing reads.
 
     Args:
         cells: text by column, of each row.
-        also: tells further columns that are read.
+        also: true for further columns that are read.
 
     >>> not_read([{"model": "x", "notes": "y", "loss": "", "optimizer": ""}, {"model": "x", "optimizer": "lion"}])
     ('optimizer',)
@@ -149,7 +149,7 @@ class Reason(StrEnum):
 
 
 class Flag(StrEnum):
-    """What was assumed or is doubtful; rows with one of :data:`NO_CLAIM` count but support no claim."""
+    """An assumption or a doubt about a row; rows with one of :data:`NO_CLAIM` count but support no claim."""
 
     DEVICE_ASSUMED = "variant of the accelerator assumed"
     ARCHITECTURE_GUESSED = "shape guessed from the number of parameters"
@@ -162,7 +162,7 @@ class Flag(StrEnum):
     TEXT_UNREAD = "spelling of a setting unknown"
     CELL_UNREAD = "a number that is not needed cannot be read"
     DEGREES_ASSUMED = "degrees not stated"
-    DP_REDERIVED = "printed data-parallel degree does not fit; derived anew"
+    DP_REDERIVED = "printed data-parallel degree does not fit; derived from the others"
     MICRO_BATCH_REPLACED = "printed micro-batch does not divide the batch; the largest that does"
     BATCH_DERIVED = "global batch derived from micro-batch, replicas and accumulation"
     NODE_ASSUMED = "accelerators per node assumed"
@@ -227,13 +227,13 @@ class Skipped:
     source_key: str
     reason: Reason
     detail: str
-    """What was found, for example the spelling that is unknown."""
+    """Text that was found, for example the unknown spelling."""
     measured: bool
-    """A step time, or a number that gives one, is printed, and so are batch and shape: it should be readable."""
+    """The row prints batch, shape, and a step time or a number that gives one: it should be readable."""
 
 
 def reason_counts(skipped: Iterable[Skipped]) -> dict[str, int]:
-    """How many rows each reason costs, the most frequent first."""
+    """Number of skipped rows by reason, the most frequent first."""
     return dict(Counter(str(row.reason) for row in skipped).most_common())
 
 
@@ -259,7 +259,7 @@ _GROUPED: Final = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 def is_blank(text: str) -> bool:
-    """Whether a cell says nothing.
+    """True if a cell says nothing.
 
     >>> is_blank("N/A"), is_blank("not stated"), is_blank("0")
     (True, True, False)
@@ -329,7 +329,7 @@ class TableRow:
             self.unread.append(name)
 
     def whole(self, name: str, at_most: float = 1e16) -> int | None:
-        """A positive whole number, as :meth:`number`."""
+        """A positive whole number up to ``at_most``; None and noted as in :meth:`number`."""
         value = self.number(name)
         if value is None:
             return None
@@ -415,7 +415,7 @@ def _records(reader: Any, named: list[tuple[str, str]], where: str) -> Iterator[
 
 
 def named_cells(named: Sequence[tuple[str, str]], cells: Sequence[str]) -> dict[str, str]:
-    """Cells by own name of their column; bare numbers of a column with a unit of its own have it behind them.
+    """Cells by own name of their column; the unit of a column is appended to its bare numbers.
 
     >>> named_cells([("metric_step_time_s", "ms"), ("metric_mfu", "%")], ["1670", "45 %"])
     {'metric_step_time_s': '1670 ms', 'metric_mfu': '45 %'}

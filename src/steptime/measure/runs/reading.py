@@ -1,4 +1,4 @@
-"""A whole file: the runs that can be used, and every other row with its reason."""
+"""Reads a whole file: the runs that can be used, and every other row with its reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIGITS: Final = 5
 
 
 def computed_rows(runs: Sequence[MeasuredRun]) -> frozenset[int]:
-    r"""Places in ``runs`` of those whose step time was computed from parts, not measured.
+    r"""Positions in ``runs`` of those whose step time was computed from parts, not measured.
 
     $$\max_i \left|\frac{a + b\,m_i}{t_i} - 1\right| < \epsilon$$
 
@@ -55,13 +55,14 @@ def computed_rows(runs: Sequence[MeasuredRun]) -> frozenset[int]:
             groups[(job_key(run), plan_key(replace(run, accumulation=None)), run.notes)].append(place)
     found: set[int] = set()
     for places in groups.values():
-        if on_one_line(_step(runs[i]) for i in places):
+        # sequences are proportional to micro-batches, as these runs have the same plan
+        if on_one_line((runs[i].global_batch, runs[i].step_time_s or 0.0) for i in places):
             found.update(places)
     return frozenset(found)
 
 
 def on_one_line(steps: Iterable[tuple[float, float]]) -> bool:
-    """Whether step times (s) over numbers of micro-batches are too regular to have been measured.
+    """True if step times (s) over numbers of micro-batches are too regular to have been measured.
 
     >>> on_one_line([(2, 0.089176), (4, 0.176234), (8, 0.350348), (16, 0.698578)])   # 2.1 ms + 43.5 ms each
     True
@@ -78,11 +79,6 @@ def on_one_line(steps: Iterable[tuple[float, float]]) -> bool:
     return bool(np.abs(line @ solution - 1).max() < EXACT)
 
 
-def _step(run: MeasuredRun) -> tuple[float, float]:
-    """Number of sequences, which is that of micro-batches but for a factor, and step time (s)."""
-    return run.global_batch, run.step_time_s or 0.0
-
-
 def _many_digits(value: float) -> bool:
     return float(f"{value:.{DIGITS - 1}g}") != value
 
@@ -92,10 +88,10 @@ MEANT = ("framework", "fill", "instead")
 
 
 def with_recipe(row: TableRow) -> TableRow:
-    """The row with cells from the recipes that hold for it, the first that has a cell counting.
+    """The row with cells from the recipes that match it; of several for a cell the first counts.
 
-    A recipe holds where its framework is the row's, and each of its patterns is found in the row's column. It fills
-    empty cells, and takes the place of those that the scripts contradict or narrow down.
+    A recipe matches a row of its framework in whose columns all of its patterns are found. It fills empty cells, and
+    replaces those that the scripts contradict or narrow down.
 
     >>> row = TableRow(1, {"source_key": "mlperf", "model": "Llama2-70B LoRA (MLPerf)", "gpu": "MI300X"})
     >>> with_recipe(row).text("recompute"), with_recipe(TableRow(1, {"model": "GPT-3"})).text("recompute")
@@ -119,12 +115,12 @@ def _holds(recipe: Mapping[str, Any], row: TableRow, framework: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a file of measured runs gave; every row is in one of the two lists."""
+    """Runs and skipped rows of a file of measured runs; every row is in one of the two."""
 
     runs: tuple[MeasuredRun, ...]
     skipped: tuple[Skipped, ...]
     columns_not_read: tuple[str, ...] = ()
-    """Columns of the file that have a cell and that no run is made of."""
+    """Columns of the file that have text and that nothing reads."""
 
     @property
     def rows(self) -> int:
@@ -181,9 +177,9 @@ def read_runs(path: str | Path, load: ModelFile | None = None) -> Reading:
 
 
 def runs_of(rows: list[TableRow], load: ModelFile | None = None, *, scripts: bool = True) -> Reading:
-    """The runs of rows; a line that is repeated to the letter counts once.
+    """The runs of rows; of identical lines the first counts.
 
-    ``scripts``: with what the scripts behind published results set (:mod:`steptime.measure.runs.reading`).
+    ``scripts``: with the settings of the scripts behind published results (:func:`with_recipe`).
     """
     runs: list[MeasuredRun] = []
     skipped: list[Skipped] = []
@@ -195,9 +191,9 @@ def runs_of(rows: list[TableRow], load: ModelFile | None = None, *, scripts: boo
             if content in seen:
                 raise RowProblem(Reason.DUPLICATE)
             seen.add(content)
-            told = with_recipe(row) if scripts else row
-            run = run_of(told, load)
-            run = run if told is row else replace(run, flags=run.flags | {Flag.SCRIPT})
+            completed = with_recipe(row) if scripts else row
+            run = run_of(completed, load)
+            run = run if completed is row else replace(run, flags=run.flags | {Flag.SCRIPT})
         except RowProblem as problem:
             skipped.append(_skipped(row, problem.reason, problem.detail))
             continue
@@ -214,7 +210,7 @@ def runs_of(rows: list[TableRow], load: ModelFile | None = None, *, scripts: boo
 
 
 def _marked(runs: list[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-    """Runs with what only all of them together show."""
+    """Runs with the flag of computed times, which only all of them together show."""
     computed = computed_rows(runs)
     return tuple(
         replace(run, flags=run.flags | {Flag.COMPUTED}) if place in computed else run for place, run in enumerate(runs)

@@ -30,7 +30,7 @@ from steptime.measure.runs.meaning import (
     choice_called,
     framework_default,
     framework_of,
-    gradients_beside,
+    gradient_dtype_in,
     graphs_called,
     narrow_weights,
     not_recomputed,
@@ -51,12 +51,12 @@ from steptime.model.spec import ModelSpec
 from steptime.num import divisors
 
 MOST_SEQUENCES: Final = 10**9
-"""Largest batch that is believed; a larger number is none of sequences."""
+"""Largest batch in sequences; a larger number counts something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """How many ranks each axis has; ``dp`` is what is left: gpus / (tp pp cp)."""
+    """Number of ranks of each axis; ``dp`` is the rest: gpus / (tp pp cp)."""
 
     tp: int
     pp: int
@@ -181,7 +181,7 @@ class AdapterName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A measured run. None of what may be unstated is filled in here: :mod:`.candidates` does."""
+    """A measured run. Fields that its row leaves open stay empty; :mod:`.candidates` fills them in."""
 
     line: int
     row_id: str
@@ -222,26 +222,26 @@ class MeasuredRun:
     """Fused attention kernel where the row names one: of :data:`~steptime.plan.framework.KERNELS`."""
     offload: frozenset[str]
     attention_dtype: str | None = None
-    """Format of attention's products where it is not that of what attention reads."""
+    """Format of attention's products where it differs from that of its inputs."""
     context: str | None = None
-    """What context ranks exchange; None: what the framework makes them."""
+    """Exchange of context ranks; None: the default of the framework."""
     gradient_dtype: str | None = None
-    """None: that of the framework."""
+    """Dtype of gradients; None: the default of the framework."""
     narrow_weights: bool = False
     """Trained weights of products are stored in the narrow format."""
     document_length: float | None = None
-    """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
+    """Tokens of one document of a packed sequence, which attention does not cross; None: a sequence is one document."""
     expert_capacity: float | None = None
     """Slots of an expert over its mean tokens; None: no token is dropped."""
     plain_norms: bool | None = None
     """The row lists the fused kernels of the run, and none is of its norms; None: it lists none, and the norms are
     those of the framework."""
     separate_kernels: bool = False
-    """Attention is that of PyTorch's operators, each a kernel."""
+    """Attention runs as separate operators of PyTorch, each a kernel of its own."""
     graphs: str = "none"
-    """What is one graph, of :data:`~steptime.plan.job.GRAPHS` or parts of a layer joined by ``+``."""
+    """Scope of one graph, of :data:`~steptime.plan.job.GRAPHS` or parts of a layer joined by ``+``."""
     dispatcher: str | None = None
-    """What sends tokens to their experts, a name of the option ``dispatcher``; None: as the framework does."""
+    """Dispatcher of tokens to experts, a value of the option ``dispatcher``; None: the default of the framework."""
     time: MeasuredTime | None
     memory: MeasuredMemory | None
     flags: frozenset[Flag] = field(default_factory=frozenset)
@@ -249,7 +249,7 @@ class MeasuredRun:
 
     @property
     def supports_claim(self) -> bool:
-        """Whether nothing speaks against resting a claim on the row."""
+        """True if a claim of accuracy may rest on the row: it has no flag of :data:`NO_CLAIM`."""
         return not self.flags & NO_CLAIM
 
     @property
@@ -339,7 +339,9 @@ def _measured(row: TableRow, basis: RateBasis, flags: set[Flag]) -> dict[str, An
     time = measured_time(row, basis, flags)
     memory = measured_memory(row, catalogue_device(basis.device), flags)
     if time is None and memory is None and not row.text("outcome"):
-        raise _unmeasured(row, flags)
+        if Flag.MEMORY_UNREAD in flags:
+            raise RowProblem(Reason.BAD_MEASUREMENT, f"{MEMORY}: {row.text(MEMORY)!r}")
+        raise RowProblem(Reason.NO_MEASUREMENT)
     return {"time": time, "memory": memory}
 
 
@@ -352,7 +354,7 @@ def _likely_dtype(framework: str) -> str:
 def _plan_choices(
     row: TableRow, device: str, recompute: Recomputation | None, flags: set[Flag], *, experts: bool
 ) -> dict[str, Any]:
-    """Sharding, recomputation, attention, and what else a run chooses; what is doubtful about them is flagged."""
+    """Sharding, recomputation, attention and further choices of a run; doubts about them are flagged."""
     said, shard = _attention(row), sharding(row.text("zero_stage_or_fsdp"))
     attention = attention_kernel(said)
     further = {**_choices(row, device, experts=experts), **_kernels(row, said, attention)}
@@ -361,7 +363,7 @@ def _plan_choices(
 
 
 def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
-    """What a row may say beyond sizes, degrees and recomputation."""
+    """Settings of a row beyond sizes, degrees and recomputation."""
     capacity = _between(row, "expert_capacity", 0.01, 1e4)
     if capacity is not None and not experts:
         row.note("expert_capacity")
@@ -371,7 +373,7 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
         "attention_dtype": _own_format(row, device),
         "context": choice_called("context", row.text("context")),
         "gradient_dtype": choice_called("gradient_dtype", row.text("gradient_dtype"))
-        or gradients_beside(row.text("dtype")),
+        or gradient_dtype_in(row.text("dtype")),
         "narrow_weights": narrow_weights(row.text("dtype")),
         "graphs": graphs_called(row.text("graphs")),
         "dispatcher": _dispatcher(row) if experts else None,
@@ -381,13 +383,13 @@ def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
 
 
 def _dispatcher(row: TableRow) -> str | None:
-    """What sends tokens to their experts: by its column, else by words of the notes that name it."""
+    """Dispatcher of tokens to experts: by its column, else by words of the notes that name it."""
     said = re.search(r"hybrid[-_ ]?ep|deep[-_ ]?ep|all[-_ ]?to[-_ ]?all dispatcher", row.text("notes"), re.IGNORECASE)
     return choice_called("dispatcher", row.text("dispatcher") or (said.group() if said else ""))
 
 
 def _recompute(row: TableRow, framework: str) -> Recomputation | None:
-    """What a row says of recomputation; its notes count where its cell is empty."""
+    """Recomputation of a row; its notes count where its cell is empty."""
     text = row.text("recompute")
     if not text and not_recomputed(row.text("notes")):
         return Recomputation(kind="none")
@@ -395,7 +397,7 @@ def _recompute(row: TableRow, framework: str) -> Recomputation | None:
 
 
 def _offloaded_by_notes(row: TableRow) -> frozenset[str]:
-    """With FSDP "CPU offload" means all that is sharded: weights, gradients and states."""
+    """Offload that notes name: "CPU offload" of FSDP means all that is sharded: weights, gradients and states."""
     said = not row.text("offload") and re.search(r"\bcpu[- ]offload", row.text("notes"), re.IGNORECASE)
     fsdp = "fsdp" in row.text("zero_stage_or_fsdp").lower()
     return frozenset({"optimizer", "weights"}) if said and fsdp else frozenset()
@@ -449,7 +451,7 @@ def _dtype(row: TableRow, flags: set[Flag]) -> DtypeName:
 
 
 def _attention(row: TableRow) -> str:
-    """What a row says of its attention; whose layers are those of Transformer Engine (TE) has its attention too."""
+    """Text on the attention of a row; a run with layers of Transformer Engine (TE) has its attention too."""
     layers = re.search(r"(?<!no )(?<!without )(?:\bte\b|\btransformer engine\b)", row.text("dtype").lower())
     return row.text("attention_impl") or ("TE" if layers else "")
 
@@ -471,7 +473,7 @@ def listed_kernels(row: TableRow) -> str:
 
 
 def _plain_norms(kernels: str) -> bool | None:
-    """Whether kernels are listed and none is of norms; None: none are, but perhaps an option's name."""
+    """True if kernels are listed and none is of norms; None if none is listed (the text may be an option's name)."""
     if re.search(r"norm|\brms\b|\bte\b|transformer engine|compile", kernels, re.IGNORECASE):
         return False
     return True if re.search(r"attention|\btorch\b|softmax", kernels) else None
@@ -482,12 +484,6 @@ def _per_node(row: TableRow, gpus: int, flags: set[Flag]) -> int:
     if stated is None:
         flags.add(Flag.NODE_ASSUMED)
     return min(stated or 8, gpus)
-
-
-def _unmeasured(row: TableRow, flags: set[Flag]) -> RowProblem:
-    if Flag.MEMORY_UNREAD in flags:
-        return RowProblem(Reason.BAD_MEASUREMENT, f"{MEMORY}: {row.text(MEMORY)!r}")
-    return RowProblem(Reason.NO_MEASUREMENT)
 
 
 def _workload(row: TableRow, framework: str) -> tuple[str, AdapterName | None]:
@@ -508,7 +504,7 @@ def _workload(row: TableRow, framework: str) -> tuple[str, AdapterName | None]:
 def _doubts(
     row: TableRow, shard: Sharding | None, recompute: Recomputation | None, attention: str | None, flags: set[Flag]
 ) -> None:
-    """Flags that the table's own remarks give."""
+    """Adds the flags that unread cells and the table's own remarks give."""
     settings = {"zero_stage_or_fsdp": shard, "recompute": recompute, "attention_impl": attention}
     if any(value is None and row.text(name) for name, value in settings.items()) or unknown_words(row.text):
         flags.add(Flag.TEXT_UNREAD)

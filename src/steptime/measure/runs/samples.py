@@ -1,4 +1,4 @@
-"""Measured runs as a fit takes them: every plausible setting evaluated once, before any framework."""
+"""Measured runs as the input of a fit: every plausible setting evaluated once, under the ideal framework."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EAGER: Final = 2.5
 10 passes for 2 (norm), 5 for 3 (gated activation), 8 for 2 (rotary embedding); counted in a Llama of Hugging Face."""
 _EAGER: Final = re.compile(r"(?:^|[;,])\s*(?:eager\s*|kernel opts:\s*(?:-|\d+)\s*)(?:$|[;,])", re.IGNORECASE)
 LARGEST_NODE: Final = 8
-"""Domains up to this size are nodes, whose number of devices a run may state."""
+"""Largest fast domain that is a node, whose number of devices a run may state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def _machine(device: str, per_node: int, network_Bps: float | None, gpus: int, p
 
 
 def factors_of(run: MeasuredRun, attention: str) -> dict[str, float]:
-    """What the software of a run makes of times, over what its framework makes of them as a rule.
+    """Factors on times that the software of a run has in addition to those of its framework.
 
     ``attention``: its kernel over the newest one; ``vector``: operators bound by memory, where a row says that nothing
     fuses them (see :data:`EAGER`).
@@ -142,26 +142,26 @@ _NAMES: Final = {
     MemoryDefinition.RESERVED: "reserved",
     MemoryDefinition.DEVICE: "device",
 }
-#: What a framework's own log calls memory where a row does not say it: torchtitan prints `max_reserved`.
+#: Framework -> memory that its log prints, where a row does not say which: torchtitan prints `max_reserved`.
 PRINTED: Final = {"torchtitan": "reserved", "megatron": "reserved"}
 
 
 GIGABYTES: Final = 0.3
 """Chance that a figure without a unit counts 10^9 bytes, not 2^30."""
 UNKNOWN: Final = 0.2
-"""Standard deviation of the logarithm that software without a profile of its own adds; of the frameworks that have one,
-predicted without it."""
+"""Standard deviation of ln(memory) that software without a profile of its own adds: the error of frameworks that have
+one when they are predicted without it."""
 _STEPS: Final = 50
 
 
 def definition_of(run: MeasuredRun) -> str:
-    """``allocated``, ``reserved`` or ``device``: what the measured memory of a run is, as far as it is known."""
+    """Definition of a run's measured memory, where known: ``allocated`` (else this one), ``reserved`` or ``device``."""
     stated = MemoryDefinition.NOT_STATED if run.memory is None else run.memory.definition
     return _NAMES.get(stated) or PRINTED.get(run.framework, "allocated")
 
 
 def is_stated(run: MeasuredRun) -> bool:
-    """Whether a row says what its memory is, or the tool of its framework that prints it is known."""
+    """True if a row defines its memory, or the log of its framework is known to."""
     said = run.memory is not None and run.memory.definition is not MemoryDefinition.NOT_STATED
     return said or run.framework in PRINTED
 
@@ -169,7 +169,7 @@ def is_stated(run: MeasuredRun) -> bool:
 def predicted_bytes(run: MeasuredRun, evaluation: Evaluation) -> float:
     """Predicted peak memory of one setting of a run, by the definition of its measurement.
 
-    A run that was measured has run, so that its memory is at most that of the device.
+    A measured run did fit, so its memory is at most that of the device.
     """
     needed = float(memory_by_definition(evaluation)[definition_of(run)])
     return min(needed, evaluation.machine.memory_bytes)
@@ -190,10 +190,10 @@ def deviation_of(run: MeasuredRun, profile: str) -> float:
 
 
 def memory_band(run: MeasuredRun, settings: Sequence[tuple[float, Evaluation]]) -> tuple[float, float]:
-    r"""5th and 95th percentile of the memory that the source of a run prints, read as the row is read.
+    r"""5th and 95th percentile of the printed memory of a run (bytes), in the unit in which its row was read.
 
-    A mixture of log-normal ones over the settings of the run with their weights, each with the spread of
-    :func:`deviation_of`; where the unit is not stated, of both units.
+    The distribution is a mixture of log-normals, one for each setting with its weight and the spread of
+    :func:`deviation_of`, and for each of both units where the row states none.
     """
     parts = [(w, predicted_bytes(run, e), deviation_of(run, e.job.memory.name)) for w, e in settings]
     if run.memory is not None and run.memory.unit_assumed:
@@ -231,7 +231,7 @@ class Modelled:
     """Geometric mean of the peak memory over the settings of each run."""
     refused: tuple[tuple[MeasuredRun, str], ...]
     oom: Array
-    """Chance that a run does not fit its device, by the prediction: the mean over its settings."""
+    """Predicted chance that each run does not fit its device: the mean over its settings."""
     memory_bands: Array
     """5th and 95th percentile of the peak memory in bytes, a row for each run."""
 

@@ -1,4 +1,4 @@
-"""Measured training runs scored: read, predicted, summed up, and written row by row."""
+"""Scores measured training runs: reads, predicts, summarises and writes them row by row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Missing:
 
     @property
     def place(self) -> str:
-        """Where it is, and what is wrong there.
+        """Line of the row and the problem there.
 
         >>> Missing(line=5, reason="no time", detail="n_gpus: 'eight'").place
         "line 5: n_gpus: 'eight'"
@@ -91,12 +91,12 @@ def write_table(
 
 
 SPLITS: Final = (EACH, "source_and_model", "model")
-"""What ``--leave-out`` takes, other than the key of a source."""
+"""Values of ``--leave-out`` other than the key of a source."""
 NOT_ASKED: Final = "not of the source that is left out"
 FAR_OFF: Final = "predicted and measured time differ a hundredfold or more: a wrong unit?"
 TOO_LARGE: Final = "predicted memory exceeds the device: is a setting misread?"
 UNFIT: Final = 0.95
-"""Chance of not fitting, by the prediction, from which on a run that did fit is doubted to be read rightly."""
+"""Predicted chance of not fitting from which the reading of a run, which did fit, is doubted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +132,11 @@ def score_runs(
         path: CSV, CSV.gz or Parquet with the columns of measured training runs.
         leave_out: None: the frameworks in use predict. ``each`` source, ``source_and_model`` or ``model``: fits to
             the table without the group of a row predict it. Else the key of a source, which alone is predicted.
-        named: whether the framework of a run is told.
+        named: predict by the framework of each run; else by the common values.
         progress: called with parts done and all parts.
 
     Raises:
-        InputFileError: the file is no such table.
+        InputFileError: the file is not such a table.
         FieldError: there is no source of that key.
     """
     return score_reading(read_any(path), leave_out=leave_out, named=named, progress=progress)
@@ -150,9 +150,9 @@ def score_reading(
     progress: Progress | None = None,
     found: Modelled | None = None,
 ) -> RunScore:
-    """As :func:`score_runs`, of runs that are read already, and with ``found`` evaluated for fits without a group."""
+    """Predicts every run of a reading; ``found`` has the runs evaluated already, for fits without a group."""
     asked, unasked = _asked(reading, leave_out)
-    fit = fit_provenance()  # before the work, so that an unusable file of frameworks is told at once
+    fit = fit_provenance()  # before the work, so that an unusable file of frameworks is reported at once
     scores = _scores(reading.runs, leave_out, named, progress, found)
     refused = {run.row_id: reason for run, reason in scores.refused}
     missing = [unscored(run, REFUSED, refused[run.row_id]) for run in asked if run.row_id in refused]
@@ -180,24 +180,24 @@ def unread(reading: Reading) -> list[Missing]:
 
 
 def doubts(scored: Sequence[ScoredRun]) -> dict[str, int]:
-    """Predicted runs by what is doubtful about them, the most frequent first."""
+    """Number of predicted runs by doubt, the most frequent doubt first."""
     found = doubted(s.run for s in scored)
     return dict((found + Counter(text for s in scored for text in _against_prediction(s))).most_common())
 
 
 def doubted(runs: Iterable[MeasuredRun]) -> Counter[str]:
-    """Runs by what is doubtful about how they were read."""
+    """Number of runs by doubt about how they were read."""
     return Counter(str(flag) for run in runs for flag in sorted(run.flags & DOUBTS))
 
 
 def _against_prediction(s: ScoredRun) -> list[str]:
-    """What the prediction makes doubtful about the reading of a run."""
+    """Doubts about the reading of a run that its prediction raises."""
     far = bool(timed([s])) and abs(math.log10(s.step_time_s / (s.run.step_time_s or 1.0))) >= 2
     return [text for text, said in ((FAR_OFF, far), (TOO_LARGE, s.oom_probability > UNFIT)) if said]
 
 
 def _unfitted(runs: Sequence[MeasuredRun], leave_out: str | None) -> dict[str, str]:
-    """What to know where nothing remains that a fit could see: one source or model, which is left out."""
+    """A note where the group that is left out is the whole table, so that nothing remains to fit to."""
     fitted = [run for run in runs if run.time is not None and run.supports_claim]
     if leave_out is None or not runs:
         return {}
@@ -258,7 +258,7 @@ def _words(leave_out: str) -> str:
 
 
 def fit_key(source_key: str) -> str:
-    """The key of a source as a fit remembers it: without what separates keys or ends a string.
+    """The key of a source as the provenance of a fit has it: without characters that separate keys or end a string.
 
     >>> fit_key('a, "b"')
     'a___b_'
@@ -291,7 +291,7 @@ def read_any(path: str | Path) -> Reading:
     """Runs of a CSV, CSV.gz or Parquet file.
 
     Raises:
-        InputFileError: the file is missing, is no such table, lacks a needed column, or has no rows.
+        InputFileError: the file is missing, is not such a table, lacks a needed column, or has no rows.
     """
     if not str(path).lower().endswith(".parquet"):
         return read_runs(path, cache(load_model))
@@ -302,7 +302,7 @@ def rows_of_parquet(path: str | Path, check: Callable[[str, list[str]], None]) -
     """Rows of a Parquet file, numbered from 1; ``check`` refuses it by its columns.
 
     Raises:
-        InputFileError: the file is missing, is no such table, or has no rows.
+        InputFileError: the file is missing, is not such a table, or has no rows.
     """
     table = read_table(path)
     texts = {name: [_cell(value) for value in column.tolist()] for name, column in table.items()}
