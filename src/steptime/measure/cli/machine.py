@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """What can be measured."""
+    """Devices that can be measured."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -73,7 +73,7 @@ def machine(
 
 
 def measured(request: Request) -> Fitted | None:
-    """The calibration, with a bar of its progress."""
+    """Calibrates with a progress bar."""
     from steptime.cli.output import Progress
     from steptime.measure.machine.cluster_file import journal_path
     from steptime.measure.machine.session import calibrate
@@ -165,7 +165,7 @@ def print_comparison(found: Comparison, out: Path) -> None:
 
 
 def refuse_suffix(out: Path) -> None:
-    """Raises UserError for a file that no command would take as a cluster."""
+    """Refuses (UserError) a file that no command would take as a cluster."""
     from steptime.errors import FieldError
 
     if out.suffix != ".toml":
@@ -173,7 +173,7 @@ def refuse_suffix(out: Path) -> None:
 
 
 def refuse_outputs(table: Path | None, plot: Path | None) -> None:
-    """Raises UserError for further files that cannot be written, before anything is measured.
+    """Refuses (UserError) further files that cannot be written, before anything is measured.
 
     The other ranks of a running job write nothing.
     """
@@ -189,7 +189,7 @@ def refuse_outputs(table: Path | None, plot: Path | None) -> None:
 
 
 def write_table(path: Path, fitted: Fitted) -> None:
-    """The measured operators with the columns of a table of kernels."""
+    """Writes the measured operators with the columns of a table of kernels."""
     from steptime.measure.machine.cluster_file import kernel_rows
     from steptime.store.tables import write_table
 
@@ -197,7 +197,7 @@ def write_table(path: Path, fitted: Fitted) -> None:
 
 
 def method_of(fitted: Fitted) -> str:
-    """How it was timed, in the words of tables of kernels."""
+    """Timing method in the words of tables of kernels."""
     return "cuda_graph_p25" if fitted.host.device == "cuda" else "cpu_thread_p25"
 
 

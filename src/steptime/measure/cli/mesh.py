@@ -41,10 +41,10 @@ def mesh(
     from steptime.report.text import printable
 
     if (out is None) != (device is None):
-        lacking, why = (
+        missing, why = (
             ("--device", "measured links do not tell what they join") if out else ("--out", "nothing is written")
         )
-        raise FieldError("", lacking, f"missing; {why}", hint=f"give {lacking}")
+        raise FieldError("", missing, f"missing; {why}", hint=f"give {missing}")
     if out is not None and device is not None:
         cluster_file.refuse(out, device)
     found = discover(read_links(file, unit))

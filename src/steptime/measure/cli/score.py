@@ -20,7 +20,9 @@ RAN = "Table of layouts that ran or ran out of memory instead: the columns of tr
 LEAVE_OUT = (
     "Predict runs by fits to the table without their source, model, or source and model; or one source, by its key."
 )
-COLLECTIVE = "Likewise: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or p2p."
+COLLECTIVE = (
+    "If not in the file: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter or p2p."
+)
 
 
 def command(
@@ -39,8 +41,8 @@ def command(
         bool, flag("--framework-unknown", help="Predict runs by the values common to all frameworks.")
     ] = False,
     gpu: Annotated[str | None, _file("--gpu", "Device of collectives, where the file does not say it.", "NAME")] = None,
-    gpus: Annotated[int | None, number("--gpus", "N", "Devices of the group of a collective, likewise.", 2)] = None,
-    per_node: Annotated[int | None, number("--gpus-per-node", "N", "Devices of one node, likewise.")] = None,
+    gpus: Annotated[int | None, number("--gpus", "N", "Devices of the group, if not in the file.", 2)] = None,
+    per_node: Annotated[int | None, number("--gpus-per-node", "N", "Devices of one node, if not in the file.")] = None,
     collective: Annotated[str | None, _file("--collective", COLLECTIVE, "NAME")] = None,
     columns: Annotated[bool, flag("--columns", help="List the columns and names that the tables may have.")] = False,
     out: Annotated[Path | None, flag("--out", metavar="FILE.csv", help="Write every row.")] = None,
@@ -160,7 +162,7 @@ def _outcomes(file: Path, texts: list[str], figure: Path | None, out: Path | Non
 
 
 def _report(found: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
-    """What was found, as a document or shown."""
+    """Prints a result as a JSON document, or by ``show``."""
     if as_json:
         from steptime.cli.output import document, print_json
 

@@ -1,4 +1,4 @@
-"""Writes what was found: a cluster file that every command reads, and its file of curves."""
+"""Writes a calibration: a cluster file that every command reads, and its file of curves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from steptime.measure.machine.work import Task, padding_of
 from steptime.measure.toml_file import quantity_of, text_of
 from steptime.store.files import write_whole
 
-#: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
+#: First line of every file that is written here; a file without it is not overwritten.
 MARK: Final = "# Written by `steptime calibrate machine`; a later run overwrites it."
 
 
 def curves_path(path: str | Path) -> Path:
-    """Where the curves of a cluster file are.
+    """Path of the curves of a cluster file.
 
     >>> str(curves_path("here/my.toml"))
     'here/my.curves.toml'
@@ -33,12 +33,12 @@ def curves_path(path: str | Path) -> Path:
 
 
 def journal_path(path: str | Path) -> Path:
-    """Where the measurements behind a cluster file are."""
+    """Path of the measurements behind a cluster file."""
     return Path(path).with_suffix(".journal.jsonl")
 
 
 def refuse_foreign(path: str | Path) -> None:
-    """Do not overwrite what was not written here.
+    """Refuses to overwrite a file that was not written here.
 
     Raises:
         InputFileError: the file exists and does not begin with the mark.
@@ -47,10 +47,10 @@ def refuse_foreign(path: str | Path) -> None:
 
 
 def write(path: str | Path, fitted: Fitted) -> None:
-    """Write both files, each whole or not at all.
+    """Writes both files, each whole or not at all.
 
     Raises:
-        InputFileError: one cannot be written, or is somebody's own.
+        InputFileError: one cannot be written, or was not written here.
     """
     curves = curves_path(path)
     for target in (Path(path), curves):
@@ -60,10 +60,7 @@ def write(path: str | Path, fitted: Fitted) -> None:
 
 
 def device_name(fitted: Fitted) -> str:
-    """Name of the device: that of the processor in the letters of the catalogue.
-
-    The letters are ``a-z 0-9 -``.
-    """
+    """Name of the device: that of the processor in the letters of the catalogue, ``a-z 0-9 -``."""
     return re.sub(r"[^a-z0-9]+", "-", fitted.host.processor.lower()).strip("-")[:60] or "machine"
 
 
@@ -109,7 +106,7 @@ def cluster_text(fitted: Fitted, curves: str = "") -> str:
 
 
 def _architecture(processor: str) -> str | None:
-    """Of a GPU that the catalogue knows by its name: workspaces of libraries, and so memory, depend on it."""
+    """Architecture of a GPU of the catalogue, or None: workspaces of libraries, and so memory, depend on it."""
     known = device_named(processor)
     return None if known is None else known.architecture
 

@@ -28,7 +28,7 @@ from steptime.num import divisors
 from steptime.store.journal import Journal, Record, content_key
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "point_to_point")
-#: Without a record for so long, the ranks are taken to hang.
+#: Seconds without a record after which the ranks are taken to hang.
 SILENCE_S: Final = 180.0
 
 #: Ranks wait for each other and so for every other program: only the quickest samples are free of that.
@@ -95,7 +95,7 @@ def measure(
     progress: Progress,
     limit_s: float = float("inf"),
 ) -> None:
-    """Start the ranks, make the visits that the journal lacks, end the ranks.
+    """Starts the ranks, makes the visits that the journal lacks, and ends the ranks.
 
     After ``limit_s`` the rounds after the first are cut short.
 
@@ -123,7 +123,7 @@ def measure(
 def _started(
     host: Host, mesh: Mesh, todo: Sequence[Mapping[str, Any]], visit_s: float, folder: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The ranks; whatever happens, none of them is left behind."""
+    """Starts the ranks, and ends all of them whatever happens."""
     work = {
         "device": host.device,
         "threads": host.threads,
@@ -200,7 +200,7 @@ def _reports(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> Iter
 
 
 def _died(rank: int, processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> RankDiedError:
-    """The first rank that a signal ended, else the first with an error: the others fail in its wake."""
+    """The first rank that a signal ended, else the first with an error: the others fail because of it."""
     time.sleep(0.2)
     codes = {i: p.poll() for i, p in enumerate(processes)}
     rank = next((i for i, code in codes.items() if code is not None and code < 0), rank)

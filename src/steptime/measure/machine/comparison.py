@@ -1,4 +1,4 @@
-"""A machine that was measured against the public profile of a device of the catalogue: operator by operator."""
+"""Compares a measured machine with the public profile of a device of the catalogue, operator by operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Residual:
     own_s: float
     """By the curves that were fitted just now; NaN: there is none."""
     origin: str
-    """How the public curve was come by, or why there is none."""
+    """Origin of the public curve, or the reason why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Comparison:
     device: str
     residuals: tuple[Residual, ...]
     score: Mapping[str, Any]
-    """As ``steptime score`` prints it."""
+    """Counts and errors as ``steptime score`` prints them."""
 
 
 def public_device(given: str, processor: str = "") -> str:
@@ -59,11 +59,11 @@ def public_device(given: str, processor: str = "") -> str:
 
     Args:
         given: a name of the catalogue, or ``auto``.
-        processor: what the machine calls itself, for ``auto``.
+        processor: name that the machine gives itself, for ``auto``.
 
     Raises:
         UnknownNameError: there is no such device, or nothing is published about it.
-        UserError: the machine is none of the catalogue.
+        UserError: the machine is not in the catalogue.
     """
     known = profile_names()
     found = device_named(processor if given == AUTO else given)
@@ -79,15 +79,16 @@ def public_device(given: str, processor: str = "") -> str:
 
 
 def compare(fitted: Fitted, device: str, method: str) -> Comparison:
-    """Predict what was measured with the public profile of a device.
+    """Predicts the measured operators with the public profile of a device.
 
     Args:
         fitted: the calibration.
         device: catalogue name.
-        method: how it was timed, as ``steptime score`` reads it.
+        method: timing method, as ``steptime score`` reads it.
     """
     pairs = [(one, row) for one in fitted.operators for row in kernel_rows([one], device, method)]
-    table = _table([_named(row) for _, row in pairs])
+    source = {"source": ATTENTION_SOURCE}
+    table = _table([row | source if row["op"].startswith("attention") else row for _, row in pairs])
     predicted = KINDS["kernels"].predict(table)
     origin = np.full(table.rows, "", dtype=object) if predicted.origin is None else predicted.origin
     measured = table["latency_us"] * 1e-6
@@ -107,10 +108,6 @@ def compare(fitted: Fitted, device: str, method: str) -> Comparison:
         for (one, _), public_s, text in zip(pairs, predicted.seconds, why, strict=True)
     ]
     return Comparison(device=device, residuals=tuple(residuals), score=score.to_json())
-
-
-def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**row, "source": ATTENTION_SOURCE} if row["op"].startswith("attention") else row
 
 
 def _own_s(predictor: Predictor, one: Measured) -> float:
@@ -133,7 +130,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def residuals_path(out: Path) -> Path:
-    """Where the residuals of a calibration are.
+    """Path of the residuals of a calibration.
 
     >>> str(residuals_path(Path("here/my.toml")))
     'here/my.residuals.csv'

@@ -1,7 +1,7 @@
 """Operators of PyTorch on a CPU as a graph calls them: one call after the other, without gradients, on warm tensors.
 
-What such an operator costs is its call, the allocation of its result, the start of its loops and its arithmetic. Sizes
-begin where calls decide and end past the cache of a core.
+The cost of such an operator is its call, the allocation of its result, the start of its loops and its arithmetic. Sizes
+begin where the call dominates and end past the cache of a core.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _maps(draw: random.Random, kind: str, count: int) -> Iterator[tuple[str, dic
 
 
 def _products(draw: random.Random, count: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """Few rows as often as many: decoding, low ranks, whole sequences."""
+    """Products with few rows as often as with many: decoding, low ranks, whole sequences."""
     made = 0
     while made < count:
         m, n, k = _drawn(draw, 1, 700), _drawn(draw, 4, 2400), _drawn(draw, 4, 1400)

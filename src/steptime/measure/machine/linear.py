@@ -20,9 +20,9 @@ from steptime.num import Array, Num
 #: Relative error up to which the loss is quadratic.
 HUBER: Final = 0.1
 FOLDS: Final = 6
-#: Share of the loss that two more coefficients of a product have to explain, and the points that tell of them.
-TELLING: Final = 0.1
-LEAST_TELLING: Final = 8
+#: Least share of the loss that two more coefficients of a product explain, and fewest points that determine one.
+LEAST_EXPLAINED: Final = 0.1
+LEAST_POINTS: Final = 8
 #: From this size on the C library of Linux maps every block of memory afresh (mallopt(3), M_MMAP_THRESHOLD_MAX).
 FRESH_BYTES: Final = 2**25
 
@@ -47,7 +47,7 @@ def nonnegative(features: Array, seconds: Array) -> Array:
 
 
 def _solved(features: Array, seconds: Array) -> Array:
-    """All columns if none of them comes out negative; else the best subset of which that is true."""
+    """Coefficients of all columns if none is negative; else of the best subset for which that is true."""
     relative = features / seconds[:, None]
     scale = np.abs(relative).max(axis=0)
     scale[scale == 0] = 1.0
@@ -69,7 +69,7 @@ def _solved(features: Array, seconds: Array) -> Array:
 
 
 def refuse_unfit(features: Array, seconds: Array) -> None:
-    """Check what goes into a regression.
+    """Checks the input of a regression.
 
     Raises:
         UserError: too few measurements for a regression, or times that are not positive.
@@ -113,7 +113,7 @@ Fit = Callable[[Shape, Array], Values]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A formula of :data:`~steptime.estimate.measured.FORMULAS`, and how its coefficients are found."""
+    """A formula of :data:`~steptime.estimate.measured.FORMULAS`, and the fit of its coefficients."""
 
     name: str
     arguments: tuple[str, ...]
@@ -125,12 +125,12 @@ class Model:
 
 
 def rate(inverse: float) -> float:
-    """The rate of a fitted coefficient; none was needed: so fast that it costs nothing."""
+    """The rate of a fitted coefficient; a coefficient of zero gives a rate so high that it costs nothing."""
     return 1 / inverse if inverse > 1e-30 else 1e30
 
 
 def _fit_roofline(shape: Shape, seconds: Array) -> Values:
-    """Alternate: each point belongs to the regression that predicts it larger; then both are fitted."""
+    """Alternates: each point goes to the regression that predicts it larger, then both are fitted."""
     ones = np.ones_like(seconds)
     compute = np.stack([ones, shape["matrix_flops"]], axis=1)
     memory = np.stack([ones, shape["moved_bytes"]], axis=1)
@@ -161,7 +161,7 @@ def _fit_roofline(shape: Shape, seconds: Array) -> Values:
 
 
 def _fit_half_size(shape: Shape, seconds: Array) -> Values:
-    """What rows off a boundary and a transposed operand cost counts only where it explains :data:`TELLING`."""
+    """Fits the cost of rows off a boundary and of a transposed operand where it explains :data:`LEAST_EXPLAINED`."""
     m, n, k, turned, loose, odd = (shape[name] for name in PRODUCT)
     flops = 2 * m * n * k
     features = np.stack([np.ones_like(seconds), flops, 2 * n * k, 2 * m * k, 2 * m * n], axis=1)
@@ -171,11 +171,11 @@ def _fit_half_size(shape: Shape, seconds: Array) -> Values:
         {"loose_flops_per_s": loose * flops, "odd_flops_per_s": odd * flops},
         {"turned_flops_per_s": turned * flops, "turned_per_s": turned * m * k},
     ):
-        told = {name: column for name, column in columns.items() if np.count_nonzero(column) >= LEAST_TELLING}
-        more = np.column_stack([features, *told.values()])
-        other = nonnegative(more, seconds) if told else x
-        if _loss(more @ other, seconds) < (1 - TELLING) * _loss(features @ x, seconds):
-            features, x, known = more, other, [*known, *told]
+        usable = {name: column for name, column in columns.items() if np.count_nonzero(column) >= LEAST_POINTS}
+        more = np.column_stack([features, *usable.values()])
+        other = nonnegative(more, seconds) if usable else x
+        if _loss(more @ other, seconds) < (1 - LEAST_EXPLAINED) * _loss(features @ x, seconds):
+            features, x, known = more, other, [*known, *usable]
     inverse = max(float(x[1]), 1e-30)
     return {
         "latency_s": float(x[0]),
@@ -189,7 +189,7 @@ def _fit_half_size(shape: Shape, seconds: Array) -> Values:
 
 
 def _fresh_columns(shape: Shape) -> list[Array]:
-    """Bytes of results that are mapped afresh, where at least two points have such."""
+    """A column with the bytes of results that are mapped afresh, if at least two points have any."""
     fresh = np.where(shape["result_bytes"] >= FRESH_BYTES, shape["result_bytes"], 0.0)
     return [fresh] if np.count_nonzero(fresh) > 1 else []
 
@@ -237,7 +237,7 @@ _CONVOLUTION: Final = OWN["conv_fwd"]
 
 
 def _fit_blocked(shape: Shape, seconds: Array) -> Values:
-    """A column is the time with one rate that is 1, and all others so high that they cost nothing."""
+    """Each column is the time with one rate of 1 and all other rates infinite."""
     given = {name: shape[name] for name in _CONVOLUTION}
     names = ("flops_per_s", "vector_flops_per_s", "memory_Bps")
     one = [{n: 1.0 if n == name else np.inf for n in names} for name in names]

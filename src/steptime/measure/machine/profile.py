@@ -49,7 +49,7 @@ from steptime.num import Array, Num
 
 #: Operators that stream two tensors and compute next to nothing.
 STREAMS: Final = ("copy", "update")
-#: A sweep over this many times the last cache, again and again, finds nothing of itself in it.
+#: A repeated sweep over this many times the last cache finds none of its data there.
 PAST: Final = 1.5
 #: A last cache is taken to be at most this many times as fast as memory; assumed, between the 2 to 4 of server CPUs.
 CACHE_SPEEDUP: Final = 4.0
@@ -57,16 +57,16 @@ CACHE_SPEEDUP: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """Bandwidth of memory, and how sure it is."""
+    """Bandwidth of memory and its uncertainty."""
 
     best_Bps: float
-    """Of the best copy or update."""
+    """Bandwidth of the best copy or update."""
     sustained: float
-    """Share of it that copies and updates sustain, 0 to 1."""
+    """Share of ``best_Bps`` that copies and updates sustain, 0 to 1."""
     factor: float = 1.0
     """The true bandwidth may be lower by this; 1: a sweep past the cache was measured."""
     note: str = ""
-    """What is unknown."""
+    """Remark on what is unknown, for the user."""
 
 
 def held_factor(swept_bytes: float, cache_bytes: float) -> float:
@@ -90,8 +90,8 @@ def held_factor(swept_bytes: float, cache_bytes: float) -> float:
 def bandwidth_of(host: Host, operators: Sequence[Measured]) -> Bandwidth:
     """Best and sustained bandwidth of the copies and updates that move more than the last cache holds.
 
-    Where no copy does, those that sweep the most memory, all their sets of operands together, stand for them. A GPU
-    moves a whole tensor by the driver's copy, which is slower than kernels are: there updates tell.
+    Where no copy does, those count that sweep the most memory, all their sets of operands together. On a GPU updates
+    count alone: it moves a whole tensor by the driver's copy, which is slower than kernels are.
 
     Raises:
         UserError: no copy was measured.
@@ -178,7 +178,7 @@ class DeviceFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """All that was found."""
+    """Result of a calibration."""
 
     host: Host
     device: DeviceFit
@@ -188,14 +188,14 @@ class Fitted:
     collectives: tuple[Timed, ...]
     noise: float
     skipped: tuple[str, ...]
-    """What could not be fitted or is unsure, and why."""
+    """Notes on what could not be fitted or is unsure, and why."""
     memory_note: str = ""
-    """What is unknown about the bandwidth of memory."""
+    """Note on what is unknown about the bandwidth of memory."""
     date: str
 
 
 def arguments_of(task: Task) -> dict[str, Num]:
-    """What the models may ask about a task."""
+    """Arguments of the models for a task."""
     work = work_of(task)
     dims = {**{name: float(value) for name, value in task.shape.items()}, "turned": float(task.layout == TURNED)}
     if task.kind == "matmul":
@@ -221,7 +221,7 @@ def arguments_of(task: Task) -> dict[str, Num]:
 def fit(
     host: Host, operators: Sequence[Measured], collectives: Sequence[Timed], mesh: Mesh | None, date: str
 ) -> Fitted:
-    """Everything that the measurements support.
+    """Fits everything that the measurements support.
 
     Raises:
         UserError: there are too few matrix products to say anything.
@@ -248,7 +248,7 @@ def fit(
 
 
 def _unsure(curve: Curve, factor: float) -> Curve:
-    """The curve of a memory-bound operator with the upper end of its band raised by that factor."""
+    """The curve; for a memory-bound operator with the upper end of its band raised by ``factor``."""
     if factor == 1 or curve.family.partition("/")[2] not in (*MAPS, *LOOPED):
         return curve
     return replace(curve, band=(curve.band[0], curve.band[1] * factor))
@@ -363,10 +363,10 @@ def _device(
 
 
 def _latency_s(host: Host, operators: Sequence[Measured], curves: Sequence[Curve]) -> float:
-    """What an operator takes however small it is, once it is issued.
+    """Time of the smallest operator once it is issued (s).
 
-    On a CPU the call of one is a part of it. A GPU runs operators that were issued before, and what the host takes to
-    issue one is another number (:func:`_issue_s`): the curves of replayed operators say it.
+    On a CPU this includes the call. A GPU runs operators that were issued before: the curves of replayed operators
+    give the latency, and the time of the host to issue one is another number (:func:`_issue_s`).
     """
     kinds = {"matmul", *MAPS} if host.device == "cuda" else {"matmul"}
     known = [c for c in curves if c.family.partition("/")[2] in kinds and "latency_s" in c.coefficients]
@@ -376,7 +376,7 @@ def _latency_s(host: Host, operators: Sequence[Measured], curves: Sequence[Curve
 
 
 def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
-    """Time of the host per operator of both passes; on the host itself without the operators themselves."""
+    """Time of the host per operator of both passes (s); on a CPU without the operators themselves."""
     found = {one.task.kind: one.seconds for one in operators if one.task.kind in LAUNCHES}
     passes_s, apart_s = (found.get(kind) for kind in ("training_passes", "training_operators"))
     if passes_s is None or apart_s is None:
@@ -388,10 +388,10 @@ def _issue_s(host: Host, operators: Sequence[Measured]) -> float | None:
 def _vector(
     host: Host, operators: Sequence[Measured], memory_Bps: float, latency_s: float
 ) -> tuple[dict[str, float], float]:
-    """Best rate by dtype, and the share that operators sustain which memory does not hold back.
+    """Best rate by dtype, and the share of it that operators which are not bound by memory sustain.
 
-    On a GPU there are none: an operator that is slower than memory has too few rows or columns to fill it. The best
-    rate that was seen is then sustained, and the units may be faster.
+    A GPU has no such operators: one that is slower than memory has too few rows or columns to fill the device. The best
+    measured rate then counts as sustained, and the units may be faster.
     """
     found: dict[str, list[float]] = {}
     for one in operators:

@@ -151,7 +151,7 @@ def visit_all(rank: Rank, visits: Sequence[Mapping[str, Any]], visit_s: float, e
 
 
 def join(torch: Any, device: str, threads: int, store: str | None) -> Rank:
-    """Become a rank of the job that the environment describes (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE)."""
+    """Joins the job that the environment describes (RANK, WORLD_SIZE, LOCAL_WORLD_SIZE)."""
     number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     torch.set_num_threads(threads)
@@ -165,7 +165,7 @@ def join(torch: Any, device: str, threads: int, store: str | None) -> Rank:
 
 
 def _end_with_parent() -> None:
-    """A rank whose parent is gone would wait for ever: standard input closes when the parent ends."""
+    """Ends this rank with its parent, whose end closes standard input; it would else wait for ever."""
 
     def watch() -> None:
         while os.read(0, 1024):

@@ -1,4 +1,4 @@
-"""Measures every operator in several rounds, journals each result, and says which machine this is."""
+"""Measures every operator in several rounds, journals each result, and identifies this machine."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Host:
     processor: str
     cores: int
     memory_bytes: float
-    """Of one device: of the GPU, or of the whole host."""
+    """Memory of one device: of the GPU, or of the whole host."""
     cache_bytes: float
-    """Of the last cache before memory."""
+    """Size of the last cache before memory."""
     device: str
     """``cpu`` or ``cuda``."""
     gpus: int
@@ -60,7 +60,7 @@ class Host:
         return f"{self.processor} in {self.host}"
 
     def header(self) -> dict[str, Any]:
-        """What has to be equal for a journal to be resumed."""
+        """Values that have to be equal for a journal to be resumed."""
         return asdict(self)
 
 
@@ -103,7 +103,7 @@ def _gpu(torch: Any) -> dict[str, Any]:
 
 
 def _memory_bytes() -> float:
-    """Of the host, or what a container may use of it; 8 GB if the system does not tell."""
+    """Memory of the host, or the limit of its container; 8 GB if the system does not tell."""
     try:
         sizes = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     except (ValueError, OSError, AttributeError):
@@ -119,7 +119,7 @@ def _memory_bytes() -> float:
 
 
 def _last_cache_bytes() -> float:
-    """Of the largest cache of the first core; 32 MB if the system does not tell."""
+    """Size of the largest cache of the first core; 32 MB if the system does not tell."""
     sizes = []
     for path in sorted(_CACHES.glob("index*/size")):
         try:
@@ -133,9 +133,9 @@ def _last_cache_bytes() -> float:
 
 Progress = Callable[[int, int], None]
 
-#: A dtype that is slower than this share of fp32 is emulated; nobody trains in it, and it takes for ever.
+#: A dtype slower than this share of the rate of fp32 is emulated: nobody trains in it, and it is slow to measure.
 LEAST_RATE: Final = 0.3
-#: What has to be fast for a dtype to be measured in products, and in convolutions too.
+#: Probes that have to be fast for a dtype to be measured in products, and those for convolutions.
 PRODUCT: Final = {"matmul": {"m": 256, "n": 256, "k": 256}}
 _IMAGES: Final = {"batch": 2, "channels_in": 32, "channels_out": 32, "side": 14, "kernel": 3, "stride": 1, "groups": 1}
 CONVOLUTION: Final = dict.fromkeys(CONVOLVED, _IMAGES)
@@ -143,7 +143,7 @@ CONVOLUTION: Final = dict.fromkeys(CONVOLVED, _IMAGES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How long and how often."""
+    """Duration and repetition of a measurement."""
 
     quick: bool = False
     rounds: int = 5
@@ -161,7 +161,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a measurement needs of torch."""
+    """Torch on one host, with a timer and operands."""
 
     torch: Any
     host: Host
@@ -188,7 +188,7 @@ class Bench:
         return timer.samples_s(call_of(task, self.torch, self.pool, copies), visit_s)
 
     def dtypes(self, probes: Mapping[str, Mapping[str, int]] = PRODUCT) -> tuple[str, ...]:
-        """Dtypes in which this machine computes every probe (shape by kind of operator), and does not emulate any."""
+        """Dtypes in which this machine computes every probe (shape by kind of operator) without emulation."""
         candidates = ("fp32", "tf32", "bf16", "fp16") if self.host.device == "cuda" else ("fp32", "bf16", "fp16")
         slower: dict[str, float] = {}
         for kind, shape in probes.items():
@@ -198,7 +198,7 @@ class Bench:
         return tuple(dtype for dtype, times in slower.items() if times * LEAST_RATE <= 1)
 
     def _probe_s(self, task: Task) -> float:
-        """Infinite where this build of torch has no such operator."""
+        """Seconds of a probe; infinite where this build of torch lacks the operator."""
         try:
             return summary(self.samples_s(task, 0.02)).seconds
         except (RuntimeError, TypeError):
@@ -206,14 +206,14 @@ class Bench:
 
 
 def set_tf32(torch: Any, wanted: bool) -> None:
-    """Whether products and convolutions of fp32 numbers on CUDA may run in TF32."""
+    """Allows or forbids TF32 in products and convolutions of fp32 numbers on CUDA."""
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high" if wanted else "highest")
         torch.backends.cudnn.allow_tf32 = wanted
 
 
 def plan(bench: Bench, dtypes: tuple[str, ...], convolved: tuple[str, ...], settings: Settings) -> list[Task]:
-    """What will be measured; ``convolved``: dtypes of convolutions."""
+    """Tasks to measure; ``convolved``: dtypes of convolutions."""
     host = bench.host
     extent = extent_of(host.device, settings.quick, host.memory_bytes, host.cache_bytes)
     alone = cpu_tasks(settings.quick, settings.seed) if host.device == "cpu" and host.threads == 1 else []
@@ -226,7 +226,7 @@ def visit_key(task: Task, round_: int) -> str:
 
 
 def measure(bench: Bench, journal: Journal, todo: Sequence[Task], settings: Settings, progress: Progress) -> None:
-    """Visit every task in every round, skipping what the journal has.
+    """Visits every task in every round, except those that the journal has.
 
     Raises:
         InputFileError: the journal cannot be written any more.
@@ -256,7 +256,7 @@ def done_keys(records: Iterable[Record]) -> set[str]:
 
 
 def is_sound(record: Record) -> bool:
-    """Whether a record is a visit as it was written: its key is that of its content, and it holds times."""
+    """True if a record is a visit as it was written: its key is that of its content, and it holds times."""
     seconds = record.get("seconds")
     numbers = isinstance(seconds, list) and all(isinstance(one, (int, float)) for one in seconds)
     if not numbers or "error" in record or record.get("of") not in ("operator", "collective"):
@@ -272,7 +272,7 @@ def is_sound(record: Record) -> bool:
 
 
 COLLECTIVE: Final = ("of", "mesh", "round", "kind", "axis", "shape")
-"""What the key of a visit of a collective is made of."""
+"""Fields that make the key of a visit of a collective."""
 
 
 def visit(bench: Bench, task: Task, round_: int, visit_s: float) -> Record:

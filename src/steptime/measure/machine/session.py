@@ -21,15 +21,15 @@ from steptime.store.journal import Journal, read_journal, refuse_busy
 Progress = Callable[[int, int], None]
 
 _FINISHED: Final = "finished"
-#: Records of dtypes -> what has to be fast in them.
+#: Record of dtypes in the journal -> probes that have to be fast in them.
 _DTYPES: Final = {"dtypes": runner.PRODUCT, "dtypes of convolutions": runner.CONVOLUTION}
-#: Visits of collectives cost about so many visits of operators; only for the progress bar.
+#: Visits of operators that one visit of a collective takes, about; only for the progress bar.
 _WEIGHT: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for."""
+    """Options of a calibration."""
 
     out: Path
     quick: bool = False
@@ -42,7 +42,7 @@ class Request:
 
 
 def calibrate(request: Request, progress: Progress) -> profile.Fitted | None:
-    """Measure this machine and write its cluster file, its curves and the journal of measurements.
+    """Measures this machine and writes its cluster file, its curves and the journal of measurements.
 
     Under ``torchrun`` the ranks of the job are used, and only the first rank returns a result.
 
@@ -98,7 +98,7 @@ def host_of(torch: Any, request: Request) -> Host:
 
 
 def _in_job() -> bool:
-    """Whether a launcher such as torchrun started this process as one of several."""
+    """True if a launcher such as torchrun started this process as one of several."""
     return "MASTER_ADDR" in os.environ and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -177,7 +177,7 @@ def _measure(
 
 
 def _dtypes(bench: Bench, journal: Journal, name: str) -> tuple[str, ...]:
-    """Found once: a resumed run measures what the first one would have."""
+    """Dtypes to measure, kept in the journal: a resumed run measures what the first one would have."""
     for record in journal.records:
         known = record.get("dtypes")
         if record["key"] == name and isinstance(known, list) and set(map(str, known)) <= set(ELEMENT_BYTES):
@@ -190,7 +190,7 @@ def _dtypes(bench: Bench, journal: Journal, name: str) -> tuple[str, ...]:
 def _lead(
     torch: Any, host: Host, journal: Journal, visits: list[dict[str, Any]], visit_s: float, progress: Progress
 ) -> RankDiedError | None:
-    """The first rank of a running job: tell the others what is missing, and write what comes."""
+    """Runs the first rank of a job: it sends the missing visits to the others and writes the records."""
     done = runner.done_keys(journal.records)
     missing = [visit for visit in visits if visit["key"] not in done]
     finished = len(visits) - len(missing)
@@ -212,7 +212,7 @@ def _lead(
 
 
 def _follow(request: Request) -> None:
-    """Any other rank of a running job.
+    """Runs any other rank of a job.
 
     Raises:
         RankDiedError: the first rank is gone.

@@ -34,12 +34,12 @@ MAX_COPIES: Final = 8
 
 
 def room_bytes(memory_bytes: float) -> float:
-    """What all sets of operands of one task may take of a memory."""
+    """Bytes of a memory that all sets of operands of one task may take."""
     return memory_bytes / 8
 
 
 def copies_of(task: Task, cache_bytes: float, room_bytes: float) -> int:
-    """Sets of operands to go through in turn.
+    """Number of sets of operands that calls go through in turn.
 
     >>> copies_of(Task(kind="copy", dtype="fp32", shape={"rows": 1024, "width": 1024}), 32e6, 1e9)
     8
@@ -127,7 +127,7 @@ def _trained(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
 
 
 def _apart(torch: Any, random: Callable[..., Any], width: int) -> OperatorRun:
-    """The operators of :func:`_trained`, :data:`~steptime.measure.machine.work.TRAINED` of them."""
+    """The :data:`~steptime.measure.machine.work.TRAINED` operators of :func:`_trained`, called one by one."""
     x, weight, bias = random(width, width), random(width, width), random(width)
     turned, aten = weight.t(), torch.ops.aten
 
@@ -350,7 +350,7 @@ class CudaTimer:
         return [self._between_events_s(run) / calls for _ in range(count)]
 
     def _warm(self, call: OperatorRun) -> float:
-        """Three calls, as capturing a graph wants it; seconds of the last."""
+        """Makes three calls, which the capture of a graph requires; returns the seconds of the last."""
         cuda = self.torch.cuda
         for i in range(3):
             cuda.synchronize()
@@ -361,7 +361,7 @@ class CudaTimer:
         return max(once_s, 1e-6)
 
     def _graph(self, call: OperatorRun, calls: int) -> Callable[[], object] | None:
-        """Replay of so many calls; None if the operator cannot be captured."""
+        """Replay of ``calls`` calls; None if the operator cannot be captured."""
         graph = self.torch.cuda.CUDAGraph()
         try:
             with self.torch.cuda.graph(graph, stream=self.torch.cuda.current_stream()):
@@ -391,7 +391,7 @@ class CudaTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the samples of one call say."""
+    """Summary of the samples of one call."""
 
     seconds: float
     """Lower quartile."""

@@ -1,4 +1,4 @@
-"""What is measured: operators over a spread of shapes and dtypes, with the work that each one does."""
+"""Operators to measure, over a spread of shapes and dtypes, and the work of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def log_uniform(draw: random.Random, low: float, high: float) -> float:
 
 
 def log_spaced(draw: random.Random, low: float, high: float, count: int) -> Iterator[float]:
-    """Numbers with the same ratio from each to the next, every one up to a fifth of that away from its place."""
+    """Numbers at equal distances in logarithm, each moved at random by up to a fifth of the distance."""
     start, end = math.log(low), math.log(high)
     for i in range(count):
         yield math.exp(start + (end - start) * (i + draw.uniform(-0.2, 0.2)) / (count - 1))
@@ -89,14 +89,14 @@ def counts_of(kind: str, shape: Shape, element_bytes: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageExtent:
-    """How large the images are, and how many shapes of them."""
+    """Sizes of images, and the number of shapes."""
 
     elements: tuple[float, float]
-    """Of a batch norm."""
+    """Elements of a batch norm."""
     windows: tuple[float, float]
-    """Of a pooling."""
+    """Windows of a pooling."""
     sides: tuple[int, int]
-    """Pixels: down to those of the last images of a net."""
+    """Pixels of a side, down to the last images of a net."""
     channels: tuple[int, int]
     count: int
     """Shapes per operator and dtype."""
@@ -126,7 +126,7 @@ def _image(draw: random.Random, extent: ImageExtent, size: float, window: Shape)
 
 #: The three products of a linear layer in training: X W^T, dY W, dY^T X.
 LAYOUTS: Final = ("nt", "nn", "tn")
-#: That whose left operand lies in memory as its transpose.
+#: Layout whose left operand is stored transposed.
 TURNED: Final = "tn"
 
 
@@ -141,7 +141,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Depends on the content alone."""
+        """Key that depends on the content alone."""
         return content_key({"kind": self.kind, "dtype": self.dtype, "shape": self.shape, "layout": self.layout})
 
     @property
@@ -152,7 +152,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """What an operator has to do."""
+    """Work of an operator."""
 
     matrix_flops: float = 0.0
     vector_flops: float = 0.0
@@ -231,7 +231,7 @@ def output_side(shape: Mapping[str, int]) -> int:
 
 
 def convolution_sizes(task: Task) -> dict[str, float]:
-    """What :func:`steptime.cost.regression.blocked_convolution_s` asks of a pass."""
+    """Arguments of :func:`steptime.cost.regression.blocked_convolution_s` for a pass."""
     shape, side = task.shape, output_side(task.shape)
     batch, groups, taps = shape["batch"], shape["groups"], shape["kernel"] ** 2
     inward, outward = shape["channels_in"] / groups, shape["channels_out"] / groups
@@ -313,15 +313,15 @@ def _map_work(task: Task) -> TaskWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How large the shapes of a device are, and how many."""
+    """Sizes and numbers of the shapes for a device."""
 
     side: tuple[int, int]
     """Smallest and largest dim of a matrix product."""
     flops: tuple[float, float]
     elements: tuple[float, float]
-    """Of a memory-bound operator."""
+    """Elements of a memory-bound operator."""
     tokens: tuple[int, int]
-    """Of an attention sequence."""
+    """Tokens of a sequence of attention."""
     products: int
     """Matrix products per dtype."""
     maps: int
@@ -333,11 +333,11 @@ class Extent:
     convolutions: int
     """Convolutions per dtype, each measured in its three passes."""
     imaged: ImageExtent
-    """Of batch norm and pooling."""
+    """Images of batch norm and pooling."""
     largest_bytes: float
-    """Of all operands of one task together."""
+    """Most bytes of all operands of one task together."""
     streams: tuple[float, ...] = ()
-    """Bytes that further copies and updates move, past a last cache that the other sizes do not pass."""
+    """Bytes that further copies and updates move: more than a last cache that holds all other sizes."""
 
 
 #: Times the last cache that further copies and updates move, and the share of the memory that they may take.
@@ -362,7 +362,7 @@ def extent_of(device: str, quick: bool, memory_bytes: float, cache_bytes: float 
 
 
 def _spread(device: str, quick: bool, memory_bytes: float) -> Extent:
-    """Shapes whatever the cache."""
+    """Shapes that do not depend on the cache."""
     if device == "cpu":
         return Extent(
             side=(16, 2048), flops=(3e5, 1.5e9 if quick else 6e9), elements=(2e3, 2.0e7 if quick else 3e7),
@@ -395,7 +395,7 @@ def cpu_tasks(quick: bool, seed: int = 1) -> list[Task]:
 def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *, seed: int = 1) -> list[Task]:
     """Every task once, in a fixed order; another ``seed`` gives other shapes of the same spread.
 
-    ``convolved``: those of the dtypes in which convolutions are measured, and what else works on images.
+    ``convolved``: dtypes in which convolutions and other operators on images are measured.
     """
     found: dict[str, Task] = {}
     for dtype in dtypes:
@@ -408,12 +408,12 @@ def tasks(extent: Extent, dtypes: tuple[str, ...], convolved: tuple[str, ...], *
 
 
 def launches() -> list[Task]:
-    """The tasks that find what a launch costs."""
+    """The tasks that measure the cost of a launch."""
     return [Task(kind=kind, dtype="fp32", shape={"rows": 1, "width": 64}) for kind in LAUNCHES]
 
 
 def _side(draw: random.Random, extent: Extent) -> int:
-    """Log-uniform; three of four are multiples of 16 as in models, the rest is anything."""
+    """A log-uniform dim; three of four are multiples of 16 as in models, the others any number."""
     value = round(log_uniform(draw, *extent.side))
     return max(16, value // 16 * 16) if draw.random() < 0.75 else value
 

@@ -1,4 +1,4 @@
-"""From pairwise latency and bandwidth to a mesh: read, discover the axes, regress each of them, say how sure it is."""
+"""From pairwise latency and bandwidth to a mesh: read, discover the axes, regress each of them, give a confidence."""
 
 from steptime.measure.mesh import cluster_file as cluster_file
 from steptime.measure.mesh.discover import discover as discover

@@ -14,17 +14,17 @@ from steptime.measure.toml_file import quantity_of, refuse_foreign, text_of
 from steptime.store.files import write_whole
 
 ALIKE: Final = 1.25
-"""Links of the axes of a torus differ by no more than this."""
-#: First line of every file that is written here; a file without it is somebody's own and is not overwritten.
+"""Largest factor between the bandwidths of the axes of a torus."""
+#: First line of every file that is written here; a file without it is not overwritten.
 MARK: Final = "# Written by `steptime calibrate mesh`; a later run overwrites it."
 
 
 def refuse(path: str | Path, device: str) -> None:
-    """Find out before the mesh is sought whether its file could be written.
+    """Checks that the cluster file can be written, before the mesh is sought.
 
     Raises:
-        UserError: the device is none of the catalogue and no file of one.
-        InputFileError: the file is none that ``--cluster`` takes for a path, or exists and is somebody's own.
+        UserError: the device is neither in the catalogue nor a file.
+        InputFileError: ``--cluster`` would not take the file for a path, or it exists and was not written here.
     """
     if not is_path(str(path)):
         raise InputFileError(str(path), "is not the name of a TOML file", hint=f"for example {path}.toml")
@@ -38,19 +38,19 @@ def write(path: str | Path, mesh: Mesh, device: str, origin: str) -> None:
     Args:
         path: the file.
         mesh: what was found.
-        device: name or file of what the devices are; measured links do not tell.
+        device: catalogue name or file of the devices, which measured links do not tell.
         origin: file of the measured links.
 
     Raises:
         UserError: the latency or bandwidth of an axis is unknown, or the device is.
-        InputFileError: it cannot be written, or is somebody's own.
+        InputFileError: it cannot be written, or was not written here.
     """
     refuse(path, device)
     write_whole(path, cluster_text(mesh, device_text(device, Path(path)), origin))
 
 
 def device_text(device: str, path: Path) -> str:
-    """How a cluster file names a device: by name, or by its path from there.
+    """Name of a device in a cluster file: its name, or its path relative to that file.
 
     >>> device_text("h100-sxm", Path("out/c.toml")), device_text("out/chips/a.toml", Path("out/c.toml"))
     ('h100-sxm', './chips/a.toml')
@@ -91,14 +91,14 @@ def cluster_text(mesh: Mesh, device: str, origin: str) -> str:
 
 
 def is_torus(mesh: Mesh) -> bool:
-    """Whether all axes are rings of links that are alike, so that a device sends along all of them at once."""
+    """True if all axes are rings of similar links, so that a device sends along all of them at once."""
     rates = [axis.Bps or 0.0 for axis in mesh.axes]
     rings = [axis.kind == AxisKind.RING or axis.growth is not None for axis in mesh.axes]
     return all(rings) and max(rates) <= ALIKE * min(rates)
 
 
 def _torus(mesh: Mesh, made: str) -> list[str]:
-    """One level of a device's links together, and the shape that they make."""
+    """Lines of one level with all links of a device together, and of the shape of the torus."""
     rate = min(axis.Bps or 0.0 for axis in mesh.axes)
     latency = max(axis.latency_s or 0.0 for axis in mesh.axes)
     return [
@@ -117,7 +117,7 @@ def _torus(mesh: Mesh, made: str) -> list[str]:
 
 
 def _topology(mesh: Mesh) -> list[str]:
-    """What tells the levels apart, where there are several."""
+    """Lines of the topology where there are several levels."""
     if len(mesh.axes) < 2:
         return []
     if mesh.axes[1].kind == AxisKind.RAIL:
@@ -131,7 +131,7 @@ def _unknown(mesh: Mesh) -> str:
 
 
 def _level(level: Level, axis: MeshAxis, made: str) -> list[str]:
-    """One axis; a level is a switch, so what only rings and rails have is said in its source."""
+    """Lines of one axis. A level is a switch, so its source says what only rings and rails have."""
     further = {
         AxisKind.SWITCH: "",
         AxisKind.RING: "; a ring: links between neighbours, charged as a switch",

@@ -33,7 +33,7 @@ from steptime.registry import needed
 
 #: A link is odd only if it is slower by more than this, however quiet the others are.
 LEAST_FACTOR = 1.5
-#: Spread of alike links below which nothing is called quiet.
+#: Smallest spread of the links of a class that is assumed.
 LEAST_SIGMA = 0.02
 #: Standard deviation of normal numbers over the median of their magnitudes.
 SPREAD = 1.4826
@@ -43,7 +43,7 @@ MOST_LISTED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What does not fit the mesh."""
+    """Links and devices that do not fit the mesh."""
 
     broken: tuple[OddLink, ...]
     asymmetric: tuple[OddLink, ...]
@@ -51,11 +51,11 @@ class Faults:
     broken_mask: Array
     """Pairs that are broken, of the whole matrix."""
     rest: Array
-    """What the mesh leaves unexplained of the pairs that are neither broken nor missing, else zero."""
+    """Log cost that the mesh leaves unexplained; zero for pairs that are broken or missing."""
     sigma: float
     """Robust spread of links about the mean of their kind; at least `LEAST_SIGMA`."""
     noise: float
-    """Root mean square of what is left of links that are neither broken nor missing."""
+    """Root mean square of ``rest`` over pairs that are neither broken nor missing."""
     unlisted: int
     one_sided: float | None
     """Usual factor between the directions of a pair, where most differ."""
@@ -64,7 +64,7 @@ class Faults:
 
 
 def find_faults(prepared: Prepared, fitted: Fit, names: Sequence[str]) -> Faults:
-    """Compares every link with its class, and with its way back.
+    """Compares every link with its class, and with its opposite direction.
 
     A link is broken if both directions are slower than the median of its class by more than
     $\\max(5, \\sqrt{2 \\ln n} + 1)$ times the robust spread (1.48 median absolute deviations) and by a factor of at
@@ -121,12 +121,12 @@ def _listed(mask: Array, excess: Array, names: Sequence[str]) -> tuple[OddLink, 
     return tuple(OddLink(source=names[a], target=names[b], factor=math.exp(float(excess[a, b]))) for a, b in ends)
 
 
-#: Of a single message size: up to here its time is latency, from there on bandwidth.
+#: A single message size gives the latency up to the first of these sizes, the bandwidth from the second on.
 SMALL_BYTES = 4096.0
 LARGE_BYTES = 2.0**20
-#: Relative standard error beyond which a number is not told.
+#: Relative standard error beyond which a number is not reported.
 WORST_ERROR = 0.5
-#: Devices whose links are looked at.
+#: Devices whose links are sampled, about.
 MOST_ROWS = 512
 #: Log error up to which the loss is quadratic.
 LOSS_SCALE = 0.05
@@ -134,7 +134,7 @@ LOSS_SCALE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Latency and bandwidth with their standard errors; None where the measurements do not tell."""
+    """Latency and bandwidth with their standard errors; None where the measurements do not determine it."""
 
     latency_s: float | None = None
     latency_error_s: float | None = None
@@ -168,7 +168,7 @@ def class_speeds(links: Links, layout: Layout, skipped: Array, wanted: Sequence[
 
 
 def speed(samples: Sequence[tuple[str, float, Array]]) -> Speed:
-    """Latency and bandwidth of alike links from logarithms of what was measured of them.
+    """Latency and bandwidth of the links of one class, from logarithms of their measurements.
 
     Args:
         samples: of each quantity its kind (``seconds``, ``latency``, ``bandwidth``), the bytes of the message (of
@@ -227,27 +227,27 @@ def _regressed(times: Array) -> Speed:
     )
 
 
-#: Times that pairs without a measurement are filled in from the layout and the search is repeated.
+#: Rounds in which pairs without a measurement are filled in from the layout and the search is repeated.
 REFILLS = 3
-#: So few devices are always compared with a torus: what groups leave unexplained of it is too little to show.
+#: Up to this number of devices a torus is always tried: what groups leave unexplained of it is too little to show.
 ALWAYS_TORUS = 64
 #: Share of the pairs that has to be measured; with fewer the confidence is one half at most.
 LEAST_OBSERVED = 0.65
 #: Devices per group up to which rails are looked for in a large mesh that nothing else explains.
 MOST_PER_NODE = 16
-#: Up to so many devices two kinds of links in one class are looked for: links of a class, smallest share of the rarer
-#: kind, share of the variance that the kinds tell.
+#: Most devices for which two kinds of links in one class are sought.
 FEW_DEVICES = 64
+#: Fewest links of such a class, smallest share of the rarer kind, share of the variance that the kinds explain.
 LEAST_LINKS = 6
 LEAST_OF_A_KIND = 0.1
-TOLD_BY_KINDS = 0.95
+EXPLAINED_BY_KINDS = 0.95
 #: Share of the links that may be broken before they are a pattern.
 MOST_BROKEN = 0.25
-#: Largest confidence that is told: no test of ours could show more.
+#: Largest confidence that is reported: no test of ours could show more.
 MOST_CONFIDENT = 0.999
 #: A device and its number, as most systems name them.
 NUMBERED = re.compile(r"(.*?)(\d{1,9})")
-#: One in so many numbers may be missing from a numbering.
+#: One in this many numbers may be missing from a numbering.
 MOST_SKIPPED = 8
 
 
@@ -291,7 +291,7 @@ def _search(prepared: Prepared, names: Sequence[str]) -> _Found:
     if found.structured or len(distances) <= ALWAYS_TORUS:
         found = _better(prepared, found, best_torus(distances, observed), names)
     if found.structured or (railed is not None and len(distances) <= LARGE):
-        found = _better(prepared, found, _railed_otherwise(distances, observed), names)
+        found = _better(prepared, found, _other_rails(distances, observed), names)
     return found
 
 
@@ -303,7 +303,7 @@ def _judged(prepared: Prepared, fitted: Fit, margin: float, names: Sequence[str]
 
 
 def _better(prepared: Prepared, found: _Found, other: Fit | None, names: Sequence[str]) -> _Found:
-    """The one that explains more; the difference is the margin of a newcomer, and may lower that of what stands."""
+    """The better of two fits; the difference of scores is the margin of a new best, and at most that of an old one."""
     if other is None:
         return found
     margin = other.score - found.fitted.score
@@ -314,8 +314,8 @@ def _better(prepared: Prepared, found: _Found, other: Fit | None, names: Sequenc
     return replace(found, margin=min(found.margin, -margin))
 
 
-def _railed_otherwise(distances: Array, observed: float) -> Fit | None:
-    """The best rails over groups of any size: strong rails can hide the groups from a search for nested groups."""
+def _other_rails(distances: Array, observed: float) -> Fit | None:
+    """The best rails over groups of any size: strong rails can mislead a search for nested groups."""
     count = len(distances)
     sizes = [size for size in divisors(count)[1:-1] if count <= LARGE or size <= MOST_PER_NODE]
     if not sizes:
@@ -356,7 +356,7 @@ def nested_layout(chain: Chain, devices: int) -> Layout:
 
 
 def structured(rest: Array) -> bool:
-    r"""Whether more than noise is left.
+    r"""True if the residual has a pattern and is not noise alone.
 
     The largest eigenvalue of a symmetric matrix of noise with spread $\sigma$ is near $2 \sigma \sqrt{n}$ and
     strays by about $\sigma n^{-1/6}$ (Tracy and Widom 1994); what lies clearly above has a pattern.
@@ -378,10 +378,10 @@ def structured(rest: Array) -> bool:
 
 
 def two_kinds(layout: Layout, rest: Array, skipped: Array) -> bool:
-    """Whether links that should be alike are of two kinds: a tenth or more of a class is apart from the others.
+    """True if links of one class are of two kinds: a tenth or more of them is apart from the others.
 
-    Their means are a factor of 1.5 apart or more, and tell 95 % of the variance. Of few devices, where eigenvalues
-    (:func:`structured`) show nothing.
+    The means of the kinds differ by a factor of 1.5 or more and explain 95 % of the variance. Only a few devices are
+    tested so, since eigenvalues (:func:`structured`) show nothing there.
     """
     count = len(rest)
     if count > FEW_DEVICES:
@@ -393,7 +393,7 @@ def two_kinds(layout: Layout, rest: Array, skipped: Array) -> bool:
 
 
 def _bimodal(values: Array) -> bool:
-    """Whether sorted numbers fall into two kinds (:func:`two_kinds`)."""
+    """True if sorted numbers fall into two kinds (:func:`two_kinds`)."""
     count = len(values)
     fewest = max(2, math.ceil(LEAST_OF_A_KIND * count))
     if count < LEAST_LINKS:
@@ -403,7 +403,7 @@ def _bimodal(values: Array) -> bool:
     gaps = (sums[-1] - sums[low - 1]) / (count - low) - sums[low - 1] / low
     between = gaps**2 * low * (count - low) / count**2
     best = int(np.argmax(between))
-    return bool(gaps[best] > math.log(LEAST_FACTOR) and between[best] > TOLD_BY_KINDS * np.var(values))
+    return bool(gaps[best] > math.log(LEAST_FACTOR) and between[best] > EXPLAINED_BY_KINDS * np.var(values))
 
 
 def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
@@ -431,7 +431,7 @@ def _mesh(links: Links, prepared: Prepared, found: _Found) -> Mesh:
 
 
 def _classes(layout: Layout) -> tuple[list[int], list[int | None]]:
-    """Of each axis the class of its links, and the class to compare them with besides: off the rail, or two hops."""
+    """For each axis the class of its links, and another class to compare them with: off the rail, or two hops."""
     own: list[int] = []
     other: list[int | None] = []
     scale = 1
@@ -505,9 +505,9 @@ def _kind(layout: Layout, axis: int) -> AxisKind:
 
 
 def skipped_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that a numbering leaves out: devices of which nothing was measured, because a rank died, say.
+    """Names that a numbering leaves out: devices without a measurement, for example because a rank died.
 
-    None if the names are not numbered, or if so many are missing that the numbers mean something else.
+    Empty if the names are not numbered, or if so many are missing that the numbers mean something else.
 
     >>> skipped_names(["gpu0", "gpu1", "gpu3", "gpu4", "gpu5", "gpu6", "gpu7", "gpu8"])
     ('gpu2',)

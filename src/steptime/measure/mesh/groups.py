@@ -10,13 +10,13 @@ import numpy as np
 from steptime.num import Array
 from steptime.registry import needed
 
-#: Partitions of so few are tried one by one.
+#: Most partitions that are tried one by one.
 MAX_ENUMERATED = 16_000
-#: Sweeps of exchanges after which a partition stands as it is.
+#: Most sweeps of exchanges.
 MAX_SWEEPS = 40
-#: Sweeps for more devices than this, among which the last exchanges decide nothing.
+#: Devices beyond which there are fewer sweeps, because the last exchanges decide nothing there.
 MANY, FEW_SWEEPS = 256, 10
-#: Of more devices only those that lie visibly wrong are exchanged: there the averages are good.
+#: Devices beyond which only misplaced ones are exchanged, because averages over so many are good.
 LARGE = 1024
 
 
@@ -77,8 +77,8 @@ def _all_partitions(devices: int, group: int) -> tuple[Array, Array]:
             found.append(done)
             return
         for others in combinations(rest[1:], group - 1):
-            taken = (rest[0], *others)
-            extend([*done, taken], tuple(d for d in rest if d not in taken))
+            members = (rest[0], *others)
+            extend([*done, members], tuple(d for d in rest if d not in members))
 
     extend([], tuple(range(devices)))
     table = np.array(found, dtype=np.int64)
@@ -102,7 +102,7 @@ class Tree:
         self.sizes = np.concatenate([np.ones(self.devices, dtype=np.int64), merges[:, 3].astype(np.int64)])
 
     def pieces(self, largest: int) -> list[Array]:
-        """The largest subtrees of at most so many devices."""
+        """The largest subtrees of at most ``largest`` devices."""
         out: list[Array] = []
         stack = [len(self.sizes) - 1]
         while stack:
@@ -149,7 +149,7 @@ def group_sums(distances: Array, label: Array, count: int) -> Array:
 
 
 def row_sums(rows: Array, sizes: Array) -> Array:
-    """Sums of consecutive rows, so many at a time. (NumPy's ``reduceat`` along rows is forty times slower.)"""
+    """Sums of consecutive rows, ``sizes`` at a time. (NumPy's ``reduceat`` along rows is forty times slower.)"""
     if (sizes == sizes[0]).all():
         out: Array = rows.reshape(len(sizes), int(sizes[0]), rows.shape[1]).sum(axis=1)
         return out
@@ -239,7 +239,7 @@ def _misplaced(near: Array, label: Array) -> Array:
 
 
 def _sweep(distances: Array, near: Array, label: Array, some: Array) -> bool:
-    """One sweep of exchanges among some devices; whether there was any. Keeps ``near`` and ``label`` up to date."""
+    """Makes one sweep of exchanges among ``some`` devices and updates ``near`` and ``label``; true if it made any."""
     groups = label[some]
     own = near[groups, some]
     gain = near[np.ix_(groups, some)].T - own[:, None]

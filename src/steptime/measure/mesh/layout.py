@@ -24,11 +24,11 @@ PRIOR_SIGMA = 0.12
 PRIOR_LINKS = 8.0
 #: Range of the logarithm of the factor between two levels, before anything is seen: 1.25 to 10.
 GAP_RANGE = math.log(10 / 1.25)
-#: Up to here groups are looked at one by one.
+#: Largest groups whose links are summed directly.
 SMALL_GROUP = 64
-#: Evidence below which a split is turned down: odds of five to two.
+#: Evidence below which a split is rejected: odds of five to two.
 LEAST_EVIDENCE = 0.9
-#: Most weight (links) of what other levels show of the spread.
+#: Largest weight (in links) of the spread that other levels show.
 MOST_PRIOR_LINKS = 20.0
 #: Levels whose costs differ by less than the first are one level, however certain the difference; a difference
 #: above the second counts whatever the noise; between them it has to be twice the noise of a link.
@@ -38,7 +38,7 @@ CLEAR_RATIO = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What is known of the spread of links of one level."""
+    """Prior of the spread of links of one level."""
 
     sigma: float = PRIOR_SIGMA
     links: float = PRIOR_LINKS
@@ -69,9 +69,9 @@ class Chain:
     order: Array
     """Devices so ordered that every group is contiguous: shape ``(blocks, devices of a block)``."""
     evidence: tuple[float, ...]
-    """Of each size, as in `Split`."""
+    """Evidence of each size, as in `Split`."""
     doubts: tuple[float, ...]
-    """Evidence of the best split that was turned down at every place where one was looked for."""
+    """Evidence of the best rejected split at every place where one was sought."""
 
 
 def log_odds(one: float, two: float, inside: float, between: float, noise: Noise) -> float:
@@ -124,7 +124,7 @@ def _inside(distances: Array, groups: Array) -> float:
 
 
 def _split(distances: Array, members: Array, whole: _Whole, noise: Noise) -> Split:
-    """Means and evidence of a partition that is given."""
+    """Means and evidence of a given partition."""
     blocks, count, group = members.shape
     inside = _inside(distances, members.reshape(-1, group))
     n_in = blocks * count * group * (group - 1) / 2
@@ -185,7 +185,7 @@ def find_chain(distances: Array, blocks: Array, noise: Noise | None = None) -> C
 
 
 def _noise_between(distances: Array, groups: Array, blocks: int, noise: Noise) -> Noise:
-    """Spread of the links between two groups of a block, over all such pairs of groups: all that is no level."""
+    """Spread of the links between two groups of a block around their mean, pooled over all such pairs of groups."""
     size = groups.shape[1]
     order = groups.reshape(-1)
     if len(order) > LARGE or size == 1:
@@ -215,7 +215,7 @@ def _units(distances: Array, groups: Array) -> tuple[Array, Array]:
     return means, np.arange(len(groups))
 
 
-#: Rows of the matrix that are looked at together.
+#: Rows of the matrix that are processed together.
 ROWS = 512
 #: Rows that medians are taken from, about.
 MEDIAN_ROWS = 256
@@ -366,7 +366,7 @@ ROUNDS = 6
 
 
 def with_rails(nested: Fit, distances: Array, observed: float = 1.0) -> Fit | None:
-    """The same groups with rails between them, where the distances speak for it.
+    """The nested groups with rails between them, if the distances support rails.
 
     Every boundary of the nested groups is tried; a layout with rails has to explain the distances better by more
     than the number of ways to line the groups up, and rails have to be faster by more than noise.
@@ -397,7 +397,7 @@ def with_rails(nested: Fit, distances: Array, observed: float = 1.0) -> Fit | No
 
 
 def _faster(railed: Fit) -> bool:
-    """Whether rails are faster than the links across them on the first axis that they span."""
+    """True if rails are faster than the links across them on the first axis that they span."""
     axis = railed.layout.rail_axis or 0
     gap = railed.means[axis] - railed.means[axis + len(railed.layout.shape)]
     return bool(gap > least_gap(railed.sigma))

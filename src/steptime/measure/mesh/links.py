@@ -37,7 +37,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What was measured between devices."""
+    """Measurements between pairs of devices."""
 
     names: tuple[str, ...]
     quantities: tuple[Quantity, ...]
@@ -52,9 +52,9 @@ class Links:
 
 #: Larger meshes are searched in single precision.
 DOUBLE_PRECISION = 1024
-#: Devices: above, a matrix no longer fits in the memory of a small machine.
+#: Most devices; the matrix of more does not fit in the memory of a small machine.
 MAX_DEVICES = 8192
-#: Spread of the noise that stands in for that of pairs without a measurement, at most.
+#: Largest spread of the noise that is put on pairs without a measurement.
 MOST_FILLED_SIGMA = 0.15
 #: Pairs that the weights of the quantities are taken from.
 SAMPLED_PAIRS = 200_000
@@ -69,9 +69,9 @@ class Prepared:
     both_ways: Array
     """Mean of the two directions; NaN where neither was measured, zero on the diagonal."""
     clipped: Array
-    """As ``both_ways``, without NaN, and cut off where only faults are: what the search sees."""
+    """``both_ways`` without NaN, cut off where only faults are: the input of the search."""
     missing: Array
-    """Whether neither direction was measured."""
+    """True for pairs of which neither direction was measured."""
 
     @property
     def observed(self) -> float:
@@ -81,7 +81,7 @@ class Prepared:
 
 
 def prepare(links: Links) -> Prepared:
-    """Checks and combines what was measured.
+    """Checks and combines the measurements.
 
     Raises:
         UserError: fewer than two devices, too many, or devices that no measured link joins.
@@ -176,14 +176,14 @@ def _require_connected(missing: Array, names: tuple[str, ...], where: str) -> No
 
 
 def _filled(distances: Array, missing: Array, expected: Array, sigma: float) -> Array:
-    """Puts something expected, with noise, where nothing was measured, lest it look more certain than the rest."""
+    """Fills missing pairs with expected values and noise, so that they look no more certain than the rest."""
     noise = np.triu(np.random.default_rng(0).normal(size=distances.shape) * sigma, 1)
     out: Array = np.where(missing, expected + noise + noise.T, distances).astype(distances.dtype)
     return out
 
 
 def refilled(prepared: Prepared, expected: Array, sigma: float) -> Prepared:
-    """The same with what a layout expects, and its noise, where nothing was measured."""
+    """The prepared links with missing pairs filled by the expectation and noise of a layout."""
     clipped = _filled(prepared.clipped, prepared.missing, expected, sigma)
     return Prepared(one_way=prepared.one_way, both_ways=prepared.both_ways, clipped=clipped, missing=prepared.missing)
 

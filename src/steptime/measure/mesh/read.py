@@ -20,7 +20,7 @@ from steptime.store.files import BROKEN, is_file, refuse_endless, unreadable
 from steptime.store.tables import beginning, delimiter_of, first_line, opened, refuse_surplus, says_nothing
 from steptime.units import UNITS, parse
 
-#: What a measured link can be, in SI; beyond, the unit is wrong.
+#: Range of a measured link in SI; outside it the unit is wrong.
 SECONDS_RANGE = (1e-9, 100.0)
 BPS_RANGE = (1e3, 1e14)
 
@@ -56,20 +56,20 @@ class Column:
 
 
 def fail(where: str, line: int, column: str | None, problem: str, hint: str | None = None) -> NoReturn:
-    """Raise the error for one place in a file."""
+    """Raises the error for one place in a file."""
     place = f"line {line}" + (f", column {shorten(column, 40)!r}" if column is not None else "")
     raise InputFileError(where, f"{place}: {problem}", hint=hint)
 
 
 def fail_header(where: str, line: int, titles: Sequence[str], problem: str) -> NoReturn:
-    """Raise the error for a header that is not understood: which of its titles are unknown, and which there are."""
+    """Raises the error for a header that is not understood; it names unknown and known titles."""
     unknown = [repr(shorten(title, 40)) for title in titles if role_and_unit(title)[0] is None][:MOST_NAMED]
     named = f"; {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown" if unknown else ""
     fail(where, line, None, f"{problem}{named}", f"rename columns; known are {known_titles()}")
 
 
 def known_titles() -> str:
-    """Titles by role, each with the others that mean it.
+    """Titles of columns by role, synonyms joined by ``or``.
 
     >>> known_titles().split("; ")[-2:]
     ['latency or alpha', 'bandwidth or bw (with a unit: bandwidth_GB/s, time_us, size_KiB)']
@@ -193,7 +193,7 @@ def _header(first: list[str], second: list[str]) -> tuple[list[str], str]:
 
 
 def _is_value(cell: str) -> bool:
-    """Whether a cell holds a number, or says that nothing was measured."""
+    """True if a cell holds a number, or says that nothing was measured."""
     try:
         float(cell)
     except ValueError:
@@ -221,7 +221,7 @@ def _unit(unit: str | None, corner: str, where: str, line: int) -> tuple[str, fl
 
 
 def _row(cells: list[str], row: int, column: Column, names: Sequence[str], line: int, where: str) -> Array:
-    """Numbers of one row in SI; the slow way through its cells only to say which one is wrong."""
+    """Numbers of one row in SI; cells are read one by one only to report which is wrong."""
     out = np.full(len(cells), np.nan)
     known = np.array([cell not in MISSING for cell in cells])
     known[row] = False
@@ -303,7 +303,7 @@ def columns_of(titles: Sequence[str], line: int, where: str) -> list[Column]:
     if not given & {"seconds", "latency", "bandwidth"}:
         fail_header(where, line, titles, "the header has no column with a time, latency or bandwidth")
     if "seconds" in given and "bytes" not in given:
-        fail(where, line, out["seconds"].title, "needs a column 'bytes' beside it", "an empty message is a latency_us")
+        fail(where, line, out["seconds"].title, "needs a column 'bytes' too", "an empty message is a latency_us")
     return list(out.values())
 
 
@@ -404,7 +404,7 @@ def _refuse_duplicates(pairs: _Pairs, key: Array, where: str) -> None:
 
 
 def _well_covered(quantities: list[Quantity]) -> tuple[Quantity, ...]:
-    """Those measured on at least half as many pairs as the best."""
+    """Quantities measured on at least half as many pairs as the best."""
     known = [int(np.isfinite(quantity.values).sum()) for quantity in quantities]
     return tuple(q for q, n in zip(quantities, known, strict=True) if 2 * n >= max(known))
 
@@ -442,8 +442,8 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
                 below = _no_wider(rows, len(first), delimiter, str(path))
                 return read_pairs(columns_of(first, line, str(path)), below, str(path))
             if _heads_pairs(first, unit):
-                lacking = " and ".join(repr(role) for role in ("source", "target") if role not in roles)
-                fail_header(str(path), line, first, f"the header lacks a column {lacking}")
+                missing = " and ".join(repr(role) for role in ("source", "target") if role not in roles)
+                fail_header(str(path), line, first, f"the header lacks a column {missing}")
             return read_matrix(line, first, rows, str(path), unit)
     except UnicodeDecodeError:
         raise InputFileError(str(path), "is not UTF-8 text") from None
@@ -452,7 +452,7 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
 
 
 def _heads_pairs(first: list[str], unit: str | None) -> bool:
-    """Whether a first row is the header of pairs and not of a matrix: it names an end, or titles say what is measured.
+    """True if a first row is the header of pairs and not of a matrix: it names an end, or titles name a measurement.
 
     A matrix has a unit, and its devices may have any names.
     """
@@ -468,7 +468,7 @@ def _check_file(file: Path) -> None:
 
 
 def _delimiter(stream: TextIO, where: str) -> str:
-    """What separates the cells of a file, which is read from its start afterwards."""
+    """Separator of the cells of a file; the stream is set back to its start."""
     before, first = first_line(beginning(stream))
     if "\0" in first:
         raise InputFileError(where, f"is not text: line {before + 1} has a zero byte")
@@ -488,7 +488,7 @@ def _rows(stream: TextIO, delimiter: str, where: str) -> Rows:
 
 
 def _no_wider(rows: Rows, cells: int, delimiter: str, where: str) -> Rows:
-    """The rows, none of which says more than the header has cells for."""
+    """The rows; a row with more cells than the header is refused."""
     for line, row in rows:
         refuse_surplus(row, cells, line, delimiter, where)
         yield line, row

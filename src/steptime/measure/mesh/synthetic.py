@@ -44,7 +44,7 @@ def coordinates(shape: Sequence[int]) -> Array:
 
 
 def nested(kind: str, shape: Sequence[int], latency_s: Sequence[float], Bps: Sequence[float]) -> Fabric:
-    """Groups in groups: the outermost axis in which two devices differ sets their link."""
+    """Nested groups: the outermost axis in which two devices differ sets their link."""
     places = coordinates(shape)
     level = np.zeros((len(places), len(places)), dtype=np.int64)
     for axis in range(len(shape)):
@@ -116,13 +116,13 @@ def measured(
 
     Args:
         fabric: what is measured.
-        seed: of all that is random.
-        sizes_bytes: of the messages.
+        seed: seed of all random numbers.
+        sizes_bytes: sizes of the messages.
         sigma: standard deviation of the logarithm of the noise.
-        both_ways: whether the two directions of a link have noise of their own; else they share it.
+        both_ways: true: each direction of a link has its own noise; false: both share it.
         missing: share of the pairs that was not measured.
-        broken: links (two ranks of the fabric) that take so many times longer, in both directions.
-        shuffled: whether the order of the devices is random.
+        broken: links (two ranks of the fabric), each with the factor by which it is slower in both directions.
+        shuffled: put the devices in random order.
 
     Returns:
         The measurements, and the fabric's rank of each of their devices.
@@ -200,7 +200,7 @@ def _within(random: np.random.Generator, largest: int, *inner: int) -> list[int]
     return [*inner, int(random.integers(2, max(largest // math.prod(inner), 2) + 1))]
 
 
-#: Kind -> random fabric of at most so many devices.
+#: Kind -> random fabric of at most the given number of devices.
 KINDS: dict[str, Callable[[np.random.Generator, int], Fabric]] = {
     "flat switch": lambda r, n: _random_nested(r, "flat switch", [int(r.integers(2, n + 1))]),
     "NVLink islands": lambda r, n: _random_nested(r, "NVLink islands", _within(r, n, int(r.choice([4, 6, 8, 16])))),

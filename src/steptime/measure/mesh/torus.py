@@ -22,7 +22,7 @@ from steptime.measure.mesh.layout import Fit, Layout, fit
 from steptime.num import Array, divisors
 from steptime.registry import needed
 
-#: Fewer devices are no torus that could be told from groups.
+#: Fewest devices of a torus that can be told from groups.
 LEAST_DEVICES = 5
 #: Larger tori are found in one pass; smaller ones are improved by reassignment.
 MOST_REASSIGNED = 512
@@ -32,9 +32,9 @@ LEAST_GROWTH = 1.1
 GOOD_MISFIT = 0.3
 #: Misfit beyond which a large torus is dropped before all of its axes are found.
 WORST_MISFIT = 0.6
-#: Tori whose links are looked at in full.
+#: Most tori whose links are fitted.
 MOST_FITTED = 8
-#: Devices whose fit on circles is looked at when there are many ways to choose the circles.
+#: Devices, about, that are fitted on circles when there are many ways to choose the circles.
 MOST_SAMPLED = 1024
 #: Random sums of quadratic forms that are tried.
 TRIES = 6
@@ -50,7 +50,7 @@ class _Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
+class _Placement:
     """Places of all devices along every axis of a shape."""
 
     shape: tuple[int, ...]
@@ -58,11 +58,11 @@ class _Laid:
 
     @property
     def misfit(self) -> float:
-        """How badly the devices fit on the places, and how many share one."""
+        """Mean misfit of the axes, plus the share of devices without a place of their own."""
         return _misfit(self.axes) + 1.0 - len(np.unique(_ranks(self))) / len(self.axes[0].place)
 
 
-def _ranks(found: _Laid) -> Array:
+def _ranks(found: _Placement) -> Array:
     """Place of every device as one number; devices may share one."""
     left = list(found.axes)
     rank = np.zeros(len(left[0].place), dtype=np.int64)
@@ -96,13 +96,13 @@ def shapes(devices: int, most_axes: int = 3) -> list[tuple[int, ...]]:
 
 
 def best_torus(distances: Array, observed: float = 1.0) -> Fit | None:
-    """The torus that explains the distances best; None if there is none of so many devices."""
+    """The torus that explains the distances best; None if there is none."""
     count = len(distances)
     if count < LEAST_DEVICES:
         return None
     waves, tried = _Waves(distances), []
     for stages in _compositions(3):
-        tried += [found for shape in shapes(count) if (found := _laid(shape, stages, waves)) is not None]
+        tried += [found for shape in shapes(count) if (found := _placement(shape, stages, waves)) is not None]
         tried.sort(key=lambda found: found.misfit)
         if stages == (3,) and tried and tried[0].misfit < GOOD_MISFIT:
             break
@@ -120,8 +120,8 @@ def best_torus(distances: Array, observed: float = 1.0) -> Fit | None:
     return None if best is None else _reassigned(best, distances, observed)
 
 
-def _laid(shape: tuple[int, ...], stages: Sequence[int], waves: _Waves) -> _Laid | None:
-    """Places of the devices on a shape, its axes found so many at a time; None if that is no way to find them."""
+def _placement(shape: tuple[int, ...], stages: Sequence[int], waves: _Waves) -> _Placement | None:
+    """Places of the devices on a shape, with the axes found ``stages`` at a time; None if that finds none."""
     known: list[_Axis] = []
     rest = list(shape)
     for many in stages:
@@ -133,7 +133,7 @@ def _laid(shape: tuple[int, ...], stages: Sequence[int], waves: _Waves) -> _Laid
         known += found
         for axis in found:
             rest.remove(axis.size)
-    return None if rest else _Laid(shape, tuple(known))
+    return None if rest else _Placement(shape, tuple(known))
 
 
 def _log_symmetries(shape: Sequence[int]) -> float:
@@ -143,7 +143,7 @@ def _log_symmetries(shape: Sequence[int]) -> float:
 
 
 def _is_torus(fitted: Fit) -> bool:
-    """Whether cost grows with hops along every axis that is long enough to show it."""
+    """True if cost grows with hops along every axis that is long enough to show it."""
     stride = 1
     for size in fitted.layout.shape:
         if size >= 4 and fitted.means[2 * stride] - fitted.means[stride] < math.log(LEAST_GROWTH):
@@ -160,7 +160,7 @@ class _Waves:
         self.known: dict[tuple[bytes, ...], Array] = {}
 
     def leading(self, count: int, without: Sequence[_Axis]) -> Array:
-        """So many eigenvectors, after the part that the axes ``without`` explain is taken away."""
+        """The first ``count`` eigenvectors, after the part that the axes ``without`` explain is removed."""
         key = tuple(sorted(axis.place.tobytes() for axis in without))
         if key not in self.known:
             rest = _unexplained(self.distances, without) if without else self.distances
@@ -221,7 +221,7 @@ def _compositions(count: int) -> list[tuple[int, ...]]:
 
 
 def _axes(waves: _Waves, known: Sequence[_Axis], rest: Sequence[int], many: int) -> list[_Axis] | None:
-    """The axes that fit the leading waves best: some of those that are left."""
+    """The ``many`` axes out of the ``rest`` that fit the leading waves best."""
     step = max(1, len(waves.distances) // MOST_SAMPLED)
     best = None
     for sizes in sorted(set(combinations(rest, many))):
@@ -234,10 +234,9 @@ def _axes(waves: _Waves, known: Sequence[_Axis], rest: Sequence[int], many: int)
                 misfit = _misfit([found(*each) for each in zip(columns, sizes, strict=True)])
                 if best is None or misfit < best[0]:
                     best = misfit, points, columns, sizes
-    return None if best is None else _on_circles(*best[1:])
-
-
-def _on_circles(points: Array, columns: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[_Axis]:
+    if best is None:
+        return None
+    _, points, columns, sizes = best
     return [_on_axis(points, *each) for each in zip(columns, sizes, strict=True)]
 
 
@@ -293,7 +292,7 @@ def _on_axis(points: Array, columns: Sequence[int], size: int) -> _Axis:
     return _Axis(size, place, misfit + float(uneven))
 
 
-def _placed(found: _Laid) -> Array:
+def _placed(found: _Placement) -> Array:
     """One device per place; devices that fell on one place are spread over the places left empty."""
     rank = _ranks(found)
     order = np.full(len(rank), -1)

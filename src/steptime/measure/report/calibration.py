@@ -21,7 +21,7 @@ ROWS: Final = 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """One measurement and what the fit says about it."""
+    """One measurement and its prediction by the fit."""
 
     family: str
     """Operator or collective, with its dtype or ranks."""
@@ -78,7 +78,7 @@ def as_document(fitted: Fitted, residuals: Sequence[Residual]) -> dict[str, Any]
 
 
 def print_report(fitted: Fitted, residuals: Sequence[Residual], out: Path) -> None:
-    """Rates, curves and a plot, for people."""
+    """Prints rates, curves and a plot for people."""
     screen, device = console(), fitted.device
     screen.print(printable(f"{fitted.host.title}, torch {fitted.host.torch}"), style="bold")
     noise = percent(fitted.noise) if math.isfinite(fitted.noise) else "unknown, one round"
@@ -150,7 +150,7 @@ def text_plot(residuals: Sequence[Residual]) -> str:
 
 
 def write_plot(path: Path, residuals: Sequence[Residual]) -> None:
-    """A picture of the same, by matplotlib.
+    """Plots measured against predicted times with matplotlib.
 
     Raises:
         UserError: matplotlib is not installed, or does not write this kind of file.

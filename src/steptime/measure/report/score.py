@@ -26,7 +26,7 @@ COLUMNS_NAMED: Final = 12
 
 
 def print_skipped(screen: Console, score: Mapping[str, Any]) -> None:
-    """Rows without a prediction by reason with the first of each, and columns that nothing reads."""
+    """Prints rows without a prediction by reason with the first of each, and columns that nothing reads."""
     for reason, number in score["skipped"].items():
         where = f"{'' if number == 1 else 'first: '}{score['skipped_first'][reason]}"
         indented(screen, printable(f"{number} skipped: {reason} ({where})"), by=2)
@@ -36,7 +36,7 @@ def print_skipped(screen: Console, score: Mapping[str, Any]) -> None:
 
 
 def print_doubts(screen: Console, score: Mapping[str, Any]) -> None:
-    """Rows with a prediction by what is doubtful about them."""
+    """Prints the number of rows with a prediction by doubt."""
     for doubt, number in score.get("doubts", {}).items():
         indented(screen, f"{number} doubtful: {doubt}", by=2)
 
@@ -92,7 +92,7 @@ def largest_groups(
 def print_groups(
     screen: Console, title: str, grouping: str, score: Mapping[str, Any], names: Sequence[str], most: int
 ) -> None:
-    """The largest groups of a grouping with their errors under a title, and how many more there are; none: nothing."""
+    """Prints the largest groups of a grouping with their errors under a title, and the number of the others."""
     groups = score.get(grouping, {})
     if not groups:
         return
@@ -115,7 +115,7 @@ MOST: Final = 20
 
 
 def print_score(score: Mapping[str, Any]) -> None:
-    """Counts, reasons and errors, overall and by group."""
+    """Prints counts, reasons and errors, overall and by group."""
     screen = console()
     screen.print(f"{score['scored']} of {counted(score['rows'], 'row')} scored")
     for reason, number in sorted(score["skipped"].items(), key=lambda item: (-item[1], item[0])):
@@ -132,7 +132,7 @@ def print_score(score: Mapping[str, Any]) -> None:
 
 
 def print_stage_score(score: Mapping[str, Any]) -> None:
-    """Counts, reasons and errors of each time of a stage."""
+    """Prints counts, reasons and errors of each time of a stage."""
     screen = console()
     screen.print(f"{score['scored']} of {counted(score['rows'], 'row')} scored")
     print_skipped(screen, score)
@@ -161,7 +161,7 @@ def _other_names() -> dict[str, list[str]]:
 
 
 def print_columns() -> None:
-    """Columns of training runs, of stages and of layouts, and of the further kinds."""
+    """Prints the columns of training runs, of stages, of layouts and of the further kinds."""
     screen = console()
     heading(screen, "Training runs: a column may have one of these names instead")
     runs = grid(("column", "other names"), left=(0, 1))
@@ -191,7 +191,7 @@ MOST_RUNS: Final = 40
 
 
 def print_run_score(score: Mapping[str, Any]) -> None:
-    """Counts, reasons, and errors."""
+    """Prints counts, reasons, and errors."""
     screen = console()
     _counts(screen, score)
     if score["time"]["rows"]:
