@@ -26,7 +26,7 @@ from steptime_lab.calibrate import expert_exchange as exchange  # noqa: E402
 from steptime_lab.calibrate.collective_fit import (  # noqa: E402
     fit,
     predict,
-    untold,
+    undetermined,
 )
 from steptime_lab.calibrate.collective_machines import (  # noqa: E402
     MACHINES,
@@ -93,7 +93,7 @@ def held_out_groups(machine: Machine, rows: Rows) -> str:
         text = f"{size:.0f}: {figures(time[known], unseen.measured_s[known])[0]}"
         if not known.all():
             text += f" (other kinds {figures(time[~known], unseen.measured_s[~known])[0]})"
-        out.append(text + ("*" if set(untold(machine, seen)) - set(untold(machine, rows)) else ""))
+        out.append(text + ("*" if set(undetermined(machine, seen)) - set(undetermined(machine, rows)) else ""))
     return ", ".join(out)
 
 

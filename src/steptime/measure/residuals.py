@@ -13,7 +13,7 @@ from steptime.num import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far predictions are from measurements, without bands of their own."""
+    """Errors of predictions against measurements, for predictions without bands."""
 
     points: int
     median_ape: float

@@ -1,1 +1,1 @@
-"""Measurements to profiles: read, fit, cross-validate, transfer, score; discover a mesh."""
+"""From measurements to profiles: read, fit, cross-validate, transfer, score; discover a mesh."""

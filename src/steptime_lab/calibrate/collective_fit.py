@@ -15,26 +15,26 @@ US: Final = 1e-6
 #: Time of one level of a tree over one hop of a ring between domains, where trees were not measured (Perlmutter).
 TREE_HOPS: Final = 2.5
 #: Hop of a long ring over NVLink under protocol Simple, and one partner in an exchange of many pairs. Rings of 4 to 72
-#: in one domain (GB300 under XLA, the only ones beyond 8) take 1.7 to 2.6 us a hop, as what belongs to short ones is
-#: told apart or not, and exchanges 0.3 to 0.4 us; NCCL itself reckons with 3.4 us on NVLink (src/graph/tuning.cc).
-#: Groups of 2 to 8 say nothing of it. A hop takes 12 us there on NVLink 5, which rings of 64 and 72 contradict by
-#: factors; on NVLink 4 it cannot be told from the start (0.5 to 3.4 us fit as well), nor a partner (0.02 to 2.7 us).
+#: in one domain (GB300 under XLA, the only ones beyond 8) take 1.7 to 2.6 us a hop, depending on whether hops of short
+#: rings are separated, and exchanges 0.3 to 0.4 us; NCCL itself assumes 3.4 us on NVLink (src/graph/tuning.cc). Groups
+#: of 2 to 8 do not determine it. A hop takes 12 us there on NVLink 5, which rings of 64 and 72 contradict by factors;
+#: on NVLink 4 it cannot be separated from the start (0.5 to 3.4 us fit as well), nor a partner (0.02 to 2.7 us).
 LONG_HOP_S: Final = 2.4 * US
 LONG_DIRECT_HOP_S: Final = 0.3 * US
-#: Longest hop under LL128 on NVLink: twice what NCCL itself reckons with, 1.9 us (src/graph/tuning.cc).
+#: Longest hop under LL128 on NVLink: twice the 1.9 us that NCCL itself assumes (src/graph/tuning.cc).
 LONGEST_LL128_S: Final = 3.8 * US
 #: Largest datasheet bandwidth of a device on PCIe (5.0 x16); faster links are NVLink or xGMI.
 PCIE_BPS: Final = 64e9
 
 
 class Prior(NamedTuple):
-    """A coefficient before it is fitted; all are positive and fitted as logarithms."""
+    """Prior of a coefficient; all are positive and fitted as logarithms."""
 
     value: float
     low: float
     high: float
     spread: float
-    """How far off the value may be, as a standard deviation of its logarithm."""
+    """Standard deviation of the logarithm of the value."""
 
 
 #: Start, hop (us) and bandwidth (share of the link) of the three protocols inside a domain.
@@ -86,7 +86,7 @@ def priors(machine: Machine) -> dict[str, Prior]:
 
 
 def _class_of(machine: Machine) -> str:
-    """How the devices of a domain are joined and timed."""
+    """Key of `_INNER`: how the devices of a domain are connected and timed."""
     if machine.library in ("host", "nccl-kernel"):
         return machine.library.rsplit("-", 1)[-1]
     return "pcie" if machine.link_Bps <= PCIE_BPS else "nvlink"
@@ -106,8 +106,8 @@ def _between(machine: Machine) -> dict[str, Prior]:
     return out | {"tree_share": Prior(0.85, 0.3, 1, 0.2), "single_share": Prior(0.85, 0.5, 1, 0.2)}
 
 
-def told(machine: Machine, rows: Rows) -> list[str]:
-    """Names of the coefficients that the rows of a machine can tell something about."""
+def determined(machine: Machine, rows: Rows) -> list[str]:
+    """Names of the coefficients that the rows of a machine determine."""
     kinds = set(rows.kind)
     spans = rows.ranks > rows.inside
     names = ["start_s"]
@@ -141,8 +141,8 @@ def fixed(machine: Machine) -> dict[str, Any]:
     return out
 
 
-def untold(machine: Machine, rows: Rows) -> list[str]:
-    """What the rows of a machine cannot tell, so that its profile holds the prior there, in words."""
+def undetermined(machine: Machine, rows: Rows) -> list[str]:
+    """Groups of coefficients, in words, that the rows of a machine do not determine: its profile has their priors."""
     out = []
     if not (rows.inside > 1).any():
         out.append("inside a domain")
@@ -166,8 +166,8 @@ def predict(fabric: Fabric, rows: Rows, softness: float = 0.0) -> Array:
 
     Args:
         fabric: the machine.
-        rows: what to predict.
-        softness: 0 for the minimum over algorithms and protocols; above, a smooth one, so that a fit sees the
+        rows: rows to predict.
+        softness: 0 for the minimum over algorithms and protocols; above 0 a smooth minimum, so that a fit sees the
             slope of those that are not the fastest yet.
     """
     out = np.full(len(rows.ranks), np.nan)
@@ -185,17 +185,17 @@ def predict(fabric: Fabric, rows: Rows, softness: float = 0.0) -> Array:
 
 
 def fit(machine: Machine, rows: Rows, *, starts: int = 3, seed: int = 0) -> dict[str, Any]:
-    r"""Coefficients (fields of `Fabric`) that minimise the robust log error, drawn to what is known beforehand.
+    r"""Coefficients (fields of `Fabric`) that minimise the robust log error, with priors.
 
     $$\min_c \sum_i \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \rho\Big(w \frac{\ln c_j - \ln c_j^0}{\sigma_j}\Big)$$
 
     with $\rho$ = soft_l1, $c^0$ and $\sigma$ the values and spreads of `priors`, $w$ = `PRIOR`, from
-    several starts (the minimum over protocols makes the problem non-convex). Coefficients that the rows cannot tell
-    anything about take the prior.
+    several starts (the minimum over protocols makes the problem non-convex). Coefficients that the rows do not
+    determine take the prior.
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-ignore]
 
-    before, names = priors(machine), told(machine, rows)
+    before, names = priors(machine), determined(machine, rows)
     facts = fixed(machine) | _values({}, list(before), np.log([p.value for p in before.values()]))
     facts |= {"switch_Bps": facts["switch_Bps"] if machine.switch else 0.0}
     begin, low, high = (np.log([before[name][j] for name in names]) for j in range(3))

@@ -24,12 +24,12 @@ FULL_MESH_4: Final = (1 / 3, 2 / 3, 1.0)
 NODE, TRAY = 8.0, 4.0
 
 BROKEN: Final = "broken"
-"""Tag of machines that are known to be no model of others of their kind: of their own rows alone, never a default."""
+"""Tag of machines that are known not to represent their kind: they predict their own rows alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine under one library: which rows it covers, its topology and datasheet links."""
+    """One machine under one library: the rows that it covers, its topology and datasheet links."""
 
     name: str
     device: str
@@ -51,19 +51,19 @@ class Machine:
     nic_Bps: float = 0.0
     links_by_group: tuple[float, ...] = ()
     switch: bool = False
-    """Whether its switches can add up."""
+    """True if its switches can reduce."""
     trees: bool = True
-    """Whether its domains are nodes, between which the library builds trees."""
+    """True if its domains are nodes, between which the library builds trees."""
     outer: bool = False
-    """Whether the rows span several domains, so that the coefficients between domains are fitted."""
+    """True if the rows span several domains, so that the coefficients between domains are fitted."""
     within: bool = False
-    """Whether only rows of groups that stay in one domain are its own."""
+    """True if only rows of groups inside one domain belong to it."""
     tags: frozenset[str] = field(default_factory=frozenset)
-    """What is to be known of it: :data:`BROKEN`."""
+    """Tags of the machine: :data:`BROKEN`."""
 
 
 def at_place(machine: Machine, place: str) -> bool:
-    """Whether a text of the column ``interconnect`` is of that machine."""
+    """True if a text of the column ``interconnect`` describes the machine."""
     return machine.interconnect in place and not (machine.without and machine.without in place)
 
 
@@ -89,11 +89,11 @@ def library_of(method: str, notes: str) -> str:
 
 
 PAIRS: Final[Mapping[str, Any]] = {"domain": 2, "outer": True, "trees": False}
-"""Machines whose devices are joined pair by pair, or not at all: links between pairs are fitted apart."""
+"""Fields of machines whose devices are joined in pairs, or not at all: links between pairs are fitted apart."""
 
 
 def _machine(name: str, device: str, library: str, gpu: str, source: str, link: float, **more: Any) -> Machine:
-    """A machine with links of that many GB/s, by default of one domain of eight devices."""
+    """A machine with links of ``link`` GB/s, by default of one domain of eight devices."""
     more = {"domain": 8, **more, "nic_Bps": more.get("nic_Bps", 0.0) * GB}
     return Machine(
         name=f"{name}-{library}",
@@ -142,7 +142,7 @@ def _vtrain() -> Iterator[Machine]:
 
 
 def _vidur() -> Iterator[Machine]:
-    """NCCL as a profiler saw it; one node, and rows between nodes apart (another timing campaign and network)."""
+    """NCCL timed by a profiler, in one node and, as other machines, between nodes (another campaign and network)."""
     base = Machine(
         name="a100-sxm-kernel",
         device="a100-sxm-80gb",
@@ -233,12 +233,12 @@ class Rows(Columns):
         return np.unique(self.kind.astype(str), return_inverse=True)[1].astype(np.float64)
 
     def folds(self, count: int) -> Array:
-        """Fold of each row: the sizes in ascending order are dealt out in turn, so a size is in one fold only."""
+        """Fold of each row: the sizes in ascending order go to the folds in turn, so a size is in one fold only."""
         place: Array = np.unique(self.size_bytes, return_inverse=True)[1] % count
         return place
 
     def thinned(self, most: int) -> Rows:
-        """At most so many rows, spread over sizes, groups and kinds."""
+        """At most ``most`` rows, spread over sizes, groups and kinds."""
         if len(self.ranks) <= most:
             return self
         order = np.lexsort((self.size_bytes, self.ranks, self.inside, self.kind_number()))

@@ -32,9 +32,9 @@ from steptime_lab.calibrate.family import NAMES
 TEXTBOOK_BAND: Final = (0.5, 2.0)
 """Band of the textbook formula on datasheet links, as a factor; assumed."""
 LEAST_BAND: Final = 1.5
-"""Coefficients that were carried over are sure within this factor at best."""
+"""Narrowest band, as a factor, of coefficients that were carried over."""
 DTYPES: Final = ("fp32", "bf16", "fp16", "tf32")
-"""A machine is made for a dtype of its device, of which its links know nothing."""
+"""Dtypes for one of which a machine is built; the times of its links do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class Textbook:
 
 
 def estimated(cluster: Cluster, *, leaves_node: bool) -> FabricProfile | Textbook:
-    """What an estimate times the collectives of a cluster with, for one group at a time.
+    """The model with which an estimate times the collectives of a cluster, for one group at a time.
 
     Args:
         cluster: the machine.
-        leaves_node: whether groups cross all of its levels, or the second at most.
+        leaves_node: true: groups cross all of its levels; false: the second at most.
     """
     gpus = cluster.beyond_domain(1)
     gpus = min(cluster.levels[-1].group, UNLIMITED if leaves_node else gpus)
@@ -102,30 +102,30 @@ def _profile(cluster: Cluster, model: FabricModel) -> FabricProfile:
 
 
 KINDS: Final[Mapping[str, str]] = NAMES["collectives"]
-#: Sources whose size of an all-to-all is that of the tensor of the whole group: their times fall with the group.
+#: Sources in which the size of an all-to-all is that of the whole group's tensor: their times fall with the group.
 WHOLE_EXCHANGES: Final = ("nnscaler_mi200",)
 FOLDS: Final = 4
 LARGEST_BYTES: Final = 1e15
-"""Longest message that is believed."""
+"""Longest message that is taken for real."""
 TIMES_S: Final = (1e-12, 1e5)
-"""Shortest and longest time of a collective that is believed."""
+"""Shortest and longest time of a collective that is taken for real."""
 LARGEST_GROUP: Final = 1e6
-"""Largest group that is believed."""
+"""Largest group that is taken for real."""
 LEAST_ROWS, LEAST_SIZES = 12, 4
-"""Measurements, and sizes among them, that a fit needs: a size is in one fold only."""
+"""Fewest measurements, and sizes among them, of a fit: a size is in one fold only."""
 FARTHEST: Final = 10.0
-"""Median of measured over predicted, or its inverse, from which on it is the units that differ."""
+"""Median of measured over predicted, or its inverse, from which the units are taken to differ."""
 MOST_ROWS: Final = 450
-"""Rows that a fit looks at."""
+"""Most rows of a fit."""
 OWN, CARRIED, TEXTBOOK = "own", "transferred", "textbook"
-"""What a prediction rests on: a fit to this machine, or to others, or rings on datasheet links."""
+"""Basis of a prediction: a fit to this machine, or to others, or rings on datasheet links."""
 NO_FORMULA: Final = "this collective has no formula"
 #: Words of the column ``interconnect`` that name a cluster of the catalogue.
 _CLUSTERS: Final = {"p4de": "aws-p4d", "p5en": "aws-p5en", "p5": "aws-p5"}
 
 
 def kind_of(name: str) -> str:
-    """The collective of a spelling, whatever its case and what joins its words; "" for one without a formula.
+    """The collective of a spelling, in any case and with any separators; "" for one without a formula.
 
     >>> [kind_of(name) for name in ("AllReduce", "all-to-all", "ncclReduceScatter", "sendrecv_perf", "gossip")]
     ['all_reduce', 'all_to_all', 'reduce_scatter', 'p2p', '']
@@ -180,7 +180,7 @@ def libraries(table: Table) -> Array:
 
 
 def machine_rows(machine: Machine, table: Table, library: Array | None = None) -> tuple[Array, Rows]:
-    """Places in the table of the rows of a machine that can be read and that are believed, and these rows."""
+    """Rows of a machine that can be read and taken for real: their positions in the table, and the rows."""
     places = np.flatnonzero(covered(machine, table, library))
     rows = _placed(machine, table.take(places))
     good = usable(rows) & (rows.measured_s >= TIMES_S[0]) & (rows.measured_s <= TIMES_S[1])
@@ -191,7 +191,7 @@ def machine_rows(machine: Machine, table: Table, library: Array | None = None) -
 
 
 def enough(rows: Rows) -> bool:
-    """Whether there are as many measurements, and sizes among them, as a fit needs."""
+    """True if there are enough measurements, and sizes among them, for a fit."""
     return len(rows.ranks) >= LEAST_ROWS and len(np.unique(rows.size_bytes)) >= LEAST_SIZES
 
 
@@ -237,12 +237,12 @@ def calibrate(machine: Machine, rows: Rows, held_out: Array | None = None) -> Fa
     """The profile of a machine: coefficients from all rows, errors and band from sizes that were held out.
 
     Args:
-        machine: which machine.
+        machine: the machine.
         rows: its measurements.
-        held_out: what :func:`cross_validated` gives for them; computed if not given.
+        held_out: their predictions by :func:`cross_validated`; computed if not given.
 
     Raises:
-        UserError: too few rows, or times that no such links could need.
+        UserError: too few rows, or times far from those of such links.
     """
     if not enough(rows):
         count, sizes = len(rows.ranks), len(np.unique(rows.size_bytes))
@@ -278,12 +278,12 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
     """Predictions for the rows of a table of collectives.
 
     A row takes the profile of its own source, else that of its device and library, else of its device under NCCL,
-    else what an estimate times its collectives with (:func:`steptime_lab.calibrate.collectives.estimated`):
+    else the model with which an estimate times its collectives (:func:`estimated`):
     coefficients carried over in units of the datasheet links, or the textbook's rings.
 
     Args:
         table: with the columns of ``collectives.parquet``.
-        profiles: what :func:`steptime.hardware.profiles.load_fabric_profiles` gives.
+        profiles: profiles as :func:`steptime.hardware.profiles.load_fabric_profiles` returns them.
     """
     known = {p.name: p for p in profiles}
     seconds, low, high = (np.full(table.rows, np.nan) for _ in range(3))
@@ -313,7 +313,7 @@ def predict_rows(table: Table, profiles: Iterable[FabricProfile]) -> Predicted:
 
 
 def _seconds(model: FabricProfile | Textbook, rows: Rows, notes: Array) -> Array:
-    """Time of rows; those whose notes name the ring get no other algorithm."""
+    """Time of rows (s); rows whose notes name the ring are timed by no other algorithm."""
     if isinstance(model, Textbook):
         return model.seconds(rows)
     time = predict(fabric_of(model.coefficients), rows)
@@ -341,7 +341,7 @@ RACK: Final = 72
 
 
 def _keys(table: Table) -> dict[Key, Array]:
-    """Source, GPU, interconnect, library, devices that it surely goes beyond (0, a node, a rack) -> rows."""
+    """Source, GPU, interconnect, library, and a size that the group exceeds (0, a node, a rack) -> rows."""
     ranks, node = table.number("n_gpus"), table.number("gpus_per_node")
     spans = np.where(ranks > RACK, np.where(ranks > node, RACK, 0), np.where(ranks > node, 1, 0))
     columns = (table.text("source"), table.text("gpu"), table.text("interconnect"), libraries(table), spans)
@@ -361,14 +361,14 @@ def choose(key: Key, known: Mapping[str, FabricProfile]) -> tuple[Machine, Fabri
         return NO_DEVICE
     nearest = min(here, key=lambda m: _distance(m, source, gpu, place, library), default=None)
     if nearest is not None and nearest.library == "host" != library:
-        nearest = None  # what a host saw is no model of the kernels alone
+        nearest = None  # times on the host do not model the kernels alone
     if nearest is not None and (nearest.outer or spans <= (1 if nearest.domain > 8 else 0)):
         return nearest, known[nearest.name]
     return _estimated(device or (nearest.device if nearest else ""), place, spans)
 
 
 def _distance(machine: Machine, source: str, gpu: str, place: str, library: str) -> tuple[bool, ...]:
-    """How far a machine is from a row: smaller is nearer."""
+    """Sort key of the distance of a machine from a row: smaller is nearer."""
     return (
         library != machine.library and not machine.library.startswith("nccl"),
         source not in machine.sources,
@@ -389,7 +389,7 @@ def _device(gpu: str) -> str | None:
 
 
 def _estimated(device: str, place: str, spans: float) -> tuple[Machine, FabricProfile | Textbook] | str:
-    """What estimates have for links that were not measured; devices of one node are then one domain of them."""
+    """Machine and model of an estimate for links that were not measured; devices of one node are then one domain."""
     try:
         cluster = load_cluster(next((c for word, c in _CLUSTERS.items() if word in place), device))
     except UserError as error:

@@ -27,7 +27,7 @@ DEVICES: Final = (
     ("b200-sxm", "B200-SXM", 900e9, 8), ("b300-sxm", "B300-SXM", 900e9, 8), ("gb300", "GB300", 900e9, 72),
 )  # fmt: skip
 NIC_BPS: Final = 50e9
-#: Experts of the published table that does not state them (the model that it names has that many).
+#: Experts of the published table, which does not state them: those of the model that it names.
 DEFAULT_EXPERTS: Final = 256
 FOLDS: Final = 4
 SCALE: Final = 0.025
@@ -57,7 +57,7 @@ def is_exchange(table: Table) -> Array:
 def rows_of(table: Table) -> ExchangeRows:
     """Rows of a table; sizes that its notes do not state become NaN.
 
-    The notes hold ``tokens=128;hidden=7168;topk=8;experts=256;nodes=2``, or say it in words.
+    The notes have ``tokens=128;hidden=7168;topk=8;experts=256;nodes=2``, or the same in words.
     """
     way = np.array([WAYS.get(name, "") for name in table.text("collective")], dtype=object)
     notes = table.text("notes")
@@ -98,7 +98,7 @@ def predict(coefficients: Mapping[str, Any], processors: float, rows: ExchangeRo
 
 
 def fit(rows: ExchangeRows, processors: float, link_Bps: float) -> dict[str, float]:
-    """Coefficients that minimise the robust log error, drawn to the datasheet (see `collective_fit.fit`)."""
+    """Coefficients that minimise the robust log error, with priors from the datasheet (see `collective_fit.fit`)."""
     out: dict[str, float] = {}
     for way in WAYS.values():
         own = rows.take(rows.way == way)
@@ -195,15 +195,15 @@ def processors_of(device: str) -> float:
     """Multiprocessors of a device.
 
     Raises:
-        UserError: no such device in the catalogue.
+        UserError: the device is not in the catalogue.
     """
     return float(load_device(device).sm_count or 132)
 
 
 def predict_exchanges(table: Table, profiles: Iterable[FabricProfile]) -> tuple[Array, Array, Array, Array, Array]:
-    """Seconds, 5th and 95th percentile, reason ("" if predicted) of a table that holds only exchanges; if fitted there.
+    """Predicts a table of exchanges alone: seconds, 5th and 95th percentile, reason ("" if predicted), fitted or not.
 
-    A device without a profile takes that of the device whose links are nearest in speed.
+    A device without a profile takes that of the device with the most similar number of multiprocessors.
     """
     known = [p for p in profiles if p.library == LIBRARY]
     rows = rows_of(table)
@@ -232,7 +232,7 @@ def _device(gpu: str) -> str:
 
 
 def _nearest(gpu: str, known: list[FabricProfile]) -> FabricProfile | None:
-    """The profile of that device, else of the one with the most similar multiprocessor count."""
+    """The profile of the device, else of the one with the most similar number of multiprocessors."""
     try:
         device = load_device(_device(gpu))
     except UserError:

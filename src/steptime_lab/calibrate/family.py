@@ -1,4 +1,4 @@
-"""A family of kernels: which measurements it covers, how rows become arguments, and its time model."""
+"""A family of kernels: the measurements that it covers, its arguments from their rows, and its time model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NAMES: Final[Mapping[str, Any]] = tomllib.loads(
 )
 """Names in tables of measurements: ``names.toml``."""
 UNREADABLE: Final = "unreadable"
-"""Argument besides the shape where some row could not be read: NaN in those, 0 in others."""
+"""Argument next to the shape if some row could not be read: NaN in unreadable rows, 0 in others."""
 
 NO_SIZES: Final = frozenset({"converted", "alone_s"})
-"""Shape arguments that say what a time has in it; a curve has no range of them."""
+"""Shape arguments that say what a time includes; a curve has no range of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class KernelFamily:
     derived: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
     """Further arguments of the formula, from shape, device and coefficients."""
     left_over: Callable[[Mapping[str, Array], Mapping[str, Any], Array], Mapping[str, float]] | None = None
-    """Coefficients of what the fitted model leaves over, from shape, device and log of measured over modelled."""
+    """Coefficients of the residual of the fitted model, from shape, device and log of measured over modelled."""
 
     def predict(self, shape: Mapping[str, Num], device: Mapping[str, float], values: Mapping[str, float]) -> Num:
         """Seconds."""
@@ -71,7 +71,7 @@ class KernelFamily:
 
 
 def in_six_digits(coefficients: Mapping[str, float]) -> dict[str, float]:
-    """Coefficients as a file of curves has them.
+    """Coefficients rounded as in a file of curves.
 
     >>> in_six_digits({"latency_s": 1.23456789e-5})
     {'latency_s': 1.23457e-05}
@@ -92,7 +92,7 @@ def timed(seconds: Array) -> Array:
 
 
 def rows_like(table: Table, wanted: Mapping[str, str]) -> Array:
-    """Rows in whose text columns these expressions are found, each in its own."""
+    """Rows whose text columns match ``wanted``, an expression for each column."""
     texts, searched = zip(*map(table.text, wanted), strict=True), [re.compile(each) for each in wanted.values()]
     return np.array([all(e.search(t) for e, t in zip(searched, row, strict=True)) for row in texts], bool)
 
@@ -114,7 +114,7 @@ def shapes_of(family: KernelFamily, table: Table) -> dict[str, Array]:
 
 
 def dtype_of(name: str) -> str:
-    """Dtype of the measured tables in the words of the catalogue; "" for one that is unknown.
+    """Catalogue name of a dtype of the measured tables; "" if it is unknown.
 
     >>> dtype_of("bfloat16"), dtype_of("bf16xbf16->bf16"), dtype_of("f32xf32->f32")
     ('bf16', 'bf16', 'tf32')
@@ -128,7 +128,7 @@ TIMERS: Final[Mapping[str, str]] = NAMES["timers"]
 
 
 def timer_of(method: str) -> str:
-    """Whether a timer counts the launch from the host; unknown timers count as device time."""
+    """Kind of a timer: ``eager`` includes the launch from the host, ``kernel`` (also if unknown) does not."""
     return TIMERS.get(method, "kernel")
 
 
@@ -141,7 +141,7 @@ TEXTS: Final = ("source", "kernel", "notes", "dtype")
 class Rule:
     """Rows of some operators by an implementation that no training step launches.
 
-    The texts are regular expressions that have to be found in their column; "" is found in every cell.
+    The texts are regular expressions that are searched in their column; "" matches every cell.
     """
 
     what: str

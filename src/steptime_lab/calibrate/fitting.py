@@ -1,4 +1,4 @@
-"""Robust fits of a time model to measured times, judged on shapes that the fit did not see."""
+"""Robust fits of a time model to measured times, with errors on shapes that the fit did not see."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from steptime.num import Array, taken
 from steptime_lab.calibrate.family import NO_SIZES, Coefficient, KernelFamily, in_six_digits
 
 ONE_SIDED = 2.0
-"""Factor by which nearly all measurements may lie to the same side of a fit, whose coefficients have bounds."""
+"""Largest factor by which nearly all measurements may lie on one side of a fit, whose coefficients have bounds."""
 LOSS_SCALE = 0.05
 """Log error (about the noise of a measurement) up to which the loss is quadratic; beyond, it grows linearly."""
 
 
 class Unexplained(UserError):
-    """Measured times that no fit comes near, mostly because their unit is another."""
+    """Measured times that no fit comes near, mostly because their unit is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed of a coefficient before the fit: in log, a value and its standard deviation."""
+    """Prior of a coefficient: a value, and the standard deviation of its logarithm."""
 
     value: float
     spread: float
 
 
 class Given(TypedDict, total=False):
-    """What is known of the coefficients of a fit."""
+    """Start values, fixed values and priors of the coefficients of a fit."""
 
     start: Mapping[str, float] | None
-    """Where to start; by default the family's start values."""
+    """Start values; by default those of the family."""
     fixed: Mapping[str, float] | None
     """Coefficients that are not fitted."""
     priors: Mapping[str, Prior] | None
-    """What is believed of coefficients that are logarithmic."""
+    """Priors of coefficients that are fitted as logarithms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a curve is of."""
+    """Dtype, source and timer of a curve."""
 
     dtype: str
     source: str
@@ -53,7 +53,7 @@ class About:
 
 
 def hashed(columns: Iterable[Array]) -> Array:
-    """A number per row that depends on nothing but the values of these columns, the same in every process.
+    """A hash per row that depends on the values of these columns alone and is the same in every process.
 
     Rows with equal values get equal numbers: they are one group of a cross-validation.
 
@@ -84,15 +84,15 @@ def fit(
     $$\min_c \sum_i \rho\big(\ln t_i(c) - \ln y_i\big) + \sum_j \Big(\lambda\,\frac{\ln c_j - \ln p_j}{s_j}\Big)^2$$
 
     with $\rho(x) = 2 \lambda^2 (\sqrt{1 + x^2 / \lambda^2} - 1)$ the soft absolute value (quadratic below $\lambda$ =
-    :data:`LOSS_SCALE`, then linear), within the bounds of the family. What the
-    model then leaves over is fitted by the family itself, if it has a way to.
+    :data:`LOSS_SCALE`, then linear), within the bounds of the family. The family then fits its own model of the
+    residual, if it has one (``left_over``).
 
     Args:
         family: the model.
         shape: its shape arguments, one value per row.
         device: its device arguments, numbers or one value per row (a fit over several devices).
         measured_s: $y$, measured times (s).
-        given: what is known of the coefficients; priors are $p$ and $s$.
+        given: start values, fixed values and priors of the coefficients; priors are $p$ and $s$.
 
     Raises:
         UserError: fewer rows than coefficients.
@@ -163,8 +163,8 @@ def cross_validated(
     """Predictions for every row by a fit that saw no row of its group; see :func:`fit` for the arguments.
 
     Args:
-        groups: :func:`hashed` of what makes two rows the same shape.
-        folds: parts, by ``groups % folds``.
+        groups: :func:`hashed` of the shape of each row.
+        folds: number of parts, by ``groups % folds``.
     """
     out = np.full(len(measured_s), np.nan)
     fold = groups % np.uint64(folds)
@@ -191,7 +191,7 @@ def fitted_curve(
 
     Raises:
         UserError: fewer rows than coefficients.
-        Unexplained: times that no such device could need.
+        Unexplained: times far from those of such a device.
     """
     values = fit(family, shape, device, measured_s, **given)
     given["start"] = values
@@ -224,7 +224,7 @@ def take(columns: Mapping[str, Any], index: Array) -> dict[str, Any]:
 
 
 def pooled(parts: Sequence[Mapping[str, Any]], rows: Sequence[int]) -> dict[str, Any]:
-    """Columns of several devices one after the other, numbers repeated for their rows."""
+    """Columns of several devices concatenated, with numbers repeated for their rows."""
     names = parts[0].keys() if parts else ()
     return {
         name: np.concatenate([np.broadcast_to(part[name], (n,)) for part, n in zip(parts, rows, strict=True)])

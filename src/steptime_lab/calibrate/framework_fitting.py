@@ -35,23 +35,23 @@ from steptime.plan.framework_file import GENERIC
 
 BAND_SOURCES: Final = 5
 BAND_RUNS: Final = 50
-"""Least sources and runs for bands of their own; with fewer, those of the frameworks in use are kept."""
+"""Fewest sources and runs for bands of their own; with fewer, the bands of the frameworks in use are kept."""
 
 
 FEW_RUNS: Final = 10
-"""With fewer runs a fit says little more than what is expected of any framework."""
+"""With fewer runs a fit says little more than its priors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkResult:
-    """A fit and what it rests on."""
+    """A fit and the runs that it rests on."""
 
     reading: Reading
     found: Modelled
     fitted: Fitted
     used: Array
     bands: tuple[Band, Band]
-    """With the framework named, and not named."""
+    """Bands with the framework named, and not named."""
     coverage: tuple[float | None, float | None]
     """Share of used runs inside the band that all other sources give; None where the bands are not of this fit."""
     toml: str
@@ -92,7 +92,7 @@ class FrameworkResult:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes the fit doubtful: few runs, or few of the rows that were given."""
+        """Warnings about a doubtful fit: few runs, or few of the rows that were given."""
         used, rows = int(self.used.sum()), self.reading.rows
         if used >= FEW_RUNS and 2 * used >= rows:
             return ()
@@ -116,10 +116,10 @@ def fit_runs(paths: Sequence[Path], progress: Progress | None = None, *, source:
     Args:
         paths: CSV, CSV.gz or Parquet with the columns of measured training runs.
         progress: called with runs evaluated or fits done, and all of them.
-        source: what the file says it comes from; without it the names of the tables.
+        source: source that the file states; by default the names of the tables.
 
     Raises:
-        InputFileError: a file is no such table.
+        InputFileError: a file is not such a table.
         UserError: no run can be used for a fit.
     """
     tables = [read_any(path) for path in paths]
@@ -133,7 +133,7 @@ def fit_runs(paths: Sequence[Path], progress: Progress | None = None, *, source:
 
 
 def fit_reading(reading: Reading, source: str, progress: Progress | None = None) -> FrameworkResult:
-    """As :func:`fit_runs`, of runs that are read already; ``source`` is kept in the file."""
+    """Fits frameworks to runs that are already read; ``source`` is written to the file."""
     if not reading.runs:
         raise UserError("no row of the table can be read", hint="steptime score FILE lists the reasons")
     found = modelled(reading.runs, progress)
@@ -152,7 +152,7 @@ def fit_reading(reading: Reading, source: str, progress: Progress | None = None)
 
 
 def _named(fitted: Fitted) -> Fitted:
-    """Without the runs of unknown frameworks as one framework: who names none gets the common values."""
+    """The fit without the framework of runs that name none: such runs get the common values."""
     return replace(
         fitted,
         frameworks={k: v for k, v in fitted.frameworks.items() if k != GENERIC},

@@ -1,4 +1,4 @@
-"""Matrix products: which rows, what their dtypes mean, and the fit of one curve per device and dtype."""
+"""Matrix products: their rows, the meaning of their dtypes, and the fit of one curve per device and dtype."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from steptime.num import Array
 from steptime_lab.calibrate.family import Coefficient, KernelFamily, dtype_of, launched, readable, timed, timer_of
 from steptime_lab.calibrate.fitting import About, Prior, fitted_curve, hashed
 
-#: Shapes that a table needs.
+#: Fewest shapes of a residual table.
 LEAST_RESIDUAL_SHAPES: Final = 500
-#: How many measurements of log 0 at its knot a value of the table has to outweigh.
+#: Measurements of log 0 at its knot that pull each value of the table to zero.
 PULL: Final = 2.0
 #: Log error beyond which a measurement counts less.
 OUTLIER: Final = 0.05
@@ -33,7 +33,7 @@ LEAST: Final = 0.002
 
 
 def fitted_residual(shape: Mapping[str, Array], device: Mapping[str, Any], log_error: Array) -> dict[str, float]:
-    r"""Values of the table, by name.
+    r"""Values of the residual table, by name.
 
     $$\min_c \sum_i w_i (B c - r)_i^2 + \lambda \lVert c \rVert^2, \quad
         w_i = \big(1 + (B c - r)_i^2 / 0.05^2\big)^{-1/2}$$
@@ -83,7 +83,7 @@ def _of(shape: Mapping[str, Any], m: str, n: str, k: str, device: Mapping[str, A
     return gemm_residual(shape[m], shape[n], shape[k], shape["batch"], device["sm_count"], table)
 
 
-#: Dtype of a curve to the dtypes of the peak, the best first; of others it is their own.
+#: Dtype of a curve -> dtypes of its peak, the best first; other dtypes have their own peak.
 PEAKS: Final = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16"), "tf32": ("tf32", "fp32")}
 #: Formats of 16 bits.
 SIXTEEN: Final = ("bf16", "fp16")
@@ -93,12 +93,12 @@ PLAIN: Final = ("fp32", "tf32", "bf16", "fp16")
 SOURCES: Final = ("aiconfigurator_gemm", "vidur", "llmservingsim", "xla_perf_table", "simumax", "neusight", "deepbench")
 #: Formats whose curves were fitted to linear layers of serving frameworks, which convert the left operand first.
 NARROW: Final = ("fp8", "fp4")
-#: A row whose notes name a serving framework is of such a layer; all others are of the product alone.
+#: Framework in the notes of a row: such a row is of a linear layer, all others are of the product alone.
 _LAYER: Final = re.compile(r"fw=(\w+)")
-#: Timer of single kernels -> what its times have over those of kernels that are replayed one after the other (s): the
+#: Timer of single kernels -> excess of its times over those of kernels that are replayed one after the other (s): the
 #: start and the end of a kernel, which overlap with its neighbours there. H100 and B200 in 16 bits, 345 shapes each.
 ALONE_S: Final = {"derived_from_flops(median kernel time)": 2.3e-6}
-#: Shapes that a curve needs.
+#: Fewest shapes of a curve.
 LEAST_SHAPES: Final = 60
 
 COEFFICIENTS: Final = (
@@ -124,7 +124,7 @@ COEFFICIENTS: Final = (
     Coefficient(name="quantise_s", start=2e-10, low=1e-13, high=1e-8),
     Coefficient(name="quantise_row", start=1000.0, low=1.0, high=2e4),
 )
-#: Cost of rows that lie far apart, of dtypes whose measured sums are long enough to tell it; 0 for all others.
+#: Cost of rows that lie far apart, for dtypes whose measured sums are long enough to determine it; 0 for all others.
 STRIDE: Final = Coefficient(name="stride", start=0.03, low=1e-3, high=2.0)
 STRIDED: Final = ("fp32",)
 
@@ -141,7 +141,7 @@ def gemm_dtype(name: str) -> str:
 def gemm_shape(table: Table) -> Mapping[str, Array]:
     """Dims and element sizes; NaN where a dim is missing or not positive, or the dtype is unknown.
 
-    ``converted`` is 1 where the time has the conversion of the left operand in it, else 0; ``alone_s`` is
+    ``converted`` is 1 where the time includes the conversion of the left operand, else 0; ``alone_s`` is
     :data:`ALONE_S` of the timer.
     """
     dims = {name: table.number(name).astype(np.float64) for name in ("m", "n", "k")}
@@ -185,9 +185,9 @@ Derived = Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], di
 
 
 def _with_stride(of: Derived) -> Derived:
-    """What is derived from shape, device and coefficients, and the cost of a stride, which not all curves have.
+    """Derived arguments, with the cost of a stride, which not all curves have.
 
-    The conversion of the left operand counts where the time has it in it, and a kernel alone takes longer.
+    The conversion of the left operand counts where the time includes it, and a kernel alone takes longer.
     """
 
     def derived(shape: Mapping[str, Any], device: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,11 +241,11 @@ class Truth:
     measured_s: Array
     """Median over repetitions and frameworks."""
     rows: Array
-    """Places in the table of what was measured, repetitions included."""
+    """Positions of the measured rows in the table, repetitions included."""
 
     @property
     def groups(self) -> Array:
-        """Equal for equal (m, n, k, batch), whatever the dtype and the source."""
+        """Numbers that are equal for equal (m, n, k, batch), in any dtype and of any source."""
         return hashed(self.shape[name] for name in ("m", "n", "k", "batch"))
 
     @property
@@ -263,7 +263,7 @@ class Truth:
 
 
 def implementation(source: str, dtype: str, notes: str) -> str:
-    """Source of a row, and which framework's layer it is where frameworks quantise in kernels of their own.
+    """Source of a row, with the framework of its layer where frameworks quantise in kernels of their own.
 
     >>> implementation("mine", "nvfp4", "fw=vllm;v=1"), implementation("mine", "bf16", "fw=vllm;v=1")
     ('mine/vllm', 'mine')
@@ -275,9 +275,9 @@ def implementation(source: str, dtype: str, notes: str) -> str:
 def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
     """Measured shapes by source, device, dtype and timer; devices that the catalogue lacks are left out.
 
-    So are rows that say of themselves that they are suspect, and those that no training step launches. Serving
-    frameworks quantise in kernels of their own, which differ by factors: quantised rows that name their framework are
-    kept apart by it, and the source then reads ``source/framework``.
+    Suspect rows and kernels that no training step launches are left out too. Serving frameworks quantise in kernels of
+    their own, which differ by factors: quantised rows that name their framework are kept apart by it, and the source
+    then reads ``source/framework``.
     """
     shape = gemm_shape(table)
     seconds = table.number("latency_us") * 1e-6
@@ -303,7 +303,7 @@ def truths(table: Table, ops: frozenset[str] = FAMILY.ops) -> Iterator[Truth]:
         )
 
 
-#: What is believed of every coefficient beforehand: its start value, within a factor of about e.
+#: Prior of every coefficient but the latency: its start value, within a factor of about e.
 PRIORS: Final = {c.name: Prior(value=c.start, spread=1.0) for c in (*COEFFICIENTS, STRIDE) if c.name != "latency_s"}
 
 
@@ -333,7 +333,7 @@ def gemm_curve(truth: Truth, folds: int = 5) -> Curve:
 def preferred(found: Iterable[Truth]) -> list[Truth]:
     """For each device, dtype and timer the most trusted source that has enough shapes.
 
-    Among the frameworks of one source it is the one whose rate is in the middle.
+    Of the frameworks of one source, the one with the median rate is taken.
     """
     order = {source: i for i, source in enumerate(SOURCES)}
     best: dict[tuple[str, str, str], list[Truth]] = {}
@@ -351,8 +351,6 @@ def _trust(truth: Truth, order: Mapping[str, int]) -> int:
 
 def _middle(same: list[Truth]) -> Truth:
     """The truth with the median slowness; the slowness is the mean log of time over roofline."""
-    if len(same) == 1:
-        return same[0]
     return sorted(same, key=_slowness)[(len(same) - 1) // 2]
 
 

@@ -1,4 +1,4 @@
-"""From a table of measured kernels to curves: cells of rows that one fit covers, fits, generic coefficients."""
+"""From a table of measured kernels to curves: cells (rows of one fit), their fits, and generic coefficients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from steptime_lab.calibrate.family import (
 from steptime_lab.calibrate.fitting import About, Prior, cross_validated, fit, fitted_curve, hashed
 
 ANY_DTYPE: Final = "any"
-"""Dtype of the curves of families whose model sees only bytes."""
+"""Dtype of the curves of families whose model takes only bytes."""
 GENERIC: Final = "generic"
 """Device name of the coefficients for devices without measurements."""
 
@@ -37,7 +37,7 @@ TILES: Final = (64.0, 128.0, 256.0)
 NEAR: Final = 0.3
 """Standard deviation (in log) of a coefficient between devices."""
 SOME: Final = 4
-"""Shapes that a fit near the coefficients of other devices needs."""
+"""Fewest shapes of a fit near the coefficients of other devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,12 @@ class Cell:
     dtype: str
     timer: str
     rows: Array
-    """Their places in the table."""
+    """Positions of the rows in the table."""
     shape: Mapping[str, Array]
     measured_s: Array
     source: str
     priors: Mapping[str, Prior]
-    """What holds coefficients that the rows do not fix."""
+    """Priors of coefficients that the rows do not fix."""
     fixed: Mapping[str, float]
     """Coefficients chosen from a table (the tile)."""
 
@@ -65,13 +65,13 @@ class Cell:
 
     @property
     def enough(self) -> bool:
-        """Whether the rows alone fix the coefficients."""
+        """True if the rows alone fix the coefficients."""
         fitted = sum(c.low < c.high for c in self.family.coefficients)
         return len(np.unique(self.groups)) >= max(4, 2 * fitted)
 
     @property
     def some(self) -> bool:
-        """Whether the rows can correct what is known from other devices."""
+        """True if the rows can correct the coefficients of other devices."""
         return len(np.unique(self.groups)) >= SOME
 
     def arguments(self) -> Mapping[str, float]:
@@ -123,7 +123,7 @@ class Cell:
         return float(np.mean(np.abs(np.log(self.predict(values) / self.measured_s))))
 
     def near(self, curve: Curve) -> Cell:
-        """The cell with the coefficients of other devices as what is believed beforehand."""
+        """The cell with the coefficients of other devices as priors."""
         priors = {c.name: Prior(value=curve.coefficients[c.name], spread=NEAR) for c in _fitted(self.family)}
         held = {n: v for n, v in curve.coefficients.items() if n not in priors}
         return replace(self, priors=priors, fixed=held)
@@ -134,7 +134,7 @@ def _fitted(family: KernelFamily) -> list[Coefficient]:
 
 
 def weak_priors(family: KernelFamily) -> dict[str, Prior]:
-    """Start values, believed within a factor of about e: as much as one measurement."""
+    """Priors at the start values with a spread of about a factor of e: they weigh as much as one measurement."""
     return {c.name: Prior(value=c.start, spread=1.0) for c in _fitted(family) if c.log}
 
 
@@ -145,11 +145,11 @@ def devices_of(table: Table) -> dict[str, Device]:
 
 
 def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> Iterator[Cell]:
-    """Cells of the families, of the rows of kernels that a training step launches.
+    """Cells of the families, from rows of kernels that a training step launches.
 
     Args:
         table: measured kernels.
-        families: what to look for.
+        families: families of kernels to look for.
         by_dtype: one cell per dtype; otherwise all in one, as dtype ``any``.
     """
     devices = devices_of(table)
@@ -188,7 +188,7 @@ def cells(table: Table, families: Iterable[KernelFamily], *, by_dtype: bool) -> 
 
 
 def curves_of(found: Iterable[Cell]) -> dict[str, list[Curve]]:
-    """Curves by device; cells with few rows lean on the coefficients of the other devices.
+    """Curves by device; the fit of a cell with few rows stays near the coefficients of another device.
 
     The list under :data:`GENERIC` holds the coefficients for devices without measurements.
     """
@@ -206,10 +206,10 @@ def curves_of(found: Iterable[Cell]) -> dict[str, list[Curve]]:
 
 
 def borrowed(by_device: Mapping[str, Sequence[Curve]], cell: Cell) -> Curve | None:
-    """The curve of the most alike other device for a cell, of its timer and dtype if there is one.
+    """The curve of the most similar other device for a cell, of its timer and dtype if there is one.
 
-    Alike as :func:`steptime.hardware.profiles.nearest` says. On devices left out it is mostly closer than medians
-    over all devices (benchmarks/kernels.md).
+    :func:`steptime.hardware.profiles.nearest` defines similarity. On devices that were left out this curve is mostly
+    closer than medians over all devices (benchmarks/kernels.md).
     """
     others = {d: [c for c in curves if c.family == cell.family.name] for d, curves in by_device.items() if d != GENERIC}
     order = nearest(cell.device, [load_device(d) for d, curves in others.items() if curves])
@@ -222,7 +222,7 @@ def borrowed(by_device: Mapping[str, Sequence[Curve]], cell: Cell) -> Curve | No
 def generic_curves(by_device: Mapping[str, Sequence[Curve]]) -> list[Curve]:
     """Coefficients for devices without measurements: medians over devices, kind ``assumed``.
 
-    All coefficients are seconds, or in units of the datasheet, so that a median over devices means something.
+    All coefficients are in seconds or relative to the datasheet, so that medians over devices are meaningful.
     """
     groups: dict[tuple[str, str, str], list[Curve]] = {}
     for curves in by_device.values():

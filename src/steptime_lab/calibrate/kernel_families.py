@@ -1,4 +1,4 @@
-"""All families of kernels but the matrix products, in the order in which a row looks for its model."""
+"""All families of kernels but the matrix products, in the order in which a row is matched to its model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def whole_sequences(table: Table) -> dict[str, Array]:
 
 
 def gradients(table: Table) -> dict[str, Array]:
-    """The same, backward: queries, outputs and their gradients; keys, values and theirs."""
+    """Shape arguments of the backward pass, which moves queries, keys, values, outputs and all their gradients."""
     found = _tiled(table, times.attention_backward_pair_flops)
     return found | {"moved_bytes": np.asarray(times.attention_backward_bytes(found["moved_bytes"]))}
 
@@ -130,25 +130,25 @@ GENERIC: Final = tuple(
     c if c.name in ("launch_s", "efficiency", "reread") else Coefficient(name=c.name, start=v, low=v, high=v)
     for c, v in zip(MEMORY_BOUND_COEFFICIENTS, (0, 3e-7, 0, 1.0, 1e-4, 0.1, 0, 0.01), strict=True)
 )
-"""For operators with a few rows each: launch, share of the bandwidth, passes of an implementation in many kernels.
+"""Coefficients of operators with a few rows each: launch, share of the bandwidth, passes of many kernels.
 
-Their timers flush the cache, or the operators are large: no effect of the cache."""
+The cache has no effect: their timers flush it, or the operators are large."""
 
 BY_ROWS: Final = tuple(
     Coefficient(name=c.name, start=1000.0, low=0.1, high=1e5) if c.name == "row_bytes" else c for c in GENERIC
 )
-"""For kernels that take a row at a time: rows as narrow as a head cost as much as much wider ones. Where nothing but
-the launch can say so, it comes out as long as that of the narrowest rows, and all others too slow."""
+"""Coefficients of kernels that take a row at a time: rows as narrow as a head cost as much as much wider ones. Without
+``row_bytes`` the launch would come out as long as the narrowest rows, and all other rows too slow."""
 
 
 def memory_bound_device(device: Device, dtype: str) -> dict[str, float]:
-    """Datasheet numbers of :func:`memory_bound_s`, whatever the dtype; a fit has measured all of its rows."""
+    """Datasheet numbers of :func:`memory_bound_s` for any dtype, without a limit of rows: fits measured all."""
     del dtype
     return {**device_numbers(device), "most_rows": math.inf}
 
 
 def element_bytes(table: Table) -> Array:
-    """Bytes of one element of each row, 4 where the table does not say."""
+    """Bytes of one element of each row; 4 where the dtype is unknown."""
     known = {name: ELEMENT_BYTES.get(dtype_of(name) or name, 4) for name in set(table.text("dtype"))}
     return np.array([known[name] for name in table.text("dtype")], np.float64)
 
@@ -175,7 +175,7 @@ Shape = Callable[[Table], dict[str, Array]]
 
 
 def only(shape: Shape, source: str, notes: str = "", kernel: str = "") -> Callable[[Table], Mapping[str, Array]]:
-    """The shape, unreadable (NaN) on rows that do not match the expressions."""
+    """A function that gives the shape, unreadable (NaN) on rows that do not match the expressions."""
     wanted = {"source": source, "notes": notes, "kernel": kernel}
 
     def masked(table: Table) -> dict[str, Array]:
@@ -244,7 +244,7 @@ def lookups(table: Table) -> dict[str, Array]:
 
 
 def gated(table: Table) -> dict[str, Array]:
-    """Gated activation; `numel` counts what goes in, twice what comes out."""
+    """Gated activation; `numel` counts the elements of the input, twice those of the output."""
     rows, _, numel = elements(table)
     return columns(1.5 * numel * element_bytes(table), rows, 0.0, elementwise.gated_flops(numel / 2))
 
@@ -346,19 +346,19 @@ def _arguments(
 
 
 def forward(table: Table) -> dict[str, Array]:
-    """Pixels x outputs, over inputs and taps."""
+    """Shape arguments of the forward pass: a product of pixels x outputs, summed over inputs and taps."""
     pixels, inward, outward, taps, moved = geometry(table)
     return _arguments(table, pixels, inward, outward, taps, moved)
 
 
 def data_gradient(table: Table) -> dict[str, Array]:
-    """Pixels x inputs, over outputs and taps."""
+    """Shape arguments of the data gradient: a product of pixels x inputs, summed over outputs and taps."""
     pixels, inward, outward, taps, moved = geometry(table)
     return _arguments(table, pixels, outward, inward, taps, moved)
 
 
 def weight_gradient(table: Table) -> dict[str, Array]:
-    """Outputs x inputs and taps, over pixels (split over blocks as far as that helps: as if the pixels were rows)."""
+    """Shape arguments of the weight gradient: those of the forward pass, as blocks split the pixels."""
     return forward(table)
 
 

@@ -1,4 +1,4 @@
-"""Curves for devices that nobody measured, from the curves of the most alike devices that somebody did."""
+"""Curves for devices without measurements, from the curves of the most similar measured devices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from steptime_lab.calibrate.gemm import COEFFICIENTS, FAMILY, STRIDE, gemm_devic
 LANES_FLOPS: Final = (256.0, 128.0)
 #: Clock below which a multiprocessor has fewer lanes than assumed (Hz).
 LEAST_CLOCK_HZ: Final = 1e9
-#: Family to coefficient to trait to the exponent with which the one follows the other (see :func:`carried`). Where a
-#: timer is named before the trait, only curves of that timer follow it: a launch from the host does not know the
-#: clock of the device.
+#: Family -> coefficient -> trait -> exponent with which the coefficient scales with the trait (see :func:`carried`).
+#: Where a timer is named before the trait, only curves of that timer scale: a launch from the host does not depend on
+#: the clock of the device.
 #:
 #: Latencies inside the chip are a number of clocks, and newer chips, which have more bandwidth, need fewer. Wider
 #: matrix units take more of $k$ at a time. The last-level cache serves each multiprocessor a number of bytes per
@@ -43,7 +43,7 @@ EXPONENTS: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
 #: 8LPP, N7, N5 and N3. N6 counts as N7, 4N and 4NP as N5, 14 nm of Samsung and GlobalFoundries as TSMC's 16FF+, and 12
 #: nm as 12FFC; `vega` is Vega 10.
 #:
-#: Source: what the makers say of each process against the one before it. TSMC: 16FF+ 70 % less than 28HPM, 12FFC 25 %
+#: Source: the makers on each process against the one before it. TSMC: 16FF+ 70 % less than 28HPM, 12FFC 25 %
 #: less than 16FFC, N7 60 % less than 16FF+, N5 30 % less than N7, N3 30 % less than N5; Samsung: 10LPE 40 % less than
 #: 14LPE, 10LPP 15 % less than that, 8LPP 10 % less than that, 14LPP 15 % less than 14LPE.
 PROCESS_POWER: Final = {
@@ -57,7 +57,7 @@ _BOUNDS: Final = {"gemm": {c.name: (c.low, c.high) for c in (*COEFFICIENTS, STRI
 
 
 def carried(curve: Curve, source: Device, target: Device) -> dict[str, float]:
-    r"""Coefficients of `source`, as the datasheets say that they would be on `target`.
+    r"""Coefficients of `source`, scaled to `target` by the traits of the datasheets.
 
     $$c' = c \prod_i \left(\frac{x_i'}{x_i}\right)^{e_i}$$
 
@@ -65,7 +65,7 @@ def carried(curve: Curve, source: Device, target: Device) -> dict[str, float]:
     lacks is left out. The result is held within the bounds of the fit. Families without exponents carry over as
     they are.
 
-    Source: the physics is said at :data:`EXPONENTS`; the values were chosen by leaving architectures out
+    Source: :data:`EXPONENTS` gives the physics; the values were chosen by leaving architectures out
     (benchmarks/gemm.md).
     """
     exponents = EXPONENTS.get(curve.family)
@@ -124,13 +124,13 @@ def within_peak(values: Mapping[str, float], device: Device, dtype: str, share: 
 
 
 def traits(device: Device, dtype: str) -> dict[str, float]:
-    """What a datasheet says of the inside of a chip.
+    """Traits of a chip that follow from its datasheet.
 
     ``clock`` (Hz); ``bandwidth`` of the memory (bytes/s); ``drain``, bytes of memory traffic per clock and
     multiprocessor; ``width``, operations per clock of the matrix unit of one multiprocessor; ``per_watt``, peak
     operations per joule; ``process``, the power that the process needs (:data:`PROCESS_POWER`), of dtypes
-    on matrix units: single precision draws too little to bring most cards to their limit. Those that it does not say
-    are missing.
+    on matrix units: single precision draws too little to bring most cards to their limit. Traits that the datasheet
+    does not give are missing.
     """
     clock, units, peak = clock_Hz(device), device.sm_count, _peak(device, dtype)
     out = {"bandwidth": device.memory_Bps}
@@ -153,7 +153,7 @@ def _peak(device: Device, dtype: str) -> float | None:
 
 
 def clock_Hz(device: Device) -> float | None:
-    """Boost clock; where the datasheet does not say it, that at which the vector units reach their peak.
+    """Boost clock (Hz); where the datasheet has none, the clock at which the vector units reach their peak.
 
     None for devices without multiprocessors.
 
@@ -177,36 +177,36 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     return float(weighted_quantiles(values, weights, 0.5))
 
 
-#: Devices whose curves count, at most; and those of families that scale with the datasheet.
+#: Most devices whose curves count; and the same for families that scale with the datasheet.
 NEIGHBOURS: Final = 5
 SCALED_NEIGHBOURS: Final = 7
 #: Distance over which the weight of a device falls by e.
 REACH: Final = 1.0
-#: Distance at which devices are as good as the same, for families that scale with the datasheet.
+#: Distance below which devices hardly differ, for families that scale with the datasheet.
 CLOSE: Final = 0.05
 #: Distance up to which devices are one chip with the same memory, clock and power: only their links differ.
 SAME: Final = 1e-3
 #: Log of a ratio of two rates up to which datasheets may differ by rounding.
 ROUNDED: Final = 0.05
-#: Shapes from which on the coefficients of a device count in full.
+#: Shapes from which the coefficients of a device count in full.
 ENOUGH_SHAPES: Final = 500
-#: Family to coefficients that say which kernels a library has. It has the same for all cards of an architecture: they
-#: decide for one more of their kind, and share one vote where no card of the device's own kind is known.
+#: Family -> coefficients that depend on the kernels of a library, which are the same for all cards of an architecture:
+#: cards of the device's own architecture decide; without one, each architecture has one vote.
 OF_THE_LIBRARY: Final[Mapping[str, tuple[str, ...]]] = {"gemm": ("batched_tile",)}
 #: Families whose kernels are written for one architecture each: where one is measured, no other counts.
 OF_ONE_ARCHITECTURE: Final = frozenset(["attention_fwd", "attention_bwd"])
 #: Log error (standard deviation) that a transfer adds; and that of families that scale with the datasheet.
 TRANSFER_ERROR: Final = 0.2
 SCALED_ERROR: Final = 0.15
-#: Dtype of products to 5th and 95th percentile of the log of measured over transferred time, pooled over architectures
+#: Dtype of products -> 5th and 95th percentile of the log of measured over transferred time, pooled over architectures
 #: that were left out, each with the same weight, and at least the usual error (benchmarks/gemm.md).
 TRANSFER_BANDS: Final = {
     "fp32": (-0.25, 0.82), "tf32": (-0.25, 0.36), "fp16": (-0.25, 0.25), "bf16": (-0.25, 0.25), "fp8": (-0.33, 0.62),
 }  # fmt: skip
 #: The same for products of all others, which have kernels of their own for conversions and scales.
 NARROW_BAND: Final = TRANSFER_BANDS["fp8"]
-#: Dtype of products to 5th and 95th percentile of the log of measured over modelled time where another implementation
-#: was measured than the curve was fitted to, pooled over devices and implementations; with each device left out in turn
+#: Dtype of products -> 5th and 95th percentile of the log of measured over modelled time where the curve was fitted to
+#: another implementation than was measured, pooled over devices and implementations; with each device left out in turn
 #: they cover 72 to 100 % of its rows in fp4 and 79 to 100 % in fp8 (benchmarks/narrow.md).
 OTHER_IMPLEMENTATION: Final = {"fp4": (-0.40, 0.59), "fp8": (-0.70, 0.78)}
 #: Factor on this where no device of the same vendor has a curve.
@@ -222,11 +222,11 @@ EXTRAPOLATION_ERROR: Final = 0.1
 
 
 def blended(curves: Sequence[Curve], weights: Sequence[float], *, median: bool = False) -> dict[str, float]:
-    """Coefficients in the middle: weighted geometric means, or weighted medians.
+    """Averaged coefficients: weighted geometric means, or weighted medians.
 
-    Medians bear a device whose coefficients are far off, like the throttled clock of a card with a low power limit.
-    What a model leaves over on one device says little of another (benchmarks/gemm.md): the names that begin with
-    ``residual_`` stay behind.
+    Medians tolerate a device whose coefficients are far off, like the throttled clock of a card with a low power limit.
+    Coefficients that begin with ``residual_`` are left out: the residual of a model on one device says little about
+    another (benchmarks/gemm.md).
 
     >>> one = Curve(family="gemm", dtype="bf16", coefficients={"a": 1.0}, points=1, median_ape=0, mean_ape=0,
     ...     bias=0, band=(1, 1), source="")
@@ -299,7 +299,7 @@ def transferred_curve(device: Device, curves: Mapping[str, Curve], devices: Mapp
 
 
 def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
-    """How much the curve of another device counts: less of unlike architectures, and of few measurements."""
+    """Weight of the curve of another device: it falls with distance, and for few measurements."""
     away = distance(device, other) + unlike_units(device, other, curve.dtype)
     known = device.architecture is not None and other.architecture is not None
     if known and curve.family == FAMILY.name and curve.dtype not in WIDE:
@@ -309,9 +309,9 @@ def _weight(device: Device, other: Device, curve: Curve, scaled: bool) -> float:
 
 
 def unlike_units(device: Device, other: Device, dtype: str) -> float:
-    """Log of how much more a dtype gains over 16 bits on one datasheet than on the other: their units are not alike.
+    """Log of the ratio between two datasheets of the gain of a dtype over 16 bits: a measure of unlike units.
 
-    Nothing for wide dtypes, whose products do not run on the units of 16 bits.
+    0 for wide dtypes, whose products do not run on the units of 16 bits.
     """
     if dtype in WIDE:
         return 0.0
@@ -325,7 +325,7 @@ def unlike_units(device: Device, other: Device, dtype: str) -> float:
 
 
 def architecture(device: Device) -> str:
-    """Architecture of a device; devices that do not say it are each their own."""
+    """Architecture of a device; its own name where it declares none."""
     return device.architecture or device.name
 
 
@@ -335,7 +335,7 @@ def _own_architecture(device: Device, weights: Mapping[str, float], devices: Map
 
 
 def _votes(device: Device, weights: Mapping[str, float], devices: Mapping[str, Device]) -> dict[str, float]:
-    """Weights of devices of the same architecture; if there are none, of all, those of one architecture as one."""
+    """Weights of devices of the same architecture; without one, of all devices, with one vote per architecture."""
     if own := _own_architecture(device, weights, devices):
         return own
     kinds = {name: architecture(devices[name]) for name in weights}
@@ -352,7 +352,7 @@ def _band(best: Curve, factor: float) -> tuple[float, float]:
 
 
 def of_others(curve: Curve) -> tuple[float, float]:
-    """90 % band of a curve of products for implementations that it was not fitted to; wide dtypes have one each.
+    """90 % band of a curve of products for implementations that it was not fitted to; of other curves their own band.
 
     >>> from steptime.hardware.profiles import load_profile
     >>> of_others(load_profile("h100-sxm").curve("gemm", "fp8"))[1] > 2
@@ -369,7 +369,7 @@ def widened(band: tuple[float, float], log_error: float) -> tuple[float, float]:
 
     $$\ln h' = \sqrt{(\ln h)^2 + (1.645\, s)^2}$$
 
-    and alike below.
+    and the same for the lower end.
 
     >>> low, high = widened((1.0, 1.0), 0.1)
     >>> round(low * high, 6), round(high, 4)
@@ -415,7 +415,7 @@ def predict(family: KernelFamily, curve: Curve, device: Device, shape: Mapping[s
 
 
 def outside(curve: Curve, shape: Mapping[str, Num]) -> Num:
-    """How far a shape is from those that the curve was fitted to: sum over dims of the log beyond the range."""
+    """Distance of a shape from those that the curve was fitted to: sum over dims of the log beyond the range."""
     total: Num = 0.0
     for name, value in shape.items():
         if name in curve.ranges and curve.ranges[name][0] > 0:

@@ -1,1 +1,1 @@
-"""Tables of measurements scored: read, predicted, summed up, written row by row."""
+"""Scores tables of measurements: reads, predicts, summarises and writes them row by row."""

@@ -51,7 +51,7 @@ SIBLING_ERROR, TIMER_ERROR, DTYPE_ERROR = 0.1, 0.5, 0.5
 
 @dataclass(slots=True)
 class Known:
-    """The profiles of the catalogue, and what was derived from them."""
+    """The profiles of the catalogue, and curves transferred from them."""
 
     profiles: dict[str, Profile]
     devices: dict[str, Device]
@@ -65,7 +65,7 @@ class Known:
         return cls({name: profiles[name] for name in devices}, devices)
 
     def curve(self, device: Device, family: str, dtype: str, timer: str) -> tuple[Curve, str] | None:
-        """The nearest curve, ready for the dtype, and how it was come by; None if no device has one."""
+        """The nearest curve, adapted to the dtype, and its origin; None if no device has one."""
         for place, like, clock, error in self._choices(family, dtype, timer):
             found = (self._own if place == "own" else self._transferred)(device, family, like, clock)
             if found is not None:
@@ -102,7 +102,7 @@ class Known:
 
 
 def device_of(gpu: str) -> Device | None:
-    """The device with that spelling in the catalogue; none too where its file cannot be read."""
+    """The device with that spelling in the catalogue; None if there is none or its file cannot be read."""
     try:
         return device_named(gpu) if gpu else None
     except UserError:
@@ -118,17 +118,17 @@ NAMELESS: Final = "unnamed"
 """Group of rows whose cell is empty."""
 
 ORDER: Final = (FAMILY, BACKWARD, *FAMILIES)
-"""Families in the order in which a row looks for its model."""
+"""Families in the order in which a row is matched to its model."""
 OPS: Final = frozenset[str]().union(*(family.ops for family in ORDER))
 SCORED: Final = (*PLAIN, *sorted(OPS - PLAIN.keys()))
-"""Operators of training: those that an estimate times from their sizes alone, then those that only curves know."""
-#: Log error (standard deviation) that an implementation which a row does not name adds; choice of this program.
+"""Operators of training: those that an estimate times from their sizes alone, then those that need a curve."""
+#: Log error (standard deviation) that an unnamed implementation of a row adds; choice of this program.
 STAND_IN_ERROR: Final = 0.3
 STAND_IN: Final = ", stand-in"
 """End of the origin of a row whose implementation is not known."""
-#: Sources whose implementations the families and :data:`steptime_lab.calibrate.family.RULES` tell apart.
+#: Sources whose implementations the families and :data:`steptime_lab.calibrate.family.RULES` distinguish.
 KNOWN_SOURCE: Final = re.compile("aiconfigurator|cudnn|flagperf|liger|llmservingsim|neusight|vidur")
-#: Sources that a row of an unknown source is taken for, the best first.
+#: Sources that stand in for an unknown source, the best first.
 STAND_INS: Final = ("vidur", "neusight")
 
 
@@ -144,7 +144,7 @@ class Scored:
     """Reason of rows without a prediction -> what to write instead."""
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, errors and groups, and what to do about rows that were skipped."""
+        """Counts, errors, groups, and hints on rows that were skipped."""
         return self.score.to_json() | {"hints": dict(self.hints)}
 
     def write(self, path: Path) -> None:
@@ -212,7 +212,7 @@ def predict_collectives(table: Table) -> Predicted:
 
 
 def _hints(found: Scored, known: Mapping[str, Callable[[Iterable[str]], str]]) -> dict[str, str]:
-    """What to write instead, for the reasons that rows were skipped for."""
+    """Hints by reason, for the reasons for which rows were skipped."""
     reason = found.score.predicted.reason
     made = {why: hint(found.op[reason == why].tolist()) for why, hint in known.items() if (reason == why).any()}
     made[NO_DEVICE] = unknown_devices(found.table.text("gpu").tolist(), (reason == NO_DEVICE).tolist())
@@ -227,7 +227,7 @@ def _scored(table: Table, measured: Array, predicted: Predicted, op: Array) -> S
 
 
 def predict_kernels(table: Table) -> Predicted:
-    """Predictions for the rows of a table of kernels, and how the curve of each was come by.
+    """Predictions for the rows of a table of kernels, and the origin of each curve.
 
     Args:
         table: with the columns of ``kernels.parquet``; text and numbers as :class:`Table` promises.
@@ -267,7 +267,7 @@ def _foreign(table: Table) -> Array:
 
 
 def _silent(table: Table, *names: str) -> Array:
-    """Rows with nothing in those columns."""
+    """Rows whose cells in these columns are empty."""
     mask: Array = np.logical_and.reduce([table.text(name) == "" for name in names])
     return mask
 
@@ -279,7 +279,7 @@ def standing_in(table: Table, source: str) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """Predictions while they are made, in arrays that are filled in."""
+    """Predictions of a table under construction: its methods fill the arrays."""
 
     table: Table
     devices: Mapping[str, Device | None]
@@ -289,7 +289,7 @@ class _State:
     """Seconds and the ends of the band."""
 
     def run(self, known: Known, table: Table, label: str, error: float) -> None:
-        """Predicts the rows that have no prediction yet, as if they were those of `table`."""
+        """Predicts the rows without a prediction from their values in `table`."""
         open_rows = np.isin(self.reason.astype(str), (NO_SHAPE, NO_CURVE))
         names, code = np.unique(table.text("op").astype(str), return_inverse=True)
         for family in ORDER:
@@ -315,7 +315,7 @@ class _State:
             self.reason[row] = ""
 
     def without_curve(self) -> None:
-        """Says of rows that are still open, and whose operator, sizes and dtype are legible, that they lack a curve."""
+        """Marks rows that are still open, and whose operator, sizes and dtype are known, as lacking a curve."""
         for row, _, op, dtype, cells in self._cells_of(self.reason == NO_SHAPE):
             if op in PLAIN and PLAIN[op].sizes(cells) is not None and gemm_dtype(dtype):
                 self.reason[row] = NO_CURVE
@@ -354,7 +354,7 @@ class _State:
 
 
 def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
-    """Why each row has no prediction before any was made."""
+    """Initial reason of each row for having no prediction."""
     known = np.array([devices[gpu] is not None for gpu in table.text("gpu")], bool)
     trained = np.isin(table.text("op").astype(str), SCORED) & launched(table)
     reason = np.where(trained, NO_SHAPE, NOT_LAUNCHED).astype(object)
@@ -365,12 +365,12 @@ def _first_reasons(table: Table, devices: Mapping[str, Device | None]) -> Array:
 
 
 def _origin(basis: str) -> str:
-    """How the curve of an estimate was come by, in the words of the other origins."""
+    """Origin of the curve of an estimate, in the words of the other origins."""
     return "own" if basis.startswith("fitted") else "roofline" if basis == "roofline" else "transferred"
 
 
 def _curves_of(family: KernelFamily) -> str:
-    """Name of the family whose curves it takes."""
+    """Name of the family whose curves ``family`` takes."""
     return FAMILY.name if family is BACKWARD else family.name
 
 

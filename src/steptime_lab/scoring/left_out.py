@@ -28,21 +28,21 @@ NO_COLLECTIVE: Final = "no time, size or group that a collective has, or beyond 
 FEW_ROWS: Final = "too few rows, or sizes among them, for a fit"
 UNEXPLAINED: Final = "times far from what links or devices explain; are the units right?"
 NAMED: Final = 4
-"""Names that a reason has."""
+"""Most names that are listed with a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What became of the rows of a table of kernels."""
+    """Fitted and refused rows of a table of kernels."""
 
     rows: Array
     """Rows that a curve was fitted to."""
     why: Array
-    """Why the fit of a row was refused; "" where none was."""
+    """Reason why the fit of a row was refused; "" where it was not."""
 
     @classmethod
     def none(cls, rows: int) -> Fitted:
-        """Nothing yet."""
+        """A table of ``rows`` rows of which none was fitted or refused."""
         return cls(rows=np.zeros(rows, bool), why=np.full(rows, "", dtype=object))
 
     def refused(self, rows: Array, error: UserError) -> None:
@@ -55,8 +55,8 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
 
     Args:
         table: measured kernels.
-        fitted: what became of its rows.
-        only: the family that was asked for; rows of others do not count.
+        fitted: its fitted and refused rows.
+        only: a family; rows of other families do not count. None: all families.
     """
     asked = [family for family in (FAMILY, *FAMILIES) if only in (None, family.name)]
     known = frozenset[str]().union(*(family.ops for family in asked))
@@ -64,7 +64,7 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
     legible, timed_rows = _legible(table, asked), timed(table.number("latency_us") * 1e-6)
     trained = launched(table)
     columns, sources = [table.text(name) for name in ("gpu", "op", "dtype", "notes")], table.text("source")
-    taken = {cell[:3] for cell in zip(*(column[fitted.rows] for column in columns), strict=True)}
+    measured = {cell[:3] for cell in zip(*(column[fitted.rows] for column in columns), strict=True)}
     found: list[tuple[str, str]] = []
     for i in np.flatnonzero(~fitted.rows).tolist():
         gpu, op, dtype, notes = (column[i] for column in columns)
@@ -82,7 +82,7 @@ def kernels_left_out(table: Table, fitted: Fitted, only: str | None) -> dict[str
         elif not timed_rows[i] or not legible[i]:
             found.append((NO_SHAPE if timed_rows[i] else NO_TIME, op))
         else:
-            found.append((OTHERS if (gpu, op, dtype) in taken else TOO_FEW, f"{op} on {device.name}"))
+            found.append((OTHERS if (gpu, op, dtype) in measured else TOO_FEW, f"{op} on {device.name}"))
     return _counted(found)
 
 
@@ -97,7 +97,7 @@ def _legible(table: Table, families: Sequence[KernelFamily]) -> Array:
 
 
 def collectives_left_out(table: Table, fabrics: Iterable[str]) -> dict[str, int]:
-    """Rows of collectives that no fabric came of, by reason; ``fabrics`` are the names of those that were fitted."""
+    """Rows of collectives that no fabric was fitted to, by reason; ``fabrics`` names the fitted ones."""
     names, library = set(fabrics), libraries(table)
     reason, name = (np.full(table.rows, "", dtype=object) for _ in range(2))
     fitted = np.zeros(table.rows, bool)
@@ -114,7 +114,7 @@ def collectives_left_out(table: Table, fabrics: Iterable[str]) -> dict[str, int]
 
 
 def _counted(found: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Rows by reason, each with the names that it is about."""
+    """Number of rows by reason, with the first names that a reason is about."""
     names: dict[str, dict[str, None]] = {}
     for reason, name in found:
         names.setdefault(reason, {}).setdefault(shorten(name, 40) or "an empty cell")

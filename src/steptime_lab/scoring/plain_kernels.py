@@ -1,7 +1,7 @@
-"""Kernels of a table that do not say which implementation they are: timed as an estimate times the same operator.
+"""Times the kernels of a table that name no implementation as an estimate times the same operator.
 
 Each becomes the node that a capture of the operator in PyTorch records, so that a table and ``steptime profile`` have
-one prediction.
+the same prediction.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Made = tuple[str, Mapping[str, Tensor], Mapping[str, Attribute], tuple[tuple[int
 ROWS: Final = ("rows", "cols")
 HEADS: Final = ("b", "h_q", "h_kv", "s_q", "s_kv", "d_qk", "d_v")
 DTYPES: Final = ("bf16", "fp16", "fp32")
-"""Element types whose kernels PyTorch has without further words; all others say which recipe they are."""
+"""Element types that name a kernel of PyTorch by themselves; all others depend on a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """An operator that a row may name: what it needs, and the node it becomes."""
+    """An operator that a row may name: the columns that it needs, and its node."""
 
     columns: tuple[str, ...]
     """Columns of its shape; a column with ``=`` has that value where the cell is empty."""
     node: Callable[[Sizes, str], Made]
     product: bool = False
-    """Everybody's implementation is that of the vendor's library."""
+    """True if every implementation is that of the vendor's library."""
 
     def sizes(self, cells: Mapping[str, float]) -> dict[str, int] | None:
-        """Whole positive sizes of a row; None where one is missing or is none."""
+        """Whole positive sizes of a row; None if one is missing or is not such a number."""
         out = {}
         for column in self.columns:
             name, _, usual = column.partition("=")
@@ -53,7 +53,7 @@ class Plain:
 
 
 def _rows(op: str, inputs: str, **attributes: Attribute) -> Callable[[Sizes, str], Made]:
-    """An operator on rows x cols that returns as much; one input per name."""
+    """An operator on rows x cols with a result of that shape; one input per name."""
 
     def made(s: Sizes, dtype: str) -> Made:
         shape = (s["rows"], s["cols"])
@@ -84,7 +84,7 @@ def _product(s: Sizes, dtype: str) -> Made:
 
 
 def _attention(backward: bool) -> Callable[[Sizes, str], Made]:
-    """Causal, as training of language models is; rows that say otherwise name their implementation."""
+    """Causal attention, as in training of language models; rows of other masks name their implementation."""
 
     def made(s: Sizes, dtype: str) -> Made:
         q, k, v = (
@@ -182,7 +182,7 @@ PLAIN: Final[Mapping[str, Plain]] = {
 
 
 def name_key(name: str) -> str:
-    """A name without case and without what separates its words; ``backward`` and ``grad`` are ``bwd``.
+    """A name without case and separators; ``backward`` and ``grad`` become ``bwd``.
 
     >>> name_key("Scaled Dot-Product_Attention backward"), name_key("RMSNorm")
     ('scaleddotproductattentionbwd', 'rmsnorm')
@@ -193,7 +193,7 @@ def name_key(name: str) -> str:
 
 @cache
 def _spellings() -> Mapping[str, str]:
-    """Key of a spelling -> operator; a forward pass may also be called so."""
+    """Key of a spelling -> operator; a forward pass may have ``fwd`` in its name."""
     own = {name_key(name): op for op in PLAIN for name in (op, f"{op}_fwd")}
     others = {name_key(name): op for op, names in OTHER_NAMES.items() for name in names}
     return {**others, **own}
@@ -219,7 +219,7 @@ def dtype_named(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlainTimer:
-    """Times rows as nodes; rows of one shape once."""
+    """Times rows as nodes; rows of equal shape are timed once."""
 
     timers: dict[str, Timer]
     nodes: Nodes
@@ -230,7 +230,7 @@ class PlainTimer:
         return cls({}, Nodes())
 
     def cost(self, device: Device, op: str, dtype: str, cells: Mapping[str, float]) -> OperatorCost | None:
-        """What the operator of a row costs; None where it is no plain one, a size is missing, or nothing can time it.
+        """Cost of the operator of a row; None if it is not plain, a size is missing, or nothing can time it.
 
         Args:
             device: where it ran.

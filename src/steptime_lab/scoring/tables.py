@@ -24,14 +24,14 @@ from steptime_lab.scoring.plain_kernels import PLAIN, operator_named
 OTHER_NAMES: Final[Mapping[str, str]] = table("columns")["kernels_and_collectives"]
 """Other names of columns; the column's own name wins."""
 TIMES: Final = ("time", "latency", "duration")
-"""Names of a column of times, before the unit that it ends in."""
+"""Names of a column of times, without the unit at their end."""
 UNITS: Final = {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}
 """Ending of a column of times -> microseconds."""
 TIME_COLUMNS: Final = "times stand in time_us, latency_us or duration_us, or with _ns, _ms or _s in place of _us"
 LISTED: Final = 5
-"""Unknown names that a hint has."""
+"""Most unknown names in a hint."""
 LISTED_COLUMNS: Final = 20
-"""Columns of a table that a hint has."""
+"""Most columns of a table in a hint."""
 
 
 def renamed(table: Table, time: str) -> Table:
@@ -50,7 +50,7 @@ def renamed(table: Table, time: str) -> Table:
 
 
 def instead_of(missing: str, columns: Sequence[str]) -> str:
-    """What to write instead of a column that a table lacks, and the columns that it has.
+    """Hint on a missing column: the columns of the table, and other names of the missing one.
 
     >>> instead_of("bytes", ["gpu", "size_mb"])
     'it has gpu, size_mb; bytes may also be called size or size_bytes; steptime score --columns lists all names'
@@ -63,7 +63,7 @@ def instead_of(missing: str, columns: Sequence[str]) -> str:
 
 
 def numbers(column: Array) -> Array:
-    """A column as numbers; NaN for a cell that is none."""
+    """A column as numbers; NaN for a cell that is not a number."""
     return np.array([_number(v) for v in column], np.float64) if column.dtype == object else column
 
 
@@ -75,7 +75,7 @@ def _number(text: object) -> float:
 
 
 def unknown_devices(names: Sequence[str], unknown: Sequence[bool]) -> str:
-    """Each device that is not known with the first row that names it, the most frequent first; rows count from 1.
+    """Hint on unknown devices, the most frequent first, each with its first row; rows count from 1.
 
     >>> unknown_devices(["h100", "abacus", "abacus", ""], [False, True, True, True])
     'abacus (2 rows, the first is row 2), no name (row 4); steptime devices lists those that there are'
@@ -84,15 +84,15 @@ def unknown_devices(names: Sequence[str], unknown: Sequence[bool]) -> str:
     for row, (name, is_unknown) in enumerate(zip(names, unknown, strict=True), 1):
         if is_unknown:
             rows.setdefault(shorten(name, 40) or "no name", []).append(row)
-    told = [
+    named = [
         f"{name} ({f'{len(found)} rows, the first is ' if len(found) > 1 else ''}row {found[0]})"
         for name, found in sorted(rows.items(), key=lambda item: (-len(item[1]), item[1]))
     ]
-    return f"{first_few(told, LISTED)}; steptime devices lists those that there are" if told else ""
+    return f"{first_few(named, LISTED)}; steptime devices lists those that there are" if named else ""
 
 
 def unknown_operators(ops: Iterable[str], scored: Iterable[str]) -> str:
-    """What to write instead of operators that are left out.
+    """Hint on operators that are left out.
 
     >>> unknown_operators(["moe", "gemm", "moe"], ["gemm", "rmsnorm"])
     'gemm, moe; scored are gemm, rmsnorm, unless source, kernel, notes or dtype name an implementation of serving'
@@ -102,13 +102,13 @@ def unknown_operators(ops: Iterable[str], scored: Iterable[str]) -> str:
 
 
 def unknown_collectives(names: Iterable[str]) -> str:
-    """What to write instead of collectives that have no formula."""
+    """Hint on collectives that have no formula."""
     known = sorted({*KINDS.values(), *WAYS})
     return f"{_listed(names)}; collectives are {', '.join(known)}"
 
 
 def unread_shapes(ops: Iterable[str]) -> str:
-    """Columns that the shapes of operators need, and what else may be wrong; "" if that is not known of any."""
+    """Hint on unread shapes: the columns that their operators need; "" if none of these is known."""
     needed = {op: " ".join(PLAIN[op].columns) for op in sorted({operator_named(op) for op in ops}) if op in PLAIN}
     words = [f"{op} needs {columns}" for op, columns in list(needed.items())[:LISTED]]
     return "; ".join([*words, "and a dtype such as bf16, fp16, fp32, fp8"]) if words else ""
@@ -128,7 +128,7 @@ def columns_of_kernels() -> list[dict[str, Any]]:
 
 
 def names_of_collectives() -> dict[str, list[str]]:
-    """Collectives with other spellings than such that differ in case, ``_``, ``-`` or space."""
+    """Collectives with their other spellings, except those that differ in case, ``_``, ``-`` or space alone."""
     found: dict[str, list[str]] = {}
     for spelling, kind in KINDS.items():
         found.setdefault(kind, [])
@@ -152,7 +152,7 @@ HEAD: Final = ("size", "count", "type", "redop", "root", *("time", "algbw", "bus
 PLACES: Final = ("out-of-place", "in-place")
 NCCL_TEXTS: Final = ("gpu", "collective", "dtype", "method", "source")
 _TAG: Final = re.compile(r"^\[\d+,\d+\]<\w+>:? ?")
-"""What ``mpirun --tag-output`` puts before each line."""
+"""Prefix of each line under ``mpirun --tag-output``."""
 _RANK: Final = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\S+\s+\[[^\]]*\]\s*(.*?)\s*$")
 _PROGRAM: Final = re.compile(r"\b([a-z][a-z_]*)_perf\b")
 _LINE: Final = re.compile(r"^\s*\d+(\s+\S+){6,}\s*$")
@@ -166,7 +166,7 @@ _ASKED: Final = {
 
 @dataclass(slots=True)
 class _Run:
-    """What the comments of one run have said so far."""
+    """Facts of one run from the comments that were read so far."""
 
     collective: str = ""
     head: tuple[str, ...] = HEAD
@@ -174,7 +174,7 @@ class _Run:
     gpu: str = ""
 
     def comment(self, line: str) -> None:
-        """Takes in one line that has no figures."""
+        """Reads one line without figures."""
         words = tuple(line.lstrip("# ").split())
         if words[:1] == ("nThread",):
             self.hosts = {}
@@ -188,7 +188,7 @@ class _Run:
             self.collective = program[1]
 
     def facts(self) -> dict[str, str | float]:
-        """Columns that hold for all lines of the run; those that nothing says are missing."""
+        """Columns that hold for all lines of the run; unknown ones are missing."""
         found: dict[str, str | float] = {"gpu": self.gpu, "collective": self.collective}
         if self.hosts:
             found |= {"n_gpus": len(self.hosts), "gpus_per_node": len(self.hosts) / len(set(self.hosts.values()))}
@@ -210,7 +210,7 @@ class _Run:
 
 
 def is_nccl_tests(path: str | Path) -> bool:
-    """Whether a file that is no table looks like the output of nccl-tests."""
+    """True if a file that is no table looks like the output of nccl-tests."""
     file = Path(path)
     if file.name.lower().endswith((".parquet", ".gz")) or not is_file(file):
         return False
@@ -225,10 +225,10 @@ def read_nccl_tests(path: str | Path, given: Mapping[str, str | float]) -> Table
 
     Args:
         path: the file with their output.
-        given: columns ``gpu``, ``collective``, ``n_gpus``, ``gpus_per_node`` that win over what the output says.
+        given: columns ``gpu``, ``collective``, ``n_gpus``, ``gpus_per_node`` that override the output.
 
     Raises:
-        InputFileError: it has no figures, or neither it nor ``given`` says what ran where.
+        InputFileError: it has no figures, or neither it nor ``given`` names collective, device and group.
     """
     where, run = str(path), _Run(collective=_of_name(Path(path).name))
     rows: list[dict[str, str | float]] = []
@@ -274,7 +274,7 @@ COLLECTIVE_COLUMNS: Final = ("gpu", "collective", "n_gpus", "bytes", "time_us")
 
 
 def read_collectives(path: str | Path, given: Mapping[str, str | float]) -> Table:
-    """A table of collectives from a table, or from what nccl-tests printed; ``given`` fills columns that are missing.
+    """A table of collectives from a table, or from the output of nccl-tests; ``given`` fills missing columns.
 
     Raises:
         InputFileError: as :func:`read_measurements`, or nothing says what ran where.

@@ -41,7 +41,7 @@ from steptime.hardware.profiles import (
 )
 from steptime.measure.table import Table
 from steptime_lab.calibrate import collectives
-from steptime_lab.calibrate.collective_fit import fit, predict, untold
+from steptime_lab.calibrate.collective_fit import fit, predict, undetermined
 from steptime_lab.calibrate.collective_machines import MACHINES, Machine, Rows, library_of
 from steptime_lab.calibrate.collectives import Textbook, estimated, predict_rows, rows_of, usable
 
@@ -322,7 +322,7 @@ def test_groups_that_were_not_measured_stay_sane() -> None:
     machine = next(m for m in MACHINES if m.name == "h100-nvl-kernel")
     pairs = measured(machine, replace(PLAIN, domain=2, nics=1.0, trees=False, Bps=(8e9, 90e9, 220e9)), [(2.0, 2.0)])
     found = fabric_of(fit(machine, pairs, starts=1))
-    assert untold(machine, pairs) == ["between domains", "hops"]
+    assert undetermined(machine, pairs) == ["between domains", "hops"]
     assert 0.4 * machine.nic_Bps < found.outer_Bps[2] <= machine.nic_Bps
     seconds = collective_s("all_reduce", 1e9, 4, 2, found)[0]
     assert 1.5e9 / machine.nic_Bps < seconds < 3 * 1.5e9 / machine.nic_Bps

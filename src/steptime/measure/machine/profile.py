@@ -70,7 +70,7 @@ class Bandwidth:
 
 
 def held_factor(swept_bytes: float, cache_bytes: float) -> float:
-    r"""How much too high the bandwidth of a repeated sweep may be because a cache holds part of what it passes.
+    r"""Factor by which the bandwidth of a repeated sweep may be too high because a cache holds part of its data.
 
     $$f = \frac{1}{1 - C / S} \text{ but at most } f_{max}, \qquad f = 1 \text{ for } S \ge 1.5\,C$$
 

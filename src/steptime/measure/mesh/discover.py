@@ -507,7 +507,7 @@ def _kind(layout: Layout, axis: int) -> AxisKind:
 def skipped_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names that a numbering leaves out: devices without a measurement, for example because a rank died.
 
-    Empty if the names are not numbered, or if so many are missing that the numbers mean something else.
+    Empty if the names are not numbered, or if too many are missing: then the numbers mean something else.
 
     >>> skipped_names(["gpu0", "gpu1", "gpu3", "gpu4", "gpu5", "gpu6", "gpu7", "gpu8"])
     ('gpu2',)

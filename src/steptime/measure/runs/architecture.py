@@ -132,7 +132,7 @@ def _family(name: str, gated: bool | None) -> Mapping[str, Any]:
 
 
 def _is_cut(row: TableRow) -> bool:
-    """Whether the row says that its model has fewer layers than its name means."""
+    """True if the row says that its model has fewer layers than its name means."""
     return bool(re.search(r"proxy|layer[- ]reduced", row.text("notes") + row.text("model"), re.IGNORECASE))
 
 

@@ -267,7 +267,7 @@ def fit_key(source_key: str) -> str:
 
 
 def fit_provenance() -> dict[str, Any]:
-    """Where the frameworks in use come from: rows, sources, date."""
+    """Provenance of the frameworks in use: rows, sources, date."""
     provenance = framework_table()["provenance"]
     return {name: provenance[name] for name in ("source", "rows", "sources", "fitted") if name in provenance}
 
