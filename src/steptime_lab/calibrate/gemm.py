@@ -342,19 +342,15 @@ def preferred(found: Iterable[Truth]) -> list[Truth]:
         same = best.setdefault((truth.device.name, truth.dtype, truth.timer), [])
         if not same or _trust(same[0], order) == _trust(truth, order):
             same.append(truth)
-    return [_middle(same) for same in best.values()]
+    return [sorted(same, key=_slowness)[(len(same) - 1) // 2] for same in best.values()]
 
 
 def _trust(truth: Truth, order: Mapping[str, int]) -> int:
     return order.get(truth.source.split("/")[0], len(order))
 
 
-def _middle(same: list[Truth]) -> Truth:
-    """The truth with the median slowness; the slowness is the mean log of time over roofline."""
-    return sorted(same, key=_slowness)[(len(same) - 1) // 2]
-
-
 def _slowness(truth: Truth) -> float:
+    """Mean log of measured time over roofline."""
     compute_s, memory_s = truth.datasheet_s
     return float(np.mean(np.log(truth.measured_s / (compute_s + memory_s + 5e-6))))
 

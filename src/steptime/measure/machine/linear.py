@@ -98,11 +98,8 @@ def _robust(relative: Array) -> Array | None:
 
 
 def _loss(predicted: Array, seconds: Array) -> float:
-    return _huber(np.log(np.maximum(predicted / seconds, 1e-3)))
-
-
-def _huber(residual: Array) -> float:
-    size = np.abs(residual)
+    """Huber's loss of the logarithms of predicted over measured times."""
+    size = np.abs(np.log(np.maximum(predicted / seconds, 1e-3)))
     return float(np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2)).sum())
 
 

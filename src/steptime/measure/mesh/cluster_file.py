@@ -68,9 +68,11 @@ def cluster_text(mesh: Mesh, device: str, origin: str) -> str:
     """
     levels = mesh.levels()
     if not levels:
+        number, axis = next((i, a) for i, a in enumerate(mesh.axes) if a.Bps is None or a.latency_s is None)
+        missing = "bandwidth" if axis.Bps is None else "latency"
         raise InputFileError(
             origin,
-            f"{_unknown(mesh)}, so the mesh makes no cluster file",
+            f"the {missing} of axis {number} is unknown, so the mesh makes no cluster file",
             hint="measure one small message (up to 4 KiB) and one large (1 MiB or more) per pair",
         )
     shape = " x ".join(str(size) for size in mesh.shape)
@@ -123,11 +125,6 @@ def _topology(mesh: Mesh) -> list[str]:
     if mesh.axes[1].kind == AxisKind.RAIL:
         return ["", "[topology]", 'kind = "rail"', f"rails = {mesh.shape[0]}"]
     return ["", "[topology]", 'kind = "fat-tree"']
-
-
-def _unknown(mesh: Mesh) -> str:
-    number, axis = next((i, a) for i, a in enumerate(mesh.axes) if a.Bps is None or a.latency_s is None)
-    return f"the {'bandwidth' if axis.Bps is None else 'latency'} of axis {number} is unknown"
 
 
 def _level(level: Level, axis: MeshAxis, made: str) -> list[str]:

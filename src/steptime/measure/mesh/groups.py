@@ -126,20 +126,14 @@ class Tree:
 
 
 def _grown(distances: Array, group: int, tree: Tree) -> Array:
-    """Subtrees put together to groups of the right size, then improved by exchanges."""
-    label = _put_together(distances, tree.pieces(group), group)
-    label = exchanged(distances, label, len(distances) // group)
-    return np.argsort(label, kind="stable").reshape(-1, group)
-
-
-def _put_together(distances: Array, pieces: list[Array], group: int) -> Array:
-    """Merges the nearest pieces as long as they fit, then fills the groups device by device."""
-    count = len(distances) // group
+    """Merges the nearest subtrees as long as they fit, fills the groups device by device, and exchanges devices."""
+    count, pieces = len(distances) // group, tree.pieces(group)
     label = np.empty(len(distances), dtype=np.int64)
     for i, piece in enumerate(pieces):
         label[piece] = i
     label = _merged(group_sums(distances, label, len(pieces)), label, group)
-    return _filled(distances, label, group, count)
+    label = exchanged(distances, _filled(distances, label, group, count), count)
+    return np.argsort(label, kind="stable").reshape(-1, group)
 
 
 def group_sums(distances: Array, label: Array, count: int) -> Array:

@@ -391,16 +391,12 @@ def with_rails(nested: Fit, distances: Array, observed: float = 1.0) -> Fit | No
         )
         found.append(fit(railed, distances, observed))
     best = max(found, key=lambda f: f.score, default=None)
-    if best is None or best.score - nested.score <= LEAST_EVIDENCE or not _faster(best):
+    if best is None or best.score - nested.score <= LEAST_EVIDENCE:
         return None
-    return best
-
-
-def _faster(railed: Fit) -> bool:
-    """True if rails are faster than the links across them on the first axis that they span."""
-    axis = railed.layout.rail_axis or 0
-    gap = railed.means[axis] - railed.means[axis + len(railed.layout.shape)]
-    return bool(gap > least_gap(railed.sigma))
+    # rails have to be faster than the links across them on the first axis that they span
+    axis = best.layout.rail_axis or 0
+    gap = best.means[axis] - best.means[axis + len(layout.shape)]
+    return best if gap > least_gap(best.sigma) else None
 
 
 def _lined_up(rest: Array, groups: Array) -> tuple[Array, float]:

@@ -384,7 +384,10 @@ def _links(pairs: _Pairs, sized: bool, where: str) -> Links:
             matrix = np.full((count, count), np.nan)
             matrix[source[rows], target[rows]] = values
             out.append(Quantity(kind=kind, size_bytes=float(bytes_) if sized else None, values=matrix))
-    return Links(names=tuple(pairs.names), quantities=_well_covered(out), origin=where)
+    known = [int(np.isfinite(quantity.values).sum()) for quantity in out]
+    # quantities measured on less than half as many pairs as the best are dropped
+    kept = tuple(q for q, n in zip(out, known, strict=True) if 2 * n >= max(known))
+    return Links(names=tuple(pairs.names), quantities=kept, origin=where)
 
 
 def _refuse_duplicates(pairs: _Pairs, key: Array, where: str) -> None:
@@ -401,12 +404,6 @@ def _refuse_duplicates(pairs: _Pairs, key: Array, where: str) -> None:
             f"{shorten(names[pairs.target[second]], 40)!r} stands in line {pairs.line[first]} already",
             "give one row per pair and message size; take the median of repeats",
         )
-
-
-def _well_covered(quantities: list[Quantity]) -> tuple[Quantity, ...]:
-    """Quantities measured on at least half as many pairs as the best."""
-    known = [int(np.isfinite(quantity.values).sum()) for quantity in quantities]
-    return tuple(q for q, n in zip(quantities, known, strict=True) if 2 * n >= max(known))
 
 
 #: Larger files are refused unread.
@@ -429,7 +426,9 @@ def read_links(path: str | Path, unit: str | None = None) -> Links:
         InputFileError: it cannot be read, or something in it is wrong; the message names file, line and column.
     """
     file = Path(path)
-    _check_file(file)
+    refuse_endless(file)
+    if is_file(file) and file.stat().st_size > MAX_BYTES:
+        raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
     try:
         with opened(file) as stream:
             delimiter = _delimiter(stream, str(path))
@@ -459,12 +458,6 @@ def _heads_pairs(first: list[str], unit: str | None) -> bool:
     roles = [role_and_unit(cell)[0] for cell in first]
     united = unit is not None or first[0] in UNITS["s"] or first[0] in UNITS["Bps"]
     return "source" in roles or "target" in roles or (not united and any(roles[1:]))
-
-
-def _check_file(file: Path) -> None:
-    refuse_endless(file)
-    if is_file(file) and file.stat().st_size > MAX_BYTES:
-        raise InputFileError(str(file), f"is larger than {MAX_BYTES >> 20} MiB", hint="measure fewer message sizes")
 
 
 def _delimiter(stream: TextIO, where: str) -> str:

@@ -86,18 +86,13 @@ def left_out_both(
         out = group == name
         fitted: Fitted = fit.fit(used & ~out)
         for each, named in zip(made, ways, strict=True):
-            _predict(each, fit, fitted, out, named)
+            log_s, slower = fit.log_s(fitted, named=named), fit.log_s(replace(fitted, slower=SLOPE_STEP), named=named)
+            each.residual[out] = (log_s - fit.log_measured)[out]
+            each.deviation[out] = fit.deviations(fitted, named=named)[out]
+            each.slowing[out] = ((slower - log_s) / SLOPE_STEP)[out]
         if progress:
             progress(done, len(groups))
     return made
-
-
-def _predict(into: Predicted, fit: FrameworkFit, fitted: Fitted, out: Array, named: bool) -> None:
-    """Writes the predictions of a fit for the runs ``out`` into ``into``."""
-    log_s, slower = fit.log_s(fitted, named=named), fit.log_s(replace(fitted, slower=SLOPE_STEP), named=named)
-    into.residual[out] = (log_s - fit.log_measured)[out]
-    into.deviation[out] = fit.deviations(fitted, named=named)[out]
-    into.slowing[out] = ((slower - log_s) / SLOPE_STEP)[out]
 
 
 def slower_of(predicted: Predicted, source: Array, chosen: Array) -> float:

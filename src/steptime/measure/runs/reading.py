@@ -72,15 +72,11 @@ def on_one_line(steps: Iterable[tuple[float, float]]) -> bool:
     False
     """
     counts, times = (np.array(column, float) for column in zip(*sorted(set(steps)), strict=True))
-    if len(set(counts)) < LEAST_POINTS or not any(_many_digits(float(t)) for t in times):
+    if len(set(counts)) < LEAST_POINTS or all(float(f"{t:.{DIGITS - 1}g}") == t for t in times):
         return False
     line = np.stack([counts, np.ones_like(counts)], axis=1) / times[:, None]
     solution = np.linalg.lstsq(line, np.ones_like(times), rcond=None)[0]
     return bool(np.abs(line @ solution - 1).max() < EXACT)
-
-
-def _many_digits(value: float) -> bool:
-    return float(f"{value:.{DIGITS - 1}g}") != value
 
 
 MEANT = ("framework", "fill", "instead")

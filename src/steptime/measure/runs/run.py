@@ -356,10 +356,18 @@ def _plan_choices(
 ) -> dict[str, Any]:
     """Sharding, recomputation, attention and further choices of a run; doubts about them are flagged."""
     said, shard = _attention(row), sharding(row.text("zero_stage_or_fsdp"))
-    attention = attention_kernel(said)
-    further = {**_choices(row, device, experts=experts), **_kernels(row, said, attention)}
+    attention, listed = attention_kernel(said), listed_kernels(row)
+    further = _choices(row, device, experts=experts)
     _doubts(row, shard, recompute, attention, flags)
-    return {"sharding": shard, "recompute": recompute, "attention": attention, **further}
+    return {
+        "sharding": shard,
+        "recompute": recompute,
+        "attention": attention,
+        "kernel": fused_kernel(said) or fused_kernel(listed),
+        "plain_norms": _plain_norms(listed),
+        "separate_kernels": attention == "unfused" and _BY_OPERATOR.search(said) is not None,
+        **further,
+    }
 
 
 def _choices(row: TableRow, device: str, *, experts: bool) -> dict[str, Any]:
@@ -454,16 +462,6 @@ def _attention(row: TableRow) -> str:
     """Text on the attention of a row; a run with layers of Transformer Engine (TE) has its attention too."""
     layers = re.search(r"(?<!no )(?<!without )(?:\bte\b|\btransformer engine\b)", row.text("dtype").lower())
     return row.text("attention_impl") or ("TE" if layers else "")
-
-
-def _kernels(row: TableRow, said: str, attention: str | None) -> dict[str, Any]:
-    """Kernels of attention and norms that a row names."""
-    listed = listed_kernels(row)
-    return {
-        "kernel": fused_kernel(said) or fused_kernel(listed),
-        "plain_norms": _plain_norms(listed),
-        "separate_kernels": attention == "unfused" and _BY_OPERATOR.search(said) is not None,
-    }
 
 
 def listed_kernels(row: TableRow) -> str:
