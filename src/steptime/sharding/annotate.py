@@ -44,21 +44,21 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotated:
-    """What an annotation says of the output of an item."""
+    """The sharding that an annotation gives to one output of an item."""
 
     name: str
     annotation: Annotation
     item: int
     output: int
     sharding: Sharding
-    """Of the output of the item, before views."""
+    """Sharding of the output before any view is applied."""
 
 
 def annotation_of(text: str) -> Annotation:
-    """An annotation as users write it: a pattern of names, and a placement for each axis of the mesh.
+    """Parse an annotation: a pattern of names, then a placement for each axis of the mesh.
 
     Raises:
-        UserError: it is written otherwise.
+        UserError: the text has another form.
 
     >>> str(annotation_of("blocks.*.mlp.0.weight = R S(0)"))
     'blocks.*.mlp.0.weight=R S(0)'
@@ -73,9 +73,9 @@ def annotation_of(text: str) -> Annotation:
 
 
 def named_tensors(flow: Flow) -> dict[str, Named]:
-    """Everything that can be annotated, by name; a module stands for its result in the forward pass.
+    """Tensors that can be annotated, by name; the name of a module means its result in the forward pass.
 
-    A name that a parameter and a module share is that of the parameter.
+    Where a parameter and a module have the same name, it means the parameter.
     """
     out = _results(flow)
     for number, item in enumerate(flow.items):
@@ -105,7 +105,7 @@ def _results(flow: Flow) -> dict[str, Named]:
 
 
 def matching(named: Mapping[str, Named], pattern: str) -> list[str]:
-    """Names that a pattern matches, in the order of the module.
+    """Names that match a pattern, in the order of the module.
 
     Raises:
         UnknownNameError: none does.
@@ -117,7 +117,7 @@ def matching(named: Mapping[str, Named], pattern: str) -> list[str]:
 
 
 def resolved(built: Built, annotations: Sequence[Annotation]) -> tuple[Annotated, ...]:
-    """What annotations say of the outputs of items, one for each output.
+    """The shardings that annotations give to outputs of items, one for each output.
 
     Raises:
         UserError: a pattern matches nothing, a sharding does not fit its tensor, or two annotations contradict.
@@ -161,7 +161,7 @@ def _check(built: Built, name: str, tensor: Named, annotation: Annotation) -> No
 
 
 def _before_views(tensor: Named, sharding: Sharding, sizes: Sequence[int], where: str) -> Sharding:
-    """The sharding of the output of an item that its views make the given one."""
+    """The sharding of an item's output that becomes the given sharding after the views."""
     for look in reversed(tensor.looks):
         found = [each.inputs[0] for each in strategies(look.node, sizes) if each.outputs[look.output] == sharding]
         if not found:
@@ -175,12 +175,12 @@ def _before_views(tensor: Named, sharding: Sharding, sizes: Sequence[int], where
 
 
 def agrees(given: Placement, made: Placement) -> bool:
-    """Whether an option keeps an annotation: terms of a sum count as replicated, they are added where they are read."""
+    """True if a placement keeps an annotation; partial sums count as replicated, because readers add them up."""
     return given == made or (given == R and made.partial)
 
 
 def pins_of(built: Built, annotated: Sequence[Annotated]) -> dict[int, tuple[int, ...]]:
-    """Options that keep all annotations, by item.
+    """Options that keep all annotations, for each annotated item.
 
     Raises:
         UserError: an item has none.
@@ -205,7 +205,7 @@ _PARTS = re.compile(r"[;\n]")
 
 
 def annotations_of(texts: Sequence[str]) -> tuple[Annotation, ...]:
-    """All annotations of some texts, each with one or, between semicolons, several.
+    """All annotations of some texts; a text has one, or several separated by semicolons.
 
     >>> len(annotations_of(["a=S(0) R; b=R R", "c=R S(1)"]))
     3

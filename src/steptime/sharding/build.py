@@ -1,10 +1,10 @@
-r"""From a captured step on a mesh to the problem of its shardings: seconds of operators, of resharding, and memory.
+r"""The sharding problem of a captured step on a mesh: time of operators, time of resharding, and memory.
 
-Of item $v$ with strategy $o$ the seconds are $c_v[o] = n_v\,(t(\text{local shapes}) + t(\text{exchange}))$ with $n_v$
-its number in a step and $t$ the time model of ``steptime profile``. Between two items the seconds are the least of any
-sequence of resharding and views: with $D_i[a, b]$ the seconds from placement $a$ to $b$ of the $i$-th tensor on the way
-and $V_i[a, b] = 0$ where view $i$ takes $a$ to $b$, else infinite, $M = D_0 \otimes V_1 \otimes D_1 \otimes \dots$ in
-the (min, +) algebra.
+Item $v$ with strategy $o$ takes $c_v[o] = n_v\,(t(\text{local shapes}) + t(\text{exchange}))$ seconds, where $n_v$ is
+the number of times it runs in a step and $t$ the time model of ``steptime profile``. The time between two items is the
+least over all sequences of resharding and views: with $D_i[a, b]$ the seconds from placement $a$ to $b$ of the $i$-th
+tensor on the way and $V_i[a, b] = 0$ where view $i$ takes $a$ to $b$, else infinite,
+$M = D_0 \otimes V_1 \otimes D_1 \otimes \dots$ in the (min, +) algebra.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from steptime.sharding.problem import Edge, Moment, Node, Problem
 from steptime.sharding.reshard import costs
 
 MOMENTS = 6
-"""Points in time after the start of the step at which memory is limited from the beginning."""
+"""Number of points in time, in addition to the start of the step, at which memory is limited at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Way:
     inputs: tuple[Sharding, ...]
     outputs: tuple[Sharding, ...]
     strategy: Strategy | None = None
-    """What the options of an operator call it."""
+    """The strategy of an operator; None for other items."""
 
 
 def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]:
-    """Every sharding of a tensor without partial sums, all of it everywhere first."""
+    """Every sharding of a tensor without partial sums; the fully replicated one comes first."""
     found: list[Sharding] = [()]
     for _ in sizes:
         found = [(*start, each) for start in found for each in (R, *(shard(dim) for dim in range(type.rank)))]
@@ -53,12 +53,12 @@ def shardings_of(type: TensorType, sizes: Sequence[int]) -> tuple[Sharding, ...]
 
 
 def share_of(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> float:
-    """Share of a tensor that one device has, of pieces that differ the largest; 1 where it has a term of a sum."""
+    """Share of a tensor on one device: that of the largest piece; 1 for a partial sum."""
     return prod(local_shape(type.shape, sharding, sizes)) / max(type.elements, 1)
 
 
 def exchange_s(strategy: Strategy, mesh: Mesh) -> float:
-    """Seconds of what devices exchange while they run an operator."""
+    """Seconds of communication inside an operator."""
     total = 0.0
     for axis, exchange in enumerate(strategy.exchanges):
         if exchange is None:
@@ -84,40 +84,39 @@ def least_plus(a: Array, b: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """What the options of all items and the pairs of them cost, apart by what can overlap with what."""
+    """Time of all options of items and of pairs of items, divided by what can overlap."""
 
     operators: tuple[Array, ...]
     """By item and option: computation."""
     inside: tuple[Array, ...]
-    """By item and option: what operators exchange while they run, and resharding of what goes to the next block."""
+    """By item and option: communication inside operators, and resharding of values that go to the next block."""
     moved: Mapping[tuple[int, int], Array]
     """By pair of items and their options: resharding of activations and of their gradients."""
     data: Mapping[tuple[int, int], Array]
-    """Resharding of weights and of their gradients, which is data-parallel traffic."""
+    """By pair of items and their options: resharding of weights and their gradients, the data-parallel traffic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """The problem of the shardings of a step, and what its options mean."""
+    """The sharding problem of a step, with the meaning of its options."""
 
     flow: Flow
     mesh: Mesh
     ways: tuple[tuple[Way, ...], ...]
     """Options of each item."""
     unknown: tuple[int, ...]
-    """Items without dims, which every device runs whole."""
+    """Items that no dim of the mesh can divide; every device runs them whole."""
     seconds: Seconds
     moments: tuple[Moment, ...]
     limit_bytes: float
     walker: _Builder
 
     def problem(self, overlap: float | None = None, share: float = 1.0) -> Problem:
-        r"""The problem with all seconds added up, or a relaxation of the one with overlap.
+        r"""The problem in which all times add up, or a relaxation of the problem with overlap.
 
-        With overlap a step takes $T = r + (1 - s)(c + d) + s \max(c, d)$ with $c$ the seconds of computation, $d$ those
-        of weights and their gradients, of which the share $s$ may overlap, and $r$ all others. For each $\lambda$ from
-        0 to 1 the sum $r + (1 - s \lambda)\,c + (1 - s + s \lambda)\,d$ is at most $T$, so that its least value is a
-        bound.
+        With overlap a step takes $T = r + (1 - s)(c + d) + s \max(c, d)$ seconds: $c$ is computation, $d$ the traffic
+        of weights and their gradients, $s$ the share that may overlap, and $r$ the rest. For each $\lambda$ from 0 to 1
+        the sum $r + (1 - s \lambda)\,c + (1 - s + s \lambda)\,d$ is at most $T$, so its minimum is a lower bound.
 
         Args:
             overlap: $\lambda$; None: nothing overlaps, $r + c + d$.
@@ -160,7 +159,7 @@ class Built:
         return float(self.walker.chain(link, [made], [read])[0, 0])
 
     def only(self, options: Mapping[int, Iterable[int]], pairs: Mapping[tuple[int, int], Array] | None = None) -> Built:
-        """The same in which items have only the given options, and pairs of items only what a mask of theirs leaves."""
+        """The same problem with only the given options of items, and only the pairs of options that a mask allows."""
         inside, moved = list(self.seconds.inside), dict(self.seconds.moved)
         for item, allowed in options.items():
             legal = np.isin(np.arange(len(inside[item])), list(allowed))
@@ -170,7 +169,7 @@ class Built:
         return replace(self, seconds=replace(self.seconds, inside=tuple(inside), moved=moved))
 
     def with_moments(self, calls: Sequence[int]) -> Built:
-        """The same with further points in time at which memory is limited."""
+        """The same problem with memory limited at further calls."""
         return replace(self, moments=(*self.moments, *(self.walker.moment(call) for call in calls)))
 
 
@@ -195,8 +194,8 @@ def built(
         moments: calls at which memory is limited; None: those where the unsharded step needs most.
         plain_norms: batch norms take the statistics of each device's part, and exchange nothing.
         update_s: time of the optimiser by the number of elements that a device updates; None: as it was recorded.
-        bucket_bytes: gradients and weights that travel as one message at least, as much of it as each of them is; 0:
-            each travels by itself.
+        bucket_bytes: least size of a message of gradients or weights, of which each tensor pays its share; 0: each
+            tensor is a message of its own.
     """
     silent = labelled_by(batch_dims) if plain_norms else frozenset()
     return _Builder(flow, mesh, timer, silent, update_s, bucket_bytes).built(limit_bytes, moments)
@@ -238,7 +237,7 @@ class _Builder:
         self.ways = tuple(found)
 
     def built(self, limit_bytes: float, moments: Sequence[int] | None) -> Built:
-        """Seconds and moments."""
+        """The problem with its times and moments."""
         each = [self._seconds(item, ways) for item, ways in zip(self.flow.items, self.ways, strict=True)]
         moved, data, own = self._matrices()
         calls = start_of_memory(self.flow, MOMENTS) if moments is None else moments
@@ -260,7 +259,7 @@ class _Builder:
 
     @cached_property
     def tags(self) -> tuple[Array, ...]:
-        """Of each item (:attr:`~steptime.sharding.problem.Node.tags`)."""
+        """Tags of each item (:attr:`~steptime.sharding.problem.Node.tags`)."""
         return tuple(_tags(ways) for ways in self.ways)
 
     # -- options --------------------------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ class _Builder:
         return tuple(Way(each.inputs, each.outputs, each) for each in found)
 
     def _ways_of_copy(self, number: int, ways: Sequence[Sequence[Way]]) -> tuple[Way, ...]:
-        """A copy lies as it is made, or as one of its readers takes it."""
+        """Options of a copy: replicated, or a sharding that its maker gives or one of its readers takes."""
         found = [(R,) * len(self.sizes)]
         for link in self.flow.links:
             if link.target == number:
@@ -291,7 +290,7 @@ class _Builder:
         return tuple(Way((each,), (each,)) for each in dict.fromkeys(found))
 
     def _seconds(self, item: Item, ways: Sequence[Way]) -> tuple[Array, Array]:
-        """Seconds of each option, all that equal blocks have of it together: computation, and exchange inside."""
+        """Seconds of each option in all equal blocks together: computation, and communication inside."""
         nothing = np.zeros(len(ways))
         if item.kind in ("source", "copy"):
             return nothing, nothing
@@ -300,7 +299,7 @@ class _Builder:
             shares = np.array([share_of(type, way.outputs[0], self.sizes) for way in ways])
             return nothing, item.count * type.elements * (launched_s + streamed_s * shares)
         values = item.node.inputs
-        # Of equal blocks the first and the last have items of their own that cost the same.
+        # The first and last of equal blocks have items of their own, which cost the same.
         looks = tuple(tuple(look.node.op for look in root_of(value)[1]) for value in values)
         key = (signature(item.node), item.inplace, tuple(map(values.index, values)), looks)
         if key not in self._operators:
@@ -319,7 +318,7 @@ class _Builder:
 
     @cached_property
     def optimizer_s(self) -> tuple[float, float]:
-        """Seconds of the update of an element: what no sharding shortens, and the rest where it is whole."""
+        """Seconds of the update per element: the part that no sharding shortens, and the rest without sharding."""
         elements = sum(item.count * item.node.outputs[0].elements for item in self.flow.items if item.kind == "update")
         if self.update_s is not None and elements:
             whole_s, least_s = self.update_s(elements), self.update_s(elements / self.mesh.devices)
@@ -337,7 +336,7 @@ class _Builder:
     # -- edges ----------------------------------------------------------------------------------------------------
 
     def _matrices(self) -> tuple[Pairs, Pairs, dict[int, Array]]:
-        """Seconds between two items, of activations and of weights, and of an item with itself of the next block."""
+        """Seconds between two items for activations and for weights, and from an item to itself in the next block."""
         moved: Pairs = {}
         data: Pairs = {}
         own: dict[int, Array] = {}
@@ -360,7 +359,7 @@ class _Builder:
         key = (item, is_input, place)
         found = self._ends.get(key)
         if found is None:
-            reads = is_input and self.flow.items[item].kind != "source"  # a new parameter lies as the one it replaces
+            reads = is_input and self.flow.items[item].kind != "source"  # a new parameter has the sharding of the old
             each = [(way.inputs if reads else way.outputs)[place] for way in self.ways[item]]
             known = list(dict.fromkeys(each))
             number = {sharding: n for n, sharding in enumerate(known)}
@@ -368,7 +367,7 @@ class _Builder:
         return found
 
     def chain(self, link: Link, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> Array:
-        """Seconds from each sharding of the value to each that its reader asks for, through all views between."""
+        """Seconds from each sharding of a value to each that its reader takes, through all views between them."""
         type, shares = self.flow.items[link.source].node.outputs[link.output], 1.0
         if self.bucket_bytes and self.flow.of_weights(link):
             shares = max(self.bucket_bytes / max(type.size_bytes, 1), 1.0)
@@ -386,7 +385,7 @@ class _Builder:
         targets: Sequence[Sharding],
         times: float,
     ) -> Array:
-        """Seconds of a tensor whose elements are larger by a factor."""
+        """Seconds of :meth:`chain` for a tensor whose elements are larger by the factor ``times``."""
         reached: Array | None = None
         here: Sequence[Sharding] = sources
         for look in looks:
@@ -403,7 +402,7 @@ class _Builder:
         return last if reached is None else least_plus(reached, last)
 
     def _look(self, look: Look) -> tuple[list[Sharding], list[Sharding], list[tuple[int, Sharding]]]:
-        """Shardings that a view takes, those that it gives, and which gives which."""
+        """Shardings of a view's input, those of its output, and pairs of both (place of the input, output)."""
         found = strategies(look.node, self.sizes)
         inputs = list(dict.fromkeys(each.inputs[0] for each in found))
         pairs = [(inputs.index(each.inputs[0]), each.outputs[look.output]) for each in found]
@@ -421,7 +420,7 @@ class _Builder:
         return Moment(name=found.name, entries=tuple(by_item.items()), fixed_bytes=found.fixed_bytes)
 
     def shares(self, item: int, place: int) -> Array:
-        """Share of an output of an item, or of an input (:attr:`~steptime.sharding.flow.Item.widest`), by option."""
+        """Share of an item's output or input (:attr:`~steptime.sharding.flow.Item.widest`) on a device, by option."""
         key = item, place
         if key not in self._shares:
             node, ways = self.flow.items[item].node, self.ways[item]
@@ -442,7 +441,7 @@ def _names(items: Sequence[Item]) -> list[str]:
 
 
 def _tags(ways: Sequence[Way]) -> Array:
-    """For each option and axis a number for what it does there; 0: everything is replicated."""
+    """A number for each option and axis; equal numbers mean equal placements, 0 that everything is replicated."""
     known: dict[object, int] = {}
     out = []
     for way in ways:

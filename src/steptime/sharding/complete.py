@@ -1,8 +1,7 @@
-"""Plans from what a user gives of the shardings: the solver decides the rest, or the rest follows from it."""
+"""Plans from partly given shardings: the solver or propagation decides the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, Literal
@@ -25,7 +24,7 @@ OTHERS_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directions:
-    """What a user gives of the shardings."""
+    """The shardings that a user gives, and how the rest is decided."""
 
     annotate: tuple[str, ...] = ()
     layout: str | None = None
@@ -49,20 +48,21 @@ class Directions:
 def completed(
     built: Built, directions: Directions, *, overlaps: bool = True, **limits: Any
 ) -> tuple[ShardingPlan, Propagated | LaidOut | None]:
-    """A plan in which what is given holds, and how it follows from that where it was propagated.
+    """A plan that keeps the given shardings, and the result of propagation or of the layout, if any.
 
     Args:
         built: the problem.
-        directions: what is given, and whether the solver decides the rest.
-        overlaps: as of :func:`~steptime.sharding.planner.planned`.
-        limits: of the solver.
+        directions: given shardings, and how the rest is decided.
+        overlaps: as in :func:`~steptime.sharding.planner.planned`.
+        limits: options of the solver.
 
     Raises:
-        UserError: what is given contradicts itself or the module, or nothing that keeps it fits into memory.
+        UserError: the given shardings contradict each other or the module, or no plan with them fits in memory.
     """
     if not directions:
         found_plan = planned(built, overlaps=overlaps, **limits)
-        return with_others(found_plan, limits.get("gap", GAP), _share_s(limits)), None
+        each_s = min(EACH_S, OTHERS_SHARE * float(limits.get("seconds", inf)))
+        return with_others(found_plan, limits.get("gap", GAP), each_s), None
     annotations = annotations_of(directions.annotate)
     if directions.complete == "propagate":
         follows = propagated(built, annotations) if annotations else laid_out(built, directions.layout or "")
@@ -80,12 +80,8 @@ def completed(
         raise UserError(f"with the given shardings of {first_few(names, SHOWN)}: {error}") from None
 
 
-def _share_s(limits: Mapping[str, Any]) -> float:
-    return min(EACH_S, OTHERS_SHARE * float(limits.get("seconds", inf)))
-
-
 def _plan(built: Built, choice: Array, overlaps: bool) -> ShardingPlan:
-    """A choice as a plan; its bound is 0, because nothing bounds what was not searched."""
+    """A plan of a choice that was not searched, so that its bound is 0."""
     stop = "it follows from annotations or a layout; nothing was searched"
     plan = ShardingPlan(built=built, choice=choice, overlaps=overlaps, bound_s=0.0, stop=stop, cpu_s=0.0, solutions=())
     if built.limit_bytes < inf and plan.memory_bytes.max() > built.limit_bytes:

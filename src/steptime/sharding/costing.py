@@ -1,4 +1,4 @@
-"""The job that a captured step is on some devices: its estimate is the cost of any choice of shardings."""
+"""The job of a captured step on some devices; its estimate is the cost of a choice of shardings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FACTORS: Final = ("matrix", "attention", "vector", "optimizer", "data_links", "t
 
 @dataclass(frozen=True)
 class Asked:
-    """A choice of shardings as the engine takes a plan."""
+    """A choice of shardings as a plan of the estimate."""
 
     plan: ShardingPlan
     setting: Setting
@@ -52,12 +52,12 @@ class Asked:
 
     @cached_property
     def step_s(self) -> float:
-        """Time of its step."""
+        """Seconds of a step with this choice."""
         return float(evaluate(SHARDED, ONE, self.setting.job, self.setting.machine, self.plans).step_time_s)
 
     @property
     def estimate(self) -> Estimate:
-        """Its estimate, explained."""
+        """The estimate of this choice, with explained terms."""
         return estimate_plan(self.setting, ONE, self.plans, explain=True)
 
 
@@ -66,12 +66,12 @@ ONE: Final = SHARDED.strategy("1d")
 
 @dataclass(frozen=True, kw_only=True)
 class Costing:
-    """The job that a captured step is, whatever its shardings."""
+    """The job of a captured step, independent of its shardings."""
 
     setting: Setting
-    """With the workload of :func:`whole_step`: that of :func:`workload_of` takes its place."""
+    """Setting with the workload of :func:`whole_step`, which :meth:`of` replaces by that of :func:`workload_of`."""
     program: Program
-    """The step, with weights, gradients and states as large as the job has them."""
+    """The step, with weights, gradients and states in the sizes of the job."""
 
     @property
     def framework(self) -> Framework:
@@ -80,7 +80,7 @@ class Costing:
 
     @cached_property
     def timer(self) -> Timer:
-        """Time models of operators, with what the framework makes of them."""
+        """Time models of operators, with the factors of the framework."""
         factors = {kind: float(getattr(self.framework, kind)) for kind in FACTORS}
         first_s = float(self.framework.host_s)
         return Timer(device=self.setting.cluster.device, factors=factors, given_host_s=first_s, host_more_s=0.0)
@@ -92,14 +92,14 @@ class Costing:
 
     @cached_property
     def room_bytes(self) -> float:
-        """Largest peak of live tensors with which a plan may be put first (:data:`LIKELY_FITS`)."""
+        """Largest peak of live tensors, in bytes, of a plan that is likely to fit (:data:`LIKELY_FITS`)."""
         return allocated_within(
             self.setting.machine.memory_bytes, self.setting.job.memory.name, is_host=self.setting.machine.is_host
         )
 
     def built(self, flow: Flow, mesh: Mesh, limit_bytes: float, *, plain_norms: bool = True) -> Built:
         """The problem of the job's shardings on a mesh."""
-        # The fewest and largest buckets that any group of the mesh may have: what is sent takes no less.
+        # The largest buckets of any group of the mesh, so that the traffic takes no less.
         bucket_bytes = (
             max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * mesh.devices) * self.setting.job.gradient_bytes
         )
@@ -114,14 +114,14 @@ class Costing:
         )
 
     def update_s(self, elements: float) -> float:
-        """Time of the optimiser for a number of elements that a device updates."""
+        """Seconds of the optimiser for the elements that a device updates."""
         job = self.setting.job
         return float(update_s(job, elements, self.setting.machine) * job.framework.optimizer)
 
     def least_s(self, device_s: float) -> float:
-        """No step whose devices compute and exchange for some seconds takes less; rises with them.
+        """Lower bound in seconds of a step whose devices compute and communicate for ``device_s``; rises with it.
 
-        Waits for the host are those of the whole step at once, which are no longer than the waits of its passes.
+        The wait for the host is that of the whole step at once, which is no longer than the waits of its passes.
         """
         if not device_s:
             return 0.0
@@ -129,25 +129,25 @@ class Costing:
         return self.with_ranks_s(issued, self.setting.job.gpus)
 
     def with_ranks_s(self, work_s: float, devices: int) -> float:
-        """Time of a step, with stragglers and what ranks do together, from what one of some devices needs."""
+        """Seconds of a step from the seconds of one device, with stragglers and overheads of the ranks."""
         tensors = len({each.name.rpartition(".")[0] for each in self.program.parameters if each.trained})
         ranks_s = float(step_overhead_s(self.framework.step_s, devices, tensors))
         return work_s + float(growth_s(work_s, devices, self.framework.growth)) + ranks_s
 
     def paced_s(self, device_s: Array, operators: Array) -> Array:
-        """Seconds of devices with waits for the host, which issues a number of operators meanwhile."""
+        """Seconds of devices with waits for the host, which issues the given number of operators meanwhile."""
         paced = issued_s(device_s, operators, float(self.framework.host_s), self.framework.issue_sharpness)
         later: Array = np.maximum(np.asarray(paced), device_s)
         return later
 
     @cached_property
     def host_s(self) -> float:
-        """Time of the host to issue the operators of both passes, which are the same whatever their shardings."""
+        """Seconds of the host to issue the operators of both passes, independent of shardings."""
         calls = [call for call in self.program.calls if not call.view and call.phase != "optimizer"]
         return sum(self.timer.cost(call.node, inplace=call.inplace).host_s for call in calls)
 
     def of(self, plan: ShardingPlan) -> Asked:
-        """A choice of shardings as the engine takes a plan: outer axes of the mesh are ``dp``, the innermost ``tp``."""
+        """A choice of shardings as a plan: the outer axes of the mesh are ``dp``, the innermost ``tp``."""
         mesh, workload = plan.built.mesh, workload_of(plan, captured_of(self.setting.job))
         job = replace(self.setting.job, captured=workload)
         if not plan.overlaps:
@@ -161,9 +161,10 @@ class Costing:
         return Asked(plan, replace(self.setting, method=SHARDED, job=job), Plans(**columns))
 
     def best_of(self, found: ShardingPlan, further: Iterable[ShardingPlan] = ()) -> Asked:
-        """Of the choices that searches met, the one with the shortest step.
+        """The choice with the shortest step among all that searches found.
 
-        A search weighs all traffic of parameters against all computation; a step knows what overlaps what.
+        A search compares the whole traffic of parameters with the whole computation; the estimate of a step knows
+        which parts overlap.
 
         Args:
             found: the search whose bound counts.
@@ -185,7 +186,7 @@ def costing_of(
     framework: str | None = None,
     overlaps: bool = True,
 ) -> Costing:
-    """A captured step on some devices as a job.
+    """The job of a captured step on some devices.
 
     The optimiser has the states that were recorded, in fp32; batch and tokens are those of the first input.
 
@@ -219,7 +220,7 @@ def costing_of(
 
 
 def as_held(program: Program, job: Job) -> Program:
-    """The step with trained weights, gradients and states as large as the software of a job has them."""
+    """The step with trained weights, gradients and states in the sizes of a job's software."""
     each, of_states = state_bytes(job), state_elements(program)
     trained = {one.storage: float(ELEMENT_BYTES[one.dtype]) for one in program.parameters if one.trained}
     recorded = sum(program.storages[n].size_bytes for n in trained) or 1.0
@@ -238,7 +239,7 @@ def as_held(program: Program, job: Job) -> Program:
 
 
 def computed_in(program: Program) -> str:
-    """Element type of most of the products of a step, or else of most parameters."""
+    """Element type of most matrix FLOPs of a step; without any, of most parameters."""
     sums: Counter[str] = Counter()
     for call in program.calls:
         if not call.view and (work := work_of(call.node)).matrix_flops:
@@ -247,7 +248,7 @@ def computed_in(program: Program) -> str:
 
 
 def samples_of(program: Program) -> tuple[int, int]:
-    """Samples of the first input of a step, and tokens of each where it has whole numbers in two dims (else 1)."""
+    """Samples of a step's first input, and tokens of each sample if it has integers in two dims, else 1."""
     for call in program.calls:
         for value in call.node.inputs:
             if value.node.op == "input" and value.type.shape:

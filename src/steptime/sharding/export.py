@@ -1,9 +1,9 @@
 """A sharding plan as a Python file for PyTorch's DTensor: how parameters and inputs lie, and what modules redistribute.
 
 The file has the tables of a plan and the text of :mod:`steptime.sharding.dtensor`. DTensor propagates shardings from
-operator to operator; what a plan brings elsewhere is said where a tensor enters or leaves a module. Inside the forward
-function of a module, and in the backward pass, DTensor decides by itself. Whatever it decides, the numbers are those of
-one device.
+operator to operator; other redistributions of a plan are made where a tensor enters or leaves a module. Inside the
+forward function of a module, and in the backward pass, DTensor decides by itself. The results are those of one device
+in each case.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Shape = tuple[int, ...]
 BY_IMAGES: Final = of_family("convolution") | {"native_group_norm", "native_group_norm_backward"}
 """Operators that DTensor splits by images alone."""
 FINISHED: Final[Mapping[str, str]] = {"embedding": "rows", "nll_loss_forward": "rows"}
-"""Operator -> how the dims begin by which DTensor splits it although devices exchange something or mask indices.
+"""Operator -> prefix of the dims by which DTensor splits it although devices communicate or mask indices.
 
 All differences: ``docs/sharding_operators.md``.
 """
 
 
 def runs(node: Operator, way: Way) -> bool:
-    """Whether DTensor splits an operator so: nothing is exchanged inside it, and no indices point elsewhere."""
+    """True if DTensor splits an operator in this way: without communication inside and without masked indices."""
     if way.strategy is None:
         return True
     split = set(way.strategy.dims)
@@ -49,14 +49,14 @@ def runs(node: Operator, way: Way) -> bool:
 
 
 def followed(built: Built, keep: Callable[[str, Way], bool] | None = None) -> Built:
-    """The problem with only what DTensor follows.
+    """The problem with only the options that DTensor follows.
 
-    Operators are split as DTensor splits them. A value that never leaves the forward function of a module on its way is
-    read as it was made, but for terms of sums, which DTensor adds up.
+    Operators are split as DTensor splits them. A value that stays inside the forward function of one module is read in
+    the sharding in which it was made, except for partial sums, which DTensor adds up.
 
     Args:
         built: the problem.
-        keep: further choice among the ways of an item, by its name; an item of which it keeps none has all.
+        keep: predicate on the name and a way of an item; an item of which it keeps no way has all.
     """
     allowed: dict[int, list[int]] = {}
     for number, (item, ways) in enumerate(zip(built.flow.items, built.ways, strict=True)):
@@ -73,7 +73,7 @@ def followed(built: Built, keep: Callable[[str, Way], bool] | None = None) -> Bu
 
 
 def _inside(flow: Flow) -> set[tuple[int, int]]:
-    """Maker and reader of what the forward pass makes and reads in one module alone, and the copies between them."""
+    """Maker and reader of values that stay in one module in the forward pass, with the copies between them."""
     crossing: dict[tuple[int, int], bool] = {}
     copies = {(read.call, read.place): copy.item for copy in flow.copies for read in copy.reads}
     for trip in _trips(flow):
@@ -85,20 +85,20 @@ def _inside(flow: Flow) -> set[tuple[int, int]]:
 
 
 class Trip(NamedTuple):
-    """A value from the operator that makes it to one of the forward pass that reads it, through views."""
+    """The way of a value from the operator that makes it, through views, to one that reads it in the forward pass."""
 
     call: int
-    """The reader."""
+    """Call of the reader."""
     place: int
-    """Which of its inputs."""
+    """Number of the input at the reader."""
     values: tuple[Value, ...]
-    """What is made, then what each view gives."""
+    """The value that is made, then the result of each view."""
     modules: tuple[str, ...]
-    """Whose forward functions make it, run each view, and read it; of what was there before the step the outermost."""
+    """Modules whose forward functions make it, run each view, and read it; before the step: the outermost module."""
 
 
 def _trips(flow: Flow) -> Iterator[Trip]:
-    """Every value that an operator of the forward pass reads, weights and buffers apart."""
+    """Trips of all values that operators of the forward pass read, without weights and buffers."""
     made_in: dict[tuple[int, Value], str] = {}
     for number, call in enumerate(flow.program.calls):
         if call.phase != "forward":
@@ -116,7 +116,7 @@ def _trips(flow: Flow) -> Iterator[Trip]:
 
 
 LISTS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
-"""Modules that are not called, so that nothing enters or leaves them."""
+"""Modules that are never called, so that no tensor enters or leaves them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,33 +124,33 @@ class Passage:
     """A tensor on its way to an operator of the forward pass, where it crosses the boundary of a module."""
 
     made: str
-    """Module whose forward function made it; of what was there before the step the outermost."""
+    """Module whose forward function made it; the outermost one if it was made before the step."""
     read: str
     """Module whose forward function reads it."""
     storage: int
     value: Value
     lies: Sharding
-    """How it is read."""
+    """Sharding in which it is read."""
     moved: bool
-    """The plan redistributes it there, or in the module before."""
+    """True if the plan redistributes it there or in the module before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """What is redistributed where a tensor enters or leaves a module, and how modules read weights."""
+    """Redistributions where tensors enter or leave modules, and the shardings in which modules read weights."""
 
     entering: Mapping[str, Mapping[Shape, Sharding]]
-    """Module -> shape of an argument -> how it is brought."""
+    """Module -> shape of an argument -> sharding to which it is redistributed."""
     leaving: Mapping[str, Mapping[Shape, Sharding]]
     weights: Mapping[str, Mapping[str, Sharding]]
-    """Module -> parameter by its name -> how the forward pass reads it, where it is stored otherwise."""
+    """Module -> name of a parameter -> sharding in which the forward pass reads it, if it is stored in another."""
 
 
 def boundaries_of(plan: ShardingPlan) -> Boundaries:
-    """Redistributions of a plan at the boundaries of modules.
+    """The redistributions of a plan at the boundaries of modules.
 
-    Where readers in one module ask for one sharding, the outermost such module brings the tensor there. A table has one
-    sharding for each shape, so that a module that gets two tensors of one shape differently is left to DTensor.
+    The outermost module in which all readers take the same sharding redistributes the tensor. A table has one sharding
+    for each shape; DTensor decides for a module that takes two tensors of one shape in different shardings.
     """
     modules = plan.built.flow.program.modules
     called = frozenset(path for path, kind in modules.items() if kind not in LISTS)
@@ -177,13 +177,13 @@ def boundaries_of(plan: ShardingPlan) -> Boundaries:
 def _agreed(
     table: Mapping[str, Mapping[Shape, Sharding | None]],
 ) -> dict[str, dict[Shape, Sharding]]:
-    """The tables without what is left to DTensor: terms of sums, too, which it makes by itself alone."""
+    """The tables without entries left to DTensor, which include partial sums: only DTensor makes these."""
     rows = {path: {shape: to for shape, to in shapes.items() if to and _given(to)} for path, shapes in table.items()}
     return {path: shapes for path, shapes in rows.items() if shapes}
 
 
 def _passages(plan: ShardingPlan) -> Iterator[Passage]:
-    """Every tensor of the forward pass that crosses a boundary, weights apart."""
+    """Tensors of the forward pass, without weights, where they cross boundaries of modules."""
     flow, mesh = plan.built.flow, plan.built.mesh
     for trip in _trips(flow):
         storage, node = flow.program.calls[trip.call].reads[trip.place], flow.program.calls[trip.call].node
@@ -192,7 +192,7 @@ def _passages(plan: ShardingPlan) -> Iterator[Passage]:
         for at, leg in enumerate(legs_of(root.type, looks, lies, asked, mesh)):
             to = asked if leg.strategy is None else leg.strategy.inputs[0]
             made, read = trip.modules[at : at + 2]
-            moved |= to != lies  # what is moved before a view inside a module is said where it leaves the module
+            moved |= to != lies  # a move before a view inside a module is made where the tensor leaves it
             if made != read:
                 yield Passage(made, read, storage, trip.values[at], to, moved)
                 moved = False
@@ -206,7 +206,7 @@ def _way(plan: ShardingPlan, call: int) -> Way:
 
 
 def _weights(plan: ShardingPlan) -> dict[str, dict[str, Sharding]]:
-    """How modules read weights that are stored otherwise; what one module reads in two ways is left to DTensor."""
+    """Shardings in which modules read weights, if not as stored; DTensor decides where one module has two."""
     flow, stored = plan.built.flow, plan.parameters
     names = {parameter.storage: parameter.name for parameter in flow.program.parameters}
     found: dict[tuple[str, str], set[Sharding]] = defaultdict(set)
@@ -234,7 +234,7 @@ def _given(sharding: Sharding) -> bool:
 
 
 def _within(path: str, outer: str) -> bool:
-    """Whether a module is another one or inside it.
+    """True if a module is ``outer`` or inside it.
 
     >>> _within("h.0.mlp", "h.0"), _within("h.0", ""), _within("h.10", "h.1")
     (True, True, False)
@@ -243,7 +243,7 @@ def _within(path: str, outer: str) -> bool:
 
 
 def _around(called: Set[str], path: str) -> Iterator[str]:
-    """A module and those around it, from the inside, without lists, which have no forward function."""
+    """A module and those that contain it, from the inside, without lists, which have no forward function."""
     while path:
         if path in called:
             yield path
@@ -256,7 +256,7 @@ def _left(called: Set[str], passage: Passage) -> str:
 
 
 def _entered(called: Set[str], passage: Passage, readers: Sequence[Passage]) -> str:
-    """The outermost module that a tensor enters and in which all ask for one sharding of it."""
+    """The outermost module that a tensor enters and in which all readers take it in one sharding."""
     best = passage.read
     for path in _around(called, passage.read):
         same = all(each.lies == passage.lies for each in readers if _within(each.read, path))
@@ -266,7 +266,7 @@ def _entered(called: Set[str], passage: Passage, readers: Sequence[Passage]) -> 
 
 
 def _check_known(plan: ShardingPlan) -> None:
-    """Refuse what DTensor cannot run.
+    """Check that DTensor can run the step.
 
     Raises:
         UserError: this version of PyTorch has no sharding strategy for an operator of the step.
@@ -328,7 +328,7 @@ def python_file(plan: ShardingPlan) -> str:
 
 
 def _table(title: str, rows: Mapping[Any, Sharding], indent: str = "") -> str:
-    """A table of placements as Python writes it."""
+    """A table of placements as Python source."""
     inner = (f"{indent}    {key!r}: {torch_placements(each)}," for key, each in rows.items())
     return "\n".join([f"{title} = {{" if not indent else f"{indent}{title}: {{", *inner, f"{indent}}}"])
 
@@ -339,7 +339,7 @@ def _nested(title: str, tables: Mapping[str, Mapping[Any, Sharding]]) -> str:
 
 
 def torch_placements(sharding: Sharding) -> str:
-    """A sharding as PyTorch writes it.
+    """A sharding as Python source for PyTorch.
 
     >>> from steptime.captured.ops.placement import R, partial, shard
     >>> torch_placements((shard(1), partial("max"), R))

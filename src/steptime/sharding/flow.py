@@ -1,10 +1,10 @@
-"""What a captured step asks of its shardings: operators and sources that have one each, and the values between them.
+"""The data flow of a captured step: items that have a sharding each, and the values that link them.
 
-Equal blocks have the same shardings, but for the first and the last of them. Views have none of their own: what they do
-to a sharding belongs to the link that a value takes through them. The optimiser is an update of each parameter.
+Items are operators, sources, updates of parameters and copies. Equal blocks share their shardings, except for the first
+and the last one. A view has no sharding of its own: its effect belongs to the link that passes through it.
 
-What several operators of one pass read is brought to a place of its own, a copy with a sharding: three projections of
-one tensor gather it once. A parameter has none: each operator gathers its own.
+A value that several operators of one pass read has a copy with a sharding of its own, so that three projections of one
+tensor gather it once. Parameters have no copies: each operator gathers its own.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from steptime.captured.ops import VIEWS
 
 Kind = Literal["operator", "source", "update", "copy"]
 EDGE_BLOCKS: Final = 1
-"""Blocks at each end of a run of equal ones that have shardings of their own."""
+"""Number of blocks at each end of a run of equal blocks that have shardings of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Something that has a sharding: an operator with all that equal blocks have of it, a source, an update, a copy."""
+    """A holder of one sharding: an operator (the same one in all equal blocks), a source, an update or a copy."""
 
     name: str
     kind: Kind
     node: Node
-    """The operator or the source; of an update the parameter; of a copy ``copy``."""
+    """The operator or the source; for an update the parameter; for a copy the operator ``copy``."""
     count: int
-    """How often it runs in a step."""
+    """Number of runs in a step."""
     inplace: bool = False
     """Its output is written over an input."""
     phase: str = "forward"
@@ -48,9 +48,9 @@ class Item:
 
     @property
     def widest(self) -> int:
-        """The largest of its outputs, or as a negative number that of its inputs (-1: the first) if it is larger.
+        """Number of the largest output, or, negative, of the largest input (-1: the first) if that is larger.
 
-        What an operator needs in addition to its tensors is divided as this one.
+        Scratch memory of an operator is divided as this tensor.
         """
         outputs = {number: type.size_bytes for number, type in enumerate(self.node.outputs)}
         inputs = {-1 - number: value.type.size_bytes for number, value in enumerate(self.node.inputs)}
@@ -60,7 +60,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A view on the way of a value: the operator, and which of its outputs goes on."""
+    """A view that a value passes: the operator, and the number of its output."""
 
     node: Node
     output: int
@@ -68,7 +68,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A value that one item makes and another reads; both may be one item, of two blocks that follow each other."""
+    """A value from the item that makes it to one that reads it; both are one item if it goes to the next block."""
 
     source: int
     """Item that makes the value."""
@@ -79,14 +79,14 @@ class Link:
     """Item that reads it."""
     input: int
     count: int = 1
-    """How often in a step."""
+    """Number of times in a step."""
     gradient: bool = False
     """The value is the gradient of a parameter on its way to the update, or the new parameter on its way back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An operator reads a value: the call, and which of its inputs."""
+    """The read of a value by an operator: the call, and the number of its input."""
 
     call: int
     place: int
@@ -100,7 +100,7 @@ class Copy:
     """Item of the copy, which has its sharding."""
     storage: int
     reads: tuple[Read, ...]
-    """The first one first; all of one pass, and none of another version of the storage."""
+    """Reads in the order of the step, all in one pass and of one version of the storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +109,20 @@ class Kept:
 
     item: int
     output: int
-    """Negative: an input (:attr:`Item.widest`)."""
+    """Number of the output; negative: an input (:attr:`Item.widest`)."""
     size_bytes: float
-    """Of whole tensors, all that are alive."""
+    """Bytes of all whole tensors that are alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What is in memory while a call runs."""
+    """The contents of memory while a call runs."""
 
     call: int
     name: str
     kept: tuple[Kept, ...]
     fixed_bytes: float = 0.0
-    """What no sharding divides."""
+    """Bytes that no sharding divides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +137,33 @@ class Gradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """Items of a step, and what goes between them."""
+    """Items of a step, and the values between them."""
 
     program: Program
     sections: Sections
     items: tuple[Item, ...]
     links: tuple[Link, ...]
     of_parameter: dict[str, int]
-    """Item of each parameter by name; the update is the item of :attr:`update_of`."""
+    """Name of a parameter -> its source item."""
     update_of: dict[str, int]
     optimizer_calls: tuple[int, ...]
     owners: dict[int, tuple[int, int]]
-    """Storage -> item and output whose sharding says how much of it a device has."""
+    """Storage -> item and output whose sharding decides the share of it that a device has."""
     of_call: dict[int, int]
     """Call -> its item; views and the optimiser have none."""
     made_by: dict[int, tuple[tuple[int, int], ...]]
     """Call -> item and output that made each of its inputs."""
     gradients: dict[str, Gradient]
-    """By the name of the parameter."""
+    """Name of a parameter -> its complete gradient."""
     copies: tuple[Copy, ...] = ()
     """Every copy of the step, in the order of their first reads."""
 
     def of_weights(self, link: Link) -> bool:
-        """Whether a link is of a parameter or its gradient, whose traffic computation may overlap."""
+        """True if a link carries a parameter or its gradient, whose traffic computation may overlap."""
         return link.gradient or self.items[link.source].node.op == "parameter"
 
     def moment(self, call: int) -> Moment:
-        """Everything that is in memory while a call runs, by item and output."""
+        """The contents of memory while a call runs, by item and output."""
         sizes: Counter[tuple[int, int] | None] = Counter()
         for number, storage in enumerate(self.program.storages):
             end = len(self.program.calls) if storage.freed is None else storage.freed
@@ -187,7 +187,8 @@ def flow_of(program: Program) -> Flow:
 class _Reader:
     """Reads a program call by call; items are keyed by what equal blocks have in common.
 
-    Equal blocks call the same nodes, so that a value is told by its storage: the last call that wrote it made it.
+    Equal blocks call the same nodes, so that the node does not identify a value; the last call that wrote its storage
+    does.
     """
 
     def __init__(self, program: Program, sections: Sections) -> None:
@@ -205,12 +206,12 @@ class _Reader:
         self.update_of: dict[str, int] = {}
         self.made_by: dict[int, tuple[tuple[int, int], ...]] = {}
         self.versions: Counter[int] = Counter()
-        """Storage -> how often it was written."""
+        """Storage -> number of writes."""
         self.reads: dict[tuple[int, int, str, tuple[Look, ...]], list[Read]] = defaultdict(list)
-        """Storage, its version, pass, and views that leave some of it out -> what reads it."""
+        """Storage, its version, pass, and views that leave some of it out -> reads."""
 
     def flow(self) -> Flow:
-        """Everything that was read."""
+        """The flow of the whole program."""
         storages = self.program.storages
         gradients: dict[str, Gradient] = {}
         for number, call in enumerate(self.program.calls):
@@ -247,7 +248,7 @@ class _Reader:
         )
 
     def _item(self, key: object, item: Item) -> int:
-        """Number of the item of a key: a new one, or one more of it."""
+        """Number of the item of a key: a new one, or the known one with its count raised by one."""
         found = self.keys.setdefault(key, len(self.items))
         if found == len(self.items):
             self.items.append(item)
@@ -295,7 +296,7 @@ class _Reader:
         return root_of(self.program.calls[read.call].node.inputs[read.place])[1]
 
     def _maker(self, root: Value, storage: int) -> tuple[int, int]:
-        """Item and output that made what is in a storage; a source where nothing has written it."""
+        """Item and output that wrote a storage last; a source if nothing has written it."""
         if storage in self.made:
             return self.made[storage]
         known = self.program.storages[storage]
@@ -308,7 +309,7 @@ class _Reader:
         return item, 0
 
     def _inside(self, name: str) -> tuple[str, str]:
-        """Which of equal blocks a parameter is of, and what they call it."""
+        """Block of a parameter (as :func:`_end_of`), and its name inside the block."""
         blocks = self.sections.blocks
         number = None if blocks is None else blocks.index_of(name)
         if blocks is None or number is None:
@@ -330,7 +331,7 @@ class _Reader:
         self.links[(item, 0, (), own, 0, True)] += 1
 
     def _own_temporaries(self) -> None:
-        """What the optimiser makes on its way lies as what it is made from, the n-th of a list as the n-th."""
+        """Temporaries of the optimiser have the sharding of their inputs, the n-th of a list that of the n-th."""
         for call in self.program.calls:
             if call.phase != "optimizer":
                 continue
@@ -342,7 +343,7 @@ class _Reader:
                         self.owners.setdefault(storage, owner)
 
     def _own_states(self) -> None:
-        """Gradients and states of the optimiser lie as the update of their parameter."""
+        """Gradients and states of the optimiser have the sharding of their parameter's update."""
         for number, storage in enumerate(self.program.storages):
             if storage.category in ("gradient", "state") and storage.name:
                 name = longest_known(storage.name, self.update_of)
@@ -351,14 +352,14 @@ class _Reader:
 
 
 def longest_known(name: str, known: Collection[str]) -> str:
-    """The parameter that a state is of: ``layer.weight.exp_avg`` is of ``layer.weight``."""
+    """The parameter of an optimiser state: ``layer.weight`` for ``layer.weight.exp_avg``."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name
 
 
 def root_of(value: Value) -> tuple[Value, tuple[Look, ...]]:
-    """The value behind views, and the views from it on."""
+    """The value before all views, and the views from it to the given value."""
     looks: list[Look] = []
     while value.node.op in VIEWS and value.node.inputs:
         looks.append(Look(value.node, value.index))
@@ -367,19 +368,19 @@ def root_of(value: Value) -> tuple[Value, tuple[Look, ...]]:
 
 
 def _parts(looks: Sequence[Look]) -> tuple[Look, ...]:
-    """The views if they leave out some of the value, else none: who reads the same part of a value can share it."""
+    """The views if they leave out some of the value, else none; reads of the same part can share a copy."""
     sizes = {prod(look.node.outputs[look.output].shape) for look in looks}
     sizes |= {prod(look.node.inputs[0].type.shape) for look in looks}
     return tuple(looks) if len(sizes) > 1 else ()
 
 
 def _end_of(number: int, count: int) -> str:
-    """Which blocks share the shardings of one: its number at the ends, else all between them."""
+    """Key of the blocks that share shardings: the block's own number at the ends, ``*`` for all between them."""
     return str(number) if number < EDGE_BLOCKS or number >= count - EDGE_BLOCKS else "*"
 
 
 def _places(sections: Sections) -> dict[int, tuple[str, int]]:
-    """Call -> its place in a block, the same in all that share shardings; calls outside blocks have none."""
+    """Call -> key and position in its block, equal in blocks that share shardings; none outside blocks."""
     count, found = len(sections.each), {}
     if count <= 2 * EDGE_BLOCKS:
         return {}
@@ -400,7 +401,7 @@ def _signatures(sections: Sections, calls: Sequence[int]) -> Iterator[tuple[obje
 
 
 def start_of_memory(flow: Flow, moments: int) -> list[int]:
-    """Calls whose memory is worth a limit of its own: the local maxima of what is in use, the largest first."""
+    """Calls at which memory is limited: the start, then local maxima of memory in use, the largest first."""
     in_use = Liveness(flow.program).in_use_bytes[1:]
     rises, falls = np.diff(in_use, prepend=-1) > 0, np.diff(in_use, append=-1) <= 0
     peaks = np.flatnonzero(rises & falls).tolist()

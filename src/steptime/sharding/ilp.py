@@ -7,9 +7,9 @@ $$\min \sum_{v,o} c_{vo} x_{vo} + \sum_{(u,v)} \sum_{r,c} M^{uv}_{rc} z^{uv}_{rc
 \sum_c z^{uv}_{rc} = \sum_{o \in r} x_{uo}, \quad \sum_r z^{uv}_{rc} = \sum_{o \in c} x_{vo}, \quad
 f_t + \sum_v b_{tv} \cdot x_v \le L$$
 
-The linear relaxation is solved first: its value bounds every choice, and without a limit of memory its solution is
-integral as a rule. Where it is not, the options that it uses are a small problem of their own, solved exactly (a dive).
-If the gap is still too large, options whose reduced cost exceeds it are dropped, and branch and bound does the rest.
+The linear relaxation is solved first: its value bounds every choice, and without a memory limit its solution is usually
+integral. If it is not, the problem of only the options that it uses is solved exactly (a dive). If the gap is still too
+large, options whose reduced cost exceeds it are dropped, and branch and bound solves the rest.
 
 Source of the formulation: Zheng et al., "Alpa", arXiv 2201.12023, section 4.2, there with binaries for each pair of
 options.
@@ -33,35 +33,35 @@ from steptime.sharding.relaxation import Answer, Model, columns_of, marginals_s,
 from steptime.units import format_bytes
 
 GAP: Final = 0.01
-"""Gap at which a solution is good enough unless asked otherwise."""
+"""Default gap at which a solution is good enough."""
 TIME_LIMIT_S: Final = 600.0
 EXACT: Final = 1e-9
-"""Gap below which a solution counts as the optimum: rounding of sums."""
+"""Gap below which a solution counts as the optimum, because of rounding in sums."""
 SUPPORT: Final = 1e-6
-"""Values of the relaxation below this are zero."""
+"""Values of the relaxation below this count as zero."""
 NEAR: Final = (0.0, 1e-3)
-"""Dives: options whose reduced cost is at most this share of the bound, with those that the relaxation uses."""
+"""Dives: each has the options that the relaxation uses, and those of a reduced cost up to this share of the bound."""
 DIVE_S: Final = 5.0
 """Most seconds of one dive."""
 DESCENTS: Final = 1e6
-"""Options that are evaluated at most to have a choice where the relaxation does not lead to one: half a second."""
+"""Most evaluated options of a descent that finds a choice where the relaxation gives none (half a second)."""
 DESCENT_S: Final = 1.0
-"""Most seconds in which the least memory is sought to begin from."""
+"""Most seconds of the search for the least memory from which a descent starts."""
 LEAST_S: Final = 10.0
-"""Most seconds in which the least memory is sought."""
+"""Most seconds of the search for the least memory."""
 PLAYS: Final = 8
-"""Weightings of the moments with which it is sought before branch and bound."""
+"""Most weightings of the moments in the search for the least memory before branch and bound."""
 EVEN: Final = 1e-9
-"""Weight of a moment that was not yet the tightest: it decides between choices that are equal otherwise."""
+"""Weight of a moment that was not yet the tightest; breaks ties."""
 ENOUGH: Final = 1e-7
-"""Share of the peak that is not worth a further weighting."""
+"""Share of the peak below which a gap needs no further weighting."""
 
 Reason = Literal["exhausted", "proved_optimal", "time_limit", "interrupted", "infeasible"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Why solving ended."""
+    """The reason why solving ended."""
 
     reason: Reason
     """``exhausted``: reductions alone solved it; ``proved_optimal``: within the gap that was asked for."""
@@ -70,7 +70,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Of the relaxation, after reductions."""
+    """Size of the relaxation after reductions."""
 
     nodes: int = 0
     edges: int = 0
@@ -82,14 +82,14 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The best choice that was found, and how far from the best it can be."""
+    """The best choice that was found, with a bound on its distance from the optimum."""
 
     choice: tuple[int, ...] | None
-    """Option of every node; None: there is none."""
+    """Option of every node; None: no choice was found."""
     total_s: float
     """Seconds of the choice, infinite without one."""
     bound_s: float
-    """No choice that fits is faster."""
+    """Lower bound in seconds of every choice that fits."""
     relaxation_s: float
     """Bound of the linear relaxation alone."""
     stop: Stop
@@ -98,11 +98,11 @@ class Solution:
     """CPU seconds of reductions and models; the rest of ``cpu_s`` is HiGHS."""
     size: ModelSize
     least_limit_bytes: float | None = None
-    """Where memory is what cannot be met: the smallest limit that would do."""
+    """The smallest sufficient memory limit in bytes, if memory makes the problem infeasible."""
 
     @property
     def gap(self) -> float:
-        """Most share of the bound by which the choice can exceed the best one."""
+        """Upper bound of the excess over the best choice, as a share of the bound."""
         return gap_of(self.total_s, self.bound_s)
 
 
@@ -119,7 +119,7 @@ def gap_of(total_s: float, bound_s: float) -> float:
 
 
 class _Search:
-    """One run of :func:`solve`: the best choice and the best bound so far, in terms of the reduced problem."""
+    """The state of :func:`solve`: the best choice and the best bound so far, of the reduced problem."""
 
     def __init__(self, reduction: Reduction, gap: float, limit_s: float) -> None:
         self.reduction, self.problem, self.gap = reduction, reduction.problem, max(gap, EXACT)
@@ -146,13 +146,13 @@ class _Search:
         return self.reduction.constant_s
 
     def offer(self, choice: Array | Sequence[int]) -> None:
-        """Keeps a choice of the reduced problem if it is legal, fits, and is the best."""
+        """Keep a choice of the reduced problem if it is legal, fits, and is the fastest so far."""
         total = total_s(self.problem, choice)
         if total < self.total and feasible(self.problem, choice):
             self.best, self.total = np.asarray(choice, int), total
 
     def run(self, model: Model, limit_s: float, constant_s: float, start: Sequence[int] | None = None) -> Answer:
-        """Branch and bound; the constant belongs to the objective, so that gaps are shares of the whole."""
+        """Branch and bound; the constant is part of the objective, so that gaps are shares of the total."""
         began = time.process_time()
         whole = replace(model, constant_s=model.constant_s + constant_s)
         answer = run(whole, binaries=True, gap=self.gap / 4, limit_s=min(limit_s, self.left_s), start=start)
@@ -161,7 +161,7 @@ class _Search:
         return answer
 
     def relax(self) -> Answer | None:
-        """The relaxation, its bound and its choice if it is integral; None: it has no solution."""
+        """Solve the relaxation, raise the bound, and offer its rounded choice; None: it has no solution."""
         model = self.model = model_of(self.problem)
         self.size = ModelSize(
             nodes=len(self.problem.nodes),
@@ -185,7 +185,7 @@ class _Search:
         return answer
 
     def within(self, keep: Array, limit_s: float) -> float:
-        """Solves the problem with the options of a mask; returns the bound that this proves for them."""
+        """Solve the problem with only the options of a mask; returns the bound that this proves for them."""
         allowed = [mask.nonzero()[0] for mask in np.split(keep, self.model.starts[1:-1])]
         nodes = tuple(only(node, options) for node, options in zip(self.problem.nodes, allowed, strict=True))
         small = presolve(
@@ -209,14 +209,14 @@ class _Search:
         return math.inf if answer.status == "infeasible" else answer.bound_s - self.base
 
     def descend(self) -> None:
-        """Offers what coordinate descent finds, from the least memory too, so that something fits if anything does."""
+        """Offer the best choice of coordinate descents, one from the least memory so that it may fit."""
         least = least_memory(self.problem, time_limit_s=DESCENT_S) if self.problem.limited else None
         found = descended(self.problem, [] if least is None else [least.choice], DESCENTS)
         if found is not None:
             self.offer(found)
 
     def improve(self, answer: Answer) -> None:
-        """Dives, then branch and bound over what reduced costs leave, until the gap is met or time is up."""
+        """Dive, then branch and bound over the options that reduced costs leave, until the gap or the time limit."""
         marginal = np.zeros(int(self.model.starts[-1]))
         if answer.status == "optimal":
             marginal = marginals_s(self.problem, self.model, answer.duals_s)
@@ -241,10 +241,10 @@ def solve(
     time_limit_s: float = TIME_LIMIT_S,
     start: Sequence[int] | Array | None = None,
 ) -> Solution:
-    """The best choice, proved to within a gap, or why there is none.
+    """The best choice, proved to within a gap, or the reason why there is none.
 
-    `start` is a choice to begin from, such as that of a baseline: what cannot be better is dropped, and it is the
-    answer where the relaxation proves it near enough, or where nothing better turns up in time.
+    `start` is a first choice, such as that of a baseline. Options that cannot beat it are dropped. It is the answer if
+    the relaxation proves it within the gap, or if nothing better is found in time.
 
     >>> from steptime.sharding.problem import Edge, Node
     >>> costs = (np.array([1.0, 2.0]), np.array([3.0, 1.0]))
@@ -255,7 +255,7 @@ def solve(
     """
     began, until, free = time.process_time(), time.perf_counter() + time_limit_s, None
     if problem.limited:
-        # Without the limit reductions go further; what they lead to is the answer where it fits.
+        # Without the limit reductions go further; the solution is also the answer if it fits.
         free = solve(
             replace(problem, moments=(), limit_bytes=math.inf), gap=gap, time_limit_s=time_limit_s / 4, start=start
         )
@@ -289,7 +289,7 @@ def solve(
 
 
 def exact(meter: Meter, rng: np.random.Generator) -> None:
-    """The integer linear program, to its default gap."""
+    """Offer the solution of the integer linear program to the default gap."""
     found = solve(meter.problem, time_limit_s=max(meter.left_s, 0.01))
     if found.choice is not None:
         meter.offer(found.choice)
@@ -323,7 +323,7 @@ def _solution(problem: Problem, search: _Search, start: Sequence[int] | Array | 
 
 
 def _infeasible(problem: Problem, began: float, because: str) -> Solution:
-    """What makes a problem infeasible: its rules, or memory, then with the least limit that would do."""
+    """The solution of an infeasible problem; if memory is the reason, with the smallest sufficient limit."""
     least = least_memory(problem) if problem.limited else None
     if least is not None:
         least_text, limit_text = format_bytes(least.peak_bytes), format_bytes(problem.limit_bytes)
@@ -345,31 +345,31 @@ def _infeasible(problem: Problem, began: float, because: str) -> Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Least:
-    """The choice with the least peak of memory that was found."""
+    """The choice with the lowest memory peak that was found."""
 
     choice: tuple[int, ...]
     moment: str
-    """The tightest."""
+    """Name of the moment with the peak."""
     peak_bytes: float
-    """Memory there."""
+    """Memory at the peak."""
     bound_bytes: float
-    """No legal choice has a lower peak."""
+    """Lower bound of the peak of every legal choice."""
 
     @property
     def proved(self) -> bool:
-        """Whether no choice has a lower peak."""
+        """True if no choice has a lower peak."""
         return self.peak_bytes - self.bound_bytes <= ENOUGH * self.peak_bytes
 
 
 def least_memory(problem: Problem, *, time_limit_s: float = LEAST_S) -> Least | None:
-    r"""The choice with the least peak, whatever it costs.
+    r"""The choice with the lowest memory peak, regardless of time.
 
-    For weights $w_t \ge 0$ of the moments that add up to 1, $\max_t B_t \ge \sum_t w_t B_t$. The least weighted sum is
-    a problem without a limit, mostly solved by reductions: it bounds all peaks, and its choice is near the best.
-    Weights are how often a moment was the tightest so far (fictitious play). Branch and bound does what then is left,
-    if there is time.
+    For weights $w_t \ge 0$ of the moments that add up to 1, $\max_t B_t \ge \sum_t w_t B_t$. Minimising the weighted
+    sum is a problem without a limit, which reductions mostly solve: it bounds all peaks, and its choice is near the
+    best. The weight of a moment is the number of times it was the tightest so far (fictitious play). Branch and bound
+    closes the remaining gap if time is left.
 
-    None: no choice is legal, whatever memory there is, or none was found in time.
+    None: no choice is legal with any memory, or none was found in time.
     """
     until = time.perf_counter() + time_limit_s
     fixed = np.array([moment.fixed_bytes for moment in problem.moments])
@@ -393,7 +393,7 @@ def least_memory(problem: Problem, *, time_limit_s: float = LEAST_S) -> Least | 
 
 
 def _lower(problem: Problem, best: Least | None, choice: tuple[int, ...], bound_bytes: float) -> tuple[Least, int]:
-    """The better of two choices with the better of two bounds; the tightest moment of the second."""
+    """The better of two choices with the better of two bounds, and the tightest moment of the second choice."""
     sizes = memories_bytes(problem, np.array([choice]))[0]
     at = int(sizes.argmax())
     new = Least(choice=choice, moment=problem.moments[at].name, peak_bytes=float(sizes[at]), bound_bytes=bound_bytes)
@@ -404,7 +404,7 @@ def _lower(problem: Problem, best: Least | None, choice: tuple[int, ...], bound_
 
 
 def _weighted(problem: Problem, weights: Array) -> Problem:
-    """The problem without a limit whose seconds are bytes: the weighted sum over the moments."""
+    """The problem without a limit whose costs are bytes: the weighted sum of memory over the moments."""
     nodes = tuple(
         replace(node, cost_s=np.where(np.isfinite(node.cost_s), taken @ weights[moments], np.inf))
         for node, (moments, taken) in zip(problem.nodes, problem.held, strict=True)

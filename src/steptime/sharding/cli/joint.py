@@ -51,7 +51,7 @@ def print_joint(found: JointPlan) -> None:
 
 
 def _print_seams(found: JointPlan) -> None:
-    """How each activation comes into each stage."""
+    """Print how activations reach each stage."""
     from steptime.report import text as t
 
     seams = t.grid(("from", "activation", "most of a device", "time"), left=(0, 1))
@@ -67,7 +67,7 @@ def _print_seams(found: JointPlan) -> None:
 
 
 def _print_details(found: JointPlan) -> None:
-    """Micro-batches and schedules that were tried, and how parameters lie."""
+    """Print the micro-batches and schedules that were tried, and the shardings of parameters."""
     from steptime.report import text as t
 
     out = t.console()
@@ -96,7 +96,7 @@ def _devices(stage: PlannedStage) -> str:
 
 
 def _parameters(found: JointPlan) -> dict[tuple[str, str], tuple[int, list[str]]]:
-    """Parameters of lists under one name, by sharding: how many, and in which stages."""
+    """Number and stages of parameters, by name without list indices and by sharding."""
     out: dict[tuple[str, str], tuple[int, list[str]]] = {}
     for stage in found.stages:
         for key, count in by_name(stage.parameters).items():

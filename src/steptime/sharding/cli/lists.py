@@ -1,4 +1,4 @@
-"""Parameters of lists of layers under one name."""
+"""Parameters of lists of layers, counted under one name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    """Parameters of lists under one name, with their number.
+    """Number of parameters for each name, in which ``*`` replaces list indices, and sharding.
 
     >>> by_name({"h.0.w": "R S(0)", "h.1.w": "R S(0)", "norm": "R R"})
     {('h.*.w', 'R S(0)'): 2, ('norm', 'R R'): 1}
@@ -16,7 +16,7 @@ def by_name(shardings: Mapping[str, str]) -> dict[tuple[str, str], int]:
 
 
 def listed(shardings: Mapping[str, str]) -> list[tuple[str, int, str]]:
-    """Rows of parameters: those of lists under one name with their number, one alone under its own.
+    """Rows of name, count and sharding; ``*`` replaces list indices where a row counts several parameters.
 
     >>> listed({"0.w": "S(0)", "2.w": "S(1)", "4.w": "S(1)"})
     [('0.w', 1, 'S(0)'), ('*.w', 2, 'S(1)')]
@@ -26,7 +26,7 @@ def listed(shardings: Mapping[str, str]) -> list[tuple[str, int, str]]:
 
 
 def _of_lists(shardings: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
-    """Names of parameters by their name without numbers, and sharding."""
+    """Names of parameters, grouped by the name with ``*`` for list indices and by sharding."""
     out: dict[tuple[str, str], list[str]] = {}
     for name, sharding in shardings.items():
         out.setdefault((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), sharding), []).append(name)

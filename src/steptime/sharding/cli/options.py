@@ -1,4 +1,4 @@
-"""The options that commands on shardings of a module share, and what their texts say."""
+"""Options that several sharding commands share, with their parsers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LEAST_SHARE: Final = 1e-6
 """Share of a step below which a report leaves a group of terms out."""
 SHOWN: Final = 5
-"""Conflicts, or replicated operators, that a report has."""
+"""Most conflicts, or replicated operators, that a report lists."""
 WORDS: Final = {
     "memory_bound": "bound by memory",
     "tp_comm": "activations",
@@ -142,7 +142,7 @@ def command(
 
 
 def _check_export(path: Path, model: str, pipeline: bool) -> None:
-    """Refuse before the search what could not be written after it.
+    """Check before the search that the plan can be exported after it.
 
     Raises:
         UserError: stages and ONNX files are not exported, the file is no Python file, or cannot be written.
@@ -157,7 +157,7 @@ def _check_export(path: Path, model: str, pipeline: bool) -> None:
 
 
 def _apart(pipeline: bool, of_mesh: Mapping[str, object], further: Sequence[str] | None) -> None:
-    """Refuse what has no effect: options of one mesh with a pipeline, and devices of another kind without."""
+    """Reject options without effect: those of a single mesh with --pipeline, and --further without it."""
     if further and not pipeline:
         raise UserError("--further adds devices of another kind to a pipeline", hint="add --pipeline")
     name = next((name for name, value in of_mesh.items() if value), None) if pipeline else None
@@ -171,10 +171,10 @@ def _apart(pipeline: bool, of_mesh: Mapping[str, object], further: Sequence[str]
 def _print_pipeline(
     model: str, cluster: str, gpus: int, captured: dict[str, Any], further: Sequence[str], json: bool
 ) -> None:
-    """The joint plan of stages and shardings.
+    """Search and print the joint plan of stages and shardings.
 
     Raises:
-        UserError: the batch is missing, or another kind of device is written otherwise.
+        UserError: the model is an ONNX file, the batch is missing, or --further has another form.
     """
     from steptime.cli.output import Progress, print_json
     from steptime.sharding.cli.joint import print_joint
@@ -240,7 +240,7 @@ def print_sharded(found: Sharded) -> None:
 
 
 def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
-    """Step, bound, memory, and what runs whole on every device."""
+    """Lines on step time, bound, memory, and operators that run whole on every device."""
     estimate = found.estimate
     low, high = estimate.step_time_bracket_s
     bracket = f"bracket {t.seconds(low)} to {t.seconds(high)}"
@@ -260,7 +260,7 @@ def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unmatched(record: Mapping[str, Any]) -> list[str]:
-    """Operators that are replicated although the layout uses the axis, the largest share of computation first."""
+    """Lines on operators that are replicated on an axis of the layout, by falling share of computation."""
     return [
         f"{each['item']} along {each['axis']}: {each['because']} ({t.percent(each['share_of_compute'])} of computing)"
         for each in record["unmatched"]
@@ -268,7 +268,7 @@ def _unmatched(record: Mapping[str, Any]) -> list[str]:
 
 
 def _print_some(out: Console, title: str, texts: Sequence[str]) -> None:
-    """The first of some texts under a title."""
+    """Print the first texts under a title."""
     if not texts:
         return
     out.print()
