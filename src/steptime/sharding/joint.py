@@ -1,9 +1,9 @@
 r"""Sub-meshes, shardings, stages, schedule, micro-batch and recomputation of a captured module as one answer.
 
-For each micro-batch and each sub-mesh of each kind of devices the shardings of the whole step are solved once, without
-a limit of memory and with those that a part of the model leaves. :mod:`steptime.sharding.units` has what they cost in
-each unit, :mod:`steptime.sharding.stages` the best stages for each schedule's micro-batches in flight. What wins there
-is played action by action.
+For each micro-batch and each sub-mesh of each kind of device, the shardings of the whole step are solved without a
+memory limit and with those of stages that have a part of the model. :mod:`steptime.sharding.units` divides their costs
+over units; :mod:`steptime.sharding.stages` finds the best stages for each schedule's micro-batches in flight. The best
+stages are then simulated action by action.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ from steptime.units import format_bytes
 
 SCHEDULES_TRIED: Final = ("1f1b", "gpipe", "zb-h1", "interleaved")
 MICRO_BATCHES: Final = 4
-"""Micro-batches that are tried where none are given."""
+"""Number of micro-batch sizes that are tried by default."""
 ONE_STAGE: Final = "one stage"
-"""Name of what all schedules are where the best stages are a single one."""
+"""Name in the report for all schedules whose best pipeline is a single stage."""
 AXES: Final = 2
 MAX_BATCH: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What :func:`joint` weighs, how long it solves, and how the module is captured."""
+    """Options of :func:`joint`: choices to search, limits of the solver, and the capture of the module."""
 
     micro_batches: Sequence[int] | None = None
-    """Samples that pass the pipeline at once, the sizes to try; None: some that divide the step."""
+    """Micro-batch sizes to try, in samples; None: the largest :data:`MICRO_BATCHES` divisors of the global batch."""
     schedules: Sequence[str] = SCHEDULES_TRIED
-    """Synchronous pipeline schedules of one copy of the model, with the usual number of stages for each rank."""
+    """Synchronous pipeline schedules with one copy of the model and the usual number of stages per rank."""
     stages: int | None = None
     """Number of stages; None: any."""
     recompute: bool = True
-    """Blocks may run again where memory does not suffice."""
+    """Allow recomputation of blocks where memory does not suffice."""
     overlaps: bool = True
     """Traffic of weights and their gradients runs while the devices compute."""
     synchronised_norms: bool = False
@@ -79,11 +79,11 @@ class Options:
     memory_bytes: float | None = None
     """Memory of a device for tensors; None: as in :func:`steptime.sharding.shard.shard`."""
     framework: str | None = None
-    """Training software, as there."""
+    """Training software, as in :func:`steptime.sharding.shard.shard`."""
     gap: float = 0.01
     """Share above the bound at which a solver may stop."""
     seconds: float = 20.0
-    """Time limit of each problem of shardings."""
+    """Time limit of each sharding problem, in seconds."""
     seq: int | None = None
     dtype: str | None = None
     inputs: Sequence[str] = ()
@@ -93,7 +93,7 @@ class Options:
 
     @property
     def capture(self) -> dict[str, Any]:
-        """Those of the capture, as :func:`steptime.captured.profiling.profile` has them."""
+        """Arguments of the capture, as of :func:`steptime.captured.profiling.profile`."""
         return {name: getattr(self, name) for name in ("seq", "dtype", "inputs", "optimizer", "loss", "autocast")}
 
 
@@ -120,7 +120,7 @@ def joint(
 
     Raises:
         UserError: the module cannot be captured, the batch cannot be divided, there are more stages than units, or
-            nothing fits; then the message names the stage that lacks memory, and how much.
+            nothing fits; in that case the message names the stage that lacks memory, and how much.
     """
     known = [each.name for each in fields(Options)]
     for name in options:
@@ -128,19 +128,18 @@ def joint(
             raise UnknownNameError("option", name, known)
     chosen = Options(**options)
     whole("global_batch", global_batch, 1, MAX_BATCH)
-    kinds = tuple(_machines(each, count, chosen.memory_bytes) for each, count in ((cluster, gpus), *further))
+    for _, count in ((cluster, gpus), *further):
+        whole("gpus", count, 1, MAX_DEVICES)
+    limit_bytes = chosen.memory_bytes or 0.0
+    kinds = tuple(
+        Machines(cluster=cluster_given(each), devices=count, limit_bytes=limit_bytes)
+        for each, count in ((cluster, gpus), *further)
+    )
     sizes = _sizes(global_batch, chosen.micro_batches)
     rows = [_schedule(name) for name in chosen.schedules]
     return _Search(
         model=model, kinds=kinds, global_batch=global_batch, sizes=sizes, rows=rows, options=chosen, progress=progress
     ).best()
-
-
-def _machines(cluster: NameOrPath | Cluster, devices: int, memory_bytes: float | None) -> Machines:
-    whole("gpus", devices, 1, MAX_DEVICES)
-    found = cluster_given(cluster)
-    limit = 0.0 if memory_bytes is None else memory_bytes
-    return Machines(cluster=found, devices=devices, limit_bytes=limit)
 
 
 def _sizes(global_batch: int, given: Sequence[int] | None) -> tuple[int, ...]:
@@ -157,7 +156,7 @@ def _sizes(global_batch: int, given: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _schedule(name: str) -> Schedule:
-    """A synchronous schedule of one copy of the model, whose micro-batches in flight are known."""
+    """The schedule of a name, if it is synchronous, has one copy of the model and known micro-batches in flight."""
     fitting = [
         each.name
         for each in SCHEDULES.values()
@@ -171,24 +170,24 @@ def _schedule(name: str) -> Schedule:
 
 
 class _Field(NamedTuple):
-    """What stages are chosen from: shardings, then devices for branches."""
+    """The choices of a stage: shardings, then numbers of devices for branches."""
 
     options: Sequence[Solved]
     kind: Sequence[int]
     devices: Sequence[int]
     available: Sequence[int]
     shares: Sequence[tuple[int, ...]] = ()
-    """Devices of each branch, a choice each behind the shardings."""
+    """Devices of each branch; each entry is one choice, numbered after the shardings."""
 
 
 class _Best(NamedTuple):
-    """Options with one number of devices, as branches."""
+    """Options with the same number of devices, as branches."""
 
     numbers: Sequence[int]
     option: Array
-    """Place among them of the best, [first unit, unit after the last]."""
+    """Index of the best in ``numbers``, [first unit, unit after the last]."""
     costs: SpanCosts
-    """[option, first unit, unit after the last]."""
+    """Costs, [option, first unit, unit after the last]."""
 
 
 @dataclass(kw_only=True)
@@ -201,14 +200,14 @@ class _Search:
     progress: Callable[[int, int], None] | None
     sizes: tuple[int, ...]
     costings: list[Costing] = field(default_factory=list)
-    """Of each kind, at the micro-batch that is searched."""
+    """Costing of each kind at the current micro-batch."""
     done: int = 0
     solved: int = 0
     bound_s: float = inf
 
     @property
     def overlap(self) -> Overlap:
-        """What overlaps with computation."""
+        """Traffic that overlaps with computation."""
         return "data" if self.options.overlaps else "none"
 
     @cached_property
@@ -218,7 +217,7 @@ class _Search:
 
     @cached_property
     def usual(self) -> list[list[int]]:
-        """Devices of the sub-meshes of each kind that always find places in fast domains."""
+        """Sizes of the sub-meshes of each kind for which places in fast domains always exist."""
         return [sub_meshes(each.devices, domain) for each, domain in zip(self.kinds, self.domains, strict=True)]
 
     @cached_property
@@ -233,7 +232,7 @@ class _Search:
         return out
 
     def best(self) -> JointPlan:
-        """The best over all micro-batches and schedules."""
+        """The best plan over all micro-batches and schedules."""
         found: list[JointPlan] = []
         tried: list[tuple[int, str, float | None]] = []
         failed: UserError | None = None
@@ -258,7 +257,7 @@ class _Search:
         return replace(best, tried=tuple(tried), bound_s=self.bound_s, solved=self.solved)
 
     def _cost(self, program: Program) -> None:
-        """The step on the devices of each kind as a job, and what their memory may hold."""
+        """Set the costing of the step on each kind of device, and default memory limits."""
         chosen = self.options
         self.costings = [
             costing_of(
@@ -285,7 +284,7 @@ class _Search:
     # -- shardings ------------------------------------------------------------------------------------------------
 
     def _options(self, units: Units, size: int) -> list[Solved]:
-        """Shardings on every sub-mesh, at one micro-batch."""
+        """Shardings on every sub-mesh for one micro-batch."""
         micro_batches, out = self.global_batch // size, []
         work: list[list[Array]] = [[] for _ in self.kinds]
         for kind, text in self.meshes:
@@ -312,7 +311,7 @@ class _Search:
         return out
 
     def _solutions(self, problem: Built, machines: Machines) -> Iterator[ShardingPlan]:
-        """Without a limit of memory, and with what stages of a part of the model leave for the whole of it."""
+        """Plans without a memory limit, and with the limits of stages that have only a part of the model."""
         first = self._planned(problem)
         yield first
         most = max(machines.devices // problem.mesh.devices, 1)
@@ -331,7 +330,7 @@ class _Search:
     # -- stages ---------------------------------------------------------------------------------------------------
 
     def _counts(self, units: Units, chunks: int = 1) -> list[int]:
-        """Numbers of stages."""
+        """Numbers of stages to search."""
         most = min(units.count, chunks * sum(each.devices for each in self.kinds), MOST_STAGES)
         return list(range(1, most + 1)) if self.options.stages is None else [self.options.stages]
 
@@ -374,7 +373,7 @@ class _Search:
     def _placed(
         self, field: _Field, units: Units, flights: Sequence[float], counts: Sequence[int], chunks: int
     ) -> tuple[Split | None, list[tuple[Part, ...]]]:
-        """The best stages and their devices; of the usual sub-meshes alone where others find no places."""
+        """The best stages and their devices; only the usual sub-meshes are used if others find no places."""
         found = self._split(field, self._costs(field, units, flights), counts)
         if found is None:
             return None, []
@@ -387,11 +386,11 @@ class _Search:
     def _fields(
         self, units: Units, options: Sequence[Solved], micro_batches: int, row: Schedule
     ) -> Iterator[tuple[_Field, tuple[float, ...], list[int]]]:
-        """What stages are chosen from, micro-batches in flight by place from the end, numbers of stages.
+        """Choices of stages, with micro-batches in flight by place from the end and numbers of stages.
 
-        Stages get their places last: with messages as between neighbours of one size, and with messages that all leave
-        the fast domain. With several stages for each rank all ranks have usual sub-meshes of one sort, with as many
-        ranks as there are devices for, and each stage an equal share of the memory of its rank.
+        Stages get their places last, so the choices come once with messages as between neighbours of one size, and once
+        with all messages between fast domains. With several stages per rank, all ranks have usual sub-meshes of one
+        kind, the ranks use all devices, and each stage has an equal share of the memory of its rank.
         """
         chunks = row.usual_chunks
         if chunks == 1:
@@ -418,7 +417,7 @@ class _Search:
                 yield _Field([option._replace(spans=share)], [0], [1], [count]), (flight,) * count, [count]
 
     def _field(self, options: Sequence[Solved], units: Units | None = None) -> _Field:
-        """All shardings; with units that have branches all pairs of numbers of devices, or equal numbers for each."""
+        """All shardings; if units have branches, also numbers of devices: all pairs, equal ones for more branches."""
         kind, devices, shares = [each.kind for each in options], [each.devices for each in options], []
         for number, machines in enumerate(self.kinds):
             counts = sorted({each.devices for each in options if each.kind == number})
@@ -440,7 +439,7 @@ class _Search:
         return [known[each] for each in flights]
 
     def _branch_costs(self, field: _Field, units: Units, in_flight: float) -> Iterator[SpanCosts]:
-        """Of each choice of devices for branches: the slowest of them, then the last one behind the meeting."""
+        """Costs of each choice of devices for branches: the slowest branch up to the meeting, then the last branch."""
         runs: dict[int, list[Branches]] = {}
         for each in units.branches.values() if field.shares else ():
             runs.setdefault(len(each.bounds) - 1, []).append(each)
@@ -460,7 +459,7 @@ class _Search:
             yield out
 
     def _best_branches(self, field: _Field, in_flight: float) -> dict[tuple[int, int], _Best]:
-        """Kind and number of devices -> for each run as a branch the option with the least of both costs together."""
+        """Kind and number of devices -> the option with the least sum of both costs, for each run as a branch."""
         options: dict[tuple[int, int], list[int]] = {}
         for number, option in enumerate(field.options):
             options.setdefault((option.kind, option.devices), []).append(number)
@@ -476,7 +475,7 @@ class _Search:
     def _parts(
         self, field: _Field, units: Units, stages: Sequence[Stage], flights: Sequence[float], chunks: int
     ) -> list[tuple[Part, ...]] | None:
-        """The branches of each stage, mostly one, with their devices; None where they find no places."""
+        """The branches of each stage (usually one) with their devices; None: there are no places for them."""
         chosen: list[list[tuple[Solved, int, int]]] = []
         for place, stage in enumerate(stages):
             number = stage.choice - len(field.options)
@@ -537,7 +536,7 @@ class _Search:
         micro_batches: int,
         row: Schedule,
     ) -> tuple[float, tuple[float, float], float]:
-        """Step time by events, with all and with no traffic overlapped, and in closed form."""
+        """Simulated step time; its bracket with all and with no traffic overlapped; step time in closed form."""
         of_name = {line.name: line for line in lines}
         messages = np.zeros(len(stages) - 1)
         for n, (before, behind) in enumerate(pairwise(stages)):
@@ -554,7 +553,7 @@ class _Search:
                     for part in parts
                 ]
                 passes.append(own)
-                if others:  # the last branch goes on behind the meeting, once it has what the others made
+                if others:  # after the meeting the last branch runs alone, once it has the results of the others
                     meet, last = units.branches[parts[0].first, parts[-1].end].meet, parts[-1]
                     behind = np.array(last.option.spans.passes_s(meet, last.end, 0.0, overlap))
                     sent = {way.source: share * way.seconds for way in of_name[last.name].entering}
@@ -571,18 +570,18 @@ class _Search:
         return whole(middle), (whole(min(low, middle)), whole(max(high, middle))), whole(closed)
 
     def _ways(self, units: Units, stages: Sequence[Sequence[Part]], chunks: int) -> list[Way]:
-        """What passes between stages, and between branches of a stage.
+        """Activations that pass between stages, and between branches of a stage.
 
-        An activation comes from the branch that makes it, or the first one where a stage before that does, and goes to
-        each branch that reads it, or to the first one where a later stage does.
+        An activation comes from the branch that makes it, or from the first branch if an earlier stage makes it. It
+        goes to each branch that reads it, or to the first branch if only a later stage does.
         """
         ranks, out = len(stages) // chunks if chunks > 1 else None, list[Way]()
         for before, behind in pairwise(stages):
             out += self._between(units, before, behind, units.crossing[behind[0].first], ranks)
         for *others, last in stages:
             made = [n for n, unit in units.made.items() if any(unit in part.units for part in others)]
-            joined = [n for n in made if any(unit in last.units for unit in units.readers.get(n, ()))]
-            out += self._between(units, others, [last], joined, None)
+            read = [n for n in made if any(unit in last.units for unit in units.readers.get(n, ()))]
+            out += self._between(units, others, [last], read, None)
         return out
 
     def _between(
@@ -604,9 +603,9 @@ class _Search:
             yield way_of((before[a].name, behind[b].name), found, times[a, b])
 
     def _message_s(self, before: Part, behind: Part, ranks: int | None) -> Callable[[Num], Num]:
-        """Time of a message of some bytes from the devices of one stage to those of another.
+        """A function from bytes to the seconds of a message from the devices of one stage to those of another.
 
-        Of several stages for each of a number of ranks it leaves the fast domain if all ranks together are larger.
+        With several stages on each of ``ranks`` ranks, it leaves the fast domain if all ranks together exceed one.
         """
         pair = before, behind
         machines = [each.plan.built.mesh.machine for each in pair]
@@ -625,7 +624,7 @@ class _Search:
     # -- nothing fits ---------------------------------------------------------------------------------------------
 
     def _lacking(self, units: Units, options: Sequence[Solved], size: int) -> UserError:
-        """Of the stages that need least memory on their fullest device, that one and what it lacks."""
+        """The error that nothing fits: the fullest stage of the split that needs least memory, and its needs."""
         least, text = inf, "no stages are possible on these devices"
         groups = in_flight_groups(self.rows[0], self.global_batch // size, self._counts(units))
         for flights, counts in groups.items():
@@ -651,7 +650,7 @@ class _Search:
 
     @staticmethod
     def _share(options: Sequence[Solved], in_flight: float) -> SpanCosts:
-        """Memory of stages as a share of the limit, with as many blocks again as possible."""
+        """Memory of stages as a share of the limit, with recomputation of all blocks if that takes less."""
         out = []
         for each in options:
             spans = each.spans

@@ -1,4 +1,4 @@
-"""What the joint search answers: stages with their sub-meshes and shardings, schedule, time, memory, bounds."""
+"""The result of the joint search: stages with their sub-meshes and shardings, schedule, time, memory, bounds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Machines:
     cluster: Cluster
     devices: int
     limit_bytes: float
-    """Memory of a device for tensors; 0: as the software says."""
+    """Memory of a device for tensors; 0: the default of the software."""
 
 
 class Solved(NamedTuple):
-    """Shardings of a whole step on a sub-mesh: what a stage can be."""
+    """Shardings of a whole step on a sub-mesh: one choice of a stage."""
 
     kind: int
     plan: ShardingPlan
     spans: Spans
     branch: Spans
-    """The same of branches (:attr:`steptime.sharding.units.Units.branches`)."""
+    """Costs of runs as branches (:attr:`steptime.sharding.units.Units.branches`)."""
 
     @property
     def devices(self) -> int:
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What passes from one stage or branch to another, by their names."""
+    """The activations that pass from one stage or branch to another, which are given by name."""
 
     source: str
     target: str
@@ -73,7 +73,7 @@ class Way(NamedTuple):
 
 
 def way_of(pair: tuple[str, str], found: Sequence[Passing], message_s: Callable[[Num], Num]) -> Way:
-    """All activations in one message between two devices, or as many as the one needs that has the most pieces."""
+    """All activations together, in as many messages as the one with the most pieces needs."""
     count = max(each.messages for each in found)
     size = sum(each.moved_bytes for each in found)
     seconds = count * float(message_s(size / count)) + sum(each.around_s for each in found)
@@ -81,7 +81,7 @@ def way_of(pair: tuple[str, str], found: Sequence[Passing], message_s: Callable[
 
 
 def seam_s(ways: Sequence[Way]) -> float:
-    """Seconds of all ways between two stages: those of a branch at either end follow each other."""
+    """Seconds of all ways between two stages; ways with a common branch at one end follow each other."""
     ends = [(end, way[end]) for way in ways for end in (0, 1)]
     return max((sum(way.seconds for way in ways if way[end] == name) for end, name in ends), default=0.0)
 
@@ -91,25 +91,25 @@ class PlannedStage:
     """One stage, or one of several branches of a stage that run at the same time on different devices."""
 
     name: str
-    """Number of the stage from 1, with a letter for the branch where it has several: ``2``, ``1b``."""
+    """Number of the stage from 1, and a letter for the branch if it has several: ``2``, ``1b``."""
     first_device: int
-    """Among the devices of its kind; of several stages for each rank that of the rank."""
+    """Number of its first device among those of its kind; with several stages per rank, the first of the rank."""
     units: tuple[str, ...]
     blocks: int
     machines: Machines
     plan: ShardingPlan
-    """Shardings of the whole step, of which the stage has its units."""
+    """Shardings of the whole step; the stage runs its units of it."""
     recomputed: int
     """Blocks that run again in the backward pass."""
     in_flight: float
     memory_bytes: float
     passes_s: tuple[float, float, float]
-    """Of a micro-batch: forward pass, gradients of inputs, gradients of weights."""
+    """Seconds of a micro-batch: forward pass, gradients of inputs, gradients of weights."""
     once_s: float
-    """Once in a step: exposed reduction of gradients, and optimiser."""
+    """Seconds once in a step: exposed reduction of gradients, and optimiser."""
     parameters: dict[str, str]
     entering: tuple[Way, ...]
-    """What comes from the stage before and from other branches; gradients on their way back take the same seconds."""
+    """Activations from the stage before and from other branches; their gradients take the same seconds back."""
 
     @property
     def devices(self) -> int:
@@ -127,32 +127,32 @@ class JointPlan:
     """Training software, whose factors, host, stragglers and overhead are in the times."""
     global_batch: int
     micro_batch: int
-    """Samples that pass the pipeline at once."""
+    """Samples of a micro-batch."""
     schedule: str
     stages_per_rank: int
-    """More than 1: ranks have several stages each, and all stages sub-meshes of one size."""
+    """Stages of each rank; if above 1, all stages have sub-meshes of one size."""
     stages: tuple[PlannedStage, ...]
     """In the order of the pipeline, branches of a stage one after another."""
     step_s: float
     bracket_s: tuple[float, float]
     closed_form_s: float
-    """Of the schedule, with the slowest stage for all."""
+    """Step time by the formula of the schedule, with all stages as slow as the slowest."""
     bound_s: float
-    """No stages, sub-meshes or shardings take less: all computation at its fastest, divided evenly over all devices."""
+    """Lower bound for all stages, sub-meshes and shardings: computation at its fastest, evenly over all devices."""
     stages_bound_s: float
-    """No stages of the solved shardings take less by the sum of stages and the slowest."""
+    """Lower bound of ``stages_s`` for all stages of the solved shardings."""
     stages_s: float
-    """That sum of the stages that were found."""
+    """Sum of all stages plus the slowest, of the stages that were found."""
     stop: str
     solved: int
-    """Problems of shardings that were solved."""
+    """Number of sharding problems that were solved."""
     tried: tuple[tuple[int, str, float | None], ...]
     """Micro-batch, schedule, and the step time of its best stages; None: nothing fits. Schedules whose best stages are
     a single one are one entry, ``one stage``."""
 
     @property
     def micro_batches(self) -> int:
-        """Of a step."""
+        """Micro-batches of a step."""
         return self.global_batch // self.micro_batch
 
     @property
@@ -162,7 +162,7 @@ class JointPlan:
 
     @property
     def idle(self) -> int:
-        """Devices that no stage has."""
+        """Number of devices that no stage uses."""
         used = sum(each.devices for each in self.stages) // self.stages_per_rank
         return sum(each.devices for each in self.machines) - used
 

@@ -1,9 +1,9 @@
-"""Layouts: named dims of a module to axes of a mesh, as in Mesh-TensorFlow: ``batch:data, heads:model``.
+"""Layouts map named dims of a module to axes of a mesh, as in Mesh-TensorFlow: ``batch:data, heads:model``.
 
-Dims of tensors that operators, views and readers treat as one dim are one class. A class is named by where it occurs
-(:data:`NAMES`); one name can stand for the classes of many layers. Along each axis a tensor is sharded by the dim whose
-class the layout puts there, and an operator runs as its tensors lie; a linear one that gets terms of sums goes on in
-terms where that takes less time.
+Dims of tensors that operators, views and readers treat as one dim form a class. A class is named after the places where
+it occurs (:data:`NAMES`); a name can mean the classes of many layers. Along each axis a tensor is sharded by the dim
+whose class the layout puts there, and operators follow their tensors; a linear operator with partial sums as inputs
+gives partial sums where that takes less time.
 
 Source: Shazeer et al., "Mesh-TensorFlow", arXiv 1811.02084, sections 3 and 5.
 """
@@ -48,7 +48,7 @@ class NamedDim:
     name: str
     classes: frozenset[int]
     sizes: tuple[int, ...]
-    """Into how many pieces each of them can be split at most."""
+    """Most pieces into which each class can be split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class LaidOut:
 
     choice: Array
     unmatched: tuple[Unmatched, ...]
-    """The largest share of computation first."""
+    """Operators by falling share of computation."""
     pins: dict[int, tuple[int, ...]]
-    """Item with a dim of the layout -> its options that follow the layout, whatever they do along other axes."""
+    """Item with a dim of the layout -> its options that follow the layout, with any placement along other axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +88,19 @@ class Dims:
         return out
 
     def size(self, number: int) -> int:
-        """The least size of a dim of a class that is not broadcast: no more pieces can be made of it."""
+        """The least size of a class's dims that are not broadcast, which is the most pieces it can be split into."""
         tensors = self.tensors
         return min((size for t, dim in self.members[number] if (size := tensors.types[t].shape[dim]) > 1), default=1)
 
     @cached_property
     def named(self) -> dict[str, NamedDim]:
-        """Named dims that the module has, in the order of :data:`NAMES`; a class has the first name that fits."""
-        taken: set[int] = set()
+        """Named dims of the module in the order of :data:`NAMES`; a class gets the first name that fits."""
+        named: set[int] = set()
         out = {}
         for name, occurrences in NAMES.items():
             found = {self.class_of[at] for at in occurrences(self) if at in self.class_of}
-            classes = frozenset(found - taken)
-            taken |= classes
+            classes = frozenset(found - named)
+            named |= classes
             if classes:
                 sizes = tuple(sorted({self.size(each) for each in classes}))
                 out[name] = NamedDim(name=name, classes=classes, sizes=sizes)
@@ -108,7 +108,7 @@ class Dims:
 
 
 def dims_of_flow(flow: Flow) -> Dims:
-    """Classes of dims: what operators, views and readers treat as one dim, whatever it is called."""
+    """Classes of dims: dims that operators, views and readers treat as one dim, whatever their names."""
     tensors = tensors_of(flow)
     parent: dict[At, At] = {}
 
@@ -117,8 +117,8 @@ def dims_of_flow(flow: Flow) -> Dims:
             parent[at] = at = parent[above]
         return at
 
-    for joined in _joined(tensors):
-        first, *rest = map(root, joined)
+    for group in _same_dims(tensors):
+        first, *rest = map(root, group)
         parent.update(dict.fromkeys(rest, first))
     for tensor, type in enumerate(tensors.types):
         for dim, size in enumerate(type.shape):
@@ -128,8 +128,8 @@ def dims_of_flow(flow: Flow) -> Dims:
     return Dims(tensors=tensors, class_of={at: numbers.setdefault(root(at), len(numbers)) for at in list(parent)})
 
 
-def _joined(tensors: Tensors) -> Iterator[list[At]]:
-    """Groups of dims that are one; of what is dispatched, rows and choices stay two dims."""
+def _same_dims(tensors: Tensors) -> Iterator[list[At]]:
+    """Groups of dims that are the same dim; rows and choices of dispatched tokens stay two dims."""
     for number, item in enumerate(tensors.flow.items):
         for option in splits(item)[1:]:
             if option.dim != "dispatched":
@@ -143,7 +143,7 @@ def _joined(tensors: Tensors) -> Iterator[list[At]]:
 
 
 def _input_dim(dim: int, *ranks: int) -> Callable[[Dims], Iterator[At]]:
-    """A dim of the inputs of some ranks, or of any."""
+    """Dim number ``dim`` of the inputs with one of the given ranks, or of all inputs."""
 
     def found(dims: Dims) -> Iterator[At]:
         tensors = dims.tensors
@@ -156,21 +156,21 @@ def _input_dim(dim: int, *ranks: int) -> Callable[[Dims], Iterator[At]]:
 
 
 def _split(names: Iterable[str], ops: Iterable[str] = ()) -> Callable[[Dims], Iterator[At]]:
-    """Dims that operators call so, of some operators or of all."""
-    wanted, of = frozenset(names), frozenset(ops)
+    """Dims that operators call by one of the names, of the given operators or of all."""
+    dim_names, of = frozenset(names), frozenset(ops)
 
     def found(dims: Dims) -> Iterator[At]:
         tensors = dims.tensors
         for number, item in enumerate(tensors.flow.items):
             for option in splits(item) if not of or item.node.op in of else ():
-                if option.dim in wanted:
+                if option.dim in dim_names:
                     yield from ((tensor, dim) for tensor, dim in tensors.ports(number, option) if dim is not None)
 
     return found
 
 
 def _of_tokens(name: str) -> Callable[[Dims], Iterator[At]]:
-    """A dim of the tables in which indices of the input are looked up."""
+    """The dim with a name of tables in which integer inputs are looked up."""
 
     def found(dims: Dims) -> Iterator[At]:
         tensors, items = dims.tensors, dims.tensors.flow.items
@@ -190,7 +190,7 @@ def _of_tokens(name: str) -> Callable[[Dims], Iterator[At]]:
 
 
 def _either(*ways: Callable[[Dims], Iterator[At]]) -> Callable[[Dims], Iterator[At]]:
-    """The first of some ways that finds anything."""
+    """The dims of the first function that finds any."""
     return lambda dims: iter(next((each for way in ways if (each := list(way(dims)))), []))
 
 
@@ -199,7 +199,7 @@ def _both(*ways: Callable[[Dims], Iterator[At]]) -> Callable[[Dims], Iterator[At
 
 
 def _between_weights(dims: Dims) -> Iterator[At]:
-    """Widths that one matrix of weights makes and another one reads: rows of the one and columns of the other."""
+    """Widths that one weight matrix gives and another one takes: rows of one and columns of the other."""
     tensors = dims.tensors
     places: dict[int, set[int]] = defaultdict(set)
     for number, item in enumerate(tensors.flow.items):
@@ -223,8 +223,8 @@ NAMES: Final[Mapping[str, Callable[[Dims], Iterator[At]]]] = {
     "channels": _split(("in", "out", "groups"), of_family("convolution")),
     "ffn": _between_weights,
 }
-"""Name -> where such dims occur. Batch: dim 0 of the inputs; sequence: dim 1 of those of two or three dims; hidden: the
-width of the token table, else of the norms; ffn: what one matrix makes and another one reads, and has no other name."""
+"""Name -> places of its dims. Batch: dim 0 of the inputs; sequence: dim 1 of inputs of two or three dims; hidden: the
+width of the token table, else of the norms; ffn: a width between two weight matrices that has no other name."""
 
 
 # -- layout -----------------------------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ class _Entry:
 
 
 def parse_layout(text: str) -> tuple[tuple[str, str], ...]:
-    """Names of dims and of the axes that split them.
+    """Parse a layout: names of dims, each with the axis that splits it.
 
     Raises:
-        UserError: it is written otherwise.
+        UserError: the text has another form.
 
     >>> parse_layout("batch:data, tokens.weight[0]:model")
     (('batch', 'data'), ('tokens.weight[0]', 'model'))
@@ -259,11 +259,11 @@ def parse_layout(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def laid_out(built: Built, layout: str) -> LaidOut:
-    """Options of all items as a layout has them; along an axis where no option follows it, an item is replicated.
+    """Options of all items that follow a layout; an item is replicated along an axis where no option follows it.
 
     Raises:
-        UserError: a dim or an axis is unknown, an axis does not divide a dim, a dim is put on two axes, or two dims of
-            one tensor on one.
+        UserError: a dim or an axis is unknown, an axis does not divide a dim, a dim is on two axes, or two dims of one
+            tensor are on the same axis.
     """
     dims = dims_of_flow(built.flow)
     entries = [_entry(built, dims, dim, axis) for dim, axis in parse_layout(layout)]
@@ -304,7 +304,7 @@ def _of_example(built: Built, dims: Dims, pattern: str, dim: int) -> Iterator[in
 
 
 def _axes_of(dims: Dims, entries: Sequence[_Entry], mesh: Mesh) -> dict[At, int]:
-    """Axis of each tensor's dim that the layout splits."""
+    """Tensor and dim that the layout splits -> axis."""
     taken: dict[int, _Entry] = {}
     out: dict[At, int] = {}
     for entry in entries:
@@ -359,7 +359,7 @@ def _examples(dims: Dims, members: Sequence[At]) -> str:
 
 
 def _follow(built: Built, tensors: Tensors, item: int, axes: Mapping[At, int]) -> tuple[int, tuple[int, ...]]:
-    """The option that follows the layout along most axes, the fastest of equals, and all that do so along its axes."""
+    """The fastest option among those that follow the layout along most axes, and all options that follow it there."""
     ways, count = built.ways[item], len(built.mesh.sizes)
     seconds = built.seconds.operators[item] + built.seconds.inside[item]
     fits = np.array([[_fits(tensors, item, way, axis, axes) for axis in range(count)] for way in ways])
@@ -376,13 +376,13 @@ def _follow(built: Built, tensors: Tensors, item: int, axes: Mapping[At, int]) -
 
 
 def _asked(tensors: Tensors, item: int, axis: int, axes: Mapping[At, int]) -> bool:
-    """Whether the layout splits a tensor of an item along an axis."""
+    """True if the layout splits a tensor of an item along an axis."""
     numbers = {*tensors.inputs[item], *tensors.outputs[item]}
     return any(axes.get((n, dim)) == axis for n in numbers for dim in range(tensors.types[n].rank))
 
 
 def _fits(tensors: Tensors, item: int, way: Way, axis: int, axes: Mapping[At, int]) -> bool:
-    """Whether each tensor of an item is sharded along an axis as the layout has it, or there a term of a reduction."""
+    """True if each tensor of an item is sharded along an axis as in the layout, or is a partial sum if not in it."""
     ports = chain(
         zip(tensors.inputs[item], way.inputs, strict=False), zip(tensors.outputs[item], way.outputs, strict=True)
     )

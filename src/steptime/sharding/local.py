@@ -1,4 +1,4 @@
-"""The operator that one device runs under a strategy: pieces of its tensors, and attributes that fit them."""
+"""The operator that one device runs under a strategy: local tensors, and attributes that fit them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Types = Sequence[TensorType]
 
 
 def local_type(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> TensorType:
-    """Type of the piece that a device has; its dims lie in memory in the same order, broadcast ones once.
+    """Type of a device's piece; its dims keep their order in memory, and broadcast ones have one element there.
 
     >>> from steptime.captured.ops.placement import shard
     >>> local_type(TensorType((8, 6), "fp32", (1, 8)), (shard(0),), (2,))
@@ -34,8 +34,8 @@ def local_type(type: TensorType, sharding: Sharding, sizes: Sequence[int]) -> Te
 def local_node(node: Node, strategy: Strategy, sizes: Sequence[int], nodes: Nodes) -> Node:
     """The node that one device runs, made in `nodes`; its inputs are constants.
 
-    Context-parallel attention has the queries of the device and all gathered keys; under a causal mask, half of the
-    keys without a mask, which is as much work as balanced pieces of the sequence have on average.
+    Context-parallel attention has the queries of the device and all gathered keys. A causal mask is replaced by half of
+    the keys without a mask, which is the mean work of balanced pieces of the sequence.
     """
     inputs = tuple(local_type(v.type, s, sizes) for v, s in zip(node.inputs, strategy.inputs, strict=True))
     outputs = tuple(local_type(t, s, sizes) for t, s in zip(node.outputs, strategy.outputs, strict=True))
@@ -50,7 +50,7 @@ def local_node(node: Node, strategy: Strategy, sizes: Sequence[int], nodes: Node
 
 
 def _values(node: Node, types: Types, nodes: Nodes) -> tuple[Value, ...]:
-    """Constants, the same where an input is given twice, turned in memory where the left operand of a product is."""
+    """Constants, one for an input that is given twice; transposed in memory where the left factor of a product is."""
     first = {value: number for number, value in reversed(list(enumerate(node.inputs)))}
     left = left_factor(node)
     out = []

@@ -1,10 +1,9 @@
-"""Searches that change a choice node by node, on the same problem and under the same cost as the exact solver.
+"""Searches that change a choice node by node, with the problem and the cost of the exact solver.
 
 A search is a function of a :class:`Meter`, which counts evaluations and CPU seconds, keeps the best choice that is
-legal and fits, and ends the search when the budget is spent. A search may walk through choices that are illegal or too
-large: for it they cost :attr:`Meter.illegal_s` for each illegal entry, and as much for each share of the limit by which
-memory exceeds it at a moment. What is reported is legal, fits, and costs what
-:func:`~steptime.sharding.problem.total_s` says.
+legal and fits, and ends the search when the budget is spent. A search may pass through choices that are illegal or too
+large: each illegal entry costs :attr:`Meter.illegal_s`, and so does an excess of memory by the whole limit at a moment
+(less in proportion). The reported choice is legal, fits, and costs :func:`~steptime.sharding.problem.total_s`.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ SHAKEN: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a search may spend; the first that is used up ends it."""
+    """Limits of a search; the first one that is reached ends it."""
 
     cpu_s: float = 10.0
     evaluations: float = math.inf
-    """Choices whose cost is computed, whole or as a change of one node."""
+    """Number of choices whose cost is computed, in full or as a change of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The best so far, when it was found."""
+    """A new best total, with the time and the evaluations until it was found."""
 
     cpu_s: float
     evaluations: int
@@ -44,11 +43,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a search found, and how its best fell with time."""
+    """The result of a search, and its best totals over time."""
 
     method: str
     choice: tuple[int, ...] | None
-    """The best that is legal and fits; None: it found none."""
+    """The best choice that is legal and fits; None: none was found."""
     total_s: float
     points: tuple[Point, ...]
     evaluations: int
@@ -61,12 +60,13 @@ class Spent(Exception):
 
 
 class Meter:
-    """What a search evaluates with: costs without infinities, the budget, the best so far."""
+    """Evaluation of choices for a search: finite costs, the budget, and the best choice so far."""
 
     def __init__(self, problem: Problem, budget: Budget) -> None:
         self.problem, self.budget = problem, budget
         costs = [*(node.cost_s for node in problem.nodes), *(edge.cost_s for edge in problem.edges)]
-        self.illegal_s = 2 * sum(map(_largest, costs)) or 1.0
+        largest = (float(np.abs(each[np.isfinite(each)]).max(initial=0.0)) for each in costs)
+        self.illegal_s = 2 * sum(largest) or 1.0
         self.soft = replace(
             problem,
             nodes=tuple(replace(node, cost_s=self._finite(node)) for node in problem.nodes),
@@ -91,13 +91,13 @@ class Meter:
         return self.budget.cpu_s - self.cpu_s
 
     def spend(self, evaluations: int) -> None:
-        """Counts evaluations; ends the search if the budget is used up."""
+        """Count evaluations, and end the search if the budget is used up."""
         self.evaluations += evaluations
         if self.evaluations >= self.budget.evaluations or self.left_s <= 0:
             raise Spent
 
     def excess_s(self, memory: Array) -> Array:
-        """Penalty of the memory at all moments, which are the last axis."""
+        """Penalty in seconds of memory above the limit, summed over moments (the last axis)."""
         if not self.problem.limited:
             return np.zeros(memory.shape[:-1])
         limit = max(self.problem.limit_bytes, 1.0)
@@ -105,22 +105,18 @@ class Meter:
         return over * self.illegal_s
 
     def scores_s(self, choices: Array) -> Array:
-        """Seconds with penalties of choices, one a row; the best of them is offered."""
+        """Seconds with penalties of choices, one per row; offers the best of them."""
         out: Array = totals_s(self.soft, choices) + self.excess_s(memories_bytes(self.soft, choices))
         self.offer(choices[int(out.argmin())])
         self.spend(len(choices))
         return out
 
     def offer(self, choice: Array | Sequence[int]) -> None:
-        """Keeps a choice if it is legal, fits, and is the best so far."""
+        """Keep a choice if it is legal, fits, and is the best so far."""
         total = total_s(self.problem, choice)
         if total < self.total_s and feasible(self.problem, choice):
             self.best, self.total_s = np.array(choice, int), total
             self.points.append(Point(cpu_s=self.cpu_s, evaluations=self.evaluations, total_s=total))
-
-
-def _largest(values: Array) -> float:
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 class Walk:
@@ -131,7 +127,7 @@ class Walk:
         self.memory = memories_bytes(meter.soft, self.choice[None, :])[0]
 
     def deltas_s(self, node: int) -> Array:
-        """Seconds with penalties by which each option of a node changes the choice."""
+        """Change of the seconds with penalties for each option of a node."""
         row, now = options_s(self.meter.soft, self.choice, node), self.choice[node]
         moments, taken = self.meter.soft.held[node]
         if len(moments) and self.meter.problem.limited:
@@ -141,7 +137,7 @@ class Walk:
         return out
 
     def take(self, node: int, option: int) -> None:
-        """Changes one node."""
+        """Change the option of one node."""
         moments, taken = self.meter.soft.held[node]
         self.memory[moments] += taken[option] - taken[self.choice[node]]
         self.choice[node] = option
@@ -151,7 +147,7 @@ Method: TypeAlias = Callable[[Meter, np.random.Generator], None]
 
 
 def searched(run: Method, problem: Problem, budget: Budget | None = None, seed: int = 0, name: str = "") -> Trace:
-    """Runs a search; Ctrl-C ends it with what it has."""
+    """Run a search; Ctrl-C ends it with the best choice so far."""
     meter = Meter(problem, budget or Budget())
     stop: Literal["finished", "budget", "interrupted"] = "finished"
     try:
@@ -175,14 +171,14 @@ def searched(run: Method, problem: Problem, budget: Budget | None = None, seed: 
 
 
 def random_choice(meter: Meter, rng: np.random.Generator, count: int = 1) -> Array:
-    """Choices with every option equally likely, one a row."""
+    """Random choices, one per row, with all options equally likely."""
     return rng.integers(0, meter.problem.sizes, (count, len(meter.problem.nodes)))
 
 
 def greedy(meter: Meter) -> Array:
-    """Node by node in the order of the problem, each takes its cheapest option given the nodes before it.
+    """The greedy choice: in the order of the problem, each node takes its cheapest option given the earlier nodes.
 
-    Nodes that come later count with the least memory of their options.
+    Later nodes count with the least memory of their options.
     """
     soft = meter.soft
     choice = np.zeros(len(soft.nodes), int)
@@ -205,7 +201,7 @@ def greedy(meter: Meter) -> Array:
 
 
 def settle(walk: Walk, rng: np.random.Generator) -> None:
-    """Gives every node its best option, in random order, until no change of one node helps."""
+    """Give every node its best option, in random order, until no change of one node helps."""
     count = len(walk.choice)
     waiting = dict.fromkeys(rng.permutation(count).tolist())
     while waiting:
@@ -221,7 +217,7 @@ def settle(walk: Walk, rng: np.random.Generator) -> None:
 
 
 def descend(meter: Meter, rng: np.random.Generator) -> None:
-    """Coordinate descent from the greedy choice, then, until the budget is spent, from the best, shaken."""
+    """Coordinate descent from the greedy choice, then from random changes of the best until the budget is spent."""
     walk = Walk(meter, greedy(meter))
     best, least = walk.choice.copy(), math.inf
     while True:
@@ -234,9 +230,9 @@ def descend(meter: Meter, rng: np.random.Generator) -> None:
 
 
 def descended(problem: Problem, starts: Sequence[Sequence[int]], evaluations: float) -> Array | None:
-    """The best choice on the way of coordinate descents from some choices and from the greedy one.
+    """The best choice that coordinate descents meet, which start from the given choices and the greedy one.
 
-    None: none is legal and fits.
+    None: no choice that is legal and fits was found.
     """
     meter = Meter(problem, Budget(cpu_s=math.inf, evaluations=evaluations))
     try:

@@ -1,4 +1,4 @@
-"""A mesh: the devices of a job as an array with named axes, and what a collective along some of them takes."""
+"""Device meshes: the devices of a job as an array with named axes, and times of collectives along axes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steptime.options import MAX_DEVICES
 from steptime.simulation.collectives.times import machine_for_links
 
 MAX_AXES: Final = 3
-"""The layouts of a tensor grow exponentially with the axes."""
+"""Most axes of a mesh; the number of layouts of a tensor grows exponentially with the axes."""
 _AXIS: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,9})\s*")
 _SIZES: Final = re.compile(r"\s*[0-9]{1,9}(\s*x\s*[0-9]{1,9})*\s*")
 UNNAMED: Final = (("data",), ("data", "model"), ("replica", "data", "model"))
@@ -34,14 +34,14 @@ class Group(NamedTuple):
 
     ranks: int
     inside: int
-    """Those of them in each fast domain."""
+    """Ranks of the group in each fast domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mesh:
-    """Devices in an array with named axes, in row-major order: the last axis varies fastest and lies innermost.
+    """Devices in an array with named axes in row-major order: the last axis varies fastest and is the innermost.
 
-    Two meshes are equal only if they are one object, because tables of costs are kept by mesh.
+    Meshes are compared by identity, because tables of costs are cached by mesh.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """Devices of all axes together."""
+        """Number of devices."""
         return prod(self.sizes)
 
     def axis(self, name: str) -> int:
@@ -66,23 +66,23 @@ class Mesh:
     def group(self, axes: Iterable[int]) -> Group:
         """Ranks of each group along some axes together.
 
-        Where groups straddle fast domains in different ways, all are taken for the one that spans most domains.
+        If groups span different numbers of fast domains, all count as the one that spans the most.
         """
         return _group(self.sizes, self.machine.fast_domain, tuple(sorted(axes)))
 
     def collective_s(self, kind: str, axes: Iterable[int], size_bytes: Num) -> Num:
-        """Time of a collective along some axes together, in all groups at once; sizes as in ``collective_in``."""
+        """Seconds of a collective along some axes together, in all groups at once; sizes as in ``collective_in``."""
         group = self.placed(axes)
         return 0.0 * size_bytes if group.ranks == 1 else collective_in(kind, self.machine, size_bytes, group)
 
     def message_s(self, axes: Iterable[int], size_bytes: Num) -> Num:
-        """Time in which each device sends as many bytes to one other of its group and receives as many."""
+        """Seconds in which each device sends ``size_bytes`` to another one of its group and receives as much."""
         group = self.placed(axes)
         near_s, far_s = message_time_s(self.machine, size_bytes, group)
         return 0.0 * size_bytes if group.ranks == 1 else near_s if group.ranks == group.inside else far_s
 
     def placed(self, axes: Iterable[int]) -> communication.Group:
-        """Ranks of each group along some axes together, and where its fast domains lie."""
+        """Ranks of each group along some axes together, and the positions of its fast domains."""
         chosen, domain = tuple(sorted(axes)), self.machine.fast_domain
         ranks, inside = _group(self.sizes, domain, chosen)
 
@@ -109,8 +109,8 @@ def mesh_of(machine: Machine, axes: Mapping[str, int], devices: int | None = Non
 
     Args:
         machine: links and memory.
-        axes: name and size of each.
-        devices: of the job; None: as many as the mesh has.
+        axes: name and size of each axis.
+        devices: devices of the job; None: those of the mesh.
 
     Raises:
         UserError: no axes or too many, a size below 1, or a mesh with another number of devices.
@@ -138,7 +138,7 @@ def _axes(count: int) -> str:
 
 
 def _check_axes(axes: Mapping[str, int]) -> None:
-    """At least one axis, of at least one device each."""
+    """Check the number of axes, their sizes, and the number of devices."""
     if not 0 < len(axes) <= MAX_AXES:
         raise UserError(f"a mesh has 1 to {MAX_AXES} axes, not {len(axes)}", hint="write data=2,model=4")
     for name, size in axes.items():
@@ -155,22 +155,22 @@ def mesh_on(cluster: Cluster, axes: Mapping[str, int], devices: int | None = Non
         UserError: as :func:`mesh_of`, or the cluster does not join that many devices.
     """
     _check_axes(axes)
-    outermost, wanted = cluster.levels[-1], prod(axes.values())
-    mesh = mesh_of(machine_for_links(cluster, wanted), axes, devices)
-    if outermost.devices is not None and wanted > outermost.devices:
+    outermost, count = cluster.levels[-1], prod(axes.values())
+    mesh = mesh_of(machine_for_links(cluster, count), axes, devices)
+    if outermost.devices is not None and count > outermost.devices:
         raise UserError(
             f"{cluster.name}: its outermost level {outermost.name} joins {counted(outermost.devices, 'device')}, not "
-            f"{wanted:,}",
+            f"{count:,}",
             hint="give a smaller mesh, or a cluster with a level that joins any number",
         )
     return mesh
 
 
 def parse_axes(text: str) -> dict[str, int]:
-    """Names and sizes of the axes that a text gives; sizes alone get the names of :data:`UNNAMED`.
+    """Parse names and sizes of axes; sizes alone get the names of :data:`UNNAMED`.
 
     Raises:
-        UserError: it is written otherwise.
+        UserError: the text has another form.
 
     >>> parse_axes("data=2,model=4"), parse_axes("2x4") == parse_axes("data=2,model=4")
     ({'data': 2, 'model': 4}, True)

@@ -1,4 +1,4 @@
-"""Layouts of a tensor over a mesh, and the steps that lead from one to another.
+"""Layouts of a tensor on a mesh, and the single steps between them.
 
 A layout is a sharding together with the order in which axes divide each dim. Shardings have the order of the axes of
 the mesh; layouts in between may have any. The steps are those of Rink et al. 2021, arXiv 2112.01075 (all-gather, slice,
@@ -19,23 +19,23 @@ import numpy as np
 from steptime.captured.ops.placement import Placement, R, Reduction, Sharding, partial, shard, text_of
 
 ALWAYS: Final = -1
-"""In place of a dim: the pieces that a collective takes or gives are not one block of memory each."""
+"""Marker instead of a dim: the pieces of a collective are never contiguous in memory."""
 NEVER: Final = -2
-"""In place of a dim: the collective takes the tensor as it lies."""
+"""Marker instead of a dim: the collective needs no packing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor lies on a mesh.
+    """A sharding of a tensor on a mesh, with the order of the axes that divide each dim.
 
     >>> print(layout_of((shard(0), shard(0)), 2), Layout(((1, 0), ()), (None, None)))
     S(0) S(0) S(0) S(0) (dim 0 by 1, 0)
     """
 
     divided: tuple[tuple[int, ...], ...]
-    """Of each dim of the tensor the axes that divide it, the first of them first."""
+    """Axes that divide each dim of the tensor, in the order of division."""
     terms: tuple[Reduction | None, ...]
-    """Of each axis the reduction whose terms its devices have."""
+    """Reduction of whose terms (partial results) the devices of each axis have one each, or None."""
 
     @property
     def sharding(self) -> Sharding:
@@ -44,7 +44,7 @@ class Layout:
         return tuple(dims.get(axis) or (partial(term) if term else R) for axis, term in enumerate(self.terms))
 
     def text(self, names: Sequence[str]) -> str:
-        """The sharding; where axes divide a dim in another order than theirs, that order too."""
+        """The sharding, with the order of axes where it is not that of the mesh."""
         orders = [
             f" (dim {dim} by {', '.join(names[axis] for axis in axes)})"
             for dim, axes in enumerate(self.divided)
@@ -70,28 +70,28 @@ def _ascending(axes: Sequence[int]) -> bool:
 
 
 class Move(NamedTuple):
-    """One step between two layouts, whatever the shape of the tensor."""
+    """One step between two layouts, for any shape of the tensor."""
 
     kind: str
     axes: tuple[int, ...]
-    """Along which devices exchange something, in the order of the mesh."""
+    """Axes along which devices communicate, in the order of the mesh."""
     source: int
     target: int
     before: int = NEVER
-    """Dim of the source along which the collective takes pieces: they are copied together first, unless the dims
-    before it have one element each."""
+    """Dim of the source along which the collective takes pieces; they are packed first, unless the dims before it
+    have one element each."""
     after: int = NEVER
-    """Dim of the target along which it gives pieces."""
+    """Dim of the target along which the collective gives pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """All layouts of tensors with n dims on meshes of some sizes, and all single steps between them."""
+    """All layouts of tensors of one rank on meshes of given sizes, and all single steps between them."""
 
     layouts: tuple[Layout, ...]
     moves: tuple[Move, ...]
     pieces: Any
-    """Layout and dim -> pieces into which it is divided."""
+    """Number of pieces, [layout, dim]."""
 
     @cached_property
     def index(self) -> dict[Layout, int]:
@@ -100,12 +100,12 @@ class Graph:
 
     @cached_property
     def numbers(self) -> dict[str, Any]:
-        """Each number of the moves as an array."""
+        """Integer fields of the moves as arrays, by name."""
         return {name: np.array([getattr(move, name) for move in self.moves], int) for name in _COLUMNS}
 
     @cached_property
     def calls(self) -> dict[tuple[str, tuple[int, ...]], Any]:
-        """Kind and axes -> numbers of the moves, which one call can time together."""
+        """Kind and axes -> numbers of the moves, which are timed in one call."""
         out: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for number, move in enumerate(self.moves):
             out[move.kind, move.axes].append(number)
@@ -113,7 +113,7 @@ class Graph:
 
     @cached_property
     def between(self) -> Any:
-        """Source and target -> number of the move; -1 where no single step leads there."""
+        """Number of the move, [source, target]; -1: there is no single step."""
         out = np.full((len(self.layouts),) * 2, -1)
         out[self.numbers["source"], self.numbers["target"]] = np.arange(len(self.moves))
         return out
@@ -124,9 +124,9 @@ _COLUMNS: Final = ("source", "target", "before", "after")
 
 @lru_cache(maxsize=64)
 def graph_of(sizes: tuple[int, ...], rank: int, reductions: tuple[Reduction, ...]) -> Graph:
-    """Layouts and steps of tensors of `rank` dims on meshes of such sizes.
+    """Layouts and steps of tensors of `rank` dims on meshes of the given sizes.
 
-    Terms are of one of the reductions at a time: a maximum of sums is not a sum of maxima.
+    A layout has terms of one reduction only: a maximum of sums is not a sum of maxima.
     """
     layouts = tuple(_layouts(len(sizes), rank, reductions))
     index = {layout: number for number, layout in enumerate(layouts)}
@@ -148,7 +148,7 @@ def _product(sizes: Sequence[int], axes: Iterable[int]) -> int:
 
 
 def _layouts(axes: int, rank: int, reductions: Sequence[Reduction]) -> Iterator[Layout]:
-    """Every placement along every axis, and every order of those that divide one dim."""
+    """Every placement along every axis, with every order of the axes that divide one dim."""
     choices: list[Placement] = [R, *map(shard, range(rank)), *map(partial, reductions)]
     for sharding in product(choices, repeat=axes):
         if len({placement.reduction for placement in sharding} - {None}) > 1:
@@ -162,7 +162,7 @@ _Found = tuple[str, tuple[int, ...], Layout, Layout, int, int]
 
 
 def _from_shards(layout: Layout, reductions: Sequence[Reduction]) -> Iterator[_Found]:
-    """What leaves out, brings back or sums up the axes that divide dims last, and replicated ones."""
+    """Steps that gather, slice, fill or reduce the last axes of each dim, and reductions over replicated axes."""
     own = next((term for term in layout.terms if term), None)
     whole = [axis for axis, placement in enumerate(layout.sharding) if placement.replicated]
     for kept in product(*(range(len(axes) + 1) for axes in layout.divided)):
@@ -175,7 +175,7 @@ def _from_shards(layout: Layout, reductions: Sequence[Reduction]) -> Iterator[_F
             yield "all_gather", left, layout, without, NEVER, dim
             yield "slice", left, without, layout, NEVER, NEVER
         for term in (own,) if own else reductions:
-            for more in _subsets(whole):
+            for more in chain.from_iterable(combinations(whole, n) for n in range(len(whole) + 1)):
                 axes = (*left, *more)
                 if not axes:
                     continue
@@ -188,12 +188,8 @@ def _from_shards(layout: Layout, reductions: Sequence[Reduction]) -> Iterator[_F
                     yield "reduce_scatter", axes, summed, layout, dim, NEVER
 
 
-def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    return chain.from_iterable(combinations(axes, n) for n in range(len(axes) + 1))
-
-
 def _exchanges(layout: Layout) -> Iterator[_Found]:
-    """The axes that divide a dim last divide another one last instead."""
+    """All-to-all steps: the last axes of one dim become the last axes of another dim."""
     for old, new in permutations(range(len(layout.divided)), 2):
         for n in range(len(layout.divided[old])):
             moved = layout.divided[old][n:]
@@ -204,7 +200,7 @@ def _exchanges(layout: Layout) -> Iterator[_Found]:
 
 
 def _permutations(layouts: Sequence[Layout], sizes: Sequence[int]) -> Iterator[Move]:
-    """Between layouts with the same pieces: every device sends all that it has to one other."""
+    """Steps between layouts with equal pieces, in which every device sends its whole piece to another one."""
     classes: dict[Any, list[int]] = defaultdict(list)
     for number, layout in enumerate(layouts):
         counts = tuple(_product(sizes, axes) for axes in layout.divided)
@@ -218,7 +214,7 @@ def _permutations(layouts: Sequence[Layout], sizes: Sequence[int]) -> Iterator[M
 
 
 def _roles(layout: Layout, sizes: Sequence[int]) -> list[tuple[int, int] | str | None]:
-    """Of each axis which pieces its devices have: the dim and the stride; a term; or None, the same."""
+    """Role of each axis: the dim and the stride that it divides, the reduction of its terms, or None: replicated."""
     out: list[tuple[int, int] | str | None] = list(layout.terms)
     for dim, axes in enumerate(layout.divided):
         stride = 1

@@ -15,28 +15,28 @@ from steptime.captured.ops.placement import Placement, Sharding, divides, parted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How the tensors of an operator lie along one axis so that devices compute it without each other."""
+    """Placements of the tensors of an operator along one axis with which each device can compute its part."""
 
     inputs: tuple[Placement, ...]
     """One per input of the node."""
     outputs: tuple[Placement, ...]
     dim: str = ""
-    """The dim that is split, or which terms; empty: everything is on every device."""
+    """The dim that is split, or the terms; empty: everything is replicated."""
     units: int = 1
-    """The number of devices has to divide it; 0 for terms, which any number of devices can have."""
+    """Size that the number of devices must divide; 0: terms, which any number of devices can have."""
     exchange: Exchange | None = None
     masked: bool = False
     """Each device counts only the indices that point into its piece."""
     equal: bool = True
-    """All pieces have one size; else the last ones may be smaller."""
+    """All pieces must have one size; if False, the last pieces may be smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How the tensors of an operator lie on a mesh."""
+    """Shardings of the tensors of an operator on a mesh."""
 
     dims: tuple[str, ...]
-    """What is split over each axis."""
+    """Dim that is split over each axis."""
     inputs: tuple[Sharding, ...]
     """One per input of the node."""
     outputs: tuple[Sharding, ...]
@@ -45,7 +45,7 @@ class Strategy:
 
     @property
     def replicated(self) -> bool:
-        """Every device does everything."""
+        """Every device runs the whole operator."""
         return not any(self.dims)
 
 
@@ -55,13 +55,13 @@ _STRATEGIES: dict[_Key, tuple[Strategy, ...]] = {}
 
 
 def signature(node: Node) -> _Key:
-    """What the shardings of a node depend on: nodes with the same are split in the same ways."""
+    """Key of a node's shardings: nodes with equal keys have the same options."""
     attributes = tuple(pair for pair in node.attributes if pair[0] not in ("draw", "name"))
     return (node.op, node.names, tuple(value.type for value in node.inputs), attributes, node.outputs)
 
 
 def options(node: Node) -> tuple[Option, ...]:
-    """Options along one axis, the replicated one first; an operator that is in no table has no other.
+    """Options along one axis, the replicated one first; an unknown operator has only that one.
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> x = Nodes().source("input", "x", TensorType((8, 4), "fp32"))
@@ -83,7 +83,12 @@ def _options(node: Node) -> tuple[Option, ...]:
     if known is not None:
         made += [_of_dim(dim) for dim in known.dims if dim.kind != "indivisible"]
         made += [Option(inputs=t.inputs, outputs=t.outputs, dim=t.name, units=0) for t in known.terms]
-    return tuple(_without_dominated(made))
+    best: dict[tuple[object, ...], Option] = {}
+    for each in made:  # of options with equal placements the one with the least communication
+        key = (each.inputs, each.outputs)
+        if key not in best or _bytes(each.exchange) < _bytes(best[key].exchange):
+            best[key] = each
+    return tuple(best.values())
 
 
 def _of_dim(dim: Dim) -> Option:
@@ -98,16 +103,6 @@ def _of_dim(dim: Dim) -> Option:
     )
 
 
-def _without_dominated(given: Sequence[Option]) -> list[Option]:
-    """Of options with the same placements the one that exchanges least."""
-    best: dict[tuple[object, ...], Option] = {}
-    for each in given:
-        key = (each.inputs, each.outputs)
-        if key not in best or _bytes(each.exchange) < _bytes(best[key].exchange):
-            best[key] = each
-    return list(best.values())
-
-
 def _bytes(exchange: Exchange | None) -> int:
     return exchange.size_bytes if exchange is not None else -1
 
@@ -115,7 +110,7 @@ def _bytes(exchange: Exchange | None) -> int:
 def strategies(node: Node, sizes: Sequence[int]) -> tuple[Strategy, ...]:
     """Strategies on a mesh with axes of `sizes` devices: an option along each axis, where pieces are nearly equal.
 
-    A dim that no axis divides is in none of them, so that the first, replicated strategy is always there.
+    A dim that no axis divides is in no strategy; the first strategy is always the replicated one.
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> x = Nodes().source("input", "x", TensorType((8, 3), "fp32"))
@@ -135,7 +130,7 @@ def _strategies(node: Node, sizes: tuple[int, ...]) -> list[Strategy]:
     each_axis = [[o for o in options(node) if _fits(types, o, size)] for size in sizes]
     best: dict[tuple[object, ...], Strategy] = {}
     for chosen in itertools.product(*each_axis):
-        made = _joined(chosen, sizes, len(node.inputs), len(node.outputs))
+        made = _combined(chosen, sizes, len(node.inputs), len(node.outputs))
         if not _even(types, made, chosen, sizes):
             continue
         key = (made.inputs, made.outputs)
@@ -159,7 +154,7 @@ def _fits(types: Sequence[TensorType], option: Option, size: int) -> bool:
 
 
 def _divided(option: Option, count: int) -> bool:
-    """Whether the dim of an option is divided into a number of pieces; terms are of any number."""
+    """True if the dim of an option can be divided into ``count`` pieces; terms always can."""
     return option.units % count == 0 if option.equal else parted(option.units, count)
 
 
@@ -171,7 +166,7 @@ def _even(types: Sequence[TensorType], made: Strategy, chosen: Sequence[Option],
     ) and all(divides(type.shape, sharding, sizes) for type, sharding in zip(types, shardings, strict=True))
 
 
-def _joined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outputs: int) -> Strategy:
+def _combined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outputs: int) -> Strategy:
     exchanges = []
     for axis, option in enumerate(chosen):
         rest = math.prod(
@@ -190,7 +185,7 @@ def _joined(chosen: Sequence[Option], sizes: tuple[int, ...], inputs: int, outpu
 
 
 def kept_replicated(node: Node, sizes: Sequence[int]) -> str:
-    """Why every device of a mesh does all of an operator; empty where it can be split.
+    """The reason why an operator is replicated on a mesh; empty if it can be split.
 
     >>> from steptime.captured.graph import Nodes, TensorType
     >>> nodes = Nodes()

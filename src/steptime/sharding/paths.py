@@ -1,4 +1,4 @@
-"""The way of a value from the sharding in which it is made to the one in which it is read, through views."""
+"""The cheapest way of a value through views, from the sharding in which it is made to that in which it is read."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Leg:
     route: Route
     look: Look | None = None
     strategy: Strategy | None = None
-    """How the view is split."""
+    """Strategy of the view."""
 
 
 @lru_cache(maxsize=1 << 14)
 def legs_of(
     type: TensorType, looks: tuple[Look, ...], source: Sharding, target: Sharding, mesh: Mesh
 ) -> tuple[Leg, ...]:
-    """The legs that take the least seconds.
+    """The fastest sequence of legs.
 
-    With $s_i(b)$ the least seconds to sharding $b$ behind view $i$ and $D_i$ those of resharding before it,
-    $s_i(b) = \\min_{a \\to b} \\min_c s_{i-1}(c) + D_i(c, a)$ over the shardings $a$ that the view takes to $b$.
+    With $s_i(b)$ the least seconds to sharding $b$ after view $i$ and $D_i$ the seconds of resharding before it,
+    $s_i(b) = \\min_{a \\to b} \\min_c s_{i-1}(c) + D_i(c, a)$ over the shardings $a$ that the view maps to $b$.
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on

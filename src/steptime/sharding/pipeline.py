@@ -1,4 +1,4 @@
-"""What stages need of a cluster and of a schedule: sub-meshes, micro-batches in flight, step time, a bound."""
+"""Stages on a cluster under a schedule: sub-meshes, micro-batches in flight, step time, and a bound."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from steptime.simulation.simulate import simulate as play
 
 MOST_STAGES: Final = 64
 MOST_REPLICAS: Final = 16
-"""Devices up to which a stage may have any number of them."""
+"""Most devices of a stage whose number of devices need not be a usual one."""
 
 
 def sub_meshes(devices: int, fast_domain: int) -> list[int]:
-    """Devices of the sub-meshes of a cluster: powers of two in a fast domain, then whole domains, and all devices.
+    """Sizes of sub-meshes of a cluster: powers of two in a fast domain, then whole domains, and all devices.
 
     >>> sub_meshes(32, 8), sub_meshes(12, 8)
     ([1, 2, 4, 8, 16, 32], [1, 2, 4, 8, 12])
@@ -31,12 +31,12 @@ def sub_meshes(devices: int, fast_domain: int) -> list[int]:
 
 
 def replica_counts(devices: int, usual: Sequence[int]) -> list[int]:
-    """Other numbers of devices of a stage, which divide its samples: any up to 16, and all but a usual number.
+    """Other sizes of a stage, which divides its samples: any up to 16, and all devices less a usual size.
 
     The convolutions of VGG-16 on 15 of 16 devices and its dense layers on the last one are the best stages of Narayanan
-    et al., "PipeDream", SOSP 2019, arXiv 1806.03377. There a replica takes every n-th micro-batch. Here each takes its
-    share of every micro-batch, the largest of pieces that may differ: stages with a flush at the end of each step then
-    have no more micro-batches in flight, and the passes of a micro-batch are as much shorter.
+    et al., "PipeDream", SOSP 2019, arXiv 1806.03377. There a replica takes every n-th micro-batch. Here each replica
+    takes its share of every micro-batch, and the largest share counts: under schedules that flush after each step this
+    needs no more micro-batches in flight, and shortens the passes of a micro-batch by the same factor.
 
     >>> replica_counts(16, sub_meshes(16, 8)), replica_counts(32, sub_meshes(32, 8))[-4:]
     ([3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15], [24, 28, 30, 31])
@@ -46,9 +46,10 @@ def replica_counts(devices: int, usual: Sequence[int]) -> list[int]:
 
 
 def places(sizes: Sequence[int], devices: int, fast_domain: int) -> list[int] | None:
-    """First device of each sub-mesh so that none spans more fast domains than it has to; None: none were found.
+    """First device of each sub-mesh such that none spans more fast domains than necessary; None: not found.
 
-    One after another where that does it, else the largest first. Sub-meshes of :func:`sub_meshes` always fit.
+    Sub-meshes are placed in their order if that suffices, else the largest first. Those of :func:`sub_meshes` always
+    fit.
 
     >>> places([4, 4, 8], 16, 8), places([3, 4, 1], 8, 4), places([5, 5, 6], 16, 8)
     ([0, 4, 8], [4, 0, 7], None)
@@ -71,8 +72,8 @@ def places(sizes: Sequence[int], devices: int, fast_domain: int) -> list[int] | 
 
 
 def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -> dict[tuple[float, ...], list[int]]:
-    """Micro-batches in flight by place from the end -> numbers of stages that they are of; one that others begin with
-    is in the longest.
+    """Micro-batches in flight by place from the end -> numbers of stages that have them; a prefix of another key is
+    merged into it.
 
     >>> from steptime.schedule import SCHEDULES
     >>> in_flight_groups(SCHEDULES["1f1b"], 2, [1, 2, 3]), in_flight_groups(SCHEDULES["zb-h1"], 8, [1, 2])
@@ -92,15 +93,15 @@ def in_flight_groups(row: Schedule, micro_batches: int, counts: Sequence[int]) -
 def played_s(
     row: Schedule, passes: Array, once_s: Array, message_s: Array, micro_batches: int, transport: Transport
 ) -> tuple[float, float]:
-    """Step time by events, each rank with what its stages have once at its end; and in closed form with equal ranks.
+    """Simulated step time, in which each rank ends with the once-a-step work of its stages; the closed form.
 
     Args:
         row: the schedule.
         passes: seconds of forward pass, gradients of inputs and of weights, [stage, pass].
-        once_s: once in a step, by stage.
-        message_s: from each stage to the next.
-        micro_batches: of a step.
-        transport: how messages travel.
+        once_s: seconds once in a step, by stage.
+        message_s: seconds of a message from each stage to the next.
+        micro_batches: micro-batches of a step.
+        transport: model of message transport.
     """
     chunks = row.usual_chunks
     ranks = len(passes) // chunks
@@ -139,12 +140,12 @@ def least_operators_s(problem: Built) -> Array:
 
 
 def least_step_s(work_s: Array, devices: Sequence[int]) -> float:
-    r"""Least time in which devices of some kinds do all work, divided in any way.
+    r"""Lower bound of the time in which devices of several kinds do all work, however it is divided.
 
     $$T \ge \max_{\lambda \ge 0} \frac{\sum_v \min_k \lambda_k w_{kv}}{\sum_k \lambda_k D_k}$$
 
-    where $w_{kv}$ are the device-seconds of item $v$ on kind $k$ = `work_s`, $D_k$ = `devices`. Of two kinds the
-    largest is at a ratio of multipliers at which an item may go to either.
+    where $w_{kv}$ are the device-seconds of item $v$ on kind $k$ = `work_s`, $D_k$ = `devices`. With two kinds the
+    maximum is at a ratio of multipliers at which some item costs the same on both.
 
     >>> least_step_s(np.array([[4.0, 4.0]]), [8]), least_step_s(np.array([[4.0, 4.0], [8.0, 8.0]]), [2, 4])
     (1.0, 2.0)

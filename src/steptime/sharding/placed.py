@@ -1,7 +1,7 @@
-"""A choice of shardings as the workload of one device, so that its step and memory are those of any other plan.
+"""A choice of shardings as the workload of one device, which is estimated like any other plan.
 
-Operators have their local shapes, and the collectives of what is brought to them; traffic of parameters and their
-gradients is told by its place in the passes. All of it is of one step: nothing is a line over the micro-batch.
+Operators have their local shapes and the collectives that bring their inputs; traffic of parameters and their gradients
+has positions in the passes. All amounts are for one step at one batch: none is a line over the micro-batch.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ CATEGORIES: Final[Mapping[str, str]] = {
 }
 """Category of a recorded tensor -> path of its term."""
 WORKING: Final = "working/largest_temporary_bytes"
-"""Path of the term of all others: inputs, temporaries, scratch of operators."""
+"""Path of the term of all other memory: inputs, temporaries, scratch of operators."""
 
 
 def constant(value: float) -> Line:
-    """A size that is known for one batch.
+    """The constant line of a size that is known for one batch only.
 
     >>> constant(3.0).at(0, 8)
     3.0
@@ -46,11 +46,11 @@ def constant(value: float) -> Line:
 
 
 def whole_step(program: Program, seq_len: int, dtype: str) -> CapturedModel:
-    """What is the same of a step whatever its shardings, as a workload without operators.
+    """The part of a step's workload that does not depend on shardings, without operators.
 
     Args:
         program: the unsharded step.
-        seq_len: tokens of a sample; 1 where samples are no sequences.
+        seq_len: tokens of a sample; 1 if samples are not sequences.
         dtype: element type that it computes in.
     """
     flops = [(call.phase, call.recomputed, work_of(call.node)) for call in program.calls if not call.view]
@@ -78,11 +78,11 @@ def whole_step(program: Program, seq_len: int, dtype: str) -> CapturedModel:
 
 
 def workload_of(plan: ShardingPlan, whole: CapturedModel) -> CapturedModel:
-    """What one device runs, sends and holds under a choice of shardings.
+    """The computation, traffic and memory of one device under a choice of shardings.
 
     Args:
         plan: the choice.
-        whole: of its step (:func:`whole_step`).
+        whole: the workload of its step (:func:`whole_step`).
     """
     made = _Placed(plan)
     return replace(whole, block=numbered([*made.operators()]), sharded=made.sharded())
@@ -90,7 +90,7 @@ def workload_of(plan: ShardingPlan, whole: CapturedModel) -> CapturedModel:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Reads a choice of shardings."""
+    """The workload of a choice of shardings."""
 
     plan: ShardingPlan
 
@@ -109,7 +109,7 @@ class _Placed:
     # -- operators ------------------------------------------------------------------------------------------------
 
     def operators(self) -> Iterator[Operator]:
-        """Operators, the collectives inside and before them, and parameters that are updated."""
+        """Operators with their collectives, parameters that are updated, and resharding before operators."""
         plan, nodes = self.plan, Nodes()
         flow, silent = plan.built.flow, plan.built.walker.silent
         for number, item in enumerate(flow.items):
@@ -139,7 +139,7 @@ class _Placed:
             yield from self._moved(link)
 
     def _updated(self) -> Iterator[Operator]:
-        """Parameters that a device updates, those of a module together, as an operator reads them."""
+        """Parameters that a device updates, as one operator with weights for each module."""
         sums: dict[tuple[str, int], float] = {}
         for number, item in enumerate(self.plan.built.flow.items):
             if item.kind == "update":
@@ -150,7 +150,7 @@ class _Placed:
             yield Operator(name=name, group="nothing", backward=False, times=count, weights=constant(elements))
 
     def _moved(self, link: Link) -> Iterator[Operator]:
-        """Collectives and copies that bring a value to its reader; of parameters the copies, as the others overlap."""
+        """Collectives and copies that bring a value to its reader; for parameters only the copies (see ``_turns``)."""
         flow = self.plan.built.flow
         target, source = flow.items[link.target], flow.items[link.source]
         steps = [step for leg in self.plan.legs(link) for step in leg.route.steps]
@@ -174,7 +174,7 @@ class _Placed:
                     yield axes, one
 
     def exchange(self, kind: str, axes: tuple[int, ...], size_bytes: float) -> tuple[Exchange, ...]:
-        """A collective; a halo goes to both neighbours, and a permutation is a message to another rank."""
+        """Exchanges of a collective; a halo is one to each neighbour, a permutation a message to another rank."""
         group, parts = self.mesh.placed(axes), 2 if kind == "halo" else 1
         if group.ranks == 1:
             return ()
@@ -185,7 +185,7 @@ class _Placed:
     # -- parameters -----------------------------------------------------------------------------------------------
 
     def sharded(self) -> Sharded:
-        """Traffic of parameters, memory, and how parameters lie."""
+        """Traffic of parameters, memory, and placements of parameters."""
         gradients, weights = self._turns()
         return Sharded(
             mesh=dict(zip(self.mesh.names, self.mesh.sizes, strict=True)),
@@ -197,7 +197,7 @@ class _Placed:
 
     @cached_property
     def before(self) -> dict[int, float]:
-        """Share of the computation of its pass before each call."""
+        """Share of a pass's computation that is done before each call."""
         flow, seconds = self.plan.built.flow, self.plan.built.seconds.operators
         out, done = dict[int, float](), {"forward": 0.0, "backward": 0.0}
         for number, call in enumerate(flow.program.calls):
@@ -208,7 +208,7 @@ class _Placed:
         return {n: at / (done[flow.program.calls[n].phase] or 1.0) for n, at in out.items()}
 
     def _turns(self) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
-        """Traffic in the backward pass, and before and in the forward pass."""
+        """Traffic of parameters in the backward pass, and before and in the forward pass."""
         found = _Turns(self)
         flow, calls = self.plan.built.flow, self.plan.built.flow.program.calls
         first, last = dict[int, int](), dict[int, int]()
@@ -229,7 +229,7 @@ class _Placed:
         return found.of_pass(True), found.of_pass(False)
 
     def _memory(self) -> dict[str, float]:
-        """What is alive at the moment that needs most, by path of its term."""
+        """Bytes that are alive at the moment of the peak, by path of the term."""
         program, local = self.plan.built.flow.program, local_bytes(self.plan.built, self.plan.choice)
         moment, out = int(np.argmax(self.plan.memory_bytes)) - 1, dict[str, float]()
         for number, storage in enumerate(program.storages):
@@ -246,7 +246,7 @@ Ends = tuple[int, int, int, int]
 
 
 class _Turns:
-    """Messages of parameters, equal ones together."""
+    """Messages of parameters, grouped where they are equal."""
 
     def __init__(self, placed: _Placed) -> None:
         self.placed = placed
@@ -254,28 +254,28 @@ class _Turns:
         self.sent: dict[Ends, list[tuple[tuple[int, ...], Exchange]]] = {}
         self.found: dict[tuple[object, ...], tuple[Exchange, list[float]]] = {}
 
-    def add(self, ends: Ends, beside: float, *, backward: bool) -> None:
-        """What a link sends once, which a share of the pass may overlap."""
+    def add(self, ends: Ends, done: float, *, backward: bool) -> None:
+        """Add the messages that a link sends once, at the point where a share of the pass is done."""
         if ends not in self.sent:
             link = self.links.get(ends)
             self.sent[ends] = [] if link is None else list(self.placed.sent(link))
         for axes, one in self.sent[ends]:
             key = backward, one.collective, axes, one.size_bytes
-            self.found.setdefault(key, (one, []))[1].append(round(beside, 6))
+            self.found.setdefault(key, (one, []))[1].append(round(done, 6))
 
     def of_pass(self, backward: bool) -> tuple[Turn, ...]:
-        """Those of a pass."""
+        """The messages of one pass."""
         return tuple(Turn(one, tuple(at)) for key, (one, at) in self.found.items() if key[0] == backward)
 
 
 def _by_kernel(one: Operator, work: Work) -> Iterator[Operator]:
-    """An operator by its kernels, each as often as the operator runs."""
+    """An operator divided into its kernels, each of which runs as often as the operator."""
     for each in by_kernel(one, work, lambda value, _: constant(float(value(work)))):
         yield replace(each, times=one.times)
 
 
 def _copied(size_bytes: float) -> Work:
-    """A pass over memory of which half is read and half is written."""
+    """A pass over memory in which half of the bytes are read and half are written."""
     shape = {"read_bytes": size_bytes / 2, "written_bytes": size_bytes / 2}
     return Work(
         family="move", moved_bytes=size_bytes, launches=1.0, kernels=(KernelCall(operator=STREAM, shape=shape),)

@@ -1,4 +1,4 @@
-r"""The best shardings of a captured step on the devices of a cluster, with a bound on how much better any could be."""
+r"""The best shardings of a captured step on the devices of a cluster, with a lower bound of the step time."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from steptime.sharding.problem import ROUNDING, Problem
 from steptime.sharding.reshard import TORCH
 
 WEIGHTS: Final = 6
-"""Relaxations of the overlap that are solved at most."""
+"""Most relaxations of the overlap that are solved."""
 ENOUGH: Final = 1e-3
-"""Gap at which no further relaxation is solved."""
+"""Gap below which no further relaxation is solved."""
 LEAST_S: Final = 0.2
-"""Time limit of a solver at least, for a choice that fits."""
+"""Least time limit of a solver, so that it finds a choice that fits."""
 PROVED: Final = "proved to be the best"
-"""Why a search stopped that left nothing."""
+"""Reason of a stop without a remaining gap."""
 ROUNDS: Final = 4
-"""Times that points in time are added at which a solution needs too much memory."""
+"""Most rounds in which the points in time are added at which a solution needs too much memory."""
 Solver = Callable[..., Solution]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A collective of a plan: what moves, where, and what it takes."""
+    """A collective of a plan, with its tensor, axes, size and time."""
 
     source: str
     """Item that made the tensor."""
     target: str
-    """Item that reads it; the same for what an operator exchanges inside."""
+    """Item that reads it; equal to ``source`` for communication inside an operator."""
     collective: str
-    """Its name in PyTorch."""
+    """Name of the collective in PyTorch."""
     axes: tuple[str, ...]
     size_bytes: float
-    """Of one call; of a gather the result, else the input."""
+    """Bytes of one call: the result of a gather, else the input."""
     seconds: float
-    """Of one call."""
+    """Seconds of one call."""
     count: int
-    """How often in a step."""
+    """Number of calls in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class ShardingPlan:
     overlaps: float
     """Share of the traffic of weights and their gradients that may run while the devices compute."""
     bound_s: float
-    """No shardings on this mesh take less, by the same costs; 0: nothing was searched."""
+    """Lower bound for all shardings on this mesh, by the same costs; 0: nothing was searched."""
     stop: str
     """Why the search stopped."""
     cpu_s: float
@@ -79,31 +79,31 @@ class ShardingPlan:
 
     @property
     def step_s(self) -> float:
-        """Time of the devices in the step, computation and traffic."""
+        """Seconds of the devices in a step: computation and traffic."""
         return float(step_of(self.parts_s, self.overlaps))
 
     @property
     def bracket_s(self) -> tuple[float, float]:
-        """Everything overlapped, nothing overlapped."""
+        """Seconds if all traffic overlaps with computation, and if none does."""
         computing, data, others = self.parts_s
         return max(computing, data + others), computing + data + others
 
     @property
     def gap(self) -> float:
-        """Share by which the step may be above the best."""
+        """Share of the step by which it may exceed the optimum."""
         return max(self.step_s - self.bound_s, 0.0) / self.step_s if self.step_s else 0.0
 
     @cached_property
     def memory_bytes(self) -> Array:
-        """Bytes of one device while each call runs; entry 0: before the first."""
+        """Bytes of one device while each call runs; entry 0: before the first call."""
         return memory_of(self.built, self.choice)
 
     def sharding_of(self, item: int, output: int = 0) -> Sharding:
-        """How an output of an item lies."""
+        """Sharding of an output of an item."""
         return self.built.ways[item][int(self.choice[item])].outputs[output]
 
     def legs(self, link: Link) -> tuple[Leg, ...]:
-        """The way of a value to its reader."""
+        """Resharding and views of a value on the way to its reader."""
         source, target = self.built.flow.items[link.source], self.built.flow.items[link.target]
         way = self.built.ways[link.target][self.choice[link.target]]
         wanted = (way.outputs if target.kind == "source" else way.inputs)[link.input]
@@ -112,7 +112,7 @@ class ShardingPlan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Everything that devices exchange in a step, by link, then what operators exchange inside."""
+        """All communication in a step: by link, then inside operators."""
         built, mesh, found = self.built, self.built.mesh, list[Transfer]()
         for link in built.flow.links:
             source, target = built.flow.items[link.source], built.flow.items[link.target]
@@ -146,10 +146,10 @@ class ShardingPlan:
 
 
 def inside(op: str, strategy: Strategy, mesh: Mesh) -> Iterator[Transfer]:
-    """What an operator exchanges while it runs.
+    """Communication inside an operator.
 
-    Axes that split dims of the same kind exchange in one collective. A softmax finds the largest number of a row, then
-    its sum; a halo goes to both neighbours.
+    Axes with the same collective and size share one call. A softmax reduces the maximum of a row, then its sum; a halo
+    goes to both neighbours.
     """
     parts = 2 if op in ("_softmax", "_log_softmax") else 1
     groups: dict[tuple[str, float], list[int]] = {}
@@ -183,7 +183,7 @@ def step_of(parts_s: tuple[Num, Num, Num], overlaps: float) -> Any:
 
 
 def _shares(built: Built, choice: Array) -> Callable[[tuple[int, int]], float]:
-    """Share of an output of an item, or of its widest tensor, that one device has, each worked out once."""
+    """A cached function from item and tensor to the share of it that one device has."""
 
     @cache
     def share(place: tuple[int, int]) -> float:
@@ -200,7 +200,7 @@ def local_bytes(built: Built, choice: Array) -> Array:
 
 
 def memory_of(built: Built, choice: Array) -> Array:
-    """Bytes of one device while each call runs, by the liveness of the recorded storages; entry 0: before the first."""
+    """Bytes of one device while each call runs, by liveness of the recorded storages; entry 0: before the first."""
     flow, share = built.flow, _shares(built, choice)
     local = zip(flow.program.storages, local_bytes(built, choice).tolist(), strict=True)
     storages = [replace(storage, size_bytes=round(size)) for storage, size in local]
@@ -218,18 +218,18 @@ def planned(
 ) -> ShardingPlan:
     """The best shardings on a mesh.
 
-    A relaxation of the overlap is solved for weights between computation and traffic until the bound is near; points in
-    time at which the solution needs more memory than there is are added, and it is solved again.
+    The relaxation of the overlap is solved for several weights between computation and traffic until the bound is near.
+    If the solution exceeds the memory limit at other points in time, these are added and it is solved again.
 
     Args:
         built: the problem.
         overlaps: share of the traffic of weights and their gradients that may run while the devices compute.
         gap: share above the bound at which the solver may stop.
         seconds: time limit of the solver, all rounds together.
-        solver: :func:`steptime.sharding.ilp.solve` or something that takes its arguments.
+        solver: :func:`steptime.sharding.ilp.solve` or a function with its arguments.
 
     Raises:
-        UserError: nothing fits into memory; the message has the least that is needed.
+        UserError: nothing fits in memory; the message gives the least need.
     """
     until, before_s = time.monotonic() + seconds, 0.0
     for _ in range(ROUNDS):
@@ -243,7 +243,7 @@ def planned(
 
 
 def _too_full(found: ShardingPlan) -> list[int]:
-    """The calls at which a plan needs most, where that is more than the limit."""
+    """The two calls with the most memory of a plan, if above the limit."""
     built = found.built
     if built.limit_bytes == inf:
         return []
@@ -253,7 +253,7 @@ def _too_full(found: ShardingPlan) -> list[int]:
 
 
 def _over_weights(built: Built, overlaps: float, gap: float, until: float, solver: Solver) -> ShardingPlan:
-    """The best of the relaxations for some weights; their bounds meet where computation and traffic take the same."""
+    """The best plan of relaxations for several weights; the bound is highest where computation equals traffic."""
     if not overlaps:
         return _plan(built, 0.0, [_solved(built, None, gap, until, solver)], 0.0, gap)
     lines: list[tuple[float, float]] = []
@@ -267,33 +267,33 @@ def _over_weights(built: Built, overlaps: float, gap: float, until: float, solve
         computing, data, others = built.parts_s(np.asarray(solutions[-1].choice))
         lines.append((others + computing + (1 - overlaps) * data, overlaps * (data - computing)))
         best_s = min(best_s, step_of((computing, data, others), overlaps))
-        if len(solutions) > 1:  # further ones take longest where memory is tight
+        if len(solutions) > 1:  # further solutions take longest where memory is tight
             after = descended(built, problem, solutions[-1].choice, overlaps)
             best_s = min(best_s, step_of(built.parts_s(after), overlaps))
         if best_s - bound_s <= max(ENOUGH, gap / 2) * best_s or time.monotonic() > until:
             break
         following = 0.5 if 0.5 not in tried else _highest(lines)
-        if following == 1.0:  # nothing of the computation counts, where a limit of memory is hardest to prove
+        if following == 1.0:  # without any weight on computation a memory limit is hardest to prove
             following = (1.0 + max(tried)) / 2
         weights = [] if following in tried else [following]
     return _plan(built, overlaps, solutions, bound_s, gap, late=time.monotonic() > until)
 
 
 def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | None, overlaps: float = 1.0) -> Array:
-    """A choice in which no single item makes the step with overlap faster, from one that the relaxation gives.
+    """Coordinate descent on the step with overlap, until no change of a single item makes it faster.
 
     Args:
-        built: seconds of the options.
-        problem: any problem of it, for memory.
-        choice: where the descent starts.
-        overlaps: as of :func:`planned`.
+        built: times of the options.
+        problem: any problem of ``built``, for memory.
+        choice: the start, such as a solution of the relaxation.
+        overlaps: as in :func:`planned`.
     """
     seconds, out = built.seconds, np.array(choice)
-    beside: list[tuple[list[tuple[int, Array]], list[tuple[int, Array]]]] = [([], []) for _ in out]
+    near: list[tuple[list[tuple[int, Array]], list[tuple[int, Array]]]] = [([], []) for _ in out]
     for kind, pairs in enumerate((seconds.moved, seconds.data)):
         for (u, v), matrix in pairs.items():
-            beside[u][kind].append((v, matrix))
-            beside[v][kind].append((u, matrix.T))
+            near[u][kind].append((v, matrix))
+            near[v][kind].append((u, matrix.T))
     computing, data, others = built.parts_s(out)
     use = np.zeros(len(problem.moments))
     for each, entry in enumerate(problem.moments):
@@ -303,7 +303,7 @@ def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | No
         changed = False
         for item in range(len(out)):
             c = seconds.operators[item]
-            r, d = (sum((m[:, out[v]] for v, m in found), np.zeros(len(c))) for found in beside[item])
+            r, d = (sum((m[:, out[v]] for v, m in found), np.zeros(len(c))) for found in near[item])
             r, now, at = r + seconds.inside[item], int(out[item]), problem.held[item]
             parts = computing + c - c[now], data + d - d[now], others + r - r[now]
             steps = step_of(parts, overlaps)
@@ -318,7 +318,7 @@ def descended(built: Built, problem: Problem, choice: Array | Sequence[int] | No
 
 
 def _highest(lines: Sequence[tuple[float, float]]) -> float:
-    """Weight at which the least of the lines that solutions give is highest."""
+    """Weight at which the lower envelope of the lines (value at 0, slope) of all solutions is highest."""
     crossings = [0.0, 1.0]
     for n, (a, slope) in enumerate(lines):
         crossings += [(b - a) / (slope - other) for b, other in lines[:n] if abs(slope - other) > 1e-30]
@@ -344,7 +344,7 @@ def _solved(
 
 
 def _stop(solutions: Sequence[Solution], left: float, gap: float, late: bool) -> str:
-    """Why a search ended with some gap where another one was asked for."""
+    """Text of the reason why a search ended with a gap of ``left``."""
     reasons = {each.stop.reason for each in solutions}
     if "interrupted" in reasons:
         return "interrupted"

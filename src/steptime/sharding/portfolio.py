@@ -1,4 +1,4 @@
-"""Other searches and recipes for where the planner's time ended before its proof."""
+"""Further searches and recipes, for plans whose optimality was not proved in time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from steptime.sharding.problem import ROUNDING, Problem, only
 from steptime.sharding.recipes import RECIPES, followed
 
 EACH_S: Final = 5.0
-"""CPU seconds of each."""
+"""CPU seconds of each search or recipe."""
 EVALUATIONS: Final = 1e6
-"""Choices that a search evaluates: about half a second."""
+"""Choices that a search evaluates, in about half a second."""
 PRICES: Final = (0.0, *(10.0**power for power in range(-3, 3)))
-"""Prices of memory that are tried in turn, as shares of the total for the limit's bytes."""
+"""Prices of memory that are tried in turn: of the whole limit, as a share of the total seconds."""
 
 
 def with_others(
     found: ShardingPlan, gap: float, each_s: float = EACH_S, evaluations: float = EVALUATIONS
 ) -> ShardingPlan:
-    """The plan, or the best of what other searches and recipes find where its gap is above the one asked for.
+    """The plan, or a better one that other searches and recipes find if its gap is too large.
 
     Args:
         found: a plan without pinned items.
@@ -63,7 +63,7 @@ def _choices(found: ShardingPlan, budget: Budget) -> Iterator[tuple[str, Array]]
 
 
 def _fits(found: ShardingPlan, choice: Array) -> bool:
-    """Whether a choice keeps to the limit at every call, or needs no more than the plan that is there."""
+    """True if a choice is within the limit at every call, or needs no more than the given plan."""
     limit = found.built.limit_bytes
     if limit == inf:
         return True
@@ -72,7 +72,7 @@ def _fits(found: ShardingPlan, choice: Array) -> bool:
 
 
 def priced(problem: Problem, price_s: float) -> Problem:
-    """The problem without a limit, in which bytes cost: `price_s` for the whole limit, on the mean of the moments."""
+    """The problem without a limit but with a price of memory: `price_s` for the whole limit, as a mean over moments."""
     if not problem.limited or not price_s:
         return replace(problem, moments=(), limit_bytes=math.inf)
     per_byte = price_s / max(problem.limit_bytes, 1.0) / len(problem.moments)
@@ -84,15 +84,15 @@ def priced(problem: Problem, price_s: float) -> Problem:
 
 
 def unit_of(meter: Meter) -> float:
-    """Seconds of the cheapest option of each node alone: the scale of prices."""
+    """Sum of the cheapest option of each node, in seconds: the scale of prices."""
     return max(float(sum(node.cost_s.min() for node in meter.soft.nodes)), 1e-300)
 
 
 def axis_by_axis(meter: Meter, rng: np.random.Generator) -> None:
-    """One axis of the mesh after the other, each solved exactly given the axes before it; later axes do nothing.
+    """Solve one axis of the mesh after another exactly, given the earlier axes; later axes are replicated.
 
-    A node without an option that does so keeps all that agree with the axes decided. The limit of memory holds
-    for the last axis alone, so a price on memory rises until the choice fits.
+    A node without an option that is replicated there keeps all options that agree with the decided axes. The memory
+    limit applies only to the last axis, so the price of memory rises until the choice fits.
 
     Raises:
         UserError: the problem has no tags.
@@ -122,7 +122,7 @@ def axis_by_axis(meter: Meter, rng: np.random.Generator) -> None:
 
 
 def _with_tags(problem: Problem, decided: list[Array], axis: int) -> Problem:
-    """The problem in which nodes keep the tags decided along the first axes and do nothing along those after `axis`."""
+    """The problem with the decided tags along the first axes, and replication along those after `axis`."""
     nodes = []
     for node, own in zip(problem.nodes, decided, strict=True):
         tags, legal = np.asarray(node.tags), np.isfinite(node.cost_s)
@@ -133,4 +133,4 @@ def _with_tags(problem: Problem, decided: list[Array], axis: int) -> Problem:
 
 
 SEARCHES: Final[dict[str, Method]] = {"hierarchical": axis_by_axis, "local": descend}
-"""Those that find the best plans of all baselines where memory is tight (``benchmarks/planners.md``)."""
+"""The baselines that find the best plans where memory is tight (``benchmarks/planners.md``)."""

@@ -1,4 +1,4 @@
-"""Exact reductions of a problem of shardings, and the way back from a choice of the small problem to one of the large.
+"""Exact reductions of a sharding problem, and the recovery of a choice of the large problem from the reduced one.
 
 * An option is **dropped** where it is illegal with every option of a neighbour, does not fit with the least of the
   rest, or is dominated: another option of the node is never dearer, whatever the neighbours take, and takes no more
@@ -26,20 +26,20 @@ from steptime.num import Array
 from steptime.sharding.problem import ROUNDING, Edge, Moment, Node, Problem
 
 SEPARABLE: Final = 1e-13
-"""Share of the largest entry up to which a matrix may differ from the sum of a row and a column to be taken for one."""
+"""Largest deviation from a sum of a row and a column, as a share of the largest entry, of a separable matrix."""
 ROUNDS: Final = 20
-"""Passes over all reductions; in practice they end after three to five."""
+"""Most passes over all reductions; in practice three to five suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """How the option of a node that is gone follows from the options of others."""
+    """Rule by which the option of an eliminated node follows from options of others."""
 
     node: int
     by: tuple[int, ...]
-    """The others, at most two."""
+    """The other nodes, at most two."""
     table: Array
-    """Option of the node, [options of the others]; -1 where there is none."""
+    """Option of the node, [options of the others]; -1: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,16 +48,16 @@ class Reduction:
 
     problem: Problem
     constant_s: float
-    """Seconds that are in the large problem's totals but not in the small one's."""
+    """Seconds that the totals of the large problem have in addition."""
     alive: tuple[int, ...]
     """Place in the large problem of each node of the small one."""
     kept: tuple[Array, ...]
     """For each node of the small problem, its options as numbered in the large one."""
     steps: tuple[Step, ...]
-    """Nodes that are gone, in the order in which they went."""
+    """Eliminated nodes, in the order of elimination."""
 
     def recover(self, choice: Sequence[int] | Array) -> Array:
-        """The choice of the large problem that a choice of the small one stands for."""
+        """The choice of the large problem for a choice of the small one."""
         out = np.full(len(self.alive) + len(self.steps), -1)
         for node, options, option in zip(self.alive, self.kept, choice, strict=True):
             out[node] = options[option]
@@ -66,24 +66,24 @@ class Reduction:
         return out
 
     def reduced(self, choice: Sequence[int] | Array) -> list[int] | None:
-        """The choice of the small problem that agrees with one of the large; None: it has a dropped option."""
+        """The choice of the small problem for one of the large; None: it has a dropped option."""
         places = [np.flatnonzero(kept == choice[node]) for node, kept in zip(self.alive, self.kept, strict=True)]
         return [int(place[0]) for place in places] if all(map(len, places)) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """No choice is legal and fits."""
+    """The reason why no choice is legal and fits."""
 
     because: str
 
 
 class _Contradiction(Exception):
-    """Found while reducing."""
+    """A conflict that was found during reduction."""
 
 
 class _Work:
-    """A problem while it is reduced: the one place in which it changes."""
+    """The state of a problem during reduction."""
 
     def __init__(self, problem: Problem) -> None:
         self.source = problem
@@ -101,7 +101,7 @@ class _Work:
         self.alive = dict.fromkeys(range(count))
         self.steps: list[Step] = []
         self.undominated: dict[int, tuple[Array, ...]] = {}
-        """Costs, matrices and bytes of nodes when none of their options was dominated."""
+        """Node -> costs, matrices and bytes at the last check, in which no option was dominated."""
         for edge in problem.edges:
             self.join(edge.u, edge.v, edge.cost_s)
 
@@ -109,7 +109,7 @@ class _Work:
         return self.source.nodes[node].name
 
     def join(self, u: int, v: int, matrix: Array) -> None:
-        """Adds a matrix between two nodes, or moves it into them where it is a sum of a row and a column."""
+        """Add a matrix between two nodes, or move it into them if it is a sum of a row and a column."""
         if v in self.near[u]:
             matrix = matrix + self.near[u][v]
         if np.isfinite(matrix).all():
@@ -126,7 +126,7 @@ class _Work:
         self.near[v].pop(u, None)
 
     def restrict(self, node: int, keep: Array) -> bool:
-        """Leaves a node the options of a mask; whether anything changed."""
+        """Restrict a node to the options of a mask; returns True if that changed it."""
         if keep.all():
             return False
         if not keep.any():
@@ -140,7 +140,7 @@ class _Work:
         return True
 
     def forget(self, node: int, by: tuple[int, ...], table: Array) -> None:
-        """Takes a node out; its option follows from a table, in the numbering as it is now."""
+        """Eliminate a node, whose option follows from a table in the current numbering."""
         sizes = tuple(len(self.source.nodes[other].cost_s) for other in by)
         full = np.full(sizes, -1)
         full[np.ix_(*(self.kept[other] for other in by))] = np.where(table < 0, -1, self.kept[node][table])
@@ -151,7 +151,7 @@ class _Work:
         del self.alive[node]
 
     def spend(self, node: int, seconds: float) -> None:
-        """Adds the seconds of a node that is gone."""
+        """Add the seconds of an eliminated node to the constant."""
         if not math.isfinite(seconds):
             raise _Contradiction(f"{self.name(node)} has no legal option with what its neighbours can take")
         self.constant += seconds
@@ -187,7 +187,7 @@ class _Work:
 
 
 def presolve(problem: Problem) -> Reduction | Conflict:
-    """Reduces a problem as far as the exact reductions go.
+    """Reduce a problem as far as the exact reductions go.
 
     >>> chain = Problem(
     ...     nodes=tuple(Node(name=name, cost_s=np.array([1.0, 2.0])) for name in "abc"),
@@ -200,7 +200,7 @@ def presolve(problem: Problem) -> Reduction | Conflict:
     work = _Work(problem)
     try:
         for _ in range(ROUNDS):
-            # Each pass runs; one after another, as a pass may enable the next.
+            # All passes run (a list, not a generator), because one may enable the next.
             changed = [reduce(work) for reduce in (_legal, _moments, _small, _dominated)]
             if not any(changed):
                 break
@@ -210,7 +210,7 @@ def presolve(problem: Problem) -> Reduction | Conflict:
 
 
 def _legal(work: _Work) -> bool:
-    """Drops options that are illegal alone or with every option of a neighbour."""
+    """Drop options that are illegal alone or with every option of a neighbour."""
     changed, queue = False, list(work.alive)
     while queue:
         node = queue.pop()
@@ -224,7 +224,7 @@ def _legal(work: _Work) -> bool:
 
 
 def _small(work: _Work) -> bool:
-    """Eliminates nodes with one option, and nodes without memory that have at most two neighbours."""
+    """Eliminate nodes with one option, and nodes without memory that have at most two neighbours."""
     changed, queue = False, sorted(work.alive, key=lambda node: (-len(work.near[node]), -node))
     while queue:
         node = queue.pop()
@@ -267,7 +267,7 @@ def _eliminate(work: _Work, node: int, others: tuple[int, ...]) -> None:
 
 
 def _moments(work: _Work) -> bool:
-    """Drops moments that do not bind and options that cannot fit; moves what is constant into the fixed bytes."""
+    """Drop moments that do not bind and options that cannot fit; move constant memory into the fixed bytes."""
     changed = False
     for node in work.alive:
         for t, taken in list(work.held[node].items()):
@@ -317,13 +317,13 @@ def _drop_moments(work: _Work) -> bool:
 
 
 def _dominated(work: _Work) -> bool:
-    """Drops options that another option of the same node makes superfluous."""
+    """Drop options that another option of the same node dominates."""
     changed = False
     for node in list(work.alive):
         state = (work.cost[node], *work.near[node].values(), *work.held[node].values())
         before = work.undominated.get(node, ())
         if len(state) == len(before) and all(now is then for now, then in zip(state, before, strict=True)):
-            continue  # nothing of it has changed since all its options stayed
+            continue  # unchanged since the last check
         worse = _excess(work, node) <= 0
         np.fill_diagonal(worse, False)
         keep = np.ones(len(worse), bool)
@@ -335,7 +335,7 @@ def _dominated(work: _Work) -> bool:
 
 
 def _excess(work: _Work, node: int) -> Array:
-    """Most seconds by which option j may exceed option i, [i, j]; infinite where it takes more memory."""
+    """Most seconds by which option j may exceed option i, [i, j]; infinite if it takes more memory."""
     out = _most(work.cost[node][:, None])
     for taken in work.held[node].values():
         out[taken[None, :] > taken[:, None]] = np.inf

@@ -1,12 +1,12 @@
-r"""The choice of shardings as an abstract problem: nodes with options, edges with matrices of seconds, memory.
+r"""The sharding problem in abstract form: nodes with options, edges with matrices of seconds, memory.
 
 A choice takes one option of every node. It costs
 
 $$T(o) = \sum_v c_v[o_v] + \sum_{(u, v)} M_{uv}[o_u, o_v]$$
 
 with $c_v$ the seconds of each option of node $v$ (operators with their collectives) and $M_{uv}$ the seconds between
-two options (resharding of a tensor). An infinite entry is illegal. Where a block of the graph stands for several equal
-blocks, their number is already a factor of its entries. Memory at each of several points in time is a sum over nodes:
+two options (resharding of a tensor). An infinite entry is illegal. The entries of a block that represents several equal
+blocks include their number as a factor. Memory at each of several points in time is a sum over nodes:
 
 $$B_t(o) = f_t + \sum_{v \text{ live at } t} b_{tv}[o_v] \le L$$
 
@@ -29,7 +29,7 @@ from steptime.errors import UserError
 from steptime.num import Array
 
 ROUNDING: Final = 1e-9
-"""Share of the limit by which a sum of bytes may exceed it: rounding of floating-point sums."""
+"""Share of the limit by which a sum of bytes may exceed it, because of floating-point rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,17 +40,17 @@ class Node:
     cost_s: Array
     """Seconds of each option; infinite: the option is illegal."""
     tags: Array | None = None
-    """For each option and each axis of the mesh, a number for what the option does along the axis; 0: nothing."""
+    """A number for the placement of each option along each axis of the mesh, [option, axis]; 0: replicated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edge:
-    """What two choices cost together."""
+    """Cost of a pair of choices."""
 
     u: int
-    """Place of the first node."""
+    """Number of the first node."""
     v: int
-    """Place of the second node, another one."""
+    """Number of the second node, which differs from the first."""
     cost_s: Array
     """Seconds, [option of u, option of v]; infinite: the two options exclude each other."""
 
@@ -61,9 +61,9 @@ class Moment:
 
     name: str
     entries: tuple[tuple[int, Array], ...]
-    """Place of a live node and the bytes of each of its options."""
+    """Number of each live node, and the bytes of its options."""
     fixed_bytes: float = 0.0
-    """What is live whatever is chosen."""
+    """Bytes that do not depend on the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class Tables:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Nodes, edges, points in time with a limit of memory.
+    """Nodes, edges, and points in time with a memory limit.
 
     >>> two = Problem(
     ...     nodes=(Node(name="a", cost_s=np.array([1.0, 2.0])), Node(name="b", cost_s=np.array([3.0, 1.0]))),
@@ -107,13 +107,17 @@ class Problem:
 
     @cached_property
     def tables(self) -> Tables:
-        """The same as flat arrays."""
+        """The problem as flat arrays."""
         return _tables(self)
 
     @cached_property
     def incident(self) -> tuple[tuple[tuple[int, Array], ...], ...]:
         """Node -> its neighbours, each with the matrix [own option, option of the neighbour]."""
-        return _incident(self)
+        out: list[list[tuple[int, Array]]] = [[] for _ in self.nodes]
+        for edge in self.edges:
+            out[edge.u].append((edge.v, edge.cost_s))
+            out[edge.v].append((edge.u, edge.cost_s.T))
+        return tuple(map(tuple, out))
 
     @cached_property
     def held(self) -> tuple[tuple[Array, Array], ...]:
@@ -189,14 +193,6 @@ def _flat(arrays: Sequence[Array]) -> Array:
     return np.concatenate([np.ravel(each) for each in arrays]).astype(float) if arrays else np.zeros(0)
 
 
-def _incident(problem: Problem) -> tuple[tuple[tuple[int, Array], ...], ...]:
-    out: list[list[tuple[int, Array]]] = [[] for _ in problem.nodes]
-    for edge in problem.edges:
-        out[edge.u].append((edge.v, edge.cost_s))
-        out[edge.v].append((edge.u, edge.cost_s.T))
-    return tuple(map(tuple, out))
-
-
 def _held(problem: Problem) -> tuple[tuple[Array, Array], ...]:
     out: list[dict[int, Array]] = [{} for _ in problem.nodes]
     for t, moment in enumerate(problem.moments):
@@ -209,7 +205,7 @@ def _held(problem: Problem) -> tuple[tuple[Array, Array], ...]:
 
 
 def totals_s(problem: Problem, choices: Array) -> Array:
-    """Seconds of many choices at once, one a row."""
+    """Seconds of many choices at once, one per row."""
     tables = problem.tables
     nodes = tables.node_s[tables.node_start + choices].sum(axis=1)
     at = tables.edge_start + choices[:, tables.edge_u] * tables.edge_width + choices[:, tables.edge_v]
@@ -238,14 +234,14 @@ def memory_bytes(problem: Problem, choice: Sequence[int] | Array) -> dict[str, f
 
 
 def feasible(problem: Problem, choice: Sequence[int] | Array) -> bool:
-    """Whether a choice is legal and within the limit at every point in time."""
+    """True if a choice is legal and within the limit at every point in time."""
     row = np.asarray(choice, int).reshape(1, -1)
     fits = (memories_bytes(problem, row) <= problem.limit_bytes * (1 + ROUNDING)).all()
     return bool(fits) and math.isfinite(total_s(problem, choice))
 
 
 def options_s(problem: Problem, choice: Sequence[int] | Array, node: int) -> Array:
-    """Seconds of each option of one node with its edges, the other nodes as they are."""
+    """Seconds of each option of one node with its edges, given the other nodes."""
     out: Array = problem.nodes[node].cost_s.astype(float)
     for other, matrix in problem.incident[node]:
         out = out + matrix[:, choice[other]]
@@ -259,10 +255,10 @@ def delta_s(problem: Problem, choice: Sequence[int] | Array, node: int, option: 
 
 
 def pinned(problem: Problem, options: Mapping[str, Iterable[int]]) -> Problem:
-    """The problem in which nodes, by name, have only the given options; the others become illegal.
+    """The problem in which the named nodes have only the given options; others become illegal.
 
     Raises:
-        UserError: a name is unknown, or none of its options that are left is legal.
+        UserError: a name or an option is unknown, or none of a node's options is legal.
     """
     unknown = set(options) - {node.name for node in problem.nodes}
     if unknown:
@@ -276,7 +272,7 @@ def pinned(problem: Problem, options: Mapping[str, Iterable[int]]) -> Problem:
 
 
 def only(node: Node, allowed: Array) -> Node:
-    """A node of which only the given options are legal."""
+    """The node with only the given options legal."""
     cost = np.full(len(node.cost_s), np.inf)
     cost[allowed] = node.cost_s[allowed]
     return replace(node, cost_s=cost)

@@ -1,15 +1,15 @@
-"""Propagation of shardings from some annotated tensors to all others.
+"""Propagation of shardings from annotated tensors to all others.
 
-Along each axis of the mesh an operator splits one of its dims or none. A tensor whose sharding is known makes its
-operators, forward and backward, split the dim that it is split by, and their other tensors follow. Levels of
-:data:`LEVELS` take part one after another, each with all before it, until nothing changes: what every element has
-alone, dims that pass through, products, splits within which devices communicate. A weight alone decides of a product,
-and after all products of other operators: biases and norms follow activations. The sharding of a parameter goes back
-into the computation of its gradient last of all, where nothing else has decided.
+Along each axis of the mesh an operator splits one of its dims or none. A tensor with a known sharding makes its
+operators, forward and backward, split the same dim, and their other tensors follow. The levels of :data:`LEVELS` are
+added one after another, each until nothing changes: element-wise operators, dims that pass through, products, splits
+with communication inside. A weight alone decides for products, and after these for other operators, so that biases and
+norms follow activations. The sharding of a parameter decides last for the computation of its gradient, if nothing else
+has.
 
-Shardings along different axes of one tensor are merged. Where two options meet in one operator, that stays which came
-first; of two that come together, the one that more bytes of activations agree with, then of weights. What nothing
-reaches is replicated, or, in a linear operator that gets terms of sums, goes on in terms where that takes less time.
+Shardings along different axes of one tensor are merged. Where two options meet in one operator, the first one stays; of
+two at the same time, the one that agrees with more bytes of activations, then of weights. Tensors that nothing reaches
+are replicated; a linear operator with partial sums as inputs gives partial sums where that takes less time.
 
 Source: Xu et al., "GSPMD", arXiv 2105.04663, section 3.5: priorities, merging, fixed point.
 """
@@ -41,16 +41,16 @@ LEVELS: Final = (
     "gradients as their update needs them",
 )
 PRODUCTS_LEVEL: Final = 2
-"""Level at which a weight alone decides of a product."""
+"""Level at which a weight alone decides for a product."""
 INSIDE_LEVEL: Final = 3
-"""Level of splits with communication inside, and at which a weight alone decides of anything else."""
+"""Level of splits with communication inside, at which a weight alone decides for any other operator."""
 VIA: Final = 4
-"""Operators of a way that a text shows at each end."""
+"""Number of operators that a text shows at each end of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """From which annotation a sharding came, and through which operators."""
+    """The annotation from which a sharding came, and the operators on the way."""
 
     placement: Placement
     annotation: Annotation
@@ -63,7 +63,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Two shardings that reached one tensor along one axis."""
+    """Two shardings that reached the same tensor along the same axis."""
 
     tensor: str
     axis: str
@@ -81,21 +81,21 @@ class Propagated:
     choice: Array
     conflicts: tuple[Conflict, ...]
     reshards: tuple[Reshard, ...]
-    """Where a tensor is not used as it was made, the most expensive first."""
+    """Resharded tensors, the most expensive first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """How a tensor lies along one axis, and from where that came."""
+    """Placement of a tensor along one axis, and its origin."""
 
     placement: Placement
     annotated: Annotated
     before: tuple[int, int] | None = None
-    """The tensor from which it came, and the item through which; -1: a view or a reader."""
+    """The tensor from which it came, and the item in between; -1: a view or a reader."""
 
 
 def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
-    """Options of all items as annotations of some tensors have them.
+    """Options of all items that follow from annotations.
 
     Raises:
         UserError: an annotation matches nothing, does not fit its tensor, or contradicts another one.
@@ -112,12 +112,12 @@ def propagated(built: Built, annotations: Sequence[Annotation]) -> Propagated:
 
 
 def multiplies(op: str) -> bool:
-    """Whether an operator multiplies matrices."""
+    """True if an operator multiplies matrices."""
     return op in OPERATORS and OPERATORS[op].family in ("product", "attention", "convolution")
 
 
 def level_of(op: str, option: Option) -> int:
-    """Number of the level of :data:`LEVELS` in which an operator takes an option."""
+    """Level of :data:`LEVELS` at which an operator takes an option."""
     if option.exchange is not None or option.masked:
         return INSIDE_LEVEL
     if multiplies(op):
@@ -127,7 +127,7 @@ def level_of(op: str, option: Option) -> int:
 
 
 def _weights(tensors: Tensors) -> set[int]:
-    """What operators read of parameters, or of what is made of parameters alone."""
+    """Tensors that operators read from parameters, or from values made of parameters alone."""
     items, out = tensors.flow.items, set[int]()
     readers: dict[int, list[int]] = defaultdict(list)
     for link in tensors.flow.links:
@@ -158,10 +158,10 @@ class _Spread:
         )
         self.weights = _weights(tensors)
         self.met: dict[tuple[int, int], tuple[_Mark, _Mark]] = {}
-        """Tensor and axis -> the mark that it has, and the first other one that reached it."""
+        """Tensor and axis -> its mark, and the first other mark that reached it."""
 
     def start(self, annotated: Iterable[Annotated]) -> None:
-        """Annotated tensors, which nothing changes."""
+        """Mark the annotated tensors, which stay fixed."""
         all_marks = []
         for each in annotated:
             tensor = self.tensors.outputs[each.item][each.output]
@@ -173,14 +173,14 @@ class _Spread:
             self._along_ties(tensor, axis)
 
     def join_updates(self) -> None:
-        """From now on a gradient lies as its update needs it, where it has no sharding yet."""
+        """From now on, gradients without a sharding take that of their update."""
         self.ties = by_tensor(self.tensors.ties)
         for tensor in self.updates:
             for axis in self.axes:
                 self._along_ties(tensor, axis)
 
     def sweep(self, level: int) -> bool:
-        """Every operator once forward and once backward; whether one took an option."""
+        """Visit all operators forward and backward; returns True if one took an option."""
         order = range(len(self.items))
         return sum(self._decide(item, level) for turn in (order, reversed(order)) for item in turn) > 0
 
@@ -205,7 +205,7 @@ class _Spread:
         return changed
 
     def _agreeing_bytes(self, item: int, option: Option, axis: int) -> tuple[int, int]:
-        """Bytes of activations and of weights that are split along an axis as an option splits them."""
+        """Bytes of activations and of weights whose split along an axis agrees with an option."""
         found = [0, 0]
         for tensor, _ in self._agreeing(item, option, axis):
             found[tensor in self.weights] += max(self.tensors.types[tensor].size_bytes, 1)
@@ -219,7 +219,7 @@ class _Spread:
         ]
 
     def _possible(self, item: int, axis: int, number: int) -> bool:
-        """Whether the operator has that option next to those of the other axes, and its annotated results allow it."""
+        """True if the operator has this option with those of the other axes, and its annotated results allow it."""
         option = self.options[item][number]
         for tensor, placement in zip(self.tensors.outputs[item], option.outputs, strict=True):
             mark = self.marks[tensor][axis]
@@ -246,7 +246,7 @@ class _Spread:
                 self._along_ties(tensor, axis)
 
     def _put(self, tensor: int, axis: int, mark: _Mark) -> bool:
-        """Give a tensor a mark where it has none and the mesh divides it; whether it got it."""
+        """Give a tensor a mark if it has none and the mesh divides it; returns True if it got the mark."""
         marks = self.marks[tensor]
         now = marks[axis]
         if now is not None:
@@ -277,7 +277,7 @@ class _Spread:
     # -- result ---------------------------------------------------------------------------------------------------
 
     def choice(self) -> Array:
-        """Option of each item; a parameter that nothing annotates is updated as it lies."""
+        """Option of each item from its marks; replicated along axes without a mark."""
         out = []
         for number, (item, ways) in enumerate(zip(self.items, self.built.ways, strict=True)):
             if item.kind == "operator":
@@ -289,7 +289,7 @@ class _Spread:
         return np.array(out, int)
 
     def conflicts(self) -> list[Conflict]:
-        """What reached one tensor in two ways: along ties, or because an operator splits something else."""
+        """Tensors that two shardings reached: along ties, or because an operator splits another dim."""
         for item, chosen in enumerate(self.chosen):
             for axis, number in enumerate(chosen):
                 if number:
@@ -305,7 +305,7 @@ class _Spread:
         ]
 
     def _against(self, item: int, axis: int, option: Option) -> None:
-        """Tensors of an operator that are split by another dim than the operator has them."""
+        """Record tensors of an operator that are split by another dim than in its option."""
         agreeing = self._agreeing(item, option, axis)
         for tensor, dim in self.tensors.ports(item, option):
             mark = self.marks[tensor][axis]

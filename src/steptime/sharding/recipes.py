@@ -1,8 +1,8 @@
-"""Manual recipes of parallel training as rules for each kind of item: inputs, parameters, updates, products.
+"""Manual recipes of parallel training as rules for inputs, parameters, updates and products.
 
-A rule scores the options of an item by the axes of the mesh on which they are as the recipe asks; those with the
-highest score are kept. Where a size does not divide, the recipe so falls back to the axes on which it does. Everything
-that a recipe does not name follows as is best for it.
+A rule scores the options of an item by the number of mesh axes on which they follow the recipe; those with the highest
+score are kept. If an axis does not divide a size, the recipe thus falls back to the axes that do. The solver decides
+the rest.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from steptime.sharding.local_search import Budget, Trace, searched
 from steptime.sharding.problem import Problem, pinned
 
 Rule: TypeAlias = Callable[[Sharding, int], int]
-"""Axes on which a sharding of a tensor of some rank is as it should be."""
+"""Function of a sharding and the rank of its tensor: the number of axes on which it follows the recipe."""
 
 BATCH: Final = shard(0)
 COLUMNS: Final = ("columns", "out", "groups")
-"""Dims of products and convolutions that are output features."""
+"""Names of the dims of output features in products and convolutions."""
 
 
 def batch(sharding: Sharding, rank: int) -> int:
-    """Sharded along the first dim over all axes."""
+    """Score of sharding the first dim over all axes."""
     return sum(each == BATCH for each in sharding)
 
 
 def outer_batch(sharding: Sharding, rank: int) -> int:
-    """Sharded along the first dim over all axes but the innermost, where it is replicated."""
+    """Score of sharding the first dim over all axes except the innermost, along which it is replicated."""
     return batch(sharding[:-1], rank) + sharding[-1].replicated
 
 
 def whole(sharding: Sharding, rank: int) -> int:
-    """Replicated."""
+    """Score of replication."""
     return sum(each.replicated for each in sharding)
 
 
 def spread(sharding: Sharding, rank: int) -> int:
-    """Sharded along any dims over all axes."""
+    """Score of sharding any dims over all axes."""
     return len(sharding) - whole(sharding, rank)
 
 
 def inner_matrix(sharding: Sharding, rank: int) -> int:
-    """Matrices are sharded along any dim over the innermost axis, all else is replicated over the others."""
+    """Score of sharding matrices along any dim over the innermost axis, with replication over the others."""
     return whole(sharding[:-1], rank) + (rank > 1 and not sharding[-1].replicated)
 
 
 def inner_features(sharding: Sharding, rank: int) -> int:
-    """Replicated over all axes but the innermost."""
+    """Score of replication over all axes except the innermost."""
     return whole(sharding[:-1], rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a recipe asks of inputs, parameters and updates, and of operators along the innermost axis."""
+    """Rules of a recipe for inputs, parameters and updates, and dims of operators along the innermost axis."""
 
     inputs: Rule
     parameters: Rule
     updates: Rule
     inner: tuple[str, ...] = ()
-    """Dims of which operators that have one shard one over the innermost axis, in the forward pass."""
+    """Dims that forward operators shard over the innermost axis if they have one of them."""
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {
@@ -81,7 +81,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 
 def pins(built: Built, which: Recipe) -> dict[int, tuple[int, ...]]:
-    """Options that a recipe allows, by item; items that are not in it have all."""
+    """Options that a recipe allows, by item; items without a rule are left out."""
     found = ((number, _allowed(item, built.ways[number], which)) for number, item in enumerate(built.flow.items))
     return {number: allowed for number, allowed in found if allowed}
 
@@ -100,12 +100,12 @@ def _allowed(item: Item, ways: tuple[Way, ...], which: Recipe) -> tuple[int, ...
 
 
 def followed(name: str, built: Built, problem: Problem, budget: Budget | None = None) -> tuple[Trace | None, str]:
-    """What a recipe costs, or None and why it cannot be followed.
+    """The search result with a recipe, or None and the reason why it cannot be followed.
 
     Args:
         name: one of :data:`RECIPES`.
-        built: what the options of the problem mean.
-        problem: the problem, its nodes in the order of the items.
+        built: the options of the items.
+        problem: the problem, with nodes in the order of the items.
         budget: CPU seconds of the solver.
     """
     allowed = {problem.nodes[number].name: options for number, options in pins(built, RECIPES[name]).items()}
@@ -123,7 +123,7 @@ def followed(name: str, built: Built, problem: Problem, budget: Budget | None = 
 
 
 def _too_large(problem: Problem) -> bool:
-    """Whether the least of each node alone is above the limit at some moment."""
+    """True if even the least memory of each node exceeds the limit at some moment."""
     if problem.limit_bytes == inf:
         return False
     legal = [np.isfinite(node.cost_s) for node in problem.nodes]

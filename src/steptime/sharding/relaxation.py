@@ -1,4 +1,4 @@
-r"""The integer program of a problem of shardings in arrays, and its solution by HiGHS.
+r"""The integer program of a sharding problem as arrays, and its solution by HiGHS.
 
 Columns are the options node by node, then pairs of classes of options edge by edge; rows as in
 :mod:`steptime.sharding.ilp`.
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from highspy import Highs
 
 SCALE: Final = 1e3
-"""What the constraint of memory and the objective are scaled to: tolerances of the solver are absolute."""
+"""Magnitude to which memory rows and the objective are scaled, because tolerances of the solver are absolute."""
 CLASS_DIGITS: Final = 12
-"""Digits, relative to the largest entry, in which rows of one class agree."""
+"""Decimal digits, relative to the largest entry, to which rows of a class agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,16 +40,17 @@ class Model:
     row_lower: Array
     row_upper: Array
     memory_rows: int
-    """Rows of moments, which are the last."""
+    """Number of memory rows, which are the last rows."""
     starts: Array
-    """First column of each node, and the number of all binaries."""
+    """First column of each node, then the number of binaries."""
     classes: tuple[tuple[Array, Array, Array], ...]
-    """Edge -> class of each option of u, of each of v, and column of each pair of classes; -1: illegal."""
+    """For each edge: class of each option of u, class of each option of v, column of each pair of classes (-1:
+    illegal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """What HiGHS says."""
+    """The result of HiGHS."""
 
     status: Literal["optimal", "infeasible", "stopped"]
     interrupted: bool
@@ -60,7 +61,7 @@ class Answer:
 
 
 def classes_of(matrix: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Least seconds of each row and column, the rest by class of row and of column, the class of each row and column.
+    """Split a matrix: least of each row and column, remainder by classes, class of each row and of each column.
 
     >>> row, column, rest, of_row, of_column = classes_of(np.array([[1.0, 2.0], [4.0, 5.0]]))
     >>> row, column, rest, of_row
@@ -79,9 +80,9 @@ def classes_of(matrix: Array) -> tuple[Array, Array, Array, Array, Array]:
 
 
 def _distinct(rows: Array) -> tuple[Array, Array]:
-    """First of each of the distinct rows, in ascending order of their values, and which of them each row is.
+    """Index of the first of each distinct row, in ascending order of values, and the distinct row of each row.
 
-    As of ``numpy.unique`` along an axis, which sorts all rows, where most are equal.
+    Equals ``numpy.unique`` along an axis, which is slow if most rows are equal because it sorts all of them.
     """
     known: dict[bytes, int] = {}
     of = np.array([known.setdefault(each.tobytes(), at) for at, each in enumerate(rows)])
@@ -93,7 +94,7 @@ def _distinct(rows: Array) -> tuple[Array, Array]:
 
 
 def model_of(problem: Problem, *, peak: bool = False) -> Model:
-    """The model of a problem; with ``peak`` that of the least memory, in which seconds count nothing."""
+    """The model of a problem; with ``peak`` it minimises the memory peak instead of seconds."""
     starts = np.concatenate([[0], np.cumsum(problem.sizes, dtype=int)])
     cost = [node.cost_s.astype(float) for node in problem.nodes]
     entries = [(np.repeat(np.arange(len(cost)), problem.sizes), np.arange(starts[-1]), np.ones(starts[-1]))]
@@ -141,8 +142,11 @@ def _memory_rows(
     """Entries and right-hand sides of the moments, in units of a thousandth of the limit (of 1 byte for a peak)."""
     if not problem.moments or (peak is None and not problem.limited):
         return [], np.zeros(0)
-    unit = (problem.limit_bytes or 1.0) / SCALE if peak is None else _peak_unit(problem)
-    limit = problem.limit_bytes if peak is None else 0.0
+    largest, limit = problem.limit_bytes, problem.limit_bytes
+    if peak is not None:
+        most = [m.fixed_bytes + sum(float(np.abs(taken).max()) for _, taken in m.entries) for m in problem.moments]
+        largest, limit = max(most), 0.0
+    unit = (largest or 1.0) / SCALE
     out = []
     for t, moment in enumerate(problem.moments):
         for node, taken in moment.entries:
@@ -151,11 +155,6 @@ def _memory_rows(
             out.append((np.array([rows + t]), np.array([peak]), -np.ones(1)))
     room = np.array([(limit - moment.fixed_bytes) / unit for moment in problem.moments])
     return out, room
-
-
-def _peak_unit(problem: Problem) -> float:
-    most = [m.fixed_bytes + sum(float(np.abs(taken).max()) for _, taken in m.entries) for m in problem.moments]
-    return (max(most) or 1.0) / SCALE
 
 
 def _quiet() -> Highs:
@@ -172,7 +171,7 @@ def _quiet() -> Highs:
 
 
 def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequence[int] | None = None) -> Answer:
-    """Solves a model with HiGHS in one thread; Ctrl-C ends it with what there is."""
+    """Solve a model with HiGHS in one thread; Ctrl-C ends it with the result so far."""
     require("highspy", "choosing shardings")
     import highspy
 
@@ -187,7 +186,7 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
     }
     options |= {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9 if binaries else 1e-7}
     if not binaries:
-        options["presolve"] = "off"  # what our reductions leave takes HiGHS longer to reduce than to solve
+        options["presolve"] = "off"  # after our reductions HiGHS's presolve takes longer than the solution
     for name, value in options.items():
         solver.setOptionValue(name, value)
     late = 0 if binaries else model.memory_rows
@@ -197,7 +196,7 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
         solver.setSolution(len(columns), columns.astype(np.int32), np.ones(len(columns)))
     interrupted = _interruptible(solver)
     if late and not interrupted and solver.getModelStatus() == highspy.HighsModelStatus.kOptimal:
-        # From the optimum without memory a few hundred dual pivots do what takes thousands from nothing.
+        # A few hundred dual pivots from the optimum without memory rows replace thousands from scratch.
         _add_rows(solver, model, late)
         interrupted = _interruptible(solver)
     status, info, solution = solver.getModelStatus(), solver.getInfo(), solver.getSolution()
@@ -216,13 +215,13 @@ def run(model: Model, *, binaries: bool, gap: float, limit_s: float, start: Sequ
 
 
 def columns_of(model: Model, choice: Sequence[int] | Array) -> Array:
-    """Columns that are one for a choice."""
+    """Columns that are 1 for a choice."""
     columns: Array = model.starts[:-1] + np.asarray(choice, int)
     return columns
 
 
 def _lp(model: Model, scale: float, binaries: bool, left_out: int) -> Any:
-    """What HiGHS reads, without the last `left_out` rows."""
+    """The model in the form of HiGHS, without the last `left_out` rows."""
     import highspy
 
     lp, count, rows = highspy.HighsLp(), len(model.cost_s), len(model.row_lower) - left_out
@@ -240,7 +239,7 @@ def _lp(model: Model, scale: float, binaries: bool, left_out: int) -> Any:
 
 
 def _by_row(model: Model, first: int, last: int) -> tuple[Array, Array, Array]:
-    """Start of each row and one past the end, columns, values."""
+    """Rows ``first`` to ``last`` in compressed form: start of each row and the end, columns, values."""
     within = np.flatnonzero((model.row >= first) & (model.row < last))
     order = within[np.lexsort((model.column[within], model.row[within]))]
     counts = np.bincount(model.row[within] - first, minlength=last - first)
@@ -255,7 +254,7 @@ def _add_rows(solver: Highs, model: Model, count: int) -> None:
 
 
 def _interruptible(solver: Highs) -> bool:
-    """Runs a solver in a thread of its own; whether Ctrl-C ended it."""
+    """Run a solver in a thread of its own; returns True if Ctrl-C ended it."""
     solver.HandleUserInterrupt = True
     thread, interrupted = threading.Thread(target=solver.run, daemon=True), False
     thread.start()
@@ -269,10 +268,10 @@ def _interruptible(solver: Highs) -> bool:
 
 
 def marginals_s(problem: Problem, model: Model, duals_s: Array) -> Array:
-    """Seconds by which the bound rises at least if an option is taken, option by option, from reduced costs.
+    """Least rise of the bound, in seconds, if an option is taken; one entry per option, from reduced costs.
 
-    An option that is taken also takes one pair of classes of each edge of its node, so the least reduced cost among the
-    pairs adds to its own.
+    An option also takes one pair of classes of each edge of its node, so the least reduced cost among these pairs is
+    added to its own.
     """
     own = np.maximum(duals_s, 0.0)
     out: Array = own[: model.starts[-1]].copy()
@@ -284,6 +283,6 @@ def marginals_s(problem: Problem, model: Model, duals_s: Array) -> Array:
 
 
 def rounded(model: Model, answer: Answer) -> Array:
-    """The largest value of each node."""
+    """The choice with the largest value of each node."""
     values = np.split(answer.values[: model.starts[-1]], model.starts[1:-1])
     return np.array([int(each.argmax()) for each in values], int)

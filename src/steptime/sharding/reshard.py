@@ -1,7 +1,7 @@
-"""What it takes to bring a tensor from one sharding to another: the cheapest sequence of steps, and their times.
+"""Resharding of a tensor: the cheapest sequence of steps from one sharding to another, and their times.
 
-Collectives are timed as in an estimate, all groups of an axis at once. Copies inside a device are timed by their bytes,
-read and written: of a slice, of a fill, and of packing before and after a collective along a dim that is not the first.
+Collectives are timed as in an estimate, all groups of an axis at once. Copies inside a device are timed by the bytes
+read and written: slices, fills, and packing before and after a collective along a dim that is not the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from steptime.sharding.moves import ALWAYS, Graph, Layout, graph_of, layout_of
 from steptime.units import format_bytes, format_seconds
 
 COPY: Final = "copy"
-"""Kind of the steps that pack pieces together before a collective, or set them in their places after it."""
+"""Kind of the steps that pack pieces before a collective, or unpack them after it."""
 TORCH: Final[Mapping[str, str]] = {
     "all_gather": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter_tensor",
@@ -38,10 +38,10 @@ TORCH: Final[Mapping[str, str]] = {
 
 
 def copy_s(machine: Machine, moved_bytes: Num) -> Num:
-    """Time of one pass over device memory; 0 where nothing is moved.
+    """Seconds of one pass over device memory; 0 if nothing is moved.
 
-    A launch, and the bytes read and written at the sustained rate; where the machine has one, the fitted curve of
-    streams.
+    This is the fitted curve of streams if the machine has one, else a launch plus the bytes read and written at the
+    sustained rate.
 
     >>> from dataclasses import replace
     >>> from steptime.simulation.collectives.times import machine_for_links
@@ -58,10 +58,10 @@ def copy_s(machine: Machine, moved_bytes: Num) -> Num:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """How a kind of step is timed, from the bytes that a device has before and after it."""
+    """Size of a kind of step as a function of the bytes that a device has before and after it."""
 
     size_bytes: Callable[[Num, Num], Num]
-    """What the collective is called with; of a copy the bytes read and written."""
+    """Bytes with which the collective is called; for a copy, bytes read and written."""
     local: bool = False
 
 
@@ -87,8 +87,8 @@ class Step:
     source: Layout
     target: Layout
     size_bytes: float
-    """What the collective is called with: of a gather the result, else the input; of a step inside a device the bytes
-    read and written."""
+    """Bytes with which the collective is called (the result of a gather, else the input); for a step inside a device,
+    bytes read and written."""
     seconds: float
 
     @property
@@ -109,7 +109,7 @@ class Route:
     seconds: float
 
     def communication(self) -> list[tuple[str, float]]:
-        """Each collective by its name in PyTorch, and the bytes that it is called with."""
+        """Name in PyTorch and bytes of each collective."""
         return [(step.collective, step.size_bytes) for step in self.steps if step.collective]
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
@@ -131,26 +131,26 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """The least time between all layouts of tensors of one shape on a mesh, and the steps that take it."""
+    """Least times between all layouts of tensors of one shape on a mesh, and the fastest steps."""
 
     graph: Graph
     mesh: Mesh
     size_bytes: Any
-    """Each move -> what its collective is called with; infinite where a layout does not divide the shape."""
+    """Bytes with which the collective of each move is called."""
     seconds: Any
-    """Each move -> its time without copies."""
+    """Seconds of each move without copies."""
     before: Any
-    """Each move -> bytes that the copy before it reads and writes."""
+    """Bytes that the copy before each move reads and writes."""
     after: Any
-    """Each move -> bytes that the copy after it reads and writes."""
+    """Bytes that the copy after each move reads and writes."""
     single: Any
-    """Source and target -> time of one step between them, with its copies; infinite where there is none."""
+    """Seconds of a single step with its copies, [source, target]; infinite: there is none."""
     least: Any
-    """Source and target -> the least time."""
+    """Least seconds, [source, target]."""
     following: Any
-    """Source and target -> the layout that comes next on the way."""
+    """Next layout on the fastest way, [source, target]."""
     numbers: dict[Sharding, int] = field(default_factory=dict)
-    """Shardings that were asked for -> their layouts (:func:`_number`)."""
+    """Cache: sharding -> number of its layout (:func:`_number`)."""
 
     def steps(self, source: int, target: int) -> Iterator[Step]:
         """The steps of one move, with its copies."""
@@ -185,7 +185,7 @@ class Table:
 
 @lru_cache(maxsize=128)
 def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reductions: tuple[Reduction, ...]) -> Table:
-    """All-pairs table of a tensor on a mesh; kept."""
+    """The cached all-pairs table of a tensor on a mesh."""
     graph = graph_of(mesh.sizes, len(shape), reductions)
     source, target, before_dim, after_dim = (graph.numbers[name] for name in ("source", "target", "before", "after"))
     # Collectives take pieces of one size: smaller ones are padded to the largest.
@@ -209,7 +209,7 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
     single = np.full((len(local),) * 2, inf)
     single[source, target] = np.where(fits[source] & fits[target], whole, inf)
     for numbers in (found for (kind, _), found in graph.calls.items() if kind == "permute"):
-        # Where pieces are not equal, two axes that divide a dim in another order make other pieces.
+        # With unequal pieces, another order of the axes that divide a dim makes other pieces.
         ends = source[numbers], target[numbers]
         single[ends] = np.where(even[ends[0]] & even[ends[1]], single[ends], inf)
     least, following = _shortest(single)
@@ -227,12 +227,12 @@ def table_of(mesh: Mesh, shape: tuple[int, ...], element_bytes: float, reduction
 
 
 def _packs(outer: Any, layouts: Any, dims: Any) -> Any:
-    """Whether the pieces along a dim are not one block each: a dim before it has several elements."""
+    """True if the pieces along a dim are not contiguous, because a dim before it has several elements."""
     return (dims == ALWAYS) | ((dims >= 0) & (outer[layouts, np.maximum(dims, 0)] > 1))
 
 
 def _seconds(mesh: Mesh, kind: str, axes: tuple[int, ...], size_bytes: Any) -> Any:
-    """Time of a step without the copies around it."""
+    """Seconds of a step without the copies around it."""
     if _TIMINGS[kind].local:
         return copy_s(mesh.machine, size_bytes)
     if kind == "permute":
@@ -241,7 +241,7 @@ def _seconds(mesh: Mesh, kind: str, axes: tuple[int, ...], size_bytes: Any) -> A
 
 
 def _shortest(single: Any) -> tuple[Any, Any]:
-    """Least times between all pairs, and what comes next on the way (Floyd 1962, Warshall 1962)."""
+    """Least times between all pairs, and the next layout on each way (Floyd 1962, Warshall 1962)."""
     least, count = single.copy(), len(single)
     np.fill_diagonal(least, 0.0)
     following = np.broadcast_to(np.arange(count, dtype=np.int32), (count, count)).copy()
@@ -254,14 +254,14 @@ def _shortest(single: Any) -> tuple[Any, Any]:
 
 
 def reductions_of(shardings: Sequence[Sharding]) -> tuple[Reduction, ...]:
-    """Reductions whose terms routes between these may have: theirs, and the sum."""
+    """Reductions whose terms may occur on routes between the shardings: their own, and the sum."""
     return tuple(sorted({"sum", *(one.reduction for each in shardings for one in each if one.reduction)}))
 
 
 def costs(
     shape: Sequence[int], element_bytes: float, sources: Sequence[Sharding], targets: Sequence[Sharding], mesh: Mesh
 ) -> Any:
-    """Least seconds from each source to each target, as an array; infinite where one does not divide the shape.
+    """Least seconds, [source, target]; infinite if a sharding does not divide the shape.
 
     >>> from steptime.hardware import load_cluster
     >>> from steptime.sharding.mesh import mesh_on
@@ -279,7 +279,7 @@ def costs(
 
 
 def _number(table: Table, shape: Sequence[int], sharding: Sharding) -> int:
-    """Number of its layout; -1 where it does not divide the shape or mixes reductions."""
+    """Number of a sharding's layout; -1: it does not divide the shape, or mixes reductions."""
     found = table.numbers.get(sharding)
     if found is None:
         found = -1
@@ -309,7 +309,7 @@ def route(shape: Sequence[int], element_bytes: float, source: Sharding, target: 
 def along(
     shape: Sequence[int], element_bytes: float, shardings: Sequence[Sharding], mesh: Mesh, *, cheapest: bool = False
 ) -> Route:
-    """A route that somebody else chose: from each sharding to the next in one step, or by the cheapest steps.
+    """The route along given shardings: from each to the next in one step, or by the cheapest steps.
 
     Raises:
         UserError: as :func:`route`; or no single step leads from one sharding to the next.
@@ -328,7 +328,7 @@ def along(
 
 
 def _checked(table: Table, shape: Sequence[int], sharding: Sharding) -> int:
-    """Number of the layout of a sharding."""
+    """Number of a sharding's layout, or the error that explains why it has none."""
     mesh, text = table.mesh, text_of(sharding)
     number = _number(table, shape, sharding)
     if number >= 0:

@@ -1,4 +1,4 @@
-"""What moves in a choice of shardings: terms of sums that are better added later, and tensors that are resharded."""
+"""Resharded tensors of a choice, and partial sums that are better added later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptime.sharding.problem import options_s
 from steptime.sharding.reshard import Step
 
 ROUNDING: Final = 1e-9
-"""Share by which an option has to be faster."""
+"""Share by which an option must be faster to replace another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class Reshard:
     looks: tuple[str, ...]
     """Views on the way."""
     steps: tuple[Step, ...]
-    """In the order in which they run, before, between and behind the views."""
+    """Steps in the order in which they run: before, between and after the views."""
     seconds: float
-    """In a step, all that equal blocks have of it together."""
+    """Seconds in a step, of all equal blocks together."""
 
     def __str__(self) -> str:
         steps = ", ".join(map(str, self.steps))
@@ -40,9 +40,9 @@ class Reshard:
 
 
 def keeping_terms(built: Built, choice: Array) -> Array:
-    """The choice in which linear operators that every device runs whole take terms of sums, where that takes less time.
+    """The choice in which replicated linear operators take partial sums instead, where that takes less time.
 
-    Three projections of one tensor give three gradients in terms: their sum in terms is added up once.
+    Three projections of one tensor give three gradients as partial sums, whose sum is then reduced once.
     """
     problem, out = built.problem(), choice.copy()
     reads: dict[tuple[int, int], list[Link]] = defaultdict(list)
@@ -52,8 +52,11 @@ def keeping_terms(built: Built, choice: Array) -> Array:
         now = ways[out[number]]
         if now.strategy is None:
             continue
-        comes = [_comes(built, out, reads[number, place]) for place in range(len(now.inputs))]
-        others = [n for n, way in enumerate(ways) if _in_terms(now, way, comes)]
+        made = [
+            [built.ways[link.source][out[link.source]].outputs[link.output] for link in reads[number, place]]
+            for place in range(len(now.inputs))
+        ]
+        others = [n for n, way in enumerate(ways) if _in_terms(now, way, made)]
         if others:
             seconds = options_s(problem, out, number)
             best = min(others, key=lambda n: float(seconds[n]))
@@ -62,13 +65,8 @@ def keeping_terms(built: Built, choice: Array) -> Array:
     return out
 
 
-def _comes(built: Built, choice: Array, links: Sequence[Link]) -> list[Sharding]:
-    """How an input is made by the items that make it."""
-    return [built.ways[link.source][choice[link.source]].outputs[link.output] for link in links]
-
-
-def _in_terms(now: Way, other: Way, comes: Sequence[Sequence[Sharding]]) -> bool:
-    """Whether another option differs only in terms instead of replicated tensors, and its inputs are made in terms."""
+def _in_terms(now: Way, other: Way, made: Sequence[Sequence[Sharding]]) -> bool:
+    """True if the other option only has partial sums in place of replication, and its inputs are made as such."""
     if now == other or any(
         pair[0] != pair[1] and pair != (R, P)
         for a, b in zip((*now.inputs, *now.outputs), (*other.inputs, *other.outputs), strict=True)
@@ -76,7 +74,7 @@ def _in_terms(now: Way, other: Way, comes: Sequence[Sequence[Sharding]]) -> bool
     ):
         return False
     return all(
-        before == after or all(made[axis] == P for made in comes[place])
+        before == after or all(each[axis] == P for each in made[place])
         for place, (a, b) in enumerate(zip(now.inputs, other.inputs, strict=True))
         for axis, (before, after) in enumerate(zip(a, b, strict=True))
     )

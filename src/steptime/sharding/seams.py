@@ -1,12 +1,12 @@
-r"""What passes from one sub-mesh to the next: each tensor from the sharding of its maker to that of its readers.
+r"""Transfers from one sub-mesh to the next: each tensor goes from the sharding of its maker to that of its readers.
 
-A tensor that is made as $a$ on one mesh and read as $d$ on another is resharded to $b$ on the first, crosses, lands as
-$c$, and is resharded to $d$ on the second, with $b$ and $c$ those of
+A tensor that is made as $a$ on one mesh and read as $d$ on another is resharded to $b$ on the first, crosses, arrives
+as $c$, and is resharded to $d$ on the second; $b$ and $c$ minimise
 
 $$\min_{b, c} D_1(a, b) + T(b, c) + D_2(c, d)$$
 
-where $D_1$ and $D_2$ are the times of :mod:`steptime.sharding.reshard`. To land in pieces and gather them behind the
-seam is one of these ways, the local all-gather of Zheng et al., "Alpa", arXiv 2201.12023, section 6.
+where $D_1$ and $D_2$ are the times of :mod:`steptime.sharding.reshard`, $T$ that of the crossing. One of these ways is
+the local all-gather of Zheng et al., "Alpa", arXiv 2201.12023, section 6: pieces cross, and are gathered afterwards.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Passing:
     sent: Sharding
     landed: Sharding
     read: tuple[Sharding, ...]
-    """As each reader of the next stage takes it, behind views; empty: a later stage reads it."""
+    """Shardings in which the readers of the next stage take it, after views; empty: a later stage reads it."""
     moved_bytes: float
-    """Most that one device sends or receives."""
+    """Most bytes that one device sends or receives."""
     messages: int
     """Most devices that one device sends to or receives from."""
     around_s: float
-    """Resharding before and behind the crossing, less what the next stage counts for it already."""
+    """Seconds of resharding before and after the crossing, less those that the next stage already counts."""
 
     def __str__(self) -> str:
         way = dict.fromkeys(map(text_of, (self.made, self.sent, self.landed, *self.read)))
@@ -52,20 +52,20 @@ class Passing:
 def crossing_bytes(
     shape: Sequence[int], element_bytes: float, source: Sharding, target: Sharding, sizes: Sequence[Sequence[int]]
 ) -> tuple[float, int]:
-    r"""Most bytes that a device sends or receives between two meshes without common devices, and its messages.
+    r"""Most bytes, and most messages, of a device in a transfer between two meshes without common devices.
 
-    A device receives its piece $T$. The pieces of the target cover the tensor $r_T$ times, so that the holders of
-    a piece $S$, $r_S$ of them, send $r_T |S|$ and share that evenly:
+    A device receives its piece $T$. The pieces of the target cover the tensor $r_T$ times, so that the $r_S$ holders
+    of a piece $S$ send $r_T |S|$ together, in equal parts:
 
     $$B = \max(|T|, r_T |S| / r_S)$$
 
-    Messages are as many as pieces of the one sharding overlap with one of the other, the largest number.
+    The number of messages is the largest number of pieces of one sharding that overlap with a piece of the other.
 
     Args:
-        shape: of the whole tensor.
-        element_bytes: of one element.
-        source: how it lies on the first mesh, without terms of sums.
-        target: how it lies on the second.
+        shape: shape of the whole tensor.
+        element_bytes: bytes of an element.
+        source: sharding on the first mesh, without partial sums.
+        target: sharding on the second mesh.
         sizes: sizes of the axes of both meshes.
 
     >>> from steptime.captured.ops.placement import R, shard
@@ -87,7 +87,7 @@ def crossing_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _met(size: int, own: int, other: int) -> int:
-    """Most pieces of one division of a dim that a piece of another division overlaps with."""
+    """Most pieces of the other division of a dim that a piece of its own division overlaps with."""
     starts, ends = (
         [np.minimum(np.arange(count + 1) * ceil(size / count), size)[at] for count in (own, other)]
         for at in (slice(None, -1), slice(1, None))
@@ -104,7 +104,7 @@ def _ways(
     targets: tuple[Sharding, ...],
     sizes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Array, Array]:
-    """Bytes and messages from each source to each target."""
+    """Bytes and messages, [source, target] each."""
     found = np.array([[crossing_bytes(shape, element_bytes, a, b, sizes) for b in targets] for a in sources])
     return found[..., 0], found[..., 1]
 
@@ -122,9 +122,9 @@ def passing(
 
     Args:
         units: the chain.
-        storage: of the activation.
+        storage: storage of the activation.
         plans: shardings of the step on both sub-meshes.
-        made: whether the first stage makes it; if not it only passes there, in any sharding.
+        made: the first stage makes it; if False, it only passes through in any sharding.
         read: units of the next stage.
         message_s: time of a message of some bytes between the sub-meshes.
     """
@@ -162,7 +162,7 @@ def passing(
 
 
 def _readers(units: Units, storage: int, read: range) -> list[Link]:
-    """Links from the maker of an activation to what reads it in a run of units, of a forward pass."""
+    """Links from the maker of an activation to its forward readers in a run of units."""
     flow, out = units.flow, dict[Link, None]()
     of_copy = {(each.call, each.place): copy.item for copy in flow.copies for each in copy.reads}
     for call, makers in flow.made_by.items():

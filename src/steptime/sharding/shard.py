@@ -32,45 +32,46 @@ from steptime.sharding.propagate import Propagated
 
 SECONDS: Final = 60.0
 QUICK_ITEMS: Final = 600
-"""Operators, sources and updates up to which an integer program on two axes takes seconds."""
+"""Most items for which an integer program on two axes takes only seconds."""
 AXES: Final = 2
-"""Axes of the meshes that are tried where none is given."""
+"""Most axes of the meshes that are tried by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded:
-    """The best shardings of a module, and those of the other meshes that were tried."""
+    """The best shardings of a module, and the results of the other meshes that were tried."""
 
     model: str
     cluster: str
     flow: Flow
     best: ShardingPlan
     estimate: Estimate
-    """Its step and memory, as of any other plan."""
+    """Estimate of its step and memory, as for any other plan."""
     setting: Setting
-    """What one device runs under it, as a job; below the axes of the mesh as degrees."""
+    """The job with the workload of one device."""
     plans: Plans
+    """Axes of the mesh as parallel degrees."""
     bound_s: float
-    """No shardings on this mesh take less; 0: nothing was searched."""
+    """Lower bound for all shardings on this mesh, in seconds; 0: nothing was searched."""
     tried: tuple[tuple[str, float | None, str], ...]
-    """Mesh, time of its best step (None: nothing fits), and why its search stopped."""
+    """Mesh, seconds of its best step (None: nothing fits), and the reason why its search stopped."""
     limit_bytes: float
     given: Propagated | LaidOut | None = None
-    """How the best shardings follow from annotations or a layout; None: they do not, or the solver decided the rest."""
+    """Propagation from annotations, or the layout, that the best shardings follow; None: neither was used."""
 
     @property
     def step_s(self) -> float:
-        """Time of the step."""
+        """Seconds of a step."""
         return self.estimate.step_time_s
 
     @property
     def gap(self) -> float:
-        """Share by which the step may be above the best."""
+        """Share of the step by which it may exceed the optimum."""
         return max(self.step_s - self.bound_s, 0.0) / self.step_s if self.step_s else 0.0
 
     @property
     def stop(self) -> str:
-        """Why the search stopped, and what its bound leaves open."""
+        """The reason why the search stopped, or what its bound leaves open."""
         if self.bound_s and self.best.stop == PROVED and self.gap > ENOUGH:
             return "the bound lets all computation overlap traffic of parameters, as far as the framework does"
         return self.best.stop
@@ -83,7 +84,7 @@ class Sharded:
 
     @property
     def unknown_share(self) -> float:
-        """Their share of the computation."""
+        """Share of the computation in :attr:`unknown` operators."""
         plan = self.best
         seconds = [float(each[option]) for each, option in zip(plan.built.seconds.operators, plan.choice, strict=True)]
         return sum(seconds[item] for item in plan.built.unknown) / (sum(seconds) or 1.0)
@@ -142,25 +143,24 @@ def shard(
     """The best shardings of a module's training step over a number of devices.
 
     Args:
-        model: ``pkg.module:factory``, ``file.py:factory``, an ``.onnx`` file, or a program that was captured before.
+        model: ``pkg.module:factory``, ``file.py:factory``, an ``.onnx`` file, or a captured program.
         cluster: catalogue name, file, or the record.
         gpus: devices of the mesh.
         mesh: ``data=2,model=4`` or ``2x4``; None: every mesh of one and two axes.
         batch: samples of the whole step.
-        memory_bytes: memory of a device for tensors; None: what the device has next to the driver's context, without
-            the allocator's usual slack; infinite: no limit.
+        memory_bytes: memory of a device for tensors; None: that of the device less the driver's context and the
+            allocator's usual slack; infinite: no limit.
         annotate: shardings of parameters, inputs and results of modules by pattern: ``blocks.*.mlp.0.weight=R S(0)``.
         layout: named dims and their axes: ``batch:data, heads:model, ffn:model``.
-        complete: the rest is decided by the solver (``solve``), or follows from what is given (``propagate``).
+        complete: the solver decides the rest (``solve``), or it follows from the given shardings (``propagate``).
         overlaps: traffic of weights and their gradients runs while the devices compute.
-        synchronised_norms: batch norms take the statistics of the whole batch, for which devices exchange sums; else
-            those of each device's part, as data-parallel training does by default. PyTorch's DTensor, and so what is
-            ``runnable``, does the former.
-        runnable: only shardings that an exported file can say to PyTorch's DTensor
-            (:func:`steptime.sharding.export.followed`).
-        framework: training software whose factors, host and overhead are applied; None: ``generic``, as for ``plan``;
-            ``ideal``: none.
-        quick: of a step with more than :data:`QUICK_ITEMS` items the mesh of one axis alone.
+        synchronised_norms: batch norms take the statistics of the whole batch, for which devices exchange sums; if
+            False, those of each device's part, as in data-parallel training by default. PyTorch's DTensor, and so a
+            ``runnable`` plan, always synchronises.
+        runnable: only shardings that PyTorch's DTensor follows (:func:`steptime.sharding.export.followed`).
+        framework: training software, whose factors, host times and overheads are applied; None: ``generic``, as for
+            ``plan``; ``ideal``: none.
+        quick: try only the mesh of one axis for a step with more than :data:`QUICK_ITEMS` items.
         gap: share above the bound at which a search may stop.
         seconds: time limit of each mesh's search.
         progress: called with meshes done and meshes to try.
@@ -225,7 +225,7 @@ def shard(
 def _completed(
     flow: Flow, mesh: Mesh, costing: Costing, limit_bytes: float, directions: Directions, how: Mapping[str, Any]
 ) -> Completed:
-    """The plan of one mesh, and how it follows from what was given."""
+    """The best plan on one mesh, and the propagation or layout that it follows."""
     limits = dict(how)
     plain = limits.pop("plain_norms")
     problem = costing.built(flow, mesh, limit_bytes, plain_norms=plain)
@@ -234,7 +234,7 @@ def _completed(
     if not isfinite(found.step_s):
         hint = "leave --complete propagate out, so that the rest is solved, or change the batch"
         raise UserError("the shardings that follow from what is given cannot be: pieces differ in size", hint=hint)
-    # Where little is left to overlap traffic with, the choice that sends least is the best.
+    # Where traffic can hardly overlap, the choice that sends least is the best.
     solved = found.overlaps and found.solutions
     further = [completed(problem, directions, **limits | {"overlaps": 0.0})[0]] if solved else []
     return costing.best_of(found, further), given
@@ -246,7 +246,7 @@ Completed = tuple[Asked, Propagated | LaidOut | None]
 def _each_mesh(
     meshes: Sequence[tuple[Mesh, Callable[[], Completed]]], progress: Callable[[int, int], None] | None
 ) -> tuple[Completed, list[tuple[str, float | None, str]]]:
-    """The best of the meshes on which something fits, and what became of each mesh.
+    """The best result over all meshes on which something fits, and the result of each mesh.
 
     Raises:
         UserError: nothing fits on any of them.
@@ -270,7 +270,7 @@ def _each_mesh(
 
 
 def captured_step(model: str, machines: Cluster, **given: Any) -> Program:
-    """A module's training step as a device of the cluster runs it; the arguments are those of :func:`shard`."""
+    """The captured training step of a module on a device of the cluster; arguments as in :func:`shard`."""
     given = {"batch": None, "seq": None, "dtype": None, "inputs": (), "loss": None, "autocast": None, **given}
     options = capture_options(
         machines.device,

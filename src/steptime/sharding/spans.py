@@ -1,19 +1,19 @@
-r"""Stages of any run of units on one sub-mesh: seconds of a micro-batch and once in a step, memory, recomputation.
+r"""Costs of every run of units as a stage on one sub-mesh: time per micro-batch and per step, memory, recomputation.
 
-With $c$ the computation of a micro-batch, $r$ its traffic of activations, $w$ of weights, $d$ the reduction of
-gradients and $o$ the optimiser, sums over the units of a stage, a micro-batch takes $t = r + \max(c, w)$ and a step
-once
+Let $c$ be the computation of a micro-batch, $r$ its traffic of activations, $w$ its traffic of weights, $d$ the
+reduction of gradients and $o$ the optimiser, all in seconds and summed over the units of a stage. A micro-batch takes
+$t = r + \max(c, w)$, and each step takes once
 
 $$g = o + [d + w - c]_+ - [w - c]_+$$
 
-where traffic of weights and gradients overlaps with computation, so that $t + g = r + \max(c, w + d) + o$ for a single
-micro-batch; where a share of it does, that share of both; without overlap
-$t = r + c + w$ and $g = o + d$. A stage of $f$ micro-batches in flight holds
+if traffic of weights and gradients overlaps with computation, so that $t + g = r + \max(c, w + d) + o$ for a single
+micro-batch. Without overlap $t = r + c + w$ and $g = o + d$; a partial overlap is the weighted mean of both. A stage
+with $f$ micro-batches in flight holds
 
 $$B = B_{\text{held}} + \max_u B_{\text{working},u} + f\,(B_{\text{kept}} + B_{\text{entering}})$$
 
-and if that is too much, the fewest blocks that do run again in the backward pass: of each only what enters the next
-unit stays, and one of them at a time is there in full.
+If that is too much, the fewest sufficient blocks are recomputed in the backward pass: each keeps only what enters the
+next unit, and one of them at a time is in memory in full.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from steptime.sharding.stages import SpanCosts
 from steptime.sharding.units import BACKWARD, UnitCosts
 
 Overlap = Literal["data", "all", "none"]
-"""What overlaps with computation: traffic of weights and gradients, all traffic, or nothing."""
+"""Traffic that overlaps with computation: that of weights and gradients, all, or none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spans:
-    """Every run of units as one stage, [first unit, unit after the last]; sums from an empty run on are 0."""
+    """Every run of units as one stage, [first unit, unit after the last]; entries of empty runs are 0."""
 
     costs: UnitCosts
     micro_batches: int
     limit_bytes: float
     recompute: bool
-    """Whether blocks may run again."""
+    """Blocks may be recomputed."""
     share: float
-    """Of traffic of weights and gradients, what may overlap."""
+    """Share of the traffic of weights and gradients that may overlap."""
     computing_s: Array
     others_s: Array
     weights_s: Array
     gradients_s: Array
     update_s: Array
     again_s: Array
-    """What one block that runs again adds."""
+    """Seconds that recomputation of one block adds."""
     message_s: Array
-    """A message from the stage before."""
+    """Seconds of a message from the stage before."""
     far_message_s: Array
-    """The same from another fast domain."""
+    """Seconds of a message from the stage before in another fast domain."""
     held_bytes: Array
     working_bytes: Array
     kept_bytes: Array
-    """Of one micro-batch, with what enters."""
+    """Bytes kept for one micro-batch, with its entering activations."""
     saved_bytes: Array
-    """What one block that runs again saves of each micro-batch."""
+    """Bytes of each micro-batch that recomputation of one block saves."""
     rebuilt_bytes: Array
     blocks: Array
     """Blocks of the run."""
 
     def recomputed(self, in_flight: float) -> Array:
-        """Fewest blocks that run again so that a stage fits; infinite: none do."""
+        """Fewest recomputed blocks with which a stage fits; infinite: it does not fit."""
         over = self.memory_bytes(in_flight, np.zeros(self.blocks.shape)) - self.limit_bytes
         room = np.where(self.saved_bytes > 0, in_flight * self.saved_bytes, inf)
         need = np.where(over > 0, np.ceil((over + self.rebuilt_bytes) / room - 1e-9), 0.0)
@@ -75,7 +75,7 @@ class Spans:
         return found
 
     def memory_bytes(self, in_flight: float, again: Array) -> Array:
-        """Bytes of one device with a number of blocks that run again."""
+        """Bytes of one device with a number of recomputed blocks."""
         total: Array = (
             self.held_bytes
             + self.working_bytes
@@ -85,23 +85,23 @@ class Spans:
         return total
 
     def micro_batch_s(self, again: Array, overlap: Overlap = "data") -> Array:
-        """Forward and backward of a micro-batch."""
+        """Seconds of the forward and backward passes of a micro-batch."""
         c, r, w = self.computing_s + again * self.again_s, self.others_s, self.weights_s
         data = r + self.share * np.maximum(c, w) + (1 - self.share) * (c + w)
         ways: dict[Overlap, Array] = {"data": data, "all": np.maximum(c, r + w), "none": c + r + w}
         return ways[overlap]
 
     def once_s(self, overlap: Overlap = "data") -> Array:
-        """Reduction of gradients, as far as it does not overlap, and the optimiser."""
+        """Seconds once in a step: exposed reduction of gradients, and the optimiser."""
         c, w, d = self.computing_s, self.weights_s, self.gradients_s
         if overlap == "none":
             return self.update_s + d
-        shown = np.maximum(d + w - c, 0) - np.maximum(w - c, 0)
-        exposed: Array = self.update_s + self.share * shown + (1 - self.share) * d
-        return exposed
+        exposed = np.maximum(d + w - c, 0) - np.maximum(w - c, 0)
+        total: Array = self.update_s + self.share * exposed + (1 - self.share) * d
+        return total
 
     def priced(self, in_flight: float, overlap: Overlap) -> SpanCosts:
-        """Costs of stages with n = `in_flight` micro-batches in flight; a slow link holds up each micro-batch."""
+        """Costs of stages with n = `in_flight` micro-batches in flight; a slow link delays each micro-batch."""
         again = self.recomputed(in_flight)
         legal = np.isfinite(again) & _runs(len(self.blocks))
         again = np.where(legal, again, 0.0)
@@ -127,15 +127,15 @@ def spans_of(
     branch: bool = False,
     share: float = 1.0,
 ) -> Spans:
-    """Every stage that shardings give; messages come from another fast domain where two sub-meshes exceed one.
+    """Costs of every run of units; messages cross fast domains if two sub-meshes exceed one domain.
 
     Args:
-        costs: of the units.
-        micro_batches: of a step.
+        costs: costs of the units.
+        micro_batches: micro-batches of a step.
         limit_bytes: memory of a device for tensors.
-        recompute: whether blocks may run again.
-        branch: only what a run reads itself enters it; what passes to later units goes another way.
-        share: of traffic of weights and gradients, what may overlap.
+        recompute: blocks may be recomputed.
+        branch: only activations that a run itself reads enter it; those for later units take another way.
+        share: share of the traffic of weights and gradients that may overlap.
     """
     units, machine = costs.units, costs.plan.built.mesh.machine
     crosses = 2 * costs.devices > machine.fast_domain
@@ -174,13 +174,13 @@ def spans_of(
 
 
 def _sums(values: Array) -> Array:
-    """Sums of runs; nothing from an end before the start on."""
+    """Sum over each run; 0 for empty runs."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     return np.where(_runs(len(values)), total[None, :] - total[:-1, None], 0.0)
 
 
 def _most(values: Array) -> Array:
-    """The largest of each run."""
+    """Maximum over each run; 0 for empty runs."""
     count = len(values)
     at = np.where(np.arange(count)[None, :] >= np.arange(count)[:, None], values[None, :], -inf)
     out = np.zeros((count, count + 1))
@@ -189,13 +189,13 @@ def _most(values: Array) -> Array:
 
 
 def _runs(count: int) -> Array:
-    """Which pairs of a first unit and a unit after the last are a run."""
+    """Mask of the pairs of first unit and end that are a run."""
     out: Array = np.arange(count + 1)[None, :] > np.arange(count)[:, None]
     return out
 
 
 def _shared(costs: UnitCosts, *, far: bool) -> tuple[Array, Array]:
-    """Copies of parameters that several units read, and the exchange of their gradients with the other stages."""
+    """Bytes of parameters that several units read, and seconds to exchange their gradients with other stages."""
     units, machine = costs.units, costs.plan.built.mesh.machine
     held, seconds = (np.zeros((units.count, units.count + 1)) for _ in range(2))
     near_s, far_s = message_time_s(machine, costs.exchanged_bytes, pair_of(machine, 0, 2 * costs.devices - 1))

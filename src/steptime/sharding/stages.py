@@ -1,19 +1,19 @@
 r"""Contiguous stages and their sub-meshes by dynamic programming, with a bound.
 
-A stage has units $i$ to $j - 1$ of a chain on a sub-mesh of $n$ devices of one kind. With $t$ the seconds that it adds
-to a micro-batch on its way through all stages, and $u$ those that it adds to the step if it is the slowest, the least
+A stage has units $i$ to $j - 1$ of a chain on a sub-mesh of $n$ devices of one kind. It adds $t$ seconds to the way of
+a micro-batch through all stages, and $u$ seconds to the step if it is the slowest. The least
 
 $$J = \sum_s t_s + \max_s u_s$$
 
-is that of $S(U) + U$ over all $U$, with $S(U)$ the least sum of stages whose $u \le U$. For a number of stages $s$,
+is the least $S(U) + U$ over all $U$, where $S(U)$ is the least sum of stages whose $u \le U$. For $s$ stages,
 
 $$F_s(i, d) = \min_{j > i,\, n \le d} t_s(i, j, n) + F_{s-1}(j, d - n), \qquad F_0(K, d) = 0$$
 
-with $d$ the devices that are left of each kind. $S$ falls with $U$, so that between two values $U_a < U_b$ that were
-tried $J \ge S(U_b) + U_a$: ranges whose bound is no better than what is known are not tried.
+with $d$ the remaining devices of each kind. $S$ falls with $U$, so that $J \ge S(U_b) + U_a$ between two tried values
+$U_a < U_b$: ranges whose bound is no better than the best known total are skipped.
 
-Source: Zheng et al., "Alpa", arXiv 2201.12023, section 5.2, which tries every value; devices of several kinds and costs
-that depend on the place of a stage from the end (its micro-batches in flight) are further arguments here.
+Source: Zheng et al., "Alpa", arXiv 2201.12023, section 5.2, which tries every value; here there are also several kinds
+of device, and costs depend on the place of a stage from the end (its micro-batches in flight).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ GAP: Final = 1e-3
 
 
 ROWS: Final = 8
-"""First units whose stages are tried at once: their sums stay in the cache."""
+"""Number of first units whose stages are evaluated at once, so that the sums stay in the CPU cache."""
 
 
 class SpanCosts(NamedTuple):
-    """What stages cost at one place from the end: [choice, first unit, unit after the last]; infinite: impossible."""
+    """Costs of stages at one place from the end, [choice, first unit, unit after the last]; infinite: impossible."""
 
     each_s: Array
-    """Seconds that a stage adds to a micro-batch on its way."""
+    """Seconds that a stage adds to the way of a micro-batch."""
     busy_s: Array
-    """Seconds that it adds to the step where it is the slowest."""
+    """Seconds that a stage adds to the step if it is the slowest."""
 
 
 class Stage(NamedTuple):
@@ -61,11 +61,11 @@ class Split:
 
     stages: tuple[Stage, ...]
     total_s: float
-    """Sum of stages and the slowest."""
+    """Sum of all stages plus the slowest."""
     bound_s: float
-    """No stages of these choices take less."""
+    """Lower bound of ``total_s`` for all stages of these choices."""
     limits: int
-    """Limits of the slowest stage that were tried."""
+    """Number of limits of the slowest stage that were tried."""
 
 
 def split(
@@ -77,10 +77,10 @@ def split(
     counts: Iterable[int] | None = None,
     gap: float = GAP,
 ) -> Split | None:
-    """The best stages of a chain; None where no stages are possible.
+    """The best stages of a chain; None: no stages are possible.
 
     Args:
-        costs: by place from the end; as many as there can be stages.
+        costs: costs by place from the end, one for each possible stage.
         kind: kind of devices of each choice, from 0.
         devices: devices of each choice.
         available: devices of each kind.
@@ -110,12 +110,12 @@ class _Search:
 
     @cached_property
     def grain(self) -> tuple[int, ...]:
-        """Devices of each kind that every choice has a multiple of."""
+        """Greatest common divisor of the choices' devices, for each kind."""
         return tuple(int(np.gcd.reduce(self.devices[self.kind == k])) or 1 for k in range(len(self.available)))
 
     @cached_property
     def groups(self) -> list[tuple[tuple[int, ...], Array]]:
-        """Grains of each kind, and the choices that take them."""
+        """Grains of each kind, with the choices that take them."""
         keys: dict[tuple[int, ...], list[int]] = {}
         for choice, (kind, count) in enumerate(zip(self.kind.tolist(), self.devices.tolist(), strict=True)):
             taken = [0] * len(self.available)
@@ -129,7 +129,7 @@ class _Search:
         ]
 
     def best(self, counts: tuple[int, ...], gap: float) -> Split | None:
-        """Ranges of limits, the one with the least bound first."""
+        """The best split, from a search over ranges of limits that takes the one with the least bound first."""
         values = np.unique(np.concatenate([each.busy_s[np.isfinite(each.busy_s)] for each in self.distinct]))
         if not len(values):
             return None
@@ -140,7 +140,7 @@ class _Search:
             return None
         found = self.walked(tables, values[last], counts)
         best = self.total_s(found)
-        # Of a range (low, high] high was tried: no limit in it gives less than its sum and the value after low.
+        # A range is (low, high], and high was tried: its sum plus the value after low bounds all limits in it.
         ranges = [(least + values[0], -1, last, least)]
         while ranges:
             bound, low, high, least = heapq.heappop(ranges)
@@ -164,16 +164,16 @@ class _Search:
 
     @cached_property
     def distinct(self) -> list[SpanCosts]:
-        """Costs of places that differ."""
+        """The distinct costs among all places."""
         return list({id(each): each for each in self.costs}.values())
 
     def total_s(self, stages: Sequence[Stage]) -> float:
-        """Sum of stages and the slowest."""
+        """Sum of all stages plus the slowest."""
         at = [(self.costs[len(stages) - 1 - n], (s.choice, s.first, s.end)) for n, s in enumerate(stages)]
         return float(sum(c.each_s[place] for c, place in at) + max(c.busy_s[place] for c, place in at))
 
     def tables(self, limit_s: float) -> list[Array]:
-        """Least seconds from each unit on, by stages, unit and grains of each kind."""
+        """Least seconds from each unit to the end, one table per number of stages: [unit, grains of each kind]."""
         rest = np.full((self.units + 1, *(h // g + 1 for h, g in zip(self.available, self.grain, strict=True))), inf)
         rest[-1] = 0.0
         out, made = [rest], None
@@ -190,7 +190,7 @@ class _Search:
         return out
 
     def before(self, made: Sequence[Array], rest: Array) -> Array:
-        """The table with one stage more."""
+        """The table with one more stage."""
         out = np.full(rest.shape, inf)
         deeper = (1,) * (rest.ndim - 1)
         for (taken, _), each_s in zip(self.groups, made, strict=True):
@@ -210,7 +210,7 @@ class _Search:
         return min((float(tables[count][0].flat[-1]) for count in counts if count < len(tables)), default=inf)
 
     def walked(self, tables: Sequence[Array], limit_s: float, counts: Iterable[int]) -> tuple[Stage, ...]:
-        """The stages behind the least sum."""
+        """The stages with the least sum."""
         count = min((n for n in counts if n < len(tables)), key=lambda n: float(tables[n][0].flat[-1]))
         place, left, out = 0, tuple(n - 1 for n in tables[0].shape[1:]), []
         for number in range(count, 0, -1):

@@ -1,6 +1,7 @@
-"""Tensors of a flow, and which of their dims are one dim: through operators, views, and from maker to reader.
+"""Tensors of a flow, and dims of them that are the same dim: through operators, views, and from maker to reader.
 
-What an operator reads has a place of its own next to what was made, because equal blocks read from several makers.
+An input of an operator is a tensor of its own, distinct from the output that was made, because equal blocks read from
+several makers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NOTHING: Final = Option(inputs=(), outputs=())
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Two tensors, and the dims of them that are one dim."""
+    """Two tensors, and the pairs of their dims that are the same dim."""
 
     first: int
     second: int
@@ -37,25 +38,25 @@ class Tensors:
     outputs: tuple[tuple[int, ...], ...]
     """Tensors of each item's outputs."""
     inputs: tuple[tuple[int, ...], ...]
-    """Tensors that each item reads; a source and an update read what they are."""
+    """Tensors that each item reads; for a source and an update, their outputs."""
     ties: tuple[Tie, ...]
     views: dict[tuple[int, int, tuple[Look, ...]], int]
-    """Item, output and views -> the tensor that the last of the views gives."""
+    """Item, output and views -> the result of the last view."""
 
     def ports(self, item: int, option: Option) -> Iterator[tuple[int, int | None]]:
-        """Tensors of an item with the dim that an option splits of each; none: it is replicated or a term."""
+        """Tensors of an item, each with the dim that an option splits; None: replicated or a partial sum."""
         for numbers, placements in ((self.inputs[item], option.inputs), (self.outputs[item], option.outputs)):
             for number, placement in zip(numbers, placements, strict=True):
                 yield number, placement.dim
 
     def text(self, tensor: int, dim: int | None = None) -> str:
-        """A tensor, and one of its dims, as messages name them."""
+        """Text of a tensor, and of one of its dims, for messages."""
         shape = "x".join(map(str, self.types[tensor].shape))
         return f"{self.names[tensor]} of {shape or 'one element'}" + ("" if dim is None else f", dim {dim}")
 
 
 def splits(item: Item) -> tuple[Option, ...]:
-    """Options of an operator along one axis, without terms: the replicated one first; of a source that one alone."""
+    """Options of an operator along one axis without terms, the replicated one first; other items have only that."""
     return tuple(o for o in options(item.node) if o.units > 0) if item.kind == "operator" else (NOTHING,)
 
 
@@ -73,7 +74,7 @@ class _Numbering:
         self.ties: dict[tuple[int, int], Tie] = {}
 
     def tensors(self) -> Tensors:
-        """Numbers of everything."""
+        """Number all tensors."""
         outputs, inputs = [], []
         for item in self.flow.items:
             made = tuple(self._new(type, item.name, "output", n) for n, type in enumerate(item.node.outputs))
@@ -124,7 +125,7 @@ class _Numbering:
 
 
 def by_tensor(ties: Iterable[Tie]) -> dict[int, list[Tie]]:
-    """Ties of each tensor, which is the first of them."""
+    """Ties of each tensor, oriented so that it is the first."""
     out: dict[int, list[Tie]] = defaultdict(list)
     for tie in ties:
         out[tie.first].append(tie)

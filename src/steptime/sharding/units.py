@@ -1,10 +1,10 @@
-"""A captured step as a chain of units, and what shardings of the whole step cost in each.
+"""A captured step as a chain of units, and the costs of the whole step's shardings in each unit.
 
 Units are head, equal blocks and tail, or the parts of a module without equal blocks.
 
-Seconds of an item belong to the units that run it, in equal parts; those between two items to the later one, with
-parameters and their gradients to the unit of the parameter. A micro-batch has computation, traffic of activations and
-weights; once in a step there are the reduction of gradients and the update.
+The time of an item belongs to the units that run it, in equal parts; the time between two items to the later one; the
+time of parameters and their gradients to the unit of the parameter. Each micro-batch has computation and traffic of
+activations and weights; each step has one reduction of gradients and one update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORWARD, BACKWARD, WEIGHTS = range(3)
 
 
 def of_micro_batch(built: Built, micro_batches: int) -> Built:
-    """The problem of one micro-batch: a step's traffic of gradients and its update count in equal parts."""
+    """The problem of one micro-batch, with its share of the step's traffic of gradients and of the update."""
     items, seconds = built.flow.items, built.seconds
     data = {
         pair: matrix / micro_batches if "update" in (items[pair[0]].kind, items[pair[1]].kind) else matrix
@@ -42,28 +42,28 @@ def of_micro_batch(built: Built, micro_batches: int) -> Built:
 
 
 class Shared(NamedTuple):
-    """A parameter that several units read: each stage that has one of them has a copy."""
+    """A parameter that several units read, of which each stage with such a unit has a copy."""
 
     units: tuple[int, ...]
     storages: tuple[int, ...]
-    """Weights, gradients and states."""
+    """Storages of weights, gradients and states."""
     gradient: int
-    """Storage whose bytes the copies exchange; -1: it is not trained."""
+    """Storage of the gradient, which the copies exchange; -1: it is not trained."""
 
 
 class Branches(NamedTuple):
-    """A run of units whose parts may run at the same time on different devices, as no activation passes between them.
+    """A run of units in parts that can run at the same time on different devices, as no activation passes between.
 
-    The last branch goes on alone where it reads what the others have made.
+    After the branches meet, the last one runs alone and reads the results of the others.
     """
 
     bounds: tuple[int, ...]
     """First unit of each branch, and the unit after the last one."""
     meet: int
-    """First unit that reads what several branches make, or the unit after the last one."""
+    """First unit that reads results of several branches, or the unit after the last one."""
 
     def to(self, end: int) -> Branches:
-        """The same with a longer last branch."""
+        """The branches with the last one extended."""
         return Branches((*self.bounds[:-1], end), self.meet)
 
 
@@ -74,13 +74,13 @@ class Units:
     flow: Flow
     names: tuple[str, ...]
     blocks: Array
-    """Whether each unit is one of equal blocks."""
+    """True for units that are one of equal blocks."""
     of_call: Array
     """Unit of each call; -1: the optimiser."""
 
     @property
     def count(self) -> int:
-        """Units of the chain."""
+        """Number of units."""
         return len(self.names)
 
     @cached_property
@@ -108,12 +108,12 @@ class Units:
 
     @cached_property
     def of_parameter(self) -> dict[str, tuple[int, ...]]:
-        """Units that read each parameter; one that none reads is in the first."""
+        """Units that read each parameter; a parameter that none reads is in the first."""
         return {each.name: self.readers.get(each.storage, (0,)) for each in self.flow.program.parameters}
 
     @cached_property
     def held(self) -> tuple[dict[int, int], tuple[Shared, ...]]:
-        """Storages that a stage has all the time: those of one unit with the unit, and those of several."""
+        """Storages that a stage holds permanently: storage -> its unit, and parameters of several units."""
         own: dict[int, int] = {}
         shared: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         storages = self.flow.program.storages
@@ -133,19 +133,19 @@ class Units:
 
     @cached_property
     def made(self) -> dict[int, int]:
-        """Storages that forward passes make, with their unit."""
+        """Storage that the forward pass makes -> its unit."""
         born = {n: each.born for n, each in enumerate(self.flow.program.storages) if each.born != BEFORE}
         calls = self.flow.program.calls
         return {n: int(self.of_call[call]) for n, call in born.items() if calls[call].phase == "forward"}
 
     @cached_property
     def kept(self) -> dict[int, int]:
-        """Activations from a forward into a backward pass, with the unit that makes them."""
+        """Activation that is kept for the backward pass -> the unit that makes it."""
         return {n: unit for n, unit in self.made.items() if self.flow.program.storages[n].category == "activation"}
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
-        """Storages that pass each boundary: made before the unit in a forward pass, read from it on; unit 0: none."""
+        """Storages that cross the boundary before each unit: made before it, read in it or later; unit 0: none."""
         out: list[list[int]] = [[] for _ in range(self.count)]
         for storage, units in self.readers.items():
             for unit in range(self.made.get(storage, self.count) + 1, units[-1] + 1):
@@ -154,14 +154,14 @@ class Units:
 
     @cached_property
     def boundary_bytes(self) -> Array:
-        """Bytes of a micro-batch that enter each unit, whole tensors."""
+        """Bytes of whole tensors of a micro-batch that enter each unit."""
         return np.array([sum(self.flow.program.storages[n].size_bytes for n in each) for each in self.crossing], float)
 
     @cached_property
     def branches(self) -> dict[tuple[int, int], Branches]:
-        """First unit and unit after the last of runs with branches -> the branches: two towers up to where they meet.
+        """First unit and unit after the last -> branches of the run, such as two towers up to where they meet.
 
-        Of a run whose branches meet inside it the longest ones are taken.
+        If branches meet inside a run, they are as long as possible.
         """
         between = np.zeros((self.count, self.count), bool)
         for unit, each in enumerate(self.crossing):
@@ -178,10 +178,10 @@ class Units:
         return out
 
     def read_bytes(self, size_bytes: Array) -> Array:
-        """Bytes of activations from before a run of units that the run itself reads, [first unit, unit after the last].
+        """Bytes of earlier activations that a run of units itself reads, [first unit, unit after the last].
 
         Args:
-            size_bytes: of each storage.
+            size_bytes: bytes of each storage.
         """
         out = np.zeros((self.count, self.count + 1))
         for storage, made in self.made.items():
@@ -194,7 +194,7 @@ class Units:
 def units_of(flow: Flow) -> Units:
     """The chain of a captured step: head, equal blocks and tail.
 
-    The parts of :func:`~steptime.captured.cut.chains.chain_of` where it has no blocks, or where some are branches.
+    If it has no blocks, or some parts are branches: the parts of :func:`~steptime.captured.cut.chains.chain_of`.
     """
     sections, chain = flow.sections, chain_of(flow.program)
     if sections.blocks is None or chain.parallel:
@@ -203,7 +203,7 @@ def units_of(flow: Flow) -> Units:
     part = np.array(sections.of_calls(), int)
     forward = [n for n, call in enumerate(flow.program.calls) if call.phase == "forward"]
     present = np.unique(part[forward])
-    # A part that only the backward pass has, such as the last gradients of a model that begins with its blocks.
+    # Only the backward pass may have a part, such as the last gradients of a model that begins with its blocks.
     place = np.clip(np.searchsorted(present, part), 0, len(present) - 1)
     count, container, first = len(sections.each), sections.blocks.container, sections.blocks.first
     names = ["head" if n < 0 else "tail" if n >= count else f"{container}.{first + n}" for n in present.tolist()]
@@ -217,7 +217,7 @@ def units_of(flow: Flow) -> Units:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitCosts:
-    """What shardings of the whole step cost in each unit."""
+    """Costs of the whole step's shardings in each unit."""
 
     units: Units
     plan: ShardingPlan
@@ -240,13 +240,13 @@ class UnitCosts:
     kept_bytes: Array
     """Activations of a micro-batch, by unit."""
     passed_bytes: Array
-    """Of these, what a further unit reads, which stays where the unit runs again."""
+    """Bytes of ``kept_bytes`` that a later unit reads, which stay if the unit is recomputed."""
     entering_bytes: Array
-    """What enters a unit from the one before, with what only passes."""
+    """Bytes that enter a unit from the one before, with those that only pass through."""
     read_bytes: Array
-    """What enters a run of units that is a branch, [first unit, unit after the last]."""
+    """Bytes that enter a run of units as a branch, [first unit, unit after the last]."""
     working_bytes: Array
-    """Most that a call of each unit has on top."""
+    """Most further bytes while a call of each unit runs."""
 
     @property
     def devices(self) -> int:
@@ -255,7 +255,7 @@ class UnitCosts:
 
     @cached_property
     def again_s(self) -> Array:
-        """Seconds of the forward pass of each unit, which recomputation adds."""
+        """Seconds of each unit's forward pass, which recomputation adds."""
         again: Array = self.computing_s[FORWARD] + self.others_s[FORWARD]
         return again
 
@@ -263,9 +263,9 @@ class UnitCosts:
 def unit_costs(
     units: Units, plan: ShardingPlan, micro_batches: int, paced: Callable[[Array, Array], Array] | None = None
 ) -> UnitCosts:
-    """Costs by unit of shardings that were found for one micro-batch (:func:`of_micro_batch`).
+    """Costs by unit of shardings for one micro-batch (:func:`of_micro_batch`).
 
-    ``paced``: from seconds of the devices and operators to seconds with waits for the host; None: it is never late.
+    ``paced``: function from device seconds and operators to seconds with waits for the host; None: no waits.
     """
     built, choice, runs = plan.built, plan.choice, units.runs
     computing, others = np.zeros((3, units.count)), np.zeros((3, units.count))
@@ -305,7 +305,7 @@ def unit_costs(
 
 
 def _passes(units: Units) -> list[int]:
-    """Pass of each item: of the backward pass, what no other unit waits for makes gradients of weights."""
+    """Pass of each item; backward items for which no other unit waits count as gradients of weights."""
     flow, made, reads = units.flow, dict[int, int](), dict[int, list[int]]()
     for number in sorted(flow.of_call):
         call = flow.program.calls[number]
@@ -349,7 +349,7 @@ def _sum(local: Array, storages: Iterable[int]) -> float:
 
 
 def _working(units: Units, local: Array) -> Array:
-    """Most that is alive in a call of each unit and is neither held nor kept, and the largest new gradient."""
+    """Most bytes alive in a call of each unit that are neither held nor kept, plus the largest new gradient."""
     own, shared = units.held
     apart = {*own, *units.kept, *(n for each in shared for n in each.storages)}
     calls = units.flow.program.calls
@@ -364,7 +364,7 @@ def _working(units: Units, local: Array) -> Array:
 
 
 def _largest_gradients(units: Units, local: Array) -> Array:
-    """The largest gradient of each unit: that of a further micro-batch is there before it is added."""
+    """The largest gradient of each unit; that of a further micro-batch is in memory until it is added."""
     out = np.zeros(units.count)
     own, shared = units.held
     owners: Sequence[tuple[int, tuple[int, ...]]] = [

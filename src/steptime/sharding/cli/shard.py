@@ -230,7 +230,11 @@ def print_sharded(found: Sharded) -> None:
             meshes.add_row(mesh, t.printable(stop) if step_s is None else t.seconds(step_s))
         out.print(meshes)
     lists = {"taken as true": record["taken_as_true"], "conflicts": record["conflicts"]}
-    for title, texts in {**lists, "replicated against the layout": _unmatched(record)}.items():
+    lists["replicated against the layout"] = [
+        f"{each['item']} along {each['axis']}: {each['because']} ({t.percent(each['share_of_compute'])} of computing)"
+        for each in record["unmatched"]
+    ]
+    for title, texts in lists.items():
         _print_some(out, title, texts)
     out.print()
     parameters = t.grid(("parameter", "count", "sharding"), left=(0, 2))
@@ -257,14 +261,6 @@ def _lines(found: Sharded, record: Mapping[str, Any]) -> Iterator[str]:
     if found.unknown:
         whole = f"{', '.join(found.unknown)} ({t.percent(found.unknown_share)} of computing)"
         yield f"whole on every device, without a dim that the mesh can divide: {whole}"
-
-
-def _unmatched(record: Mapping[str, Any]) -> list[str]:
-    """Lines on operators that are replicated on an axis of the layout, by falling share of computation."""
-    return [
-        f"{each['item']} along {each['axis']}: {each['because']} ({t.percent(each['share_of_compute'])} of computing)"
-        for each in record["unmatched"]
-    ]
 
 
 def _print_some(out: Console, title: str, texts: Sequence[str]) -> None:
