@@ -1,1 +1,1 @@
-"""Cheaper equivalent graphs: substitutions with proofs, template passes, searches, and what they gain on a device."""
+"""Cheaper equivalent graphs: proved substitutions, template passes, searches, and their gains on a device."""

@@ -1,4 +1,4 @@
-"""Sets of passes beyond the own ones, which packages enter under the entry point ``steptime.moves``."""
+"""Further sets of passes, which packages register under the entry point ``steptime.moves``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MUTANTS: Final = "mutants"
 RULES: Final = "rules"
 
 SETS: Final = Registry[Callable[[str], tuple[Pass, ...]]]("set of moves", "steptime.moves")
-"""Name -> a function from what the user gives with it, or nothing, to passes."""
+"""Name -> function from the user's text (or an empty one) to passes."""
 
 
 def added(name: str, given: str = "") -> tuple[Pass, ...]:
     """The passes of a set.
 
     Args:
-        name: of the set.
-        given: what the user says of it; the name of a file of rules, for one.
+        name: name of the set.
+        given: argument from the user, such as the name of a file of rules.
 
     Raises:
         UnknownNameError: there is no set of this name.
-        UserError: what was given is wrong.
+        UserError: the argument is invalid.
     """
     return SETS[name](given)

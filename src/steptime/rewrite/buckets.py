@@ -1,4 +1,4 @@
-"""Lengths padded to a few shapes: padding, compilations, and the best shapes, found exactly."""
+"""Buckets of lengths to which inputs are padded: padding, compilations, and the exact best buckets."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ LONGEST: Final = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """Lengths to which inputs are padded, and what that costs."""
+    """Lengths to which inputs are padded, and their cost."""
 
     tops: tuple[int, ...]
     padding: float
-    """Padded over real tokens, less one."""
+    """Padded over real tokens, minus one."""
     step_time_s: float
     """Expected time of a step."""
     compilations: float
-    """Expected compilations in the given number of steps: one for each bucket that comes up."""
+    """Expected compilations in the given number of steps: one for each bucket that occurs."""
     total_s: float
-    """Time of a step with its share of the compilations."""
+    """Seconds of a step with its share of the compilations."""
 
 
 Time = Callable[[int], float]
 
 
 def parse_lengths(text: str) -> dict[int, float]:
-    """Lengths and shares, as ``128=0.5,512=0.5``; shares are scaled to 1.
+    """Parse lengths and shares such as ``128=0.5,512=0.5``; shares are scaled to a sum of 1.
 
     Raises:
-        UserError: it is written otherwise.
+        UserError: the text has another form.
 
     >>> parse_lengths("128=1,512=3")
     {128: 0.25, 512: 0.75}
@@ -70,13 +70,13 @@ def powers_of_two(lengths: Mapping[int, float], least: int = 16) -> tuple[int, .
 def cost_of(
     tops: Sequence[int], lengths: Mapping[int, float], time_s: Time, *, steps: int, compile_s: float
 ) -> Buckets:
-    r"""What buckets cost.
+    r"""Cost of a set of buckets.
 
     $$T = \sum_l p_l\,t(\lceil l \rceil), \qquad
       C = \sum_b \Bigl(1 - \bigl(1 - \textstyle\sum_{l \in b} p_l\bigr)^{n}\Bigr)$$
 
     where $p_l$ = share of length $l$, $t$ = time of a step (s) at the bucket's length $\lceil l \rceil$, $C$ =
-    expected compilations in $n$ = ``steps`` steps. Source: definition; a bucket is compiled when it first comes up.
+    expected compilations in $n$ = ``steps`` steps. Source: definition; a bucket is compiled when it first occurs.
 
     >>> found = cost_of((128, 512), {100: 0.5, 512: 0.5}, lambda n: n / 1e6, steps=100, compile_s=0.0)
     >>> round(found.padding, 4), round(found.step_time_s * 1e6, 1), round(found.compilations, 3)
@@ -111,7 +111,7 @@ def best_buckets(
     $$F_k(j) = \min_{i < j} F_{k-1}(i) + P_{ij}\,t(l_j) + \bigl(1 - (1 - P_{ij})^n\bigr)\,c / n$$
 
     where $P_{ij}$ is the share of the lengths after $l_i$ up to $l_j$, $t$ the time of a step (s), $n$ the number of
-    steps and $c$ the time of a compilation (s). A best bucket ends at a length that comes up, since the time does not
+    steps and $c$ the time of a compilation (s). A best bucket ends at a length that occurs, since the time does not
     fall with the length; so the minimum is exact.
 
     Args:

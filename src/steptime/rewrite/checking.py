@@ -1,4 +1,4 @@
-"""Whether two graphs compute the same: on random inputs in fp64, and in the element type that they have."""
+"""Checks that two graphs compute the same, on random inputs in fp64 and in their own element types."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ FP64: Final = 1e-10
 FP32: Final = 1e-4
 """Relative errors that a rewritten graph may have."""
 ROUNDINGS: Final = 2**8
-"""Units in the last place of the largest result below which a whole result is zero but for rounding: the gradient of
-the keys' bias, which a softmax does not see."""
+"""A result below this many units in the last place of the largest result counts as zero up to rounding, such as the
+gradient of the keys' bias, to which a softmax is invariant."""
 ROUNDED: Final = "gelu"
-"""Operator with numbers that a graph which writes it out stores rounded."""
+"""Operator whose constants a graph stores rounded if it has the operator in single steps."""
 MOST_BYTES: Final = 8 * 2**30
-"""Weights above which a graph is not run here."""
+"""Most bytes of weights of a graph that is run on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Largest relative errors of the outputs, against the largest element of each."""
+    """Largest relative errors of the outputs, each against its largest element."""
 
     fp64: float
     fp32: float | None
-    """In the element types of the graph; None where they are narrower than fp32."""
+    """Error in the element types of the graph; None if they are narrower than fp32."""
     seeds: int
     limit: float = FP64
-    """Largest error in fp64 that passes: more where a formula stands for one with rounded numbers."""
+    """Largest fp64 error that passes; larger if an exact formula replaces one with rounded constants."""
 
     @property
     def passed(self) -> bool:
-        """Whether both are within what a rewrite may change."""
+        """True if both errors are within the limits of a rewrite."""
         return self.fp64 <= self.limit and (self.fp32 is None or self.fp32 <= FP32)
 
 
 def relative_error(expected: Any, found: Any) -> float:
-    """Largest difference over the largest element; infinite where shapes, types or non-finite elements differ."""
+    """Largest difference over the largest element; infinite if shapes or non-finite elements differ."""
     import torch
 
     a, b = torch.as_tensor(expected), torch.as_tensor(found)
@@ -60,7 +60,7 @@ def relative_error(expected: Any, found: Any) -> float:
 
 
 def _worst(expected: list[Any], found: list[Any]) -> float:
-    """Largest error of all results; what is nothing but rounding in both is equal."""
+    """Largest error of all results; results that are only rounding in both graphs count as equal."""
     import torch
 
     floats = [a for a in expected if a.is_floating_point() and a.numel()]
@@ -78,12 +78,12 @@ def check(before: Flow, after: Flow, contents: Mapping[str, Any] | None = None, 
 
     Args:
         before: the graph.
-        after: what it became.
-        contents: weights to run with; random ones where None.
+        after: the rewritten graph.
+        contents: weights to run with; None: random ones.
         seeds: number of random inputs.
 
     Raises:
-        UserError: an operator cannot be run here, or the weights are too large to.
+        UserError: an operator cannot be run here, or the weights are too large.
     """
     from steptime.rewrite.kernels import evaluate, random_contents
 
@@ -108,10 +108,10 @@ def check(before: Flow, after: Flow, contents: Mapping[str, Any] | None = None, 
 
 
 def _limit(before: Flow, after: Flow) -> float:
-    r"""Largest relative error in fp64: $10^{-10}$, or the rounding unit of a type whose GELU stands for its formula.
+    r"""Largest relative error in fp64: $10^{-10}$, or the rounding unit of a type in which a GELU replaces its formula.
 
-    A graph stores $1/\sqrt 2$ and $\sqrt{2/\pi}$ rounded to its own type, and the GELU has them exactly. The error of
-    the number is half a unit at most, and that of the result, against its largest element, is smaller still.
+    A graph stores $1/\sqrt 2$ and $\sqrt{2/\pi}$ rounded to its own type; the GELU has them exactly. The error of the
+    constant is at most half a unit, and that of the result, against its largest element, is smaller.
     """
     import torch
 
@@ -121,16 +121,16 @@ def _limit(before: Flow, after: Flow) -> float:
 
 
 def _rounded(flow: Flow) -> Counter[str]:
-    """How many operators of :data:`ROUNDED` a graph has by type, those inside fused kernels included."""
+    """Number of operators :data:`ROUNDED` in a graph by element type, including those inside fused kernels."""
     steps = (step for node in flow.order for step in opened(Nodes(), node))
     return Counter(step.outputs[0].dtype for step in steps if step.op == ROUNDED)
 
 
 def require_same(found: Check) -> None:
-    """Refuse a graph that computes something else.
+    """Raise an error if a rewritten graph computes something else.
 
     Raises:
-        UserError: the errors are beyond what a rewrite may change.
+        UserError: the errors exceed the limits of a rewrite.
     """
     if not found.passed:
         narrow = "" if found.fp32 is None else f", {found.fp32:.1e} in fp32"

@@ -1,4 +1,4 @@
-"""Passes applied to a graph: each kind of match is priced once, those that pay are made, until nothing changes."""
+"""Application of passes to a graph: each kind of match is priced once, and made if it pays, until nothing changes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from steptime.rewrite.retype import RefusedError
 from steptime.rewrite.scene import OBJECTIVES, Folds, Match, Mode, Objective, Pass, Scene
 
 ROUNDS: Final = 8
-"""Times that a stage is tried again after a change."""
+"""Most rounds of a stage, which is tried again after a change."""
 CUDA_ROUNDING_BYTES: Final = 512
 UNFUSED: Final = 4
-"""Stages before the mutants: they see folded convolutions and products, and nothing that is fused."""
+"""Number of stages before the mutants, which need folded convolutions and products but no fused kernels."""
 
 CERTAIN: Final = "the gain exceeds the doubt"
 UNMADE: Final = "its readers need the memory layout that it changes"
 
 Measure = Callable[[Flow, Match], "float | None"]
-"""Times a match for real: seconds that it saves where it runs, None where it cannot be run."""
+"""Function that times a match on this machine: seconds that it saves, or None if it cannot be run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class Step:
     what: str
     count: int
     modules: tuple[str, ...]
-    """Where, with numbers of blocks as ``*``."""
+    """Modules of the matches, with ``*`` for numbers of blocks."""
     applied: bool
     why: str
-    """Why it was applied, or was not."""
+    """Reason why it was applied or not."""
     change: Change
     fuses: bool = False
     reorders: bool = False
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A graph and what it became."""
+    """A graph before and after its rewrites."""
 
     before: Flow
     after: Flow
@@ -62,7 +62,7 @@ class Rewritten:
 
 
 def modes_of(flow: Flow) -> Mode:
-    """Whether weights change."""
+    """``training`` if weights change, else ``inference``."""
     return "training" if flow.training else "inference"
 
 
@@ -70,7 +70,7 @@ def pass_named(name: str, among: Sequence[Pass] = PASSES) -> Pass:
     """A pass by its name.
 
     Raises:
-        UserError: no pass is called so.
+        UserError: the name is unknown.
     """
     found = next((each for each in among if each.name == name), None)
     if found is None:
@@ -106,9 +106,9 @@ def apply_passes(
         flow: the graph.
         device: what it runs on.
         objective: ``time`` of the step, ``memory`` at its peak, or ``launches``.
-        everything: apply every match, also where it does not pay or nobody knows.
+        everything: apply every match, also if it does not pay or its gain is within the doubt.
         passes: names of the passes to try; empty: all.
-        measure: times matches here; its sign then decides.
+        measure: times matches on this machine; the sign of the gain then decides.
         mutants: try the mutants of partial equality too.
 
     Raises:
@@ -124,7 +124,7 @@ def apply_passes(
     before, steps = flow, list[Step]()
     for stage in (*STAGES[:UNFUSED], mutating, *STAGES[UNFUSED:]):
         rows = [row for row in stage if row in chosen and is_legal(row, flow, device, objective, everything)]
-        for _ in range(1 if stage is mutating else ROUNDS):  # What a mutant made can be mutated without end.
+        for _ in range(1 if stage is mutating else ROUNDS):  # Mutation of mutants would not end.
             changed = False
             for row in rows:
                 flow, found = run.one(flow, row, device.runs_cuda)
@@ -136,14 +136,14 @@ def apply_passes(
 
 
 def is_legal(row: Pass, flow: Flow, device: Device, objective: Objective, everything: bool) -> bool:
-    """Whether a pass may be tried on a graph: its mode, its device, and memory as the objective where it trades it."""
+    """True if a pass fits the mode, the device and the objective; passes that trade time for memory need memory."""
     if modes_of(flow) not in row.modes or (row.only_cuda and not device.runs_cuda):
         return False
     return not row.trades_memory or objective == "memory" or everything
 
 
 class _Run:
-    """One rewriting: its constants, prices and what it aims at."""
+    """State of one rewriting: constants, prices, and the rule that decides."""
 
     def __init__(self, prices: Prices, objective: Objective, everything: bool, measure: Measure | None) -> None:
         self.prices = prices
@@ -151,7 +151,7 @@ class _Run:
         self._objective, self._everything, self._measure = objective, everything, measure
 
     def one(self, flow: Flow, row: Pass, on_cuda: bool) -> tuple[Flow, list[Step]]:
-        """Try one pass: all its matches are of the same graph, and those that are accepted are made together."""
+        """Try one pass: all its matches are in the same graph, and accepted ones are made together."""
         scene = Scene(flow=flow, folds=self._folds, on_cuda=on_cuda)
         groups = self._groups(flow, row.find(scene))
         if not groups:
@@ -167,28 +167,28 @@ class _Run:
         return self._one_by_one(flow, groups, steps)
 
     def _traded(self, flow: Flow, row: Pass, groups: Sequence[list[_Priced]], whole: Sums) -> tuple[Flow, list[Step]]:
-        """Groups that lower the peak once chains are fused: each on top of the others, else all together."""
+        """Make groups that lower the peak after chains are fused: one after another, or else all together."""
         steps = [replace(self._tried(flow, row, each, whole), applied=False, why="the peak stays") for each in groups]
-        start = best = self._settled(flow)
-        now, taken = flow, list[Match]()
+        start = best = self._fused_peak_bytes(flow)
+        now, made_matches = flow, list[Match]()
         for number, members in enumerate([*groups, [each for group in groups for each in group]]):
-            if number == len(groups) and taken:
+            if number == len(groups) and made_matches:
                 break
-            made, done = self._made(flow, [*taken, *(each.match for each in members)])
-            peak = self._settled(made) if done == len(taken) + len(members) else best
+            matches = [*made_matches, *(each.match for each in members)]
+            made, done = self._made(flow, matches)
+            peak = self._fused_peak_bytes(made) if done == len(matches) else best
             if peak >= best:
                 continue
             change = {"applied": True, "why": f"the peak falls by {best - peak:,} bytes once chains are fused"}
             chosen = [number] if number < len(groups) else range(len(groups))
             for each in chosen:
                 steps[each] = replace(steps[each], **change)  # type: ignore[arg-type]
-            now, best = made, peak
-            taken += [each.match for each in members]
+            now, best, made_matches = made, peak, matches
         assert best <= start
         return now, steps
 
-    def _settled(self, flow: Flow) -> int:
-        """The peak of a graph whose chains are fused."""
+    def _fused_peak_bytes(self, flow: Flow) -> int:
+        """Memory peak of a graph after its chains are fused."""
         scene = Scene(flow=flow, folds=self._folds, on_cuda=True)
         made, _ = self._made(flow, list(FUSION.find(scene)))
         return self.prices.peak_bytes(made)
@@ -196,7 +196,7 @@ class _Run:
     def _one_by_one(
         self, flow: Flow, groups: Sequence[list[_Priced]], steps: Sequence[Step]
     ) -> tuple[Flow, list[Step]]:
-        """The first of the accepted groups that can be made; the others are found again in the next round."""
+        """Make the first accepted group that can be made; the others are found again in the next round."""
         for number, (members, step) in enumerate(zip(groups, steps, strict=True)):
             if not step.applied:
                 continue
@@ -208,7 +208,7 @@ class _Run:
         return flow, list(steps)
 
     def _groups(self, flow: Flow, matches: Iterable[Match]) -> list[list[_Priced]]:
-        """Matches that do not touch each other, equal ones together."""
+        """Matches that do not overlap, in groups of equal ones."""
         found: dict[object, list[_Priced]] = defaultdict(list)
         touched: set[Node] = set()
         for match in matches:
@@ -221,7 +221,7 @@ class _Run:
         return list(found.values())
 
     def _tried(self, flow: Flow, row: Pass, members: list[_Priced], whole: Sums) -> Step:
-        """Price equal matches and decide on them; one of them is priced for all."""
+        """Price a group of equal matches by its first one, and decide on them."""
         first = members[0]
         old, new = self.prices.sums(flow, first.old), self.prices.sums(flow, first.new)
         change = self.prices.change(whole, old, new).times(len(members))
@@ -230,7 +230,7 @@ class _Run:
             name=row.name,
             what=first.match.what,
             count=len(members),
-            modules=_modules(flow, members),
+            modules=tuple(dict.fromkeys(flow.block(each.match.root) for each in members)),
             applied=False,
             why="",
             change=change,
@@ -249,7 +249,7 @@ class _Run:
         return replace(step, applied=applied, why=why)
 
     def _made(self, flow: Flow, matches: Sequence[Match]) -> tuple[Flow, int]:
-        """The graph with the matches replaced; of those that need each other half are left out."""
+        """The graph with the matches replaced, and their number; if they need each other, half of them are dropped."""
         replacements: dict[Value, Value] = {}
         for match in matches:
             replacements |= match.replace
@@ -287,23 +287,16 @@ class _Priced:
 
 
 def kinds(nodes: Iterable[Node]) -> tuple[tuple[object, ...], ...]:
-    """What nodes cost depends on, whatever they read."""
-    rows = [(node.op, node.outputs, tuple(v.type for v in node.inputs), _attributes(node)) for node in nodes]
+    """Key of the cost of nodes, independent of the values that they read."""
+    rows = []
+    for node in nodes:
+        attributes = tuple(pair for pair in node.attributes if pair[0] not in ("draw", "again"))
+        rows.append((node.op, node.outputs, tuple(value.type for value in node.inputs), attributes))
     return tuple(sorted(rows, key=repr))
 
 
-def _attributes(node: Node) -> tuple[tuple[str, object], ...]:
-    return tuple(pair for pair in node.attributes if pair[0] not in ("draw", "again"))
-
-
-def _modules(flow: Flow, members: Iterable[_Priced]) -> tuple[str, ...]:
-    """Paths with the numbers of blocks left out."""
-    return tuple(dict.fromkeys(flow.block(each.match.root) for each in members))
-
-
 def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Steps of the same name, shapes and decision in one row, the largest gain first; later tries of what was refused
-    count once."""
+    """Steps with equal name, shapes and decision as one row, by falling gain; repeated refusals count once."""
     rows: dict[tuple[str, str, bool], Step] = {}
     for step in steps:
         step = replace(step, what="", modules=()) if step.tidy else step
@@ -331,12 +324,12 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def metrics(prices: Prices, flow: Flow) -> Mapping[str, float]:
-    """Totals of a graph: time, its band, launches, traffic, operations, peak."""
+    """Totals of a graph: time with its band, launches, traffic, operations, peak."""
     return graph_metrics(prices, flow, prices.table(flow))
 
 
 def graph_metrics(prices: Prices, flow: Flow, table: CostTable) -> Mapping[str, float]:
-    """Totals of a table of costs, and the peak and the operators of a graph."""
+    """Totals of a table of costs, with the memory peak and the number of operators of a graph."""
     totals = table.totals
     return {
         "step_time_s": totals.step_s,

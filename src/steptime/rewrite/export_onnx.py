@@ -1,4 +1,4 @@
-"""Graphs as ONNX models: their modules through ``torch.onnx.export``; what that does not know is refused by name."""
+"""Graphs as ONNX models by ``torch.onnx.export``; operators unknown to the exporter are refused by name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 OPSET: Final = 23
-"""Operator set that is written: it has Attention and RMSNormalization."""
+"""Operator set of written files, which has Attention and RMSNormalization."""
 _VIEWS: Final = ("view", "_unsafe_view", "reshape")
 LARGEST_BYTES: Final = 2**31 - 2**20
-"""The most that one protobuf message can have, with room for its nodes."""
+"""Most bytes of weights in one protobuf message, with room for the nodes."""
 
 
 def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
@@ -29,7 +29,7 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
 
     Args:
         flow: a graph of a forward pass.
-        contents: weights by name; constants are computed from them.
+        contents: weights by name, from which constants are computed.
 
     Raises:
         UserError: PyTorch's exporter has no form for an operator, the graph trains, the weights are over 2 GiB, or
@@ -76,7 +76,7 @@ def onnx_model(flow: Flow, contents: Mapping[str, Any]) -> ModelProto:
 
 
 def _with_whole_products(flow: Flow) -> Flow:
-    """Products of matrices in more than one batch dim as one operator: a runtime fuses what stands between no views."""
+    """Products with several batch dims as single ``matmul`` operators: views would hinder fusion in a runtime."""
     found = {}
     for node in flow.by_op.get("bmm", ()):
         a, b = map(_before_views, node.inputs)
@@ -89,7 +89,7 @@ def _with_whole_products(flow: Flow) -> Flow:
 
 
 def _before_views(value: Value) -> Value:
-    """The matrices of a value before their batch dims became one."""
+    """The value before its batch dims were merged."""
     while value.node.op in (*_VIEWS, "expand"):
         before = value.node.inputs[0]
         if before.type.elements != value.type.elements or before.type.shape[-2:] != value.type.shape[-2:]:
@@ -99,7 +99,7 @@ def _before_views(value: Value) -> Value:
 
 
 def _refused(problem: BaseException) -> UserError:
-    """The error for a graph that PyTorch cannot write: the operator where it names one, else its own words."""
+    """The error for a graph that PyTorch cannot write: it names the operator if known, else it has PyTorch's text."""
     text, cause = str(problem), problem.__cause__
     while cause is not None:
         text, cause = f"{text}\n{cause}", cause.__cause__
@@ -109,9 +109,9 @@ def _refused(problem: BaseException) -> UserError:
 
 
 def _named(model: ModelProto, names: Mapping[str, str]) -> ModelProto:
-    """The model with the weights under their own names, without what PyTorch noted of its graph."""
-    taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
-    names = {own: name for own, name in names.items() if name not in taken}
+    """The model with the weights under their own names and without PyTorch's metadata."""
+    used = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    names = {own: name for own, name in names.items() if name not in used}
     for tensor in model.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
         del tensor.metadata_props[:]

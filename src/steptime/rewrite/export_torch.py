@@ -1,4 +1,4 @@
-"""Graphs as modules of PyTorch: a ``torch.fx.GraphModule``, and a Python file that makes one from a state dict."""
+"""Graphs as PyTorch modules: a ``torch.fx.GraphModule``, or a Python file that builds one from a state dict."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from steptime.rewrite.fused import opened, results_of
 from steptime.rewrite.kernels import evaluate
 
 MOST_NUMBERS: Final = 65536
-"""Elements of the largest constant of a module that is written into a file as text."""
+"""Most elements of a module's constant that is written into a file as text."""
 
 
 class _Writer:
-    """Nodes of a graph as nodes of ``torch.fx``."""
+    """Writer of a graph's nodes as nodes of ``torch.fx``."""
 
     def __init__(self, flow: Flow, names: Mapping[Node, str]) -> None:
         self.graph = torch.fx.Graph()
@@ -34,16 +34,16 @@ class _Writer:
         self._place: torch.fx.Node | None = None
 
     def inputs(self, values: Iterable[Value]) -> None:
-        """Placeholders in order."""
+        """Add placeholders for the inputs in order."""
         for number, value in enumerate(values):
             self._made.setdefault(value, self.graph.placeholder(f"input_{number}"))
 
     def result(self, values: Iterable[Value]) -> torch.fx.Graph:
-        """The graph that gives these values."""
-        wanted = list(values)
-        for node in topological(value.node for value in wanted):
+        """Add all nodes below the values, and return the graph that gives them."""
+        outputs = list(values)
+        for node in topological(value.node for value in outputs):
             self._node(node)
-        found = [self._made[value] for value in wanted]
+        found = [self._made[value] for value in outputs]
         self.graph.output(found[0] if len(found) == 1 else tuple(found))
         self.graph.lint()
         return self.graph
@@ -77,7 +77,7 @@ class _Writer:
             self._made[node.value(index)] = taken
 
     def _device(self) -> dict[str, torch.fx.Node]:
-        """Where the first input lies: a graph does not say where its new tensors do."""
+        """Device of the first input, on which new tensors are made, as a graph does not name a device."""
         first = next(iter(self._made.values()), None)
         if self._place is None and first is not None and first.op == "placeholder":
             self._place = self.graph.call_function(getattr, (first, "device"))
@@ -90,7 +90,7 @@ class _Writer:
 
 
 def _makes_from_nothing(call: CallSpec) -> bool:
-    """Whether an operator makes a tensor without reading one, on a device that it is told."""
+    """True if an operator reads no tensor and takes the device of its result as an argument."""
     known = schema_of(call.function) if hasattr(call.function, "namespace") else None
     if known is None or not any(each.name == "device" and each.kwarg_only for each in known.arguments):
         return False
@@ -99,24 +99,21 @@ def _makes_from_nothing(call: CallSpec) -> bool:
 
 
 def weight_nodes(flow: Flow) -> tuple[Node, ...]:
-    """Sources of a graph that are no inputs, in order of use."""
-    wanted = (*WEIGHTS, "state")
-    return tuple(node for node in flow.order if node.op in wanted or (node.op == "input" and _is_own(flow, node)))
-
-
-def _is_own(flow: Flow, node: Node) -> bool:
-    return node.value() not in flow.inputs
+    """Sources of a graph that are not inputs, in order of use."""
+    kinds = (*WEIGHTS, "state")
+    return tuple(
+        node for node in flow.order if node.op in kinds or (node.op == "input" and node.value() not in flow.inputs)
+    )
 
 
 def _attributes(nodes: Iterable[Node]) -> dict[Node, str]:
-    """Names of attributes, which may not have dots."""
+    """Distinct names of attributes, without dots."""
     found: dict[Node, str] = {}
     for node in nodes:
         name = "".join(c if c.isalnum() else "_" for c in str(node.attribute("name"))) or "weight"
         plain = name.isidentifier() and not iskeyword(name) and not hasattr(torch.nn.Module, name)
         name = name if plain and name not in ("training", "state", "folded") else f"w_{name}"
-        taken = set(found.values())
-        found[node] = name if name not in taken else f"{name}_{len(found)}"
+        found[node] = name if name not in found.values() else f"{name}_{len(found)}"
     return found
 
 
@@ -129,7 +126,7 @@ def _fx(flow: Flow, names: Mapping[Node, str]) -> torch.fx.Graph:
 def graph_module(
     flow: Flow, contents: Mapping[str, Any], names: Mapping[Node, str] | None = None
 ) -> torch.fx.GraphModule:
-    """A module that computes the graph; its weights are those of ``contents``, folded ones computed from them.
+    """A module that computes the graph, with the weights of ``contents`` and constants computed from them.
 
     Args:
         flow: the graph.
@@ -137,7 +134,7 @@ def graph_module(
         names: attribute of each weight; None: its own name, without dots.
 
     Raises:
-        UserError: an operator runs on another device only, or contents are missing.
+        UserError: an operator only runs on another device, or contents are missing.
     """
     nodes = weight_nodes(flow)
     names = names or _attributes(nodes)
@@ -153,14 +150,14 @@ def graph_module(
 
 
 def python_text(flow: Flow, about: str = "") -> str:
-    """A Python file whose ``Rewritten(state)`` is the module, made from the state dict of the original one.
+    """A Python file with a module ``Rewritten(state)``, which is made from the state dict of the original module.
 
     Args:
         flow: the graph.
-        about: a line that says what was rewritten.
+        about: a line on the origin of the graph.
 
     Raises:
-        UserError: an operator runs on another device only, or a constant of the module is too large for a text.
+        UserError: an operator only runs on another device, or a constant of the module is too large for a text.
     """
     nodes = weight_nodes(flow)
     names = _attributes(nodes)
@@ -191,12 +188,13 @@ def python_text(flow: Flow, about: str = "") -> str:
         "            folded = constants(state)",
     ]
     lines += _registered(flow, names, (folded, plain, numbers))
-    lines += ["", *_indented(_code(_fx(flow, names)))]
+    code = _code(_fx(flow, names)).splitlines()
+    lines += ["", *(f"    {line}" if line.strip() else "" for line in code)]
     return "\n".join(lines) + "\n"
 
 
 def _registered(flow: Flow, names: Mapping[Node, str], kinds: tuple[list[Node], list[Node], list[Node]]) -> list[str]:
-    """Lines that give the module its weights: folded ones, those of the state, and numbers."""
+    """Lines that register the weights of the module: folded ones, those of the state, and numbers."""
     folded, plain, numbers = kinds
     lines = []
     for number, node in enumerate(folded):
@@ -214,7 +212,7 @@ def _registered(flow: Flow, names: Mapping[Node, str], kinds: tuple[list[Node], 
 
 
 def _below_definitions(flow: Flow, folded: Iterable[Node]) -> list[Node]:
-    """Weights that folded constants are computed from."""
+    """Weights from which folded constants are computed."""
     found: dict[Node, None] = {}
     waiting = [flow.definitions[str(node.attribute("name"))] for node in folded]
     while waiting:
@@ -228,7 +226,7 @@ def _below_definitions(flow: Flow, folded: Iterable[Node]) -> list[Node]:
 
 
 def _constants(flow: Flow, state: Mapping[Node, str], folded: Iterable[Node]) -> list[str]:
-    """The function that computes folded constants."""
+    """Lines of the function that computes folded constants."""
     values = [_expanded(flow, flow.definitions[str(node.attribute("name"))], {}) for node in folded]
     lines = [
         "def constants(state):",
@@ -249,7 +247,7 @@ def _constants(flow: Flow, state: Mapping[Node, str], folded: Iterable[Node]) ->
 
 
 def _expanded(flow: Flow, value: Value, known: dict[Value, Value]) -> Value:
-    """An expression over weights alone: constants in it are replaced by what they are computed from."""
+    """An expression over weights only: its constants are replaced by their definitions."""
     if value in known:
         return known[value]
     node = value.node
@@ -267,10 +265,6 @@ def _code(graph: torch.fx.Graph) -> str:
     return str(graph.python_code("self").src).strip("\n")
 
 
-def _indented(text: str) -> list[str]:
-    return [f"    {line}" if line.strip() else "" for line in text.splitlines()]
-
-
 def _literal(given: Any) -> str:
     tensor = given if isinstance(given, torch.Tensor) else torch.tensor(given)
     if tensor.numel() > MOST_NUMBERS:
@@ -282,10 +276,10 @@ def _literal(given: Any) -> str:
 
 
 def structure(flow: Flow) -> str:
-    """What a graph computes, without the names of its weights: equal for graphs that differ in nothing else.
+    """Text of a graph's computation without names of weights: equal for graphs that differ only in these.
 
-    Sources are numbered in the order of use; a tensor that is filled with a number counts as
-    one. Shapes of views are those of their results.
+    Sources are numbered in the order of use; a tensor filled with one number counts as a source. Shapes of views are
+    those of their results.
     """
     number: dict[Node, int] = {}
     lines: list[str] = []
@@ -302,5 +296,5 @@ def structure(flow: Flow) -> str:
 
 
 def digest(flow: Flow) -> str:
-    """A short name of :func:`structure`."""
+    """A short hash of :func:`structure`."""
     return hashlib.sha256(structure(flow).encode()).hexdigest()[:16]

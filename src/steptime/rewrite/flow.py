@@ -1,11 +1,11 @@
 """A captured step as a pure graph of values, and the program that runs it.
 
-Aliases and writes in place are gone: a :class:`Flow` says which values the step gives back, and every node computes
-new values from old ones. What a program knows in addition (when a node ran, by which module, over which memory)
-is kept next to the nodes, so that the graph costs what ``steptime profile`` says and its peak follows from liveness.
+There are no aliases or in-place writes: a :class:`Flow` has the values that the step returns, and every node computes
+new values from old ones. Further facts of the program (when a node ran, in which module, over which memory) are kept
+next to the nodes, so that the graph costs what ``steptime profile`` says and its peak follows from liveness.
 
-Two things are never shared although their inputs are equal: what recomputation runs again, and what an unknown operator
-makes, since it may be impure. Random operators carry the number of their draw.
+Two kinds of nodes are never shared although their inputs are equal: recomputed ones, and unknown operators, which may
+be impure. Random operators carry the number of their draw.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FUSED: Final = "fused"
 CONV_RELU: Final = "cudnn_convolution_relu"
 """Convolution and ReLU as one kernel of cuDNN."""
 COMPOSITE: Final = (FUSED, CONV_RELU)
-"""Operators that are run and written as several ones."""
+"""Operators that are run and written as several operators."""
 DATA_DEPENDENT: Final = frozenset(
     {
         "nonzero",
@@ -62,7 +62,7 @@ FILLS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("new_ones", "ones_like"), "ones"),
     **dict.fromkeys(("new_full", "full_like"), "full"),
 }
-"""Operator that fills a tensor shaped as another one -> the one that does without the other."""
+"""Operator that fills a tensor shaped like another one -> the operator without that input."""
 _CATEGORIES: Final[Mapping[str, Category]] = {
     "parameter": "parameter",
     "buffer": "buffer",
@@ -74,7 +74,7 @@ _CATEGORIES: Final[Mapping[str, Category]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a node stands in the step."""
+    """Position of a node in the step."""
 
     position: float
     phase: Phase = "forward"
@@ -88,18 +88,18 @@ class Flow:
     name: str
     nodes: Nodes
     outputs: tuple[Value, ...]
-    """What the step gives back: outputs; in training the loss, then what it has updated."""
+    """Values that the step returns: outputs; in training the loss, then updated values."""
     names: tuple[str, ...]
     places: Mapping[Node, Place] = field(repr=False)
     over: Mapping[Node, tuple[int | None, ...]] = field(default_factory=dict, repr=False)
-    """Node that ran in place -> for each output the number of the input that it was written over."""
+    """Node that ran in place -> number of the overwritten input, for each output."""
     kept: tuple[Node, ...] = ()
-    """Opaque nodes, which stay although nobody reads them."""
+    """Opaque nodes, which stay even if no node reads them."""
     definitions: Mapping[str, Value] = field(default_factory=dict, repr=False)
-    """Name of a constant -> the value of weights that it is computed from before the run."""
+    """Name of a constant -> the expression over weights from which it is computed before the run."""
     training: bool = False
     numbers: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Contents of constants that the module makes itself, by name."""
+    """Name -> contents of constants that the module makes itself."""
     inputs: tuple[Value, ...] = ()
     """Inputs in the order in which the module takes them."""
     source: str = ""
@@ -107,7 +107,7 @@ class Flow:
 
     @cached_property
     def order(self) -> tuple[Node, ...]:
-        """Every node once, after its inputs; ready ones in the order of the capture."""
+        """Every node once, after its inputs; among ready nodes, in the order of the capture."""
         roots = [value.node for value in self.outputs] + list(self.kept)
         found = set(_below(roots))
         waiting = {node: len({value.node for value in node.inputs}) for node in found}
@@ -129,7 +129,7 @@ class Flow:
 
     @cached_property
     def operators(self) -> tuple[Node, ...]:
-        """Nodes that are no sources, in order."""
+        """Nodes that are not sources, in order."""
         return tuple(node for node in self.order if node.op not in SOURCES)
 
     @cached_property
@@ -151,7 +151,7 @@ class Flow:
 
     @cached_property
     def users(self) -> Mapping[Value, tuple[Node, ...]]:
-        """Who reads each value, once per reading argument."""
+        """Readers of each value, once per argument that reads it."""
         found: dict[Value, list[Node]] = {}
         for node in self.order:
             for value in node.inputs:
@@ -160,19 +160,19 @@ class Flow:
 
     @cached_property
     def uses(self) -> Counter[Value]:
-        """How often each value is read; a value that the step gives back has one reader more."""
+        """Number of reads of each value; a value that the step returns has one more."""
         count = Counter(value for node in self.order for value in node.inputs)
         count.update(self.outputs)
         return count
 
     @cached_property
     def wanted(self) -> frozenset[Value]:
-        """The values that the step gives back."""
+        """The values that the step returns."""
         return frozenset(self.outputs)
 
     @cached_property
     def constant(self) -> frozenset[Node]:
-        """Nodes that are the same in every run: weights where they are not trained, and what is computed from them."""
+        """Nodes with the same value in every run: weights that are not trained, and nodes computed from them."""
         out: set[Node] = set()
         for node in self.order:
             if node.op in SOURCES:
@@ -184,11 +184,11 @@ class Flow:
         return frozenset(out)
 
     def place(self, node: Node) -> Place:
-        """Where a node stands."""
+        """Position of a node."""
         return self.places.get(node, Place(position=-1.0))
 
     def block(self, node: Node) -> str:
-        """The module that a node is of, with numbers of blocks as ``*``: ``layers.*.attention``."""
+        """Module of a node with ``*`` for numbers of blocks: ``layers.*.attention``."""
         return ".".join("*" if part.isdigit() else part for part in self.place(node).module.split("."))
 
     def opaque(self) -> tuple[Node, ...]:
@@ -196,7 +196,7 @@ class Flow:
         return tuple(node for node in self.order if is_opaque(node))
 
     def program(self) -> Program:
-        """The calls in order and how long each storage lives; views and writes in place own none."""
+        """The program: calls in order, and lifetimes of storages; views and in-place writes own no storage."""
         order = [node for node in self.order if node.op not in SOURCES]
         plan = _Storages(self, order)
         calls = tuple(plan.call(number, node) for number, node in enumerate(order))
@@ -211,7 +211,7 @@ class Flow:
 
 
 def is_opaque(node: Node) -> bool:
-    """Whether nothing is known of what an operator computes, or its shapes depend on data.
+    """True if an operator is unknown, or its shapes depend on data.
 
     >>> from steptime.captured.graph import TensorType
     >>> node = Nodes().apply("mylib::op", {}, outputs=[TensorType((2,), "fp32")])
@@ -224,7 +224,7 @@ def is_opaque(node: Node) -> bool:
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a node gives the same from the same inputs: it is known, draws nothing and is no source."""
+    """True if a node gives equal results from equal inputs: it is known, not random, and not a source."""
     names = {name for name, _ in node.attributes}
     return not (is_opaque(node) or node.op in SOURCES or names & {"draw", AGAIN})
 
@@ -245,15 +245,16 @@ def substituted(
     replacements: Mapping[Value, Value],
     definitions: Mapping[str, Value],
 ) -> Flow:
-    """The graph with values replaced, and everything above them made again.
+    """The graph with values replaced, and all nodes that depend on them made again.
 
     Args:
         flow: the graph.
-        replacements: value -> the value that takes its place; it may be made of values that are replaced themselves.
+        replacements: value -> its replacement, which may depend on values that are replaced themselves.
         definitions: constants that the new values read.
 
     Raises:
-        RefusedError: a replacement needs what it replaces, or a node a layout in memory that is gone.
+        RefusedError: a replacement depends on the value that it replaces, or a node needs a memory layout that has
+            changed.
     """
     builder = _Builder(flow, replacements)
     outputs = tuple(builder.value(value) for value in flow.outputs)
@@ -269,7 +270,7 @@ def substituted(
 
 
 class _Builder:
-    """Makes nodes again on replaced inputs; no recursion."""
+    """Builder of nodes on replaced inputs, without recursion."""
 
     def __init__(self, flow: Flow, replacements: Mapping[Value, Value]) -> None:
         self._flow, self._replacements = flow, replacements
@@ -283,7 +284,7 @@ class _Builder:
                     self._origin.setdefault(node, flow.place(old.node))
 
     def final(self, value: Value) -> Value:
-        """The value that stands for another one in the end."""
+        """The last value in the chain of replacements of a value."""
         seen = {value}
         while value in self._replacements:
             value = self._replacements[value]
@@ -293,13 +294,13 @@ class _Builder:
         return value
 
     def value(self, value: Value) -> Value:
-        """A value of the new graph."""
+        """The value in the new graph for a value of the old one."""
         last = self.final(value)
         self.node(last.node)
         return self._made[last.node][last.index]
 
     def node(self, root: Node) -> Node:
-        """A node of the new graph."""
+        """The node in the new graph for a node of the old one."""
         stack, entered = [root], set[Node]()
         while stack:
             node = stack[-1]
@@ -332,7 +333,7 @@ class _Builder:
 
 
 def removed_and_added(flow: Flow, replacements: Mapping[Value, Value]) -> tuple[list[Node], list[Node]]:
-    """Nodes that die and nodes that are new when values are replaced, without making the graph."""
+    """Nodes that replacements remove and nodes that they add, found without building the graph."""
     uses, new, stack = Counter[Value](), set[Node](), [value.node for value in replacements.values()]
     while stack:
         node = stack.pop()
@@ -363,7 +364,7 @@ def removed_and_added(flow: Flow, replacements: Mapping[Value, Value]) -> tuple[
 
 
 class _Storages:
-    """Numbers, births and last uses of the storages of a graph in an order."""
+    """Numbers, births and last uses of storages of a graph in a given order."""
 
     def __init__(self, flow: Flow, order: list[Node]) -> None:
         self._flow = flow
@@ -406,7 +407,7 @@ class _Storages:
                 self._new(value, number, number, "temporary")
 
     def call(self, number: int, node: Node) -> Call:
-        """The call with the numbers of its storages."""
+        """The call of a node, with the numbers of its storages."""
         place = self._flow.place(node)
         return Call(
             node,
@@ -420,7 +421,7 @@ class _Storages:
         )
 
     def storages(self, calls: tuple[Call, ...]) -> tuple[Storage, ...]:
-        """All storages; what lives from the forward into the backward pass is an activation."""
+        """All storages; one that lives from the forward into the backward pass is an activation."""
         out = []
         for size, born, freed, category, name in self._rows:
             begin, end = int(str(born)), None if freed is None else int(str(freed))
@@ -432,7 +433,7 @@ class _Storages:
         return tuple(out)
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """The weights."""
+        """The parameters with their storages."""
         return tuple(
             Parameter(
                 name=str(node.attribute("name", "")),
@@ -449,13 +450,13 @@ class _Storages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """Calls of a captured program that the graph has no need of."""
+    """Calls of a captured program that the graph does not need."""
 
     node: Node
     times: int
-    """Calls that it needs no more."""
+    """Number of calls that are saved."""
     dead: bool
-    """Nobody reads it; otherwise the same was computed before."""
+    """No node reads the result; if False, the same result was computed before."""
 
 
 def flow_of(
@@ -467,15 +468,15 @@ def flow_of(
     numbers: Mapping[str, object] | None = None,
     inputs: tuple[Value, ...] = (),
 ) -> tuple[Flow, tuple[Repeat, ...]]:
-    """A program as a graph, and the calls that the graph saves: computed twice, or read by nobody.
+    """A program as a graph, and the calls that the graph saves: repeated ones, and ones without readers.
 
     Args:
         program: a recorded step in which every block was recorded.
         nodes: the table of its nodes.
-        outputs: what the step gives back, by name.
+        outputs: values that the step returns, by name.
         training: weights change with every step.
         numbers: contents of constants.
-        inputs: the inputs of the module in order.
+        inputs: inputs of the module in order.
     """
     walk = _Walk(nodes)
     for number, call in enumerate(program.calls):
@@ -505,7 +506,7 @@ def flow_of(
 
 
 class _Walk:
-    """Calls in order, nodes made again where they may not be shared."""
+    """Walk over the calls in order, which makes new nodes where they may not be shared."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -516,11 +517,11 @@ class _Walk:
         self.times: Counter[Node] = Counter()
 
     def now(self, value: Value) -> Value:
-        """The value that the last call gave."""
+        """The current value, as of the last call that gave it."""
         return self._now.get(value, value)
 
     def run(self, number: int, call: Call) -> None:
-        """One call."""
+        """Process one call."""
         node = self._filled(call.node)
         inputs = tuple(self.now(value) for value in node.inputs)
         alone = is_opaque(node) or call.recomputed
@@ -541,7 +542,7 @@ class _Walk:
             self.over.setdefault(made, at)
 
     def _filled(self, node: Node) -> Node:
-        """A fill without the tensor that it takes its shape from: it is the same whatever that holds."""
+        """A fill without the tensor that gives its shape, whose contents do not matter."""
         op, type = FILLS.get(node.op), node.outputs[0] if node.outputs else None
         if op is None or type is None or not is_contiguous(type):
             return node

@@ -1,8 +1,8 @@
-"""Element-wise operators that run as one kernel, and what such a kernel costs.
+"""Element-wise operators that run as one kernel, and the cost of such a kernel.
 
-A fused node has the operators in its attribute ``steps``: each is (operator, element type of its result, shape,
+A fused node has its operators in the attribute ``steps``: each is (operator, element type of its result, shape,
 argument names, arguments, attributes), where an argument is the number of an input (0 and up) or of an earlier step
-(-1 for the first, -2 for the second, ...). Its attribute ``results`` has the steps that it writes.
+(-1 for the first, -2 for the second, ...). The attribute ``results`` has the numbers of the steps that it writes.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ OPERATIONS: Final[Mapping[str, int]] = {
 
 @cache
 def is_map(node: Node) -> bool:
-    """Whether it is an element-wise operator with one result."""
+    """True if a node is an element-wise operator with one result."""
     return node.op in OPERATIONS and len(node.outputs) == 1 and bool(node.inputs)
 
 
 ROWS_AT_ONCE: Final = frozenset(name for name in labelled_by(norm_dims) if not name.endswith("_backward"))
-"""Operators over the last dims that a kernel of whole rows takes in."""
+"""Operators over the last dims that can be fused into a kernel of whole rows."""
 
 
 def is_member(node: Node, uses: Mapping[Value, int]) -> bool:
-    """Whether a kernel of element-wise operators can have it: a map, or a norm of which only the result is read."""
+    """True if an element-wise kernel can include a node: a map, or a norm of which only the result is read."""
     others = (uses.get(node.value(index), 0) for index in range(1, len(node.outputs)))
     return is_map(node) or (node.op in ROWS_AT_ONCE and not any(others))
 
 
 def fuse(nodes: Nodes, members: Sequence[Node], results: Sequence[Node]) -> Node:
-    """One node for several element-wise nodes, given each after its inputs.
+    """One node for several element-wise nodes, which are given in topological order.
 
     Args:
         nodes: the table of nodes.
@@ -73,7 +73,7 @@ def fuse(nodes: Nodes, members: Sequence[Node], results: Sequence[Node]) -> Node
 
 
 def opened(nodes: Nodes, node: Node) -> list[Node]:
-    """The operators of a fused node as nodes of their own, in order; all other nodes are themselves."""
+    """The operators of a fused node as single nodes in order; for any other node, the node itself."""
     if node.op == CONV_RELU:
         return _convolved(nodes, node)
     if node.op != FUSED:
@@ -87,9 +87,9 @@ def opened(nodes: Nodes, node: Node) -> list[Node]:
 
 
 def _convolved(nodes: Nodes, node: Node) -> list[Node]:
-    """A convolution and its ReLU."""
-    taken = dict(zip(node.names, node.inputs, strict=True))
-    inputs = {"input": taken["self"], "weight": taken["weight"], "bias": taken.get("bias")}
+    """The convolution and the ReLU of a fused node."""
+    given = dict(zip(node.names, node.inputs, strict=True))
+    inputs = {"input": given["self"], "weight": given["weight"], "bias": given.get("bias")}
     attributes = {**dict(node.attributes), "transposed": False, "output_padding": (0,)}
     made = nodes.apply("convolution", inputs, attributes, outputs=node.outputs)
     return [made, nodes.apply("relu", {"self": made.value()}, outputs=node.outputs)]
@@ -112,10 +112,10 @@ def _steps(node: Node) -> Iterable[Step]:
 
 
 def loop_steps(elements: int, lanes: int) -> int:
-    r"""Steps of a loop over elements that takes several in one instruction: $\lceil n / w \rceil$.
+    r"""Steps of a vectorised loop over elements: $\lceil n / w \rceil$.
 
-    $n$ = ``elements``, $w$ = ``lanes`` (4 for a float4). Traffic stays what it is: only instructions get fewer.
-    Source: definition.
+    $n$ = ``elements``, $w$ = ``lanes`` (4 for a float4). Vectorisation saves instructions but no traffic. Source:
+    definition.
 
     >>> loop_steps(256, 1), loop_steps(256, 4)
     (256, 64)
@@ -131,7 +131,7 @@ def _stream(node: Node, moved_bytes: float, flops: float) -> Work:
 
 
 def fused_work(node: Node) -> Work:
-    r"""Work of a fused kernel: every input is read once and every result written once, with one launch.
+    r"""Work of a fused kernel, which reads every input once and writes every result once, with one launch.
 
     $$B = \sum_i b_i + \sum_o b_o, \qquad F = \sum_k f_k\,n_k$$
 
@@ -147,10 +147,10 @@ def fused_work(node: Node) -> Work:
 
 @dataclass(frozen=True, kw_only=True)
 class FusedTimer(Timer):
-    """Times operators as :class:`Timer` does, and fused kernels by their traffic and their heavy steps.
+    """A :class:`Timer` that also times fused kernels, by their traffic and their expensive steps.
 
-    A step whose own kernel takes longer than its traffic (an exponential on a CPU) adds the difference: fusing saves
-    traffic and launches, not arithmetic.
+    A step whose own kernel takes longer than its traffic (such as an exponential on a CPU) adds the difference: fusion
+    saves traffic and launches, not arithmetic.
     """
 
     graphed: bool = False
@@ -159,7 +159,7 @@ class FusedTimer(Timer):
     _scratch: Nodes = field(default_factory=Nodes, repr=False, compare=False)
 
     def cost(self, node: Node, *, inplace: bool = False) -> OperatorCost:
-        """Cost of a node."""
+        """Cost of a node, fused or not."""
         if node.op != FUSED:
             found = super().cost(node, inplace=inplace)
             return replace(found, host_s=0.0) if self.graphed else found
@@ -182,12 +182,13 @@ class FusedTimer(Timer):
         return replace(whole, work=work, seconds=whole.seconds + arithmetic_s, host_s=host_s)
 
     def _looped_s(self, node: Node) -> float:
-        r"""Time of a fused kernel on a processor that was measured operator by operator.
+        r"""Seconds of a fused kernel on a processor that was measured operator by operator.
 
         $$t = t_2(B) + \sum_k \max\big(t_k - \tau_k - (t_2(B_k) - \tau_2),\ 0\big)$$
 
-        with $t_2$ the time of a map of two tensors that moves some bytes, $B$ the bytes that the kernel moves, and for
-        each step $t_k$ its time alone, $\tau_k$ that of its call and $B_k$ its bytes. Source: definition.
+        with $t_2(B)$ the seconds of a map of two tensors that moves $B$ bytes, $\tau_2$ those without bytes, $B$ the
+        bytes of the kernel, and for each step $t_k$ its seconds alone, $\tau_k$ those of its call and $B_k$ its bytes.
+        Source: definition.
         """
         empty_s, arithmetic_s = self.measured_s(CPU_TWO) or 0.0, 0.0
         for step in opened(self._scratch, node):

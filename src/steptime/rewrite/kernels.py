@@ -1,4 +1,4 @@
-"""The operators of a graph as calls of PyTorch: found by name and arguments, and run on real tensors."""
+"""Evaluation of graphs: operators as calls of PyTorch, found by name and arguments, on real tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(node: Node, known: Mapping[Node, tuple[Any, ...]], *, wide: bool, portab
     Args:
         node: the operator.
         known: results of the nodes below it.
-        wide: compute in fp64 whatever the graph says.
+        wide: compute in fp64 instead of the graph's floating-point types.
         portable: as for :func:`spec`.
     """
     if node.op in COMPOSITE:
@@ -57,23 +57,21 @@ def _run_fused(node: Node, known: Mapping[Node, tuple[Any, ...]], *, wide: bool)
 def as_tensor(given: Any, dtype: str, *, wide: bool) -> Any:
     """Contents of a source as a tensor of its element type, or of fp64."""
     tensor = given if isinstance(given, torch.Tensor) else torch.tensor(given)
-    wanted = TORCH_DTYPES[dtype]
-    if wide:
-        wanted = _WIDER.get(wanted, wanted)
-    return tensor.detach().to(wanted)
+    kind = TORCH_DTYPES[dtype]
+    return tensor.detach().to(_WIDER.get(kind, kind) if wide else kind)
 
 
 def evaluate(
     flow: Flow, values: Iterable[Value], contents: Mapping[str, Any], *, wide: bool = False, seed: int = 0
 ) -> list[Any]:
-    """Tensors of values.
+    """Evaluate values of a graph.
 
     Args:
         flow: the graph, for its constants.
-        values: what is asked for.
+        values: the values.
         contents: name of each source -> tensor or array.
         wide: compute in fp64.
-        seed: of what random operators draw; the same draw of two graphs is equal.
+        seed: seed of random operators; draws with the same number are equal in two graphs.
 
     Raises:
         UserError: an operator cannot be run here, or the contents of a source are unknown.
@@ -106,7 +104,7 @@ def _source(flow: Flow, node: Node, contents: Mapping[str, Any], *, wide: bool, 
     if given is None:
         raise UserError(f"the contents of {shorten(name)!r} are unknown")
     tensor = as_tensor(given, node.outputs[0].dtype, wide=wide)
-    tensor = tensor.clone() if flow.training else tensor  # A batch norm in training writes over its statistics.
+    tensor = tensor.clone() if flow.training else tensor  # Batch norms in training overwrite their statistics.
     strides = node.outputs[0].strides
     if strides is not None and tuple(tensor.stride()) != strides and 0 not in strides:
         tensor = torch.empty_strided(node.outputs[0].shape, strides, dtype=tensor.dtype).copy_(tensor)
@@ -114,9 +112,10 @@ def _source(flow: Flow, node: Node, contents: Mapping[str, Any], *, wide: bool, 
 
 
 def random_contents(flow: Flow, seed: int = 0, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Contents for every source of a graph that a check needs: small numbers, spread as a trained weight's.
+    """Random contents of every source of a graph, with the spread of initialised weights.
 
-    Integers are 0 and 1, which every table has rows for; variances and states are positive. ``given`` comes first.
+    Integers are 0 or 1, which are rows of every table; variances and states are positive. Contents in ``given`` are
+    kept.
     """
     torch.manual_seed(seed)
     out: dict[str, Any] = dict(given or {})

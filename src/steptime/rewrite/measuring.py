@@ -1,7 +1,7 @@
-"""What a rewrite gains on this machine's CPU: both graphs run by turns on one thread, in CPU time.
+"""Measured gain of a rewrite on this machine's CPU, in CPU time of one thread on which both graphs alternate.
 
-A turn is a few runs of one graph, the first of them untimed: it brings back into the caches what the other graph has
-driven out. Other load only ever makes a run longer, so that the fast ones count.
+A turn is a few runs of one graph. The first one is not timed, as it refills the caches that the other graph has
+evicted. Other load on the machine can only make a run longer, so fast runs count.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from steptime.rewrite.scene import Match
 Run = Callable[..., object]
 
 BUDGET_S: Final = 0.4
-"""CPU time for one pair of graphs."""
+"""Least CPU seconds spent on one pair of graphs."""
 LEAST_RUNS: Final = 6
 RUNS_OF_A_TURN: Final = 3
 NOISE: Final = 0.03
-"""Relative difference of two equal graphs that are run by turns."""
+"""Relative difference between measurements of two equal graphs."""
 
 
 def paired(before: Flow, after: Flow, budget_s: float = BUDGET_S, backend: str = "eager") -> tuple[float, float]:
-    """CPU seconds of one thread of both graphs, run by turns: the first fifth of the sorted runs ends there.
+    """CPU seconds of both graphs on one thread, run in turns: the 20th percentile of the runs.
 
     Args:
         before: a graph.
-        after: an equivalent one.
+        after: an equivalent graph.
         budget_s: CPU time to spend.
         backend: ``eager``, ``inductor`` or ``onnxruntime``.
 
@@ -45,7 +45,7 @@ def paired(before: Flow, after: Flow, budget_s: float = BUDGET_S, backend: str =
 
 
 def by_turns(one: Run, other: Run, budget_s: float = BUDGET_S) -> tuple[float, float]:
-    """CPU seconds of one thread of two functions, as :func:`paired` measures graphs."""
+    """CPU seconds of two functions on one thread, measured as in :func:`paired`."""
     runs = (one, other)
     times: tuple[list[float], list[float]] = ([], [])
     for run in runs:
@@ -70,7 +70,7 @@ def runner(flow: Flow, backend: str = "eager") -> Run:
     from steptime.rewrite.kernels import as_tensor, random_contents
 
     torch.set_num_threads(1)
-    read = replace(flow, outputs=(*flow.outputs, *flow.inputs))  # also what this one of the two graphs leaves unread
+    read = replace(flow, outputs=(*flow.outputs, *flow.inputs))  # also inputs that only the other graph reads
     contents = random_contents(read)
     inputs = [as_tensor(contents[_name(v.node)], v.type.dtype, wide=False) for v in flow.inputs]
     if backend != "onnxruntime":
@@ -106,10 +106,10 @@ def _name(node: Node) -> str:
 
 
 def around(flow: Flow, match: Match) -> tuple[Flow, Flow]:
-    """The part of a graph that a match removes, with its boundary as inputs, and what it becomes.
+    """The part of a graph that a match removes, with its boundary as inputs, and its replacement.
 
     Raises:
-        RefusedError: it cannot be made by itself.
+        RefusedError: the part cannot be built alone.
     """
     old, _ = removed_and_added(flow, match.replace)
     inside = set(old) | {value.node for value in match.replace}
@@ -119,7 +119,7 @@ def around(flow: Flow, match: Match) -> tuple[Flow, Flow]:
         for value in node.inputs:
             if value.node.op == "input":
                 own.setdefault(value)
-            elif value.node not in inside and not _is_steady(flow, value.node):
+            elif value.node not in inside and value.node not in flow.constant and value.node.op not in SOURCES:
                 name = f"boundary.{len(inputs)}"
                 inputs.setdefault(value, flow.nodes.source("input", name, value.type))
     part = replace(
@@ -131,12 +131,8 @@ def around(flow: Flow, match: Match) -> tuple[Flow, Flow]:
     return replace(before, inputs=given), replace(after, inputs=given)
 
 
-def _is_steady(flow: Flow, node: Node) -> bool:
-    return node in flow.constant or node.op in SOURCES
-
-
 def gain_here(flow: Flow, match: Match, backend: str = "eager") -> float | None:
-    """Seconds that a match saves where it runs on this machine; 0 within the noise, None where it cannot be run alone.
+    """Seconds that a match saves on this machine; 0: within the noise; None: it cannot be run alone.
 
     Args:
         flow: the graph.

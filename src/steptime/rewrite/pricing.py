@@ -1,4 +1,4 @@
-"""What a change of a graph is worth on a device: predicted seconds with their doubt, traffic, operations, launches."""
+"""Predicted gain of a change of a graph on a device: seconds with their doubt, traffic, operations, launches."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from steptime.rewrite.flow import Flow
 from steptime.rewrite.fused import FusedTimer
 
 KERNEL_DOUBT: Final = 0.05
-"""Standard deviation of a kernel's time around its curve that is not shared by all kernels of the curve; assumed."""
+"""Relative standard deviation of a kernel's time around its curve, independent of other kernels; assumed."""
 NINETY: Final = 1.645
-"""Standard deviations between the middle and the 5 % of a normal distribution."""
+"""Standard deviations between the mean and the 5th percentile of a normal distribution."""
 
 
 class Kernel(NamedTuple):
     """Time of one operator with its doubt."""
 
     kind: Hashable
-    """Equal for operators that do the same work, whatever weights they read."""
+    """Key that is equal for operators that do the same work, independent of the values that they read."""
     seconds: float
     doubt: float
-    """Relative standard deviation of its time that no kernel of its curve shares."""
+    """Relative standard deviation of its time that is independent of other kernels of its curve."""
 
 
 def _kind(node: Node) -> Hashable:
-    """What an operator does; a bias that it adds as well does not make it another one."""
+    """Key of an operator's work; an added bias makes no difference."""
     operands = tuple(value.type for value in node.inputs[:2])
     return node.op, operands, node.outputs, node.attributes
 
 
 def _differing_squares(old: Iterable[Kernel], new: Iterable[Kernel]) -> float:
-    """Sum of the squares of the doubts of kernels that are removed or added.
+    r"""Sum of the squared doubts of removed and added kernels, in s^2.
 
-    One that both graphs have, with other weights, is as much too fast or too slow in both: it counts with the
-    difference of its times.
+    A kernel that both graphs have, with other weights, has the same error in both, so it counts with the difference of
+    its times.
     """
     left: dict[Hashable, list[Kernel]] = defaultdict(list)
     for kernel in old:
@@ -61,7 +61,7 @@ class Sums:
     """Sums over some nodes."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time of the device by what it rests on."""
+    """Seconds of the device by the curve or formula on which they are based."""
     kernels: tuple[Kernel, ...] = ()
     host_s: float = 0.0
     launches: float = 0.0
@@ -70,18 +70,18 @@ class Sums:
 
     @property
     def device_s(self) -> float:
-        """Time of the device."""
+        """Seconds of the device."""
         return math.fsum(self.seconds.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a rewrite changes; negative is less."""
+    """Changes by a rewrite; except for gains, negative is less."""
 
     gain_s: float
-    """Time of the step that it saves."""
+    """Seconds of the step that it saves."""
     band_s: tuple[float, float]
-    """Where nine of ten gains should lie, from the errors of the curves."""
+    """90 % band of the gain, from the errors of the curves."""
     device_s: float
     host_s: float
     launches: float
@@ -105,16 +105,16 @@ class Change:
 
 
 def timer_for(flow: Flow, device: Device, **more: Any) -> FusedTimer:
-    """A timer of operators as the module that a graph becomes calls them.
+    """A timer of operators as the module of a graph calls them.
 
-    Without gradients a graph issues its operators itself, and what it works on is what may stay in a cache.
+    Without gradients the graph issues its operators itself, and its working set may stay in a cache.
     """
     working = math.inf if flow.training else float(Liveness(flow.program(), rounding=1).peak().size_bytes)
     return FusedTimer(device=device, recorded=flow.training, working_bytes=working, **more)
 
 
 class Prices:
-    """Prices of nodes, graphs and changes on one device; each kind of operator is timed once."""
+    """Prices of nodes, graphs and changes on one device, with cached times of operators."""
 
     def __init__(self, timer: FusedTimer, rounding: int = 1) -> None:
         self.timer = timer
@@ -122,7 +122,7 @@ class Prices:
         self._bands: dict[str, tuple[float, float]] = {}
 
     def cost(self, flow: Flow, node: Node) -> OperatorCost | None:
-        """Cost of a node, None for what costs nothing."""
+        """Cost of a node; None: it costs nothing."""
         if node.op in VIEWS and node.inputs:
             look = self.timer.look(node.op)
             return look if look.host_s else None
@@ -131,7 +131,7 @@ class Prices:
         return found if found.bound != "none" else None
 
     def sums(self, flow: Flow, nodes: Iterable[Node]) -> Sums:
-        """Sums over nodes."""
+        """Sums of costs over nodes."""
         seconds: dict[str, float] = defaultdict(float)
         kernels: list[Kernel] = []
         host_s = launches = moved = flops = 0.0
@@ -160,21 +160,21 @@ class Prices:
         return cost_table(flow.program(), self.timer)
 
     def peak_bytes(self, flow: Flow) -> int:
-        """Largest memory in use at once, by liveness."""
+        """Peak of memory in use, by liveness."""
         return Liveness(flow.program(), rounding=self._rounding).peak().size_bytes
 
     def change(self, whole: Sums, old: Sums, new: Sums) -> Change:
-        r"""What it is worth to run some nodes in place of others.
+        r"""Change of the step if some nodes are run in place of others.
 
         $$g = t(d, h) - t(d + \delta, h + \eta), \qquad
           g_\pm = \sum_c \operatorname{ext}_{f \in B_c}(-\delta_c f)\,(d/t)^{p-1} + \ldots \pm 1.645
           \sqrt{\textstyle\sum_k (\epsilon_k t_k)^2}$$
 
         with $t$ the soft maximum of device $d$ and host $h$ (:func:`steptime.cost.host.issued_s`), $\delta_c$ the
-        change on curve $c$ with band $B_c$ (kernels of one curve are wrong together), $\eta$ that of the host, and
-        $\epsilon_k$ the doubt of single kernels $t_k$ that are removed or added (of those that only read other weights
-        $t_k$ is the difference): what the calibration found for their curve
-        (:attr:`steptime.hardware.records.Curve.scatter`), or 0.05. Source: own.
+        change on curve $c$ with band $B_c$ (kernels of one curve share their error), $\eta$ that of the host, and
+        $\epsilon_k$ the doubt of removed or added kernels with times $t_k$ (if only the weights differ, $t_k$ is the
+        difference): the calibrated scatter of their curve (:attr:`steptime.hardware.records.Curve.scatter`), or 0.05.
+        Source: own.
         """
         sharpness = self.timer.sharpness
         device_s, host_s = whole.device_s, whole.host_s

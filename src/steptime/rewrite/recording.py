@@ -1,4 +1,4 @@
-"""A recorder that also says which values a step gives back, and what the constants of a module hold."""
+"""A recorder that also notes the values that a step returns and the contents of a module's constants."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from steptime.captured.record.recorder import Recorder
 from steptime.captured.record.values import Signature
 
 LARGEST = 2**20
-"""Elements of the largest constant of a module that is kept."""
+"""Most elements of a module's constant whose contents are kept."""
 
 
 @dataclass(slots=True)
 class Watching:
-    """What is seen of one recording."""
+    """Observations of one recording."""
 
     branches: tuple[bool, ...] = ()
     decides: bool = False
-    """Branches that depend on data go the ways of ``branches``, further ones the true way."""
+    """Branches that depend on data take the values of ``branches``, further ones True."""
     nodes: Nodes = field(default_factory=Nodes)
     outputs: dict[str, Value] = field(default_factory=dict)
     numbers: dict[str, object] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Watching:
     _buffers: dict[str, Value] = field(default_factory=dict)
 
     def seen(self, recorder: Recorder, what: str, made: Any) -> None:
-        """Note the values of an output, a loss, or of everything that a step updates; labels of a loss are inputs."""
+        """Note values of an output, a loss, or all updated tensors; labels of a loss are noted as inputs."""
         assert isinstance(recorder, _Watched)
         self.nodes = recorder.nodes
         if what == "labels":
@@ -58,32 +58,32 @@ class Watching:
 
 
 class _Watched(Recorder):  # type: ignore[no-untyped-call]
-    """The recorder of one watching."""
+    """The recorder that reports to one ``Watching``."""
 
     watching: Watching
 
     def value(self, tensor: torch.Tensor) -> Value:
-        """The value that a tensor shows now."""
+        """The current value of a tensor."""
         return self._read(tensor)[0]
 
     def is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether a weight or buffer holds something else than before the step; a view of it may show it as before."""
+        """True if the step has changed a weight or buffer, even if a view of it looks unchanged."""
         content = self._held[self._read(tensor)[1]].content
         return content is not None and content.node.op not in ("parameter", "buffer")
 
     def states(self) -> list[tuple[str, Value]]:
-        """States of the optimiser with what they hold now."""
+        """States of the optimiser with their current values."""
         return [(h.name, h.content) for h in self._held if h.category == "state" and h.content is not None]
 
     def name(self, tensor: torch.Tensor, category: Category, name: str) -> int:
-        """Say what a storage holds; inputs keep their order."""
+        """Name the contents of a storage; inputs are noted in their order."""
         number = super().name(tensor, category, name)
         if category == "input":
             self.watching.inputs.append(self._read(tensor)[0])
         return number
 
     def labels(self, tensor: torch.Tensor, name: str) -> None:
-        """A further input, where it is not known as a weight."""
+        """Note a tensor as a further input if it is not a known weight."""
         if id(tensor.untyped_storage()) not in self._number:
             self.name(tensor, "input", name)
 
@@ -123,16 +123,16 @@ class _Watched(Recorder):  # type: ignore[no-untyped-call]
 
 
 MOST_BRANCHES = 64
-"""Branches of one step after which a loop is suspected whose end depends on data."""
+"""Most branches of one step; more suggest a loop whose end depends on data."""
 
 
 def recorder_class(watching: Watching) -> type[Recorder]:
-    """The class of recorders that tell this watching."""
+    """The class of recorders that report to a ``Watching``."""
     return type("Watched", (_Watched,), {"watching": watching})
 
 
 def attribute_of(name: str, given: Any) -> tuple[str, Attribute] | None:
-    """Which members of a list of tensors are given, where some are not: their numbers.
+    """Attribute with the numbers of the given members of a list in which some tensors are None, else None.
 
     >>> attribute_of("indices", [None, 3.5])
     ('indices.at', (1,))

@@ -1,4 +1,4 @@
-"""Nodes on other inputs: views and element-wise operators take the strides of what they then read."""
+"""Nodes on other inputs: views and element-wise operators take the strides of their new inputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from steptime.captured.ops import OPERATORS, VIEWS, making
 
 
 class RefusedError(Exception):
-    """Replacements cannot be made: they need each other's results, or a layout in memory that is gone."""
+    """Replacements cannot be made: they need each other's results, or a memory layout that has changed."""
 
 
 def retyped(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Outputs of an operator on other inputs of the same shapes and element types.
+    """Outputs of an operator on other inputs with the same shapes and element types.
 
     Raises:
-        RefusedError: the operator looks at the memory of its input, which has another layout now.
+        RefusedError: the operator is a view of its input's memory, which now has another layout.
 
     >>> from steptime.captured.graph import TensorType
     >>> nodes = Nodes()
@@ -41,13 +41,13 @@ def retyped(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> tuple[Value,
 
 
 POINTWISE: Final = frozenset(name for name, row in OPERATORS.items() if row.layouts == "pointwise")
-"""Operators whose result lies in memory as their inputs do."""
+"""Operators whose result has the memory layout of their inputs."""
 _SHAPED: Final = ("view", "_unsafe_view", "_reshape_alias")
 _SAME: Final = ("detach", "alias", "lift_fresh")
 
 
 def looked(nodes: Nodes, node: Node, x: Value) -> tuple[Value, ...]:
-    """Outputs of a look at another tensor of the same shape: of one with other strides a copy where it has to be."""
+    """Outputs of a view of another tensor with the same shape, or of a copy if its strides do not allow a view."""
     if node.op in _SHAPED:
         return (making.reshape(nodes, x, node.outputs[0].shape),)
     if node.op in _SAME:

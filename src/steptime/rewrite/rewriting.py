@@ -1,4 +1,4 @@
-"""From a model as a user names it to a cheaper graph: what changed, why, what it gains, and the files that hold it."""
+"""Rewriting of a model that a user names: the cheaper graph, its rewrites with reasons and gains, output files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from steptime.rewrite.trace import Traced, check_numbers, trace, trace_onnx
 
 SUFFIXES: Final = (".py", ".onnx")
 SYNCHRONISING: Final = frozenset({"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "_unique2"})
-"""Operators that make the host wait for the device, which a CUDA graph cannot hold."""
+"""Operators that make the host wait for the device, which a CUDA graph cannot contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewriting:
-    """A model, its graph before and after, and what that gains."""
+    """A model, its graph before and after, and the gain."""
 
     name: str
     traced: Traced
@@ -46,14 +46,14 @@ class Rewriting:
     device: Device
     objective: Objective
     checked: Check | None = None
-    """None: it was not run, since nothing was written."""
+    """Check of the rewritten graph; None: it was not run, as nothing was written."""
     notes: tuple[str, ...] = ()
     searched: Searched | None = None
-    """What a search says of itself, where one was asked for."""
+    """Result of a search, if one was asked for."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the whole graph before and after on this machine, where they were measured."""
+    """Seconds of the whole graph before and after on this machine, if measured."""
     laid: Laid | None = None
-    """Layouts of the rewritten graph, where they were asked for."""
+    """Layouts of the rewritten graph, if asked for."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook."""
@@ -67,7 +67,7 @@ class Rewriting:
 
     @cached_property
     def captured(self) -> Mapping[str, float]:
-        """Totals of the step as it was recorded; time, work and launches are those of ``steptime profile``."""
+        """Totals of the recorded step; time, work and launches equal those of ``steptime profile``."""
         return graph_metrics(self.prices, self.rewritten.before, cost_table(self.traced.program, self.prices.timer))
 
     @cached_property
@@ -87,7 +87,7 @@ class Rewriting:
 
     @property
     def graph_refused(self) -> str | None:
-        """Why the step cannot be one CUDA graph; None where it can."""
+        """The reason why the step cannot be one CUDA graph; None: it can."""
         if not self.device.runs_cuda:
             return "the device has no CUDA"
         waits = next((node.op for node in self.rewritten.after.order if node.op in SYNCHRONISING), None)
@@ -99,7 +99,7 @@ class Rewriting:
         return self.rewritten.steps
 
     def repeats(self) -> list[dict[str, Any]]:
-        """Calls that a graph has no need of, with their time."""
+        """Calls that the graph does not need, with their time."""
         rows: dict[tuple[str, bool], dict[str, Any]] = {}
         for each in self.traced.repeats:
             cost = self.prices.cost(self.rewritten.before, each.node)
@@ -111,7 +111,7 @@ class Rewriting:
         return sorted(rows.values(), key=lambda row: -float(row["gain_s"]))
 
     def opaque(self) -> list[dict[str, Any]]:
-        """Operators that no rewrite touches, with their share of the device's time."""
+        """Opaque operators, which no rewrite touches, with their share of the device's time."""
         flow = self.rewritten.after
         whole = self.prices.sums(flow, flow.order).device_s or 1.0
         rows: dict[str, dict[str, Any]] = {}
@@ -144,7 +144,7 @@ class Rewriting:
 
 
 def unfused(flow: Flow) -> Flow:
-    """The graph with every fused kernel as single operators again."""
+    """The graph with every fused kernel replaced by its single operators."""
     replacements = {}
     for node in flow.order:
         if node.op == FUSED:
@@ -155,7 +155,7 @@ def unfused(flow: Flow) -> Flow:
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse an output before any work is done.
+    """Check before any work that an output can be written.
 
     Raises:
         UserError: its suffix is unknown, or it cannot be written.
@@ -192,20 +192,20 @@ def rewrite(
     dims: Mapping[str, int] | None = None,
     search: Options | None = None,
 ) -> Rewriting:
-    """Find a cheaper equivalent graph of a model, and write it where asked to.
+    """Find a cheaper equivalent graph of a model, and write it if an output is given.
 
     Args:
         model: ``pkg.module:factory``, ``file.py:factory`` (importing runs its code), or an ``.onnx`` file.
         device: catalogue name or file of the device, or of a cluster of it.
         objective: ``time``, ``memory`` or ``launches``.
-        training: the whole step with loss, backward pass and optimiser; otherwise the forward pass.
+        training: the whole step with loss, backward pass and optimiser; if False, the forward pass.
         everything: apply every rewrite, also those whose gain is within the doubt of the prediction.
         passes: names of the passes to try; empty: all.
-        measure: time each kind of rewrite on this machine's CPU, and let that decide: in PyTorch, or in ONNX Runtime
-            where an ONNX file is written.
-        layouts: then choose the layouts of all values, where that gains.
-        mutants: try the mutants of partial equality too, with what makes each exact.
-        output: a ``.py`` or ``.onnx`` file; it is written whole, after the graph was checked against the original.
+        measure: time each kind of rewrite on this machine's CPU, which decides; in ONNX Runtime if an ONNX file is
+            written, else in PyTorch.
+        layouts: choose the layouts of all values afterwards, if that gains.
+        mutants: try the mutants of partial equality too, each with its correction.
+        output: a ``.py`` or ``.onnx`` file; it is written atomically, after a check against the original graph.
         batch: samples; handed to the factory if it takes it.
         seq: tokens of a sequence; handed to the factory if it takes it.
         dtype: element type of the weights.
@@ -213,7 +213,7 @@ def rewrite(
         optimizer: name of the optimiser, in training.
         loss: name of the loss, in training.
         dims: sizes of the named dims of an ONNX file.
-        search: a search and its options; its objective, passes and the rest are then those of this call.
+        search: options of a search; its objective, passes, measuring, mutants and layouts are those of this call.
 
     Raises:
         UserError: the model cannot be captured, an option does not apply, or the rewritten graph differs.
@@ -257,7 +257,7 @@ def target_of(model: str, own: Mapping[str, Any], *, with_memory: bool) -> Targe
     """The module of a factory, its inputs and its loss.
 
     Raises:
-        UserError: it is no factory, or its code raises.
+        UserError: the name is not a factory, or its code raises.
     """
     profiling.check_target(model)
     sizes = {name: own[name] for name in ("batch", "seq", "dtype")}
@@ -298,7 +298,7 @@ def rewritten_of(
     output: Path | None = None,
     search: Options | None = None,
 ) -> Rewriting:
-    """:func:`rewrite` of a model that was traced before."""
+    """Rewrite a traced model; arguments as in :func:`rewrite`."""
     timing: Measure | None = None
     if measure:
         from steptime.rewrite.measuring import gain_here
@@ -341,7 +341,7 @@ def rewritten_of(
 
 
 def write(found: Rewriting, path: Path) -> Rewriting:
-    """Check the rewritten graph and write it; the file is whole or as it was.
+    """Check the rewritten graph and write it; on failure the file is unchanged.
 
     Raises:
         UserError: the graph differs from the original, or cannot be written in this form.

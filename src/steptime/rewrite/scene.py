@@ -1,4 +1,4 @@
-"""What a pass sees of a graph, and what it finds: matches with the values that they replace."""
+"""The input of a pass (a graph as a scene) and its output (matches with the values that they replace)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "memory", "launches")
 
 
 class Folds:
-    """Constants that are computed from weights before the run, each expression once."""
+    """Constants that are computed from weights before the run; equal expressions are one constant."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Value] = {}
         self._names: dict[Value, str] = {}
 
     def constant(self, nodes: Nodes, value: Value) -> Value:
-        """The constant that holds a value of weights; weights are themselves."""
+        """The constant that holds a value computed from weights; a weight itself is returned unchanged."""
         if value.node.op in SOURCES:
             return value
         name = self._names.setdefault(value, f"folded.{len(self._names)}")
@@ -37,7 +37,7 @@ class Folds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A graph while a pass looks at it."""
+    """A graph with the context of a pass."""
 
     flow: Flow
     folds: Folds = field(repr=False)
@@ -50,7 +50,7 @@ class Scene:
         return self.flow.nodes
 
     def each(self, *ops: str) -> Iterator[Node]:
-        """Nodes of some operators, in order; all without any."""
+        """Nodes of the given operators in order; without arguments, all nodes."""
         if not ops:
             return iter(self.flow.operators)
         found = [nodes for op in dict.fromkeys(ops) if (nodes := self.flow.by_op.get(op))]
@@ -59,11 +59,11 @@ class Scene:
         return iter(sorted(chain.from_iterable(found), key=self.flow.number.__getitem__))
 
     def is_weight(self, value: Value | None) -> bool:
-        """Whether a value is the same in every run."""
+        """True if a value is the same in every run."""
         return value is not None and value.node in self.flow.constant
 
     def only_use(self, value: Value) -> bool:
-        """Whether one node reads it and the step does not give it back."""
+        """True if only one node reads a value and the step does not return it."""
         return self.flow.uses[value] == 1 and value not in self.flow.wanted
 
     def constant(self, value: Value) -> Value:
@@ -76,10 +76,10 @@ class Match:
     """A place where a pass applies."""
 
     root: Node
-    """The node by whose module and types it is named."""
+    """Node whose module and types name the match in reports."""
     replace: Mapping[Value, Value]
     what: str
-    """Shapes and sizes that matter, in words."""
+    """Text on the shapes and sizes of the match."""
 
 
 Find = Callable[[Scene], Iterable[Match]]
@@ -97,30 +97,30 @@ class Pass:
     find: Find = field(repr=False)
     modes: tuple[Mode, ...] = BOTH
     tidy: bool = False
-    """It takes nothing but calls that cost nothing or give what is there: applied without asking the model."""
+    """It only removes calls that cost nothing or repeat a value; it is applied without a prediction."""
     reorders: bool = False
-    """It changes the order of sums or the rounding between operators: results differ in the last bits."""
+    """It changes the order of sums or rounding between operators, so that results differ in the last bits."""
     fuses: bool = False
-    """It needs a compiler that makes the fused kernel: Inductor, a runtime with fusion, or one's own."""
+    """It needs a compiler that makes the fused kernel, such as Inductor or a runtime with fusion."""
     trades_memory: bool = False
-    """It costs time and saves memory: applied where memory is the objective."""
+    """It costs time and saves memory; it is applied if memory is the objective."""
     only_cuda: bool = False
-    """Its kernel is one on CUDA only."""
+    """Its fused kernel exists only on CUDA."""
     mutates: bool = False
-    """It is a partially equal program with what makes it exact."""
+    """It is a partially equal program with its correction."""
 
 
 # -- reading patterns ---------------------------------------------------------------------------------------------
 
 
 def number(node: Node, name: str) -> float | None:
-    """An attribute that is a number."""
+    """The value of a numeric attribute; None: it is missing or not a number."""
     found = node.attribute(name)
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
 
 
 def operands(node: Node) -> tuple[Value, Value] | None:
-    """The two tensors of a sum or product without a factor between them."""
+    """The two tensors of a sum or product without a factor; None: there are not two."""
     a, b = node.input("self"), node.input("other")
     if a is None or b is None or number(node, "alpha") not in (None, 1.0):
         return None
@@ -128,12 +128,12 @@ def operands(node: Node) -> tuple[Value, Value] | None:
 
 
 def is_op(value: Value | None, *ops: str) -> bool:
-    """Whether a value is the first result of one of the operators."""
+    """True if a value is the first result of one of the operators."""
     return value is not None and value.node.op in ops and value.index == 0
 
 
 def last_dim(node: Node, type: TensorType) -> bool:
-    """Whether a reduction runs over the last dim and keeps it."""
+    """True if a reduction runs over the last dim only and keeps it."""
     dims = node.attribute("dim")
     listed = dims if isinstance(dims, tuple) else (dims,)
     kept = bool(node.attribute("keepdim", False))
@@ -141,7 +141,7 @@ def last_dim(node: Node, type: TensorType) -> bool:
 
 
 def shape_text(*types: TensorType) -> str:
-    """Shapes in words.
+    """Text of shapes, with the element type of the first.
 
     >>> shape_text(TensorType((2, 3), "bf16"), TensorType((3, 4), "bf16"))
     'bf16 2x3, 3x4'

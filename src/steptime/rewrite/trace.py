@@ -1,4 +1,4 @@
-"""Models as graphs for rewriting: recorded from a module, or read from an ONNX file."""
+"""Models as graphs to rewrite, recorded from a module or read from an ONNX file."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A model as a graph, and where its weights come from."""
+    """A model as a graph, with access to its weights."""
 
     flow: Flow
     program: Program
-    """The step as it was recorded, with every call."""
+    """The recorded step with every call."""
     repeats: tuple[Repeat, ...]
     """Calls that the graph saves."""
     weights: Callable[[], Mapping[str, Any]] = field(repr=False)
-    """Makes the weights by name, as tensors of PyTorch or arrays."""
+    """Function that returns the weights by name, as PyTorch tensors or arrays."""
     module: Any = field(default=None, repr=False)
-    """The module, None for an ONNX file."""
+    """The module; None: an ONNX file."""
     inputs: Any = None
-    """Inputs that the module was recorded with."""
+    """Inputs with which the module was recorded."""
 
 
 def trace(
@@ -48,12 +48,12 @@ def trace(
 
     Args:
         module: any ``torch.nn.Module``.
-        inputs: arguments of its forward: positional ones, or keyword arguments as a mapping.
-        training: with loss, backward pass and optimiser; otherwise the forward pass in evaluation mode.
-        target: ``cpu`` or ``cuda``: whose operators are recorded.
-        name: for reports.
-        watching: what is seen of the recording; None: a new one, which refuses branches that depend on data.
-        options: ``optimizer``, ``loss``, ``autocast`` of a capture.
+        inputs: arguments of its forward function: positional ones, or keyword arguments as a mapping.
+        training: record loss, backward pass and optimiser too; if False, the forward pass in evaluation mode.
+        target: ``cpu`` or ``cuda``, whose operators are recorded.
+        name: name in reports.
+        watching: observer of the recording; None: a new one, which refuses branches that depend on data.
+        options: ``optimizer``, ``loss`` and ``autocast`` of the capture.
 
     Raises:
         UserError: PyTorch is missing, or the module cannot be recorded.
@@ -117,7 +117,7 @@ def trace_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> tuple
 
 
 def check_numbers(flow: Flow) -> None:
-    """Refuse a graph with contents that were not recorded.
+    """Check that the contents of all sources of a graph are known.
 
     Raises:
         UserError: it reads a tensor that belongs neither to the module nor to its inputs.

@@ -1,1 +1,1 @@
-"""Commands of the room."""
+"""Commands on rewritten graphs."""

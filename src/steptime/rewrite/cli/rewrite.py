@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steptime.rewrite.rewriting import Rewriting
 
 REPORTS: Final = Registry[Callable[..., None]]("report of a graph", "steptime.graph_reports")
-"""Name -> a function that prints what else is asked of a graph: ``compiled``, what compiling gains."""
+"""Name -> function that prints a further report on a graph; ``compiled``: the gain of compiling."""
 
 
 def command(
@@ -124,7 +124,7 @@ def command(
 
 
 def _show(found: Rewriting, output: Path | None, picture: Path | None, *, show_all: bool, json: bool) -> None:
-    """The picture to its file, the report to standard output."""
+    """Write the picture to its file and the report to standard output."""
     if picture is not None:
         from steptime.rewrite.report.picture import svg
         from steptime.store.files import write_whole

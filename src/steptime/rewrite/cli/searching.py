@@ -26,10 +26,10 @@ def options_of(
     limit_s: float | None,
     rules: str | None = None,
 ) -> Options | None:
-    """A search and its options; None where no search is asked for.
+    """Options of a search; None: no search was asked for.
 
     Raises:
-        UserError: an option of a search without one, or text that is no number.
+        UserError: an option of a search is given without ``--search``, or a text is not a number.
     """
     if search is None:
         if weights is not None or limits or limit_s is not None or rules:
@@ -53,7 +53,7 @@ def options_of(
 
 
 def _numbers(option: str, given: Iterable[str]) -> dict[str, float]:
-    """``name=number`` pairs."""
+    """Parse ``name=number`` pairs."""
     out = {}
     for text in given:
         name, _, value = text.strip().partition("=")
@@ -65,7 +65,7 @@ def _numbers(option: str, given: Iterable[str]) -> dict[str, float]:
 
 
 def progress() -> Report:
-    """A report that writes a line every few seconds."""
+    """A progress report that writes a line every few seconds."""
     last = time.monotonic()
 
     def report(what: str, graphs: int, cost: float) -> None:

@@ -1,1 +1,1 @@
-"""Layouts: the order of strides in which each value of a graph lies in memory, chosen exactly."""
+"""Memory layouts (orders of strides) of the values of a graph, chosen exactly."""

@@ -1,4 +1,4 @@
-"""What it costs to put a value into another layout, or to read it in an order that is not its own."""
+"""Costs to convert a value into another layout, or to read it across its order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from steptime.rewrite.layout.strides import CHANNELS_LAST, Order
 from steptime.rewrite.search.problem import METRICS, CostModel
 
 TENSOR_CORES: Final = frozenset({"fp16", "bf16", "tf32", "fp8", "int8", "fp4"})
-"""Element types at whose rate the matrix units of GPUs run."""
+"""Element types with matrix units on GPUs."""
 FEW: Final = 4
-"""Channels of images, such as colours, that fill no vector of a CPU."""
+"""Most channels of images, such as colours, that do not fill a vector register of a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tariff:
-    """Prices of operators and copies under one cost model."""
+    """Costs of operators and copies under one cost model."""
 
     model: CostModel
     _nodes: Nodes = field(default_factory=Nodes, repr=False)
@@ -28,24 +28,24 @@ class Tariff:
 
     @property
     def device(self) -> Device:
-        """The device."""
+        """The device of the cost model."""
         return self.model.prices.timer.device
 
     def of(self, flow: Flow, node: Node) -> float:
-        """Cost of an operator with its operands as its kernel likes them."""
+        """Cost of an operator with operands in the layouts of its kernel."""
         return self.model.of_node(flow, node)
 
     def conversion(self, type: TensorType) -> float:
-        """A copy as an operator of its own: every element read and written, one launch, issued by the host."""
+        """Cost of a copy as a separate operator: every element read and written, one launch, issued by the host."""
         return self._copy(type)[0]
 
     def inside(self, type: TensorType) -> float:
-        """The same copy made by the library inside another operator: only its launch is issued."""
+        """Cost of a copy that a library makes inside another operator, for which the host only issues the launch."""
         return self._copy(type)[1]
 
     def strided(self, type: TensorType) -> float:
-        """Reading across the order of a value: what a copy moves, without its launch (assumed: each sector of memory
-        is fetched twice)."""
+        """Cost of reading a value across its order: the traffic of a copy without its launch (assumed: each memory
+        sector is fetched twice)."""
         return self._copy(type)[2]
 
     def _copy(self, type: TensorType) -> tuple[float, float, float]:
@@ -64,7 +64,7 @@ class Tariff:
         return found
 
     def native(self, flow: Flow, node: Node, rank: int) -> Order | None:
-        """The order of dims in which the library's convolution kernels work; None: each order has kernels of its own.
+        """Order of dims of the library's convolution kernels; None: there are kernels for each order.
 
         Tensor cores work on NHWC, and cuDNN transposes NCHW before and after (NVIDIA, Convolutional Layers User's
         Guide, tensor layouts); CUDA cores work on NCHW. On a CPU both are as fast (ratios of 0.87 to 1.11 in seven of

@@ -1,4 +1,4 @@
-"""Substitutions and layouts together: a search whose graphs cost what they cost in their best layouts.
+"""Joint search of substitutions and layouts: each graph has the cost of its best layouts.
 
 Source: Jia et al., TASO, SOSP 2019, section 6 (joint optimisation).
 """
@@ -16,7 +16,7 @@ from steptime.rewrite.scene import Match, Pass, Scene, shape_text
 from steptime.rewrite.search.problem import CostModel, Problem
 
 OWNED: Final = ("view elimination",)
-"""Passes that choose layouts: a search over both leaves them to the layouts."""
+"""Passes that choose layouts, which a joint search leaves out."""
 
 
 def _copies(scene: Scene) -> Iterator[Match]:
@@ -37,10 +37,10 @@ COPIES: Final = Pass(
 
 @dataclass(frozen=True, kw_only=True)
 class LaidModel(CostModel):
-    """A cost model under which a graph costs what it costs in its best layouts, conversions included."""
+    """A cost model that prices graphs in their best layouts, including conversions."""
 
     fixed: bool = False
-    """Every value stays as it was recorded; what operators copy on their own is counted."""
+    """Every value keeps its recorded layout; copies that operators make themselves are counted."""
     layouts: Layouts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -49,28 +49,28 @@ class LaidModel(CostModel):
 
     @property
     def is_additive(self) -> bool:
-        """Never: the layouts of a graph are chosen together."""
+        """Always False, because the layouts of a graph are chosen together."""
         return False
 
     def of_parts(self) -> CostModel:
-        """The model without layouts: those of a part depend on its neighbours."""
+        """The model without layouts, because layouts of a part depend on its neighbours."""
         return self.layouts.model
 
     def guided(self, flow: Flow) -> float:
-        """Cost of a graph; UserError where SciPy is missing, or a region was not solved in time."""
+        """Cost of a graph; raises UserError if SciPy is missing or a region was not solved in time."""
         return self.layouts.cost(flow, fixed=self.fixed)
 
     def of_graph(self, flow: Flow) -> float:
-        """As :meth:`guided`, but infinite where a limit is broken."""
+        """Cost of a graph in its best layouts; infinite if it breaks a limit."""
         return self.guided(flow)
 
 
 def with_layouts_priced(problem: Problem, *, fixed: bool = False) -> Problem:
-    """The problem with graphs priced in their best layouts, and copies for layouts left out as a move.
+    """The problem with graphs priced in their best layouts, and with a move that leaves out copies.
 
     Args:
         problem: graph, moves, cost.
-        fixed: price every value as it was recorded instead, and keep its copies.
+        fixed: price graphs in recorded layouts instead, and keep copies.
     """
     moves = tuple(row for row in problem.moves if row.name not in OWNED) + (() if fixed else (COPIES,))
     own = {each.name: getattr(problem.cost, each.name) for each in fields(CostModel)}

@@ -1,4 +1,4 @@
-"""A graph with the layouts that were chosen: copies put in and left out as nodes, so that it can be run and written."""
+"""Graphs in their chosen layouts, with copies inserted and removed as nodes, so that they can be run and written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptime.rewrite.search.problem import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """A value that is copied into another layout."""
+    """A copy of a value into another layout."""
 
     type: TensorType
     of: str
@@ -28,9 +28,9 @@ class Conversion:
     module: str
     cost: float
     constant: bool
-    """It is a weight, stored in that layout before the run."""
+    """The value is a weight, which is stored in the layout before the run."""
     by: str = ""
-    """Operator that copies it on its own, or reads it across its order; empty: the copy is an operator."""
+    """Operator that copies it internally or reads it across its order; empty: the copy is an operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +41,23 @@ class Laid:
     flow: Flow
     cost: float
     bound: float
-    """No choice of layouts costs less."""
+    """Lower bound of the cost of all choices of layouts."""
     fixed: float
-    """Cost with every value as it was recorded."""
+    """Cost with recorded layouts."""
     conversions: tuple[Conversion, ...]
     removed: Counter[str]
-    """Module, numbers of blocks as ``*`` -> copies that are left out."""
+    """Module with ``*`` for numbers of blocks -> number of copies left out."""
     layouts: Mapping[str, Counter[str]]
-    """Module, numbers of blocks as ``*`` -> how many results lie in each layout that is not by rows."""
+    """Module with ``*`` for numbers of blocks -> number of results in each layout other than row-major."""
 
     @property
     def gain(self) -> float:
-        """What the layouts save."""
+        """Cost that the layouts save."""
         return self.fixed - self.cost
 
     @property
     def gap(self) -> float:
-        """How far the cost is above the bound, as a part of it."""
+        """Excess of the cost over the bound, as a share of the cost."""
         return (self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
 
     def copies(self) -> list[Conversion]:
@@ -150,7 +150,7 @@ def _inside(choice: Choice) -> Iterator[Conversion]:
 
 
 class _Builder:
-    """Makes the nodes of a graph again in the layouts of a choice."""
+    """Builder of a graph's nodes in the layouts of a choice."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice, self._old = choice, choice.flow
@@ -162,7 +162,7 @@ class _Builder:
         self._definitions: dict[str, Value] = {}
 
     def flow(self) -> Flow:
-        """The graph."""
+        """The graph in the chosen layouts."""
         for node in self._old.order:
             self._node(node, self._choice.variants[node])
         outputs = tuple(self._read(v, Wanted(frozenset({layout_of(v.type)}))) for v in self._old.outputs)
@@ -198,7 +198,7 @@ class _Builder:
             self._place(value, self._old.places.get(node))
 
     def _place(self, value: Value, place: Place | None) -> None:
-        """Puts a value and what was made below it where the old node stood."""
+        """Give a value and the new nodes below it the position of the old node."""
         stack = [value.node]
         while stack and place is not None:
             node = stack.pop()
@@ -225,7 +225,7 @@ class _Builder:
         return known
 
     def _stored(self, value: Value) -> Value:
-        """A constant with the contents of a copy of a weight."""
+        """A constant that holds a copied weight."""
         name = f"laid.{len(self._definitions)}"
         while name in self._old.definitions:
             name += "'"
@@ -235,7 +235,7 @@ class _Builder:
 
 
 def convert(flow: Flow, value: Value, layout: Layout) -> Value:
-    """A copy of a value in a layout without gaps: ``clone`` by rows or channels last, else of a permutation of it."""
+    """A copy of a value in a gapless layout: a ``clone`` in row-major or channels-last order, else of a permutation."""
     nodes, type = flow.nodes, value.type
     last = CHANNELS_LAST.get(type.rank)
     if layout == rows(type.shape):

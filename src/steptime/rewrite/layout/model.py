@@ -1,4 +1,4 @@
-"""A graph as a choice of layouts: variants of every node, conversions of every value, and the best choice."""
+"""The layout problem of a graph: variants of every node, conversions of every value, and the best choice."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from steptime.rewrite.layout.strides import Layout, Order, layout_of
 from steptime.rewrite.search.problem import CostModel
 
 MOST: Final = 6
-"""Layouts of one value that are weighed."""
+"""Most layouts of one value that are considered."""
 _CARRY: Final = (pointwise, spatial, joined, copy)
-"""Rows whose inputs lie as their results do."""
+"""Rows whose inputs have the layout of their results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +42,16 @@ class Choice:
     flow: Flow
     variants: Mapping[Node, Variant]
     conversions: Mapping[Value, tuple[Layout, ...]]
-    """Value -> layouts that copies make of it."""
+    """Value -> layouts into which it is copied."""
     inside: tuple[tuple[Node, int], ...]
-    """Nodes and numbers of their inputs that they copy, or read across, on their own."""
+    """Nodes and numbers of inputs that they copy internally or read across their order."""
     cost: float
     bound: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layouts:
-    """Layouts of graphs under one cost model; prices and variants are remembered."""
+    """Layouts of graphs under one cost model, with cached prices and variants."""
 
     model: CostModel
     limit_s: float = TIME_LIMIT_S
@@ -66,11 +66,11 @@ class Layouts:
         return cls(model=model, limit_s=limit_s, tariff=Tariff(model=model))
 
     def cost(self, flow: Flow, *, fixed: bool = False) -> float:
-        """Cost of a graph with the best layouts.
+        """Cost of a graph in its best layouts.
 
         Args:
             flow: the graph.
-            fixed: every value as it was recorded; what operators copy on their own is counted.
+            fixed: price recorded layouts instead; copies that operators make themselves are counted.
         """
         if (self.model.limits or self.model.peak_limit_bytes is not None) and math.isinf(self.model.of_graph(flow)):
             return math.inf
@@ -130,7 +130,7 @@ class Layouts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Built:
-    """The problem of a graph, and what its numbers stand for."""
+    """The problem of a graph, with the meaning of its numbers."""
 
     problem: Assignment
     variants: Mapping[Node, tuple[Variant, ...]]
@@ -139,7 +139,7 @@ class _Built:
 
     @classmethod
     def of(cls, owner: Layouts, flow: Flow, fixed: bool) -> _Built:
-        """Variants in the order of the graph, then slots with the layouts that are given or needed."""
+        """Build the variants in the order of the graph, then slots with the layouts that are given or needed."""
         liked = {} if fixed else _liked(owner, flow)
         layouts: dict[Value, dict[Layout, int]] = {}
         variants: dict[Node, tuple[Variant, ...]] = {}
@@ -205,13 +205,13 @@ def _need(slot: Mapping[Value, int], layouts: Mapping[Value, dict[Layout, int]],
 
 
 def _as_it_ran(variant: Variant) -> Variant:
-    """A variant whose inputs do as they are, at the cost of what the operator copies itself."""
+    """A variant that accepts its recorded inputs, at the cost of the operator's own copies."""
     needs = (None if each is None or math.isinf(each.otherwise) else each for each in variant.needs)
     return replace(variant, needs=tuple(needs))
 
 
 def _few(found: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """Variants with at most :data:`MOST` layouts of each result, the first ones."""
+    """The first variants, with at most :data:`MOST` layouts of the results."""
     if len(found) <= MOST:
         return found
     names = {gives: n for n, gives in enumerate(dict.fromkeys(each.gives for each in found))}
@@ -219,7 +219,7 @@ def _few(found: tuple[Variant, ...]) -> tuple[Variant, ...]:
 
 
 def _liked(owner: Layouts, flow: Flow) -> dict[Value, dict[Order, None]]:
-    """Orders that convolutions work in, carried back to what they read through operators that keep the order."""
+    """Orders of convolution kernels, propagated back to their inputs through operators that keep the order."""
     out: dict[Value, dict[Order, None]] = {}
     for node in reversed(flow.order):
         row = row_of(flow, node)

@@ -1,4 +1,4 @@
-r"""The choice of layouts as an abstract problem, and what a choice costs.
+r"""The choice of layouts as an abstract problem, and the cost of a choice.
 
 A vertex (an operator) has options; an option has a cost, gives each of its results one layout, and needs layouts of
 values that it reads. A slot is one result with all its readers: a conversion of it into a layout is paid once.
@@ -7,7 +7,7 @@ $$\min_{x, y, r} \sum_{v,o} c_{vo} x_{vo} + \sum_{s,t} k_{st} y_{st} + \sum_n p_
 \sum_{o \ni n} x_{vo} \le \sum_{a : g(a) \in A_n} x_{ua} + \sum_{t \in A_n} y_{st} + r_n$$
 
 with $c$ the cost of an option, $k_{st}$ that of converting slot $s$ into layout $t$, $A_n$ the layouts that satisfy
-need $n$, $g(a)$ the layout that option $a$ of the producer $u$ gives, and $p_n$ the cost of reading any other layout.
+need $n$, $g(a)$ the layout that option $a$ of the producer $u$ gives, and $p_n$ the cost of reading another layout.
 Source: own; pairwise as in Jia et al., TASO, SOSP 2019, section 6, where each operator has a cost for each layout.
 """
 
@@ -22,7 +22,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an option needs of a value: one of some layouts, or what reading another costs."""
+    """Requirement of an option on a value: allowed layouts, and the cost of reading another one."""
 
     slot: int
     allowed: frozenset[int]
@@ -35,23 +35,23 @@ class Option:
 
     cost: float
     gives: tuple[int, ...]
-    """Number of the layout of each of its slots, in the order of ``Problem.results``."""
+    """Number of the layout of each result."""
     needs: tuple[Need, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One result: who makes it, which of its results it is, and the cost of converting it into each layout."""
+    """One result: the vertex that makes it, its number there, and the cost of conversion into each layout."""
 
     vertex: int
     index: int
     convert: tuple[float, ...]
-    """Infinite for layouts that no copy makes."""
+    """Cost of conversion into each layout; infinite if no copy can make it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Vertices with options, and the slots between them; producers come before their readers."""
+    """Vertices with options, and the slots between them; producers come before readers."""
 
     vertices: tuple[tuple[Option, ...], ...]
     slots: tuple[Slot, ...]
@@ -67,11 +67,11 @@ class Assignment:
         return tuple(tuple(each) for each in found)
 
     def slot_cost(self, slot: int, given: int, needs: Iterable[Need]) -> float:
-        """Least cost of conversions of a slot that serve all needs, with those that read it as it is."""
+        """Least cost to satisfy all needs on a slot, by conversions or by reading other layouts."""
         return self.conversions(slot, given, needs)[0]
 
     def conversions(self, slot: int, given: int, needs: Iterable[Need]) -> tuple[float, tuple[int, ...]]:
-        """The same with the layouts that are made."""
+        """Least cost to satisfy all needs on a slot, and the layouts into which it is converted."""
         unmet = [need for need in needs if given not in need.allowed]
         if not unmet:
             return 0.0, ()

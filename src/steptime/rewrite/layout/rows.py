@@ -1,7 +1,7 @@
-"""Which layouts each operator can run with, at what cost beyond its kernel: a table of rows.
+"""Table of the layouts that each operator supports, and their cost in addition to its kernel.
 
-A row gives the variants of a node: a layout for each result and what it needs of its inputs. What a library copies
-inside the operator is the cost of reading another layout.
+A row gives the variants of a node: a layout for each result, and requirements on the inputs. The cost to read another
+layout is that of the copy that a library makes inside the operator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from steptime.rewrite.scene import number
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a variant needs of one input: layouts that do, made or converted, and the cost of reading any other."""
+    """Requirement of a variant on one input: allowed layouts, and the cost of reading another one."""
 
     allowed: frozenset[Layout]
     otherwise: float = math.inf
@@ -51,39 +51,39 @@ class Variant:
     cost: float
     gives: tuple[Layout, ...]
     needs: tuple[Wanted | None, ...]
-    """For each input; None: any layout at the same cost."""
+    """Requirement on each input; None: any layout at the same cost."""
     turned: bool = False
-    """The product is computed as the transpose of the product of the transposes."""
+    """The product is computed as the transpose of the product of the transposed operands."""
     nothing: bool = False
-    """A copy that is left out."""
+    """The node is a copy that is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A node with what a row may look at."""
+    """A node with the context that a row uses."""
 
     flow: Flow
     node: Node
     given: tuple[tuple[Layout, ...], ...]
-    """Layouts that each input can be made in."""
+    """Possible layouts of each input."""
     liked: tuple[Order, ...]
-    """Orders that readers of the result work in."""
+    """Preferred orders of the result's readers."""
     tariff: Tariff
     cost: float
     scratch: Nodes = field(repr=False)
 
     @property
     def types(self) -> tuple[TensorType, ...]:
-        """Types of the inputs as they were recorded."""
+        """Recorded types of the inputs."""
         return tuple(value.type for value in self.node.inputs)
 
     @property
     def recorded(self) -> tuple[Layout, ...]:
-        """Layouts of the results as they were recorded."""
+        """Recorded layouts of the results."""
         return tuple(map(layout_of, self.node.outputs))
 
     def follow(self, at: int, order: Order, otherwise: float = math.inf) -> Wanted | None:
-        """Input ``at`` with its dims in an order, gaps allowed; None where all layouts do."""
+        """Requirement that input ``at`` has its dims in an order, gaps allowed; None: all its layouts do."""
         type = self.types[at]
         own = within(order, type.rank)
         fitting = {layout for layout in self.given[at] if follows(layout, own)}
@@ -92,11 +92,11 @@ class Site:
         return Wanted(frozenset({*fitting, dense(type.shape, own)}), otherwise)
 
     def exactly(self, at: int, layout: Layout, otherwise: float = math.inf) -> Wanted | None:
-        """Input ``at`` in one layout."""
+        """Requirement that input ``at`` has one layout; None: it has no other."""
         return None if self.given[at] == (layout,) else Wanted(frozenset({layout}), otherwise)
 
     def orders(self, rank: int) -> list[Order]:
-        """Orders in which inputs of a rank can come, and that readers like."""
+        """Possible orders of inputs of a rank, and preferred orders of readers."""
         found = {tuple(range(rank)): None}
         for type, layouts in zip(self.types, self.given, strict=True):
             if type.rank == rank:
@@ -108,13 +108,13 @@ Row = Callable[[Site], Iterable[Variant]]
 
 
 def recorded(site: Site) -> Iterable[Variant]:
-    """Inputs as they were recorded, results as they were recorded: nothing else is known."""
+    """Unknown behaviour: recorded layouts of inputs and results only."""
     needs = tuple(site.exactly(at, layout_of(type)) for at, type in enumerate(site.types))
     return [Variant(site.cost, site.recorded, needs)]
 
 
 def pointwise(site: Site) -> Iterable[Variant]:
-    """All inputs and the results in one order; the first whole input decides, others may be read across it."""
+    """Element-wise: the first full-size input decides the order of the results; others may be read across it."""
     shape = site.node.outputs[0].shape
     if any(type.shape != shape for type in site.node.outputs):
         yield from recorded(site)
@@ -129,7 +129,7 @@ def pointwise(site: Site) -> Iterable[Variant]:
 
 
 def view(site: Site) -> Iterable[Variant]:
-    """A look at memory: each layout of its input shows as one of its own, or as none."""
+    """A view: each layout of its input gives one layout of the result, or none."""
     node, type = site.node, site.types[0]
     for layout in dict.fromkeys((*site.given[0], rows(type.shape))):
         x = site.scratch.source("input", "x", typed(type, layout))
@@ -141,7 +141,7 @@ def view(site: Site) -> Iterable[Variant]:
 
 
 def copy(site: Site) -> Iterable[Variant]:
-    """A copy that changes nothing but the layout: left out, or made as it was recorded."""
+    """A copy that only changes the layout: left out, or made as recorded."""
     for layout in site.given[0]:
         yield Variant(0.0, (layout,), (site.exactly(0, layout),), nothing=True)
     yield Variant(site.cost, site.recorded, (None,))
@@ -153,12 +153,12 @@ def _spatial(site: Site) -> Iterable[Order]:
 
 
 def _in_order(site: Site, order: Order) -> tuple[Layout, ...]:
-    """Results of the rank in an order, others as recorded."""
+    """Results with as many dims as the order in that order, others as recorded."""
     return tuple(dense(type.shape, order) if type.rank == len(order) else layout_of(type) for type in site.node.outputs)
 
 
 def _followed(site: Site, order: Order) -> tuple[Wanted | None, ...]:
-    """Inputs of the rank in an order; the library copies what is not."""
+    """Requirements that inputs with as many dims as the order have it; the library copies others."""
     return tuple(
         site.follow(at, order, site.tariff.inside(type)) if type.rank == len(order) else None
         for at, type in enumerate(site.types)
@@ -166,7 +166,7 @@ def _followed(site: Site, order: Order) -> tuple[Wanted | None, ...]:
 
 
 def convolution(site: Site) -> Iterable[Variant]:
-    """NCHW or NHWC; in the order that is not the kernel's own the library converts images before and after."""
+    """Convolutions: NCHW or NHWC; the library converts images before and after if the kernel has the other order."""
     rank = site.types[0].rank
     if rank not in CHANNELS_LAST:
         yield Variant(site.cost, tuple(rows(type.shape) for type in site.node.outputs), _packed_inputs(site))
@@ -184,27 +184,22 @@ def convolution(site: Site) -> Iterable[Variant]:
 
 
 def spatial(site: Site) -> Iterable[Variant]:
-    """Pooling, batch norm, resampling: results in the order of the images, NCHW or NHWC."""
+    """Pooling, batch norm and resampling: results in the order of the images, NCHW or NHWC."""
     for order in _spatial(site):
         yield Variant(site.cost, _in_order(site, order), _followed(site, order))
 
 
 def _packed_inputs(site: Site) -> tuple[Wanted | None, ...]:
-    return tuple(_row_major(site, at) for at in range(len(site.types)))
-
-
-def _row_major(site: Site, at: int) -> Wanted | None:
-    type = site.types[at]
-    return site.exactly(at, rows(type.shape), site.tariff.inside(type))
+    return tuple(site.exactly(at, rows(type.shape), site.tariff.inside(type)) for at, type in enumerate(site.types))
 
 
 def packed(site: Site) -> Iterable[Variant]:
-    """Row-major inputs, of which the operator makes copies otherwise; results row-major."""
+    """Row-major results and inputs; the operator copies other inputs."""
     yield Variant(site.cost, tuple(rows(type.shape) for type in site.node.outputs), _packed_inputs(site))
 
 
 def reduction(site: Site) -> Iterable[Variant]:
-    """Any order of the input, whose other dims keep theirs."""
+    """Reductions: any order of the input, which the remaining dims keep."""
     node, type = site.node, site.types[0]
     dims = {dim % max(type.rank, 1) for dim in integers(node, "dim")} or set(range(type.rank))
     if len(node.outputs) != 1 or len(node.inputs) != 1:
@@ -222,8 +217,8 @@ def reduction(site: Site) -> Iterable[Variant]:
 
 
 def product(site: Site) -> Iterable[Variant]:
-    """Operands transposed or not, for nothing, where one of the last two dims is dense; the result by rows, or by
-    columns as the transpose of the product of the transposes."""
+    """Products: operands may be transposed at no cost if one of the last two dims is dense; the result is row-major,
+    or column-major as the transpose of the product of the transposed operands."""
     needs = []
     matrices = len(site.types) - 2
     for at, type in enumerate(site.types):
@@ -241,7 +236,7 @@ def product(site: Site) -> Iterable[Variant]:
 
 
 def can_turn(node: Node) -> bool:
-    """Whether the operands of a product can change places: its result is the transpose of the transposes' product."""
+    """True if a product can be computed as the transpose of the product of the transposed operands."""
     rank = node.outputs[0].rank
     added = node.inputs[0].type.rank if len(node.inputs) == 3 else rank
     whole = all(value.type.rank == rank for value in node.inputs[-2:])
@@ -263,7 +258,7 @@ def turned_product(nodes: Nodes, node: Node, inputs: tuple[Value, ...]) -> Value
 
 
 def joined(site: Site) -> Iterable[Variant]:
-    """A concatenation: parts and result in one order, parts by rows read across it."""
+    """Concatenations: parts and result in one order; a row-major result may read parts across their order."""
     output = site.node.outputs[0]
     if any(type.rank != output.rank for type in site.types):
         yield from recorded(site)
@@ -279,7 +274,7 @@ def joined(site: Site) -> Iterable[Variant]:
 
 
 def attention(site: Site) -> Iterable[Variant]:
-    """Fused attention: queries, keys and values with the width of a head dense, all other strides free."""
+    """Fused attention: the head width of queries, keys and values is dense, other strides are free."""
     needs: list[Wanted | None] = []
     for at, (name, type) in enumerate(zip(site.node.names, site.types, strict=True)):
         fitting = {layout for layout in site.given[at] if layout[-1:] in ((1,), (0,))}
@@ -290,7 +285,7 @@ def attention(site: Site) -> Iterable[Variant]:
 
 
 class Entry(NamedTuple):
-    """What an operator does with layouts."""
+    """A row, with its description and its source."""
 
     row: Row
     says: str
@@ -338,7 +333,7 @@ TABLE: Final[Mapping[str, Entry]] = {
     "view": Entry(view, "free: one layout shows as another, or as none", "strides"),
     "copy": Entry(copy, "left out where the layouts are equal", "definition"),
 }
-"""What :attr:`steptime.captured.ops.operator.Operator.layouts` says, but for ``recorded``: as it was recorded."""
+""":attr:`steptime.captured.ops.operator.Operator.layouts` -> entry; ``recorded`` has none."""
 
 
 def row_of(flow: Flow, node: Node) -> Row:
@@ -356,5 +351,5 @@ def row_of(flow: Flow, node: Node) -> Row:
 
 
 def is_target(type: TensorType, layout: Layout) -> bool:
-    """Whether a copy can make the layout."""
+    """True if a copy can make the layout."""
     return is_gapless(type.shape, layout)

@@ -13,14 +13,14 @@ from steptime.registry import needed
 from steptime.rewrite.layout.problem import Assignment
 
 TIME_LIMIT_S: Final = 20.0
-"""Most seconds of HiGHS."""
+"""Time limit of HiGHS in seconds."""
 EXACT: Final = 1e-9
 """Gap below which a solution counts as the optimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A choice, its cost, and a bound that no choice is below."""
+    """A choice, its cost, and a lower bound of the cost of all choices."""
 
     choice: tuple[int, ...]
     cost: float
@@ -90,10 +90,10 @@ def solve(problem: Assignment, limit_s: float = TIME_LIMIT_S) -> Solved:
 
     Args:
         problem: vertices, options and slots.
-        limit_s: most seconds.
+        limit_s: time limit in seconds.
 
     Raises:
-        UserError: SciPy is missing, or there is no choice within the time.
+        UserError: SciPy is missing, or no choice was found in time.
     """
     optimize, sparse = (needed(name, "layouts", "rewrite") for name in ("scipy.optimize", "scipy.sparse"))
     import numpy as np

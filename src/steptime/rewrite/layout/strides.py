@@ -1,4 +1,4 @@
-"""Layouts of a value: its strides, the order of dims that they have, and what the orders are called."""
+"""Layouts of values: strides, the order of dims that they imply, and names of orders."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from steptime.captured.graph import TensorType, contiguous_strides
 from steptime.captured.graph.strides import is_contiguous, strides_of, tensor_type
 
 Layout = tuple[int, ...]
-"""Strides in elements; 0 for dims of size 1, which lie anywhere."""
+"""Strides in elements; 0 for dims of size 1, whose stride does not matter."""
 Order = tuple[int, ...]
-"""Dims from the one with the largest stride to the one with the smallest."""
+"""Dims by falling stride."""
 
 CHANNELS_LAST: Final[dict[int, Order]] = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 """Rank -> order with the channels (dim 1) fastest."""
@@ -33,7 +33,7 @@ def laid(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 
 
 def typed(type: TensorType, layout: Layout) -> TensorType:
-    """The type with other strides; dims of size 1 take the stride that PyTorch gives them.
+    """The type with other strides; dims of size 1 have the stride that PyTorch gives them.
 
     >>> typed(TensorType((2, 3), "fp32"), (1, 2)).strides
     (1, 2)
@@ -48,7 +48,7 @@ def typed(type: TensorType, layout: Layout) -> TensorType:
 
 
 def order_of(layout: Layout) -> Order:
-    """Dims from slow to fast; a dim of stride 0 stands behind the dim before it.
+    """Dims from the largest stride to the smallest; a dim of stride 0 follows the dim before it.
 
     >>> order_of((12, 1, 3)), order_of((6, 2, 1)), order_of((0, 1, 4))
     ((0, 2, 1), (0, 1, 2), (0, 2, 1))
@@ -67,7 +67,7 @@ def order_of(layout: Layout) -> Order:
 
 
 def dense_strides(shape: tuple[int, ...], order: Order) -> tuple[int, ...]:
-    """Strides of a tensor without gaps whose dims lie in an order.
+    """Strides of a gapless tensor with its dims in an order.
 
     >>> dense_strides((2, 3, 4, 5), (0, 2, 3, 1))
     (60, 1, 15, 3)
@@ -80,7 +80,7 @@ def dense_strides(shape: tuple[int, ...], order: Order) -> tuple[int, ...]:
 
 
 def dense(shape: tuple[int, ...], order: Order) -> Layout:
-    """Layout without gaps in an order."""
+    """Gapless layout with the dims in an order."""
     return laid(shape, dense_strides(shape, order))
 
 
@@ -90,7 +90,7 @@ def rows(shape: tuple[int, ...]) -> Layout:
 
 
 def turned(shape: tuple[int, ...]) -> Layout:
-    """Layout in which the last but one dim is fastest: columns of matrices lie together.
+    """Column-major layout: the second-to-last dim is fastest.
 
     >>> turned((2, 3, 4))
     (12, 1, 3)
@@ -100,7 +100,7 @@ def turned(shape: tuple[int, ...]) -> Layout:
 
 
 def follows(layout: Layout, order: Order) -> bool:
-    """Whether dims lie in an order, with gaps or without; dims of stride 0 have no say.
+    """True if a layout has its dims in an order, with gaps or without; dims of stride 0 do not count.
 
     >>> follows((12, 4, 1), (0, 1, 2)), follows((1, 0), (1, 0)), follows((1, 2), (0, 1))
     (True, True, False)
@@ -110,7 +110,7 @@ def follows(layout: Layout, order: Order) -> bool:
 
 
 def within(order: Order, rank: int) -> Order:
-    """An order of the dims of a tensor of lower rank that is broadcast to it.
+    """The order of the dims of a lower-rank tensor that is broadcast to tensors in an order.
 
     >>> within((0, 2, 3, 1), 3)
     (1, 2, 0)
@@ -120,14 +120,14 @@ def within(order: Order, rank: int) -> Order:
 
 
 def is_gapless(shape: tuple[int, ...], layout: Layout) -> bool:
-    """Whether elements fill a block of memory, so that a copy can make the layout."""
+    """True if the elements fill a block of memory, so that a copy can make the layout."""
     return all(stride or size == 1 for size, stride in zip(shape, layout, strict=True)) and layout == dense(
         shape, order_of(layout)
     )
 
 
 def is_matrix(shape: tuple[int, ...], layout: Layout) -> bool:
-    """Whether a library of matrix products takes it without a copy: one of the last two dims is dense.
+    """True if a BLAS library takes a layout without a copy: one of the last two dims is dense.
 
     >>> is_matrix((4, 8), (1, 4)), is_matrix((4, 8), (16, 1)), is_matrix((4, 8), (16, 2))
     (True, True, False)
@@ -140,7 +140,7 @@ def is_matrix(shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def name_of(type: TensorType, layout: Layout) -> str:
-    """What a layout is called.
+    """Name of a layout.
 
     >>> name_of(TensorType((2, 8, 4, 4), "fp16"), (128, 1, 32, 8)), name_of(TensorType((4, 8), "fp32"), (1, 4))
     ('NHWC', 'column-major')

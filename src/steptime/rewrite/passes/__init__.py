@@ -1,4 +1,4 @@
-"""Template passes: each a row that says what it matches, when, what it makes, and from where it is known."""
+"""Template passes as rows: the pattern, the condition, the replacement, and the source."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STAGES: Final[tuple[tuple[Pass, ...], ...]] = (
     (fusion.EPILOGUE,),
     (fusion.FUSION,),
 )
-"""Passes in the order in which they are tried, each stage until nothing changes."""
+"""Stages of passes in order; each is repeated until nothing changes."""
 
 PASSES: Final[tuple[Pass, ...]] = tuple(dict.fromkeys(each for stage in STAGES for each in stage))
 """Every pass once."""
 
 MOVES: Final[tuple[Pass, ...]] = (*PASSES, *convolutions.PASSES)
-"""What searches try: the template passes, and moves that may cost more before they gain."""
+"""Moves of searches: the template passes, and passes that may cost more before they gain."""

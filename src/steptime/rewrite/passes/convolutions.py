@@ -1,4 +1,4 @@
-"""Moves of searches: convolutions and products merged, enlarged, joined. Some cost more, and make others possible."""
+"""Search moves that merge, enlarge and join convolutions and products; some cost more but enable others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def integers(node: Node, name: str) -> tuple[int, ...]:
 
 
 def _convs(scene: Scene) -> Iterator[Node]:
-    """Convolutions with constant weights that are not transposed."""
+    """Convolutions with constant weights, other than transposed ones."""
     for node in scene.each("convolution"):
         rest = [value for value in node.inputs[1:] if not scene.is_weight(value)]
         if not rest and not node.attribute("transposed") and not scene.is_weight(node.inputs[0]):
@@ -40,7 +40,7 @@ def groups_of(node: Node) -> int:
 def again(
     scene: Scene, node: Node, inputs: tuple[Value, Value, Value | None], parts: int = 1, grown: Iterable[int] = ()
 ) -> Value:
-    """The convolution of a node, not transposed, on another input, with other weights and a padding that has grown."""
+    """The convolution of a node with other inputs and weights, and with the padding enlarged by ``grown``."""
     padding = integers(node, "padding")
     return making.convolution(
         scene.nodes,
@@ -53,12 +53,12 @@ def again(
 
 
 def _kind(node: Node) -> tuple[object, ...]:
-    """What convolutions have in common that can be one."""
+    """Key of convolutions that can be merged."""
     return (*(integers(node, name) for name in _WINDOW), node.inputs[1].type.shape[2:], len(node.inputs))
 
 
 def slices(scene: Scene, whole: Value, members: list[Node], dim: int) -> dict[Value, Value]:
-    """Results of several operators as slices of one, along a dim."""
+    """Results of several operators as slices of one result, along a dim."""
     replace, at = {}, 0
     for node in members:
         width = node.outputs[0].shape[dim]
@@ -72,7 +72,7 @@ def _joined(scene: Scene, values: list[Value], dim: int = 0) -> Value:
 
 
 def _merged(scene: Scene) -> Iterator[Match]:
-    """Convolutions of one tensor in the same windows: one with more channels, and slices of it."""
+    """Convolutions of one tensor with equal windows become one with more channels, and slices of it."""
     found: dict[object, list[Node]] = defaultdict(list)
     for node in _convs(scene):
         if groups_of(node) == 1:
@@ -90,7 +90,7 @@ def _merged(scene: Scene) -> Iterator[Match]:
 
 
 def _padded(scene: Scene, value: Value, pads: list[tuple[int, int]]) -> Value:
-    """A tensor with zeros around; the last dims first in ATen."""
+    """A tensor padded with zeros; ATen takes the padding of the last dims first."""
     flat = tuple(each for pair in reversed(pads) for each in pair)
     shape = [n + sum(pair) for n, pair in zip(value.type.shape, pads, strict=True)]
     type = tensor_type(shape, value.type.dtype)
@@ -99,7 +99,7 @@ def _padded(scene: Scene, value: Value, pads: list[tuple[int, int]]) -> Value:
 
 
 def _enlarged(scene: Scene) -> Iterator[Match]:
-    """A convolution with the larger kernel of another one of the same input, zeros around its own."""
+    """A convolution gets the larger kernel of another one of the same input, with zeros around its own."""
     found: dict[Value, list[Node]] = defaultdict(list)
     for node in _convs(scene):
         if groups_of(node) == 1:
@@ -123,7 +123,7 @@ def _enlarged(scene: Scene) -> Iterator[Match]:
 
 
 def _sums(scene: Scene) -> Iterator[Match]:
-    """conv(x, W) + conv(y, V) as one convolution of the joined inputs."""
+    """conv(x, W) + conv(y, V) becomes one convolution of the joined inputs."""
     nodes = scene.nodes
     for node in scene.each("add"):
         pair = operands(node)
@@ -146,7 +146,7 @@ def _sums(scene: Scene) -> Iterator[Match]:
 
 
 def _fewer_groups(scene: Scene) -> Iterator[Match]:
-    """Groups of a convolution merged by a power of two, with zeros between channels of different groups."""
+    """Groups of a convolution are merged by a power of two, with zeros between channels of different groups."""
     nodes = scene.nodes
     for node in _convs(scene):
         groups, weight = groups_of(node), node.inputs[1]
@@ -182,7 +182,7 @@ def _conv_relu(scene: Scene) -> Iterator[Match]:
 
 
 def _product_sums(scene: Scene) -> Iterator[Match]:
-    """x A + y B as one product of the joined operands."""
+    """x A + y B becomes one product of the joined operands."""
     nodes = scene.nodes
     for node in scene.each("add"):
         pair = operands(node)
@@ -203,7 +203,7 @@ def _product_sums(scene: Scene) -> Iterator[Match]:
 
 
 def _shared_weights(scene: Scene) -> Iterator[Match]:
-    """Products of several tensors with one weight: one product of the joined rows, and slices of it."""
+    """Products of several tensors with one weight become one product of the joined rows, and slices of it."""
     found: dict[object, list[Node]] = defaultdict(list)
     for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
@@ -223,7 +223,7 @@ def _shared_weights(scene: Scene) -> Iterator[Match]:
 
 
 def _independent(scene: Scene, group: list[Node]) -> list[Node]:
-    """The first of some nodes, and those after it that need none of them."""
+    """A greedy subset of nodes, none of which depends on another."""
     number, below = needs(scene.flow)
     chosen: list[Node] = []
     for node in sorted(group, key=number.__getitem__):
@@ -233,7 +233,7 @@ def _independent(scene: Scene, group: list[Node]) -> list[Node]:
 
 
 def _concatenated(scene: Scene) -> Iterator[Match]:
-    """Slices of one tensor joined again, maps of one kind joined, products with one weight joined along rows."""
+    """A concatenation of equal element-wise operators, or of products with one weight, moves to their inputs."""
     for node in scene.each("cat"):
         parts = node.inputs
         if len(parts) < 2 or not all(scene.only_use(part) for part in parts) or any(p.index for p in parts):
@@ -256,18 +256,18 @@ def _concatenated(scene: Scene) -> Iterator[Match]:
 
 
 def _whole(scene: Scene) -> Iterator[Match]:
-    """A concatenation of slices that follow each other, and of what is left."""
+    """In a concatenation, adjacent slices of one tensor become one slice."""
     nodes = scene.nodes
     for node in scene.each("cat"):
         dim = wrap(int(str(node.attribute("dim", 0))), node.outputs[0].rank)
         parts: list[Value] = []
         for part in node.inputs:
             last = parts[-1] if parts else None
-            joined = None if last is None else _following(last, part, dim)
-            if joined is None:
+            span = None if last is None else _following(last, part, dim)
+            if span is None:
                 parts.append(part)
                 continue
-            source, start, end = joined
+            source, start, end = span
             full = start == 0 and end == source.type.shape[dim]
             parts[-1] = source if full else making.slice(nodes, source, dim, start, end)
         if len(parts) == len(node.inputs):
@@ -278,7 +278,7 @@ def _whole(scene: Scene) -> Iterator[Match]:
 
 
 def _following(a: Value, b: Value, dim: int) -> tuple[Value, int, int] | None:
-    """The tensor that two slices are of, and what they span, if one follows the other."""
+    """The sliced tensor and the range of both slices, if one slice follows the other."""
     if not (is_op(a, "slice") and is_op(b, "slice")) or a.node.inputs[0] != b.node.inputs[0]:
         return None
     spans = []

@@ -1,4 +1,4 @@
-"""Chains of element-wise operators as one kernel, and kept tensors that a fused kernel computes again."""
+"""Fusion of element-wise chains into kernels, and recomputation of kept tensors in fused kernels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from steptime.rewrite.scene import Match, Pass, Scene, operands, shape_text
 
 MOST_MEMBERS: Final = 64
 MOST_RESULTS: Final = 8
-"""Limits of one kernel: registers, and pointers of its arguments."""
+"""Most results of a kernel. It and the limit of members reflect registers and pointers of arguments."""
 
 
 def needs(flow: Flow) -> tuple[Mapping[Node, int], Mapping[Node, int]]:
-    """The number of each node, and the nodes that each node needs, itself included, as bits."""
+    """The number of each node, and a bit mask of the nodes that it depends on, including itself."""
     number = {node: n for n, node in enumerate(flow.order)}
     out: dict[Node, int] = {}
     for node in flow.order:
@@ -32,26 +32,26 @@ def needs(flow: Flow) -> tuple[Mapping[Node, int], Mapping[Node, int]]:
 
 
 class Grower:
-    """Grows groups from their last member upwards; a group needs nothing that needs the group.
+    """Grows groups from their last member upwards such that no node outside lies between members.
 
     Args:
         flow: the graph.
-        domain: what the members of a group have in common, None for a node that is in no group.
-        most: most members and most results of a group.
+        domain: key that members of a group share; None: the node joins no group.
+        most: limits of members and of results of a group.
     """
 
     def __init__(self, flow: Flow, domain: Callable[[Node], object], most: tuple[int, int]) -> None:
         self._flow, self._domain, self._most = flow, domain, most
         self._number, self._needs = needs(flow)
-        self._taken: set[Node] = set()
+        self._grouped: set[Node] = set()
 
     def groups(self, *, least: int = 2) -> Iterator[list[Node]]:
-        """Groups of at least that many members, the last ones first."""
+        """Groups with at least ``least`` members, the last ones first."""
         for root in reversed(self._flow.order):
-            if root not in self._taken and self._domain(root) is not None:
+            if root not in self._grouped and self._domain(root) is not None:
                 group = self._grown(root)
                 if len(group) >= least:
-                    self._taken |= group
+                    self._grouped |= group
                     yield sorted(group, key=self._number.__getitem__)
 
     def _grown(self, root: Node) -> set[Node]:
@@ -61,7 +61,7 @@ class Grower:
         while waiting and len(group) < self._most[0]:
             waiting.sort(key=lambda node: self._number.get(node, -1))
             node = waiting.pop()
-            if node in group or node in self._taken or self._domain(node) != domain:
+            if node in group or node in self._grouped or self._domain(node) != domain:
                 continue
             if not self._fits(node, group, needs):
                 continue
@@ -70,7 +70,7 @@ class Grower:
         return group
 
     def _fits(self, node: Node, group: set[Node], needs: int) -> bool:
-        """Nobody outside reads the node and is needed by the group."""
+        """True if no outside reader of the node is needed by the group, and the results stay within the limit."""
         values = [node.value(index) for index in range(len(node.outputs))]
         outside = [user for value in values for user in self._flow.users.get(value, ()) if user not in group]
         if any(needs >> self._number[user] & 1 for user in outside):
@@ -78,7 +78,7 @@ class Grower:
         return len(self.results({*group, node})) <= self._most[1]
 
     def results(self, group: set[Node]) -> list[Node]:
-        """Members that somebody outside reads."""
+        """Members that nodes outside the group read."""
         return [node for node in group if any(self._leaves(node.value(n), group) for n in range(len(node.outputs)))]
 
     def _leaves(self, value: Value, group: set[Node]) -> bool:
@@ -109,11 +109,11 @@ def _chains(scene: Scene) -> Iterator[Match]:
 ACTIVATIONS: Final = frozenset(
     {"relu", "clamp", "hardtanh", "leaky_relu", "sigmoid", "silu", "hardswish", "hardsigmoid", "gelu", "tanh"}
 )
-"""Activations that libraries of convolutions have as epilogues."""
+"""Activations that convolution libraries support as epilogues."""
 
 
 def _epilogues(scene: Scene) -> Iterator[Match]:
-    """A convolution, a tensor of its shape added to it or none, and an activation."""
+    """A convolution, optionally a sum with a tensor of its shape, and an activation become one kernel."""
     flow = scene.flow
     for node in scene.each("convolution"):
         members = [node]
@@ -134,11 +134,11 @@ def _epilogues(scene: Scene) -> Iterator[Match]:
 
 
 RECOMPUTED: Final = ROWS_AT_ONCE | {"_softmax"}
-"""Operators next to element-wise ones that cost little to run again."""
+"""Operators, in addition to element-wise ones, that are cheap to recompute."""
 
 
 def _recomputed(scene: Scene) -> Iterator[Match]:
-    """Cheap results that only the backward pass still reads, and whose inputs live that long anyway."""
+    """Recompute cheap results that only the backward pass still reads and whose inputs are kept anyway."""
     flow, nodes = scene.flow, scene.nodes
     if not flow.training:
         return
@@ -164,7 +164,7 @@ def _recomputed(scene: Scene) -> Iterator[Match]:
 
 
 def _late(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
-    """Who reads a value in the backward pass, the first one first, and the views between, the last one first."""
+    """Readers of a value in the backward pass in order, each with the views in between, the last view first."""
     found: list[tuple[Node, tuple[Node, ...]]] = []
     waiting: list[tuple[Value, tuple[Node, ...]]] = [(value, ())]
     while waiting:
@@ -178,7 +178,7 @@ def _late(flow: Flow, value: Value) -> list[tuple[Node, tuple[Node, ...]]]:
 
 
 def _lives(flow: Flow, value: Value, reader: Node) -> bool:
-    """Whether the memory of a value is there in the backward pass in any case: others read it there."""
+    """True if a value is kept for the backward pass in any case, because other nodes read it there."""
     while value.node.op in VIEWS and value.node.inputs:
         value = value.node.inputs[0]
     if value.node.op in SOURCES or value in flow.wanted:

@@ -1,4 +1,4 @@
-"""Layers written out in single operators: softmax, layer and RMS norm, GELU, SiLU, attention."""
+"""Layers recognised in single operators: softmax, layer and RMS norm, GELU, SiLU, attention."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from steptime.captured.ops import making
 from steptime.rewrite.scene import Match, Pass, Scene, is_op, last_dim, number, operands, shape_text
 
 DIGITS: Final = 5e-4
-"""Relative difference up to which a number in a module counts as the one of the formula (0.797885 as sqrt(2 / pi))."""
+"""Relative tolerance of constants: 0.797885 counts as sqrt(2 / pi)."""
 
 
-def _is_near(given: float | None, wanted: float) -> bool:
-    return given is not None and abs(given - wanted) <= DIGITS * abs(wanted)
+def _is_near(given: float | None, expected: float) -> bool:
+    return given is not None and abs(given - expected) <= DIGITS * abs(expected)
 
 
 def _reduced(value: Value, x: Value, *ops: str) -> bool:
-    """Whether a value is a reduction of ``x`` over its last dim."""
+    """True if a value is a reduction of ``x`` over its last dim."""
     return is_op(value, *ops) and value.node.inputs[0] == x and last_dim(value.node, x.type)
 
 
 def _softmax(scene: Scene) -> Iterator[Match]:
-    """exp(x - max x) over its sum, with or without the maximum."""
+    """exp(x - max x) over its sum, with or without the maximum, becomes a softmax."""
     for node in scene.each("div"):
         if len(node.inputs) != 2 or node.attribute("rounding_mode") is not None:
             continue
@@ -42,12 +42,12 @@ def _softmax(scene: Scene) -> Iterator[Match]:
 
 
 def _plain(value: Value, op: str) -> Value:
-    """What a cast is of, if it is one."""
+    """The input of an operator ``op`` (a cast), or the value itself if it is another operator."""
     return value.node.inputs[0] if is_op(value, op) else value
 
 
 def _inverse_root(value: Value) -> tuple[Value, float] | None:
-    """v and eps of 1 / sqrt(v + eps)."""
+    """The v and eps of 1 / sqrt(v + eps); None for other expressions."""
     node = value.node
     if is_op(value, "rsqrt") or (is_op(value, "pow") and _is_near(number(node, "exponent"), -0.5)):
         inner = node.inputs[0]
@@ -64,7 +64,7 @@ def _shifted(inner: Value) -> tuple[Value, float] | None:
 
 
 def _normed(node: Node) -> tuple[Value, Value, float] | None:
-    """x, v and eps of x / sqrt(v + eps), however the root is written."""
+    """The x, v and eps of x / sqrt(v + eps) in any form; None for other expressions."""
     pair = operands(node) if node.op == "mul" else None
     for x, factor in () if pair is None else (pair, pair[::-1]):
         found = _inverse_root(factor)
@@ -89,7 +89,7 @@ def _mean_square(value: Value, x: Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """What is done with a normalised tensor next."""
+    """The affine map after a normalisation: its result, weight and bias."""
 
     end: Value
     weight: Value | None = None
@@ -97,7 +97,7 @@ class _Affine:
 
 
 def _affine(scene: Scene, start: Value, width: int, *, with_bias: bool) -> _Affine:
-    """Follow a cast, a product with a row and a sum with a row, as long as nothing else reads what is between."""
+    """Match a cast, a product with a row and a sum with a row whose intermediate values have no other readers."""
     end, weight, bias = start, None, None
     for op in ("_to_copy", "mul", "add") if with_bias else ("_to_copy", "mul"):
         readers = scene.flow.users.get(end, ())
@@ -162,7 +162,7 @@ def _layer_norm(scene: Scene) -> Iterator[Match]:
 
 
 def _factors(value: Value, depth: int = 4) -> tuple[list[Value], float]:
-    """A product as its tensors and its number."""
+    """The tensors and the numeric factor of a product."""
     node = value.node
     if depth and is_op(value, "mul", "div"):
         scale = number(node, "other")
@@ -177,7 +177,7 @@ def _factors(value: Value, depth: int = 4) -> tuple[list[Value], float]:
 
 
 def _inside(value: Value, op: str) -> Value | None:
-    """t of 1 + op(t)."""
+    """The t of 1 + op(t); None for other expressions."""
     node = value.node
     if is_op(value, "add") and len(node.inputs) == 1 and number(node, "other") == 1.0 and is_op(node.inputs[0], op):
         return node.inputs[0].node.inputs[0]
@@ -185,7 +185,7 @@ def _inside(value: Value, op: str) -> Value | None:
 
 
 def _is_cubic(value: Value, x: Value) -> bool:
-    """Whether a value is x + 0.044715 x^3."""
+    """True if a value is x + 0.044715 x^3."""
     pair = operands(value.node) if is_op(value, "add") else None
     for first, second in () if pair is None else (pair, pair[::-1]):
         tensors, scale = _factors(second)
@@ -197,7 +197,7 @@ def _is_cubic(value: Value, x: Value) -> bool:
 
 
 def _gelu(scene: Scene) -> Iterator[Match]:
-    """x / 2 (1 + erf(x / sqrt 2)), or with tanh; the product in any order."""
+    """x / 2 (1 + erf(x / sqrt 2)), or its tanh form, in any order of factors, becomes a GELU."""
     for node in scene.each("mul"):
         tensors, scale = _factors(node.value())
         if len(tensors) != 2 or not _is_near(scale, 0.5):
@@ -215,9 +215,9 @@ def _gelu(scene: Scene) -> Iterator[Match]:
             break
 
 
-def _is_scaled(value: Value, x: Value, wanted: float) -> bool:
+def _is_scaled(value: Value, x: Value, factor: float) -> bool:
     tensors, scale = _factors(value)
-    return tensors == [x] and _is_near(scale, wanted)
+    return tensors == [x] and _is_near(scale, factor)
 
 
 def _is_tanh_form(value: Value, x: Value) -> bool:
@@ -253,7 +253,7 @@ def _by_head(scene: Scene, value: Value) -> Value:
 
 
 def _before_copies(value: Value) -> Value:
-    """What a copy or an expansion to the same shape is of: fused attention reads any strides."""
+    """The value before copies and expansions to the same shape, as fused attention reads any strides."""
     while value.node.op in ("clone", "expand") and value.node.inputs[0].type.shape == value.type.shape:
         value = value.node.inputs[0]
     return value
@@ -261,7 +261,7 @@ def _before_copies(value: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What a softmax is taken of: a batched product, a number that it is multiplied with, a mask that is added."""
+    """The argument of a softmax: a batched product, its scale, and an added mask."""
 
     product: Node
     scale: float
@@ -269,7 +269,7 @@ class _Scores:
 
 
 def _scores(value: Value, depth: int = 8) -> _Scores | None:
-    """A product, then a number, then a mask; a number above the mask would scale the mask too."""
+    """Match a product, then a scale, then a mask; a scale after the mask is refused, as it would scale the mask."""
     node = value.node
     if not depth or value.index:
         return None
@@ -291,7 +291,7 @@ def _scores(value: Value, depth: int = 8) -> _Scores | None:
 
 
 def _attention(scene: Scene) -> Iterator[Match]:
-    """softmax(q k^T c + mask) v in batched products, with the reshapes that ``matmul`` puts around them."""
+    """softmax(q k^T c + mask) v in batched products, with reshapes of ``matmul`` around them, becomes one operator."""
     nodes = scene.nodes
     for node in scene.each("bmm"):
         weights, value = node.inputs
@@ -328,7 +328,7 @@ def _attention(scene: Scene) -> Iterator[Match]:
 
 
 def _in_place_of(scene: Scene, node: Node, made: Value) -> dict[Value, Value]:
-    """What a result by heads takes the place of: the reshape back to heads where that is all that reads the product."""
+    """Replacement for a result by heads: of the reshape to heads if it is the product's only reader, else of both."""
     readers = scene.flow.users.get(node.value(), ())
     if len(readers) == 1 and readers[0].op in ("view", "_unsafe_view") and scene.only_use(node.value()):
         shown = readers[0].value()

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: folded norms, biases, merged siblings, sums with a common factor, reassociation."""
+"""Passes on products and convolutions: folded norms, biases, merged siblings, common factors, reassociation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VIEW: Final = ("view", "_unsafe_view")
 
 
 def _norm_parts(node: Node) -> tuple[Value | None, Value | None, Value, Value, float] | None:
-    """Weight, bias, mean, variance and epsilon of a batch norm by running statistics."""
+    """Weight, bias, mean, variance and epsilon of a batch norm with running statistics; None: it is another one."""
     names = dict(zip(node.names, node.inputs, strict=True))
     mean, variance = names.get("running_mean"), names.get("running_var")
     eps = number(node, "eps") if number(node, "eps") is not None else number(node, "epsilon")
@@ -59,7 +59,7 @@ def _conv_norm(scene: Scene) -> Iterator[Match]:
 
 
 def _bias(scene: Scene) -> Iterator[Match]:
-    """A product and what is added to it, also through a reshape of the product."""
+    """A sum with a product, also through a reshape, becomes a product that adds in its epilogue."""
     nodes = scene.nodes
     for node in scene.each("add"):
         pair = operands(node)
@@ -85,7 +85,7 @@ def _bias(scene: Scene) -> Iterator[Match]:
 
 
 def _siblings(scene: Scene) -> Iterator[Match]:
-    """Products of one tensor with several weights: one product with the weights joined, and slices of it."""
+    """Products of one tensor with several weights become one product with the joined weights, and slices of it."""
     groups: dict[tuple[Value, str], list[Node]] = {}
     for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
@@ -108,7 +108,7 @@ def _siblings(scene: Scene) -> Iterator[Match]:
 
 
 def _joined(scene: Scene, weights: list[Value], dim: int) -> Value:
-    """Weights joined along a dim; transposed ones are joined as they are stored, so that their layout stays."""
+    """Weights joined along a dim; transposed weights are joined as stored, so that their layout stays."""
     nodes = scene.nodes
     if all(weight.node.op == "t" for weight in weights):
         stored = scene.constant(making.cat(nodes, [weight.node.inputs[0] for weight in weights], 1 - dim))
@@ -117,7 +117,7 @@ def _joined(scene: Scene, weights: list[Value], dim: int) -> Value:
 
 
 def _chain(scene: Scene) -> Iterator[Match]:
-    """(a b) c as a (b c), and the other way, where that is fewer operations."""
+    """(a b) c becomes a (b c), or the reverse, if that has fewer operations."""
     nodes = scene.nodes
     for node in scene.each(*OF_MATRICES):
         left, right = node.inputs[-2:]
@@ -160,7 +160,7 @@ def _moved_bias(scene: Scene, before: Value, right: Value, bias: Value | None) -
 
 
 def _common_factor(scene: Scene) -> Iterator[Match]:
-    """x A + x B as x (A + B), and x A + y A as (x + y) A."""
+    """x A + x B becomes x (A + B), and x A + y A becomes (x + y) A."""
     nodes = scene.nodes
     for node in scene.each("add"):
         pair = operands(node)
@@ -193,7 +193,7 @@ def _common_factor(scene: Scene) -> Iterator[Match]:
 
 
 def _linear(scene: Scene, product: Value) -> tuple[Value, Value]:
-    """A product as a tensor times a weight: of a product of two weights and a tensor, the two are one."""
+    """The tensor and the weight of a product; (x A) B with weights A and B is x (A B)."""
     a, b = product.node.inputs[-2:]
     if is_op(a, "mm") and scene.only_use(a) and scene.is_weight(b) and scene.is_weight(a.node.inputs[1]):
         inner = making.mm(scene.nodes, a.node.inputs[1], b)
@@ -211,12 +211,12 @@ def _sum_of_weights(scene: Scene, a: Value, b: Value) -> Value:
 
 
 def _steady(scene: Scene, value: Value) -> bool:
-    """Whether it is a weight, or a constant that was just made of weights."""
+    """True for a weight, or a new constant computed from weights."""
     return scene.is_weight(value) or str(value.node.attribute("name", "")) in scene.folds.definitions
 
 
 def _scaled(scene: Scene) -> Iterator[Match]:
-    """A number times a product with a weight: the number goes into the weight."""
+    """A numeric factor of a product with a weight moves into the weight."""
     nodes = scene.nodes
     for node in scene.each("mul", "div"):
         scale, value = number(node, "other"), node.inputs[0]
@@ -235,7 +235,7 @@ def _scaled(scene: Scene) -> Iterator[Match]:
 
 
 def _joined_rows(scene: Scene) -> Iterator[Match]:
-    """Products of the rows of one tensor with the same weight."""
+    """Products of all steps of one tensor with the same weight become one product."""
     nodes, found = scene.nodes, dict[tuple[Value, Value, Value | None], dict[int, Node]]()
     for node in scene.each(*OF_MATRICES):
         x, weight = node.inputs[-2:]
@@ -258,7 +258,7 @@ def _joined_rows(scene: Scene) -> Iterator[Match]:
 
 
 def _step_of(x: Value) -> tuple[Value, int] | None:
-    """The tensor of three dims whose first one is time, and the step that a matrix is of it."""
+    """The three-dim tensor (step first) from which a matrix is selected, and the number of the step."""
     node = x.node
     if node.op not in ("select", "unbind") or node.inputs[0].type.rank != 3 or node.attribute("dim", 0) != 0:
         return None

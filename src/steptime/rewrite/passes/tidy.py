@@ -1,4 +1,4 @@
-"""Constants computed before the run, equal and useless operators, views and copies that cancel."""
+"""Tidy passes: constant folding, common subexpressions, identities, views and copies that cancel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TASO: Final = "Jia et al., TASO, SOSP 2019, section 5 (weights are folded after 
 
 
 def _constants(scene: Scene) -> Iterator[Match]:
-    """The last constant values before anything that is not constant."""
+    """Fold the last constant values before operators that are not constant."""
     flow = scene.flow
     works: dict[Node, bool] = {}
     wide = {node for node in flow.constant if node.op == "expand" and _leaves(scene, node.value())}
@@ -38,7 +38,7 @@ def _constants(scene: Scene) -> Iterator[Match]:
 
 
 def _leaves(scene: Scene, value: Value) -> bool:
-    """Whether the step gives a constant value back, or something reads it that is not constant."""
+    """True if the step returns a constant value, or a node that is not constant reads it."""
     flow = scene.flow
     return value in flow.wanted or any(user not in flow.constant for user in flow.users.get(value, ()))
 
@@ -47,7 +47,7 @@ _COMMUTE: Final = ("add", "mul", "maximum", "minimum", "eq", "ne", "logical_and"
 
 
 def _common(scene: Scene) -> Iterator[Match]:
-    """Sums and products of the same two tensors in the other order; all else is one node from the start."""
+    """Commutative operators on the same tensors in the other order become one; other equal nodes are one already."""
     seen: dict[object, Node] = {}
     for node in scene.each(*_COMMUTE):
         if len(node.inputs) != 2 or number(node, "alpha") not in (None, 1.0) or not is_pure(node):
@@ -64,7 +64,7 @@ _NOTHING: Final = ("alias", "detach", "lift_fresh", "view", "_unsafe_view", "exp
 
 
 def _identities(scene: Scene) -> Iterator[Match]:
-    """Operators that give one of their inputs."""
+    """Replace operators whose result is one of their inputs."""
     for node in scene.each():
         if not node.inputs or not node.outputs or node.op == FUSED:
             continue
@@ -101,7 +101,7 @@ def _same_as(node: Node) -> Value | None:
 
 
 def _stacked_views(scene: Scene) -> Iterator[Match]:
-    """A reshape of a reshape, an order of an order: one of them, read from the first tensor."""
+    """A reshape of a reshape, or a permutation of a permutation, becomes one view of the first tensor."""
     nodes = scene.nodes
     for node in scene.each("view", "_unsafe_view", "permute"):
         inner = node.inputs[0].node
@@ -126,11 +126,11 @@ def _stacked_views(scene: Scene) -> Iterator[Match]:
 _ANY_STRIDES: Final = {"cat", "sum", "mean", "amax", "_softmax"} | {
     name for name, row in OPERATORS.items() if row.layouts == "matrix"
 }
-"""Operators whose kernels read any layout at the same traffic, and whose result does not depend on it."""
+"""Operators whose kernels read any layout with equal traffic and equal results."""
 
 
 def _copies(scene: Scene) -> Iterator[Match]:
-    """A contiguous copy that is only read by kernels that take strides."""
+    """Remove a contiguous copy whose readers all accept strides."""
     flow, nodes = scene.flow, scene.nodes
     for node in scene.each("clone"):
         x, y = node.inputs[0], node.value()
@@ -156,7 +156,7 @@ def _copies(scene: Scene) -> Iterator[Match]:
 
 
 def _reads_rows(value: Value) -> bool:
-    """Whether one of the last two dims is dense in memory, as the libraries of matrix products ask for."""
+    """True if one of the last two dims is dense in memory, as BLAS libraries require."""
     type = value.type
     if type.rank < 2:
         return True
@@ -165,7 +165,7 @@ def _reads_rows(value: Value) -> bool:
 
 
 def _selected(scene: Scene) -> Iterator[Match]:
-    """A slice of a concatenation that is one of its parts."""
+    """A slice of a concatenation that equals one of its parts becomes the part."""
     for node in scene.each("slice", "split_with_sizes", "split"):
         joined = node.inputs[0].node
         if not is_op(node.inputs[0], "cat") or joined.attribute("dim", 0) != node.attribute("dim", 0):

@@ -1,1 +1,1 @@
-"""Reports of the room: text for the terminal, a picture of the graph before and after."""
+"""Reports on rewritten graphs: text for the terminal, a picture of the graph before and after."""

@@ -1,4 +1,4 @@
-"""The report of layouts: what lies how in which modules, copies put in and left out, and the gain."""
+"""The report of layouts: layouts by module, inserted and removed copies, and the gain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def print_layouts(out: Any, laid: Laid) -> None:
 
 
 def copy_lines(laid: Laid) -> list[str]:
-    """Copies that are put in, left to operators, done before the run, and left out."""
+    """Lines on copies that are inserted, made by operators, made before the run, and removed."""
     lines = []
     rows = Counter((each.by, each.of, str(each.type), each.layout, each.module) for each in laid.copies())
     cost = {(each.by, each.of, str(each.type), each.layout, each.module): each.cost for each in laid.copies()}

@@ -1,4 +1,4 @@
-"""A picture of a graph before and after: two columns of operators, what goes in red, what comes in green."""
+"""A picture of a graph before and after as two columns: removed operators in red, added ones in green."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steptime.units import format_seconds
 
 ROW, BOX, WIDTH, GAP, TOP = 26, 20, 380, 90, 70
 MOST: Final = 120
-"""Operators drawn in a column."""
+"""Most operators in a column."""
 COLOURS: Final = {"same": "#e8e8e8", "gone": "#f4b6b0", "new": "#b7e1b5"}
 
 
@@ -30,7 +30,7 @@ class _Box:
 
 
 def svg(found: Rewriting) -> str:
-    """The picture as a text of SVG."""
+    """The picture as SVG text."""
     before, after = found.rewritten.before, found.rewritten.after
     kinds = [Counter(_kind(flow, node) for node in flow.order if _drawn(node)) for flow in (before, after)]
     columns = [_boxes(found, before, kinds[1], "gone"), _boxes(found, after, kinds[0], "new")]
@@ -53,7 +53,7 @@ def svg(found: Rewriting) -> str:
 
 
 def _boxes(found: Rewriting, flow: Flow, other: Counter[object], kind: str) -> list[_Box]:
-    """Operators that cost something or changed, of each run of equal blocks the first; the most that fit."""
+    """Boxes of operators, of equal blocks only the first, up to :data:`MOST`."""
     whole = found.prices.sums(flow, flow.order).device_s or 1.0
     times = Counter(_template(flow, node) for node in flow.order if _drawn(node))
     first: set[tuple[object, ...]] = set()
@@ -61,9 +61,9 @@ def _boxes(found: Rewriting, flow: Flow, other: Counter[object], kind: str) -> l
     for node in flow.order:
         if not _drawn(node):
             continue
-        key = _template(flow, node)
-        block = (key[0], _numbers(flow, node))
-        if key in first and any(box.node is not node and _same_template(flow, box.node, key, block) for box in out):
+        key, block = _template(flow, node), _numbers(flow, node)
+        drawn = (box.node for box in out if box.node is not node)
+        if key in first and any(_template(flow, each) == key and _numbers(flow, each) != block for each in drawn):
             continue
         first.add(key)
         cost = found.prices.cost(flow, node)
@@ -75,7 +75,7 @@ def _boxes(found: Rewriting, flow: Flow, other: Counter[object], kind: str) -> l
 
 
 def _kind(flow: Flow, node: Node) -> object:
-    """What makes two operators of two graphs the same: where they are, what they do, on what types."""
+    """Key of equal operators in two graphs: module, operator, types and attributes."""
     return flow.place(node).module, node.op, node.outputs, tuple(value.type for value in node.inputs), node.attributes
 
 
@@ -89,11 +89,6 @@ def _numbers(flow: Flow, node: Node) -> tuple[str, ...]:
 
 def _template(flow: Flow, node: Node) -> tuple[object, ...]:
     return flow.block(node), node.op, node.outputs, flow.place(node).phase
-
-
-def _same_template(flow: Flow, node: Node, key: tuple[object, ...], block: tuple[object, tuple[str, ...]]) -> bool:
-    """Whether an operator that is drawn is that of another block."""
-    return _template(flow, node) == key and _numbers(flow, node) != block[1]
 
 
 def _label(node: Node) -> str:

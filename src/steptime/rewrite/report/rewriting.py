@@ -1,4 +1,4 @@
-"""The report of a rewriting: totals by stage, what was applied and what was not, opaque operators."""
+"""The report of a rewriting: totals by stage, applied and refused rewrites, opaque operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS: Final = {
     "fused": "chains fused",
     "cuda graph": "one CUDA graph",
 }
-"""Name of a stage -> how it is called."""
+"""Name of a stage -> its title in the report."""
 
 
 def print_rewriting(found: Rewriting, files: Sequence[Path] = (), *, show_all: bool = False) -> None:
@@ -30,7 +30,7 @@ def print_rewriting(found: Rewriting, files: Sequence[Path] = (), *, show_all: b
     Args:
         found: the rewriting.
         files: files that were written.
-        show_all: every rewrite.
+        show_all: list every rewrite.
     """
     out = t.console()
     mode = "training step" if found.rewritten.before.training else "inference"
@@ -102,7 +102,7 @@ def signed_seconds(value_s: float) -> str:
 
 
 def signed_memory(value_bytes: float) -> str:
-    """Bytes that come or go.
+    """Change of bytes with its sign.
 
     >>> signed_memory(-(2.0**21))
     '-2 MiB'
@@ -111,7 +111,7 @@ def signed_memory(value_bytes: float) -> str:
 
 
 def _search_lines(found: Searched | None) -> list[str]:
-    """What a search says of itself."""
+    """Lines on a search: graphs priced, reason of the end, cost."""
     if found is None:
         return []
     best = found.found
@@ -147,7 +147,7 @@ def _lines(found: Rewriting) -> list[str]:
 
 
 def print_passes(*, mutants: bool = False) -> None:
-    """List every pass with its condition and source, with those of partial equality alone where asked."""
+    """List every pass with its condition and source, or only the mutants of partial equality."""
     out = t.console()
     for row in added(MUTANTS) if mutants else MOVES:
         out.print(t.printable(row.name), style="bold")

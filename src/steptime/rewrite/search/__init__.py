@@ -1,1 +1,1 @@
-"""Searches over equivalent graphs: what is searched, what a graph costs, how far from the best a search stopped."""
+"""Searches over equivalent graphs: problems, costs of graphs, search methods, and bounds."""

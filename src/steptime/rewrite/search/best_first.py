@@ -1,4 +1,4 @@
-"""Best-first search over the graphs that moves reach: the one search that all others are settings of."""
+"""Best-first search over the graphs that moves reach, on which all other searches are built."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steptime.rewrite.search.problem import Found, Move, Problem
 from steptime.rewrite.search.space import EPSILON, Candidate, Grouped, Space, equal, operators, single
 
 ALPHA: Final = 1.05
-"""MetaFlow's: graphs that cost this many times the best are still followed."""
+"""Default factor of MetaFlow: graphs that cost up to this multiple of the best are followed."""
 BUDGET: Final = 1000
-"""TASO's: graphs that are followed."""
+"""Default number of graphs that are followed, from TASO."""
 GROWTH: Final = 2.0
-"""TASO's: graphs with more operators than this many times the first are dropped."""
+"""Factor of TASO: graphs with more operators than this multiple of the first are dropped."""
 LIMIT: Final = "limit of"
 CLOSED: Final = "every reachable graph was priced"
 OVER: Final = "nothing left below alpha times the best"
@@ -26,7 +26,7 @@ OVER: Final = "nothing left below alpha times the best"
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a graph was reached: the moves, and how the graph was that they were made in."""
+    """The way to a graph: the last moves, and the way to the graph before them."""
 
     moves: tuple[Move, ...]
     before: _Way | None
@@ -43,7 +43,7 @@ class _Way:
 
 @dataclass(kw_only=True)
 class _Search:
-    """Graphs that wait, cheapest first. One that waits is not made before its turn comes."""
+    """Queue of graphs, the cheapest first; a graph is built only when it is taken from the queue."""
 
     space: Space
     alpha: float
@@ -54,20 +54,20 @@ class _Search:
     way: _Way | None = None
     followed: int = 0
     left_out: bool = False
-    """A graph was dropped that moves reach."""
+    """A reachable graph was dropped."""
     _heap: list[tuple[float, int, Flow, _Way | None, Candidate | None]] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
     _numbers: count[int] = field(default_factory=count)
 
     @property
     def limit(self) -> float:
-        """Cost from which on graphs are not followed."""
+        """Cost above which graphs are not followed."""
         return inf if self.alpha == inf else self.alpha * self.best_cost
 
     def run(self, budget: int, most: float, control: Control, name: str) -> str:
-        """Follow graphs until none waits, or the budget is spent; says why it ended."""
+        """Follow graphs until the queue is empty or the budget is spent; returns the reason of the end."""
         heapq.heappush(self._heap, (self.best_cost, next(self._numbers), self.best, None, None))
-        told = 0
+        reported = 0
         while self._heap:
             if why := control.why():
                 return why
@@ -79,8 +79,8 @@ class _Search:
             if self.followed >= budget:
                 return f"{LIMIT} {budget:,} graphs"
             self._follow(flow, way, candidate)
-            control.saw(name, self.space.graphs - told, self.best_cost)
-            told = self.space.graphs
+            control.saw(name, self.space.graphs - reported, self.best_cost)
+            reported = self.space.graphs
         return OVER if self.left_out else CLOSED
 
     def _follow(self, flow: Flow, way: _Way | None, candidate: Candidate | None) -> None:
@@ -119,20 +119,20 @@ def best_first(
     control: Control | None = None,
     name: str = "best-first",
 ) -> Found:
-    r"""Follow the cheapest graph that waits; graphs below $\alpha\,C^*$ wait, with $C^*$ the least cost so far.
+    r"""Follow the cheapest graph in the queue, which has graphs below $\alpha\,C^*$ with $C^*$ the least cost so far.
 
     Args:
         problem: graph, moves, cost.
-        alpha: 1 is greedy; above 1 a move may cost more for the sake of later ones; infinite: every graph waits.
-        budget: graphs that are followed; the same graph counts once.
-        growth: graphs with more operators than this many times the first are dropped.
-        most: graphs that are priced.
-        together: a move is made at all equal places at once.
-        control: when to stop before, and whom to tell.
-        name: of the search, for who watches.
+        alpha: 1 is greedy; above 1 a move may cost more if later ones gain; infinite: every graph is queued.
+        budget: most graphs that are followed; equal graphs count once.
+        growth: graphs with more operators than this multiple of the first are dropped.
+        most: most graphs that are priced.
+        together: make a move at all equal places at once.
+        control: early stop and progress report.
+        name: name of the search in the progress report.
 
-    A graph that waits is priced by the operators that its move removes and adds, and made when its turn comes. Where
-    no graph was dropped and none waits, all that the moves reach were priced, and the least cost is its own bound.
+    A queued graph is priced by the operators that its move removes and adds, and built when it is taken. If no graph
+    was dropped and the queue is empty, all reachable graphs were priced, and the least cost is its own bound.
     Source: Jia et al., MetaFlow, SysML 2019, algorithm 1; growth: Jia et al., TASO, SOSP 2019, section 5.
     """
     space = Space(problem=problem)

@@ -1,4 +1,4 @@
-"""When a search is to stop before it is done, and to whom it reports on the way."""
+"""Early stop and progress reports of a search."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ INTERRUPTED: Final = "interrupted"
 TIME: Final = "time limit"
 
 Report = Callable[[str, int, float], None]
-"""Called with what runs, graphs priced and the best cost."""
+"""Function that is called with the name of the running part, the number of graphs priced, and the best cost."""
 
 
 @dataclass(kw_only=True)
 class Control:
-    """Shared by all parts of one search."""
+    """Stop conditions and progress, shared by all parts of one search."""
 
     limit_s: float | None = None
     report: Report | None = None
     graphs: int = 0
-    """Graphs priced by all parts."""
+    """Number of graphs priced by all parts."""
     interrupted: bool = False
     _start: float = field(default_factory=time.monotonic)
 
     def why(self) -> str | None:
-        """Why to stop now; None: go on."""
+        """The reason to stop now; None: continue."""
         if self.interrupted:
             return INTERRUPTED
         over = self.limit_s is not None and time.monotonic() - self._start > self.limit_s
         return TIME if over else None
 
     def saw(self, what: str, graphs: int, cost: float) -> None:
-        """More graphs were priced."""
+        """Count further priced graphs, and report progress."""
         self.graphs += graphs
         if self.report is not None:
             self.report(what, self.graphs, cost)
 
     @contextmanager
     def stops_at_interrupt(self) -> Iterator[None]:
-        """The first Ctrl-C ends the search with the best graph so far, the second the program."""
+        """Context in which the first Ctrl-C ends the search with the best graph so far, and the second the program."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,4 @@
-"""Which of the moves that a search chose are made: those whose gain exceeds the doubt, and what they rest on."""
+"""Decision on the moves of a search: those whose gain exceeds the doubt are made, with the moves they depend on."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class _Priced:
 
 
 def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -> tuple[Found, tuple[Step, ...]]:
-    """The graph with the moves that are made, and every move with its gain and doubt.
+    """The graph with the accepted moves, and every move with its gain and doubt.
 
     Args:
-        problem: what was searched.
+        problem: the searched problem.
         found: the cheapest graph.
         everything: make moves within the doubt too.
-        by_time: time is the objective, so that doubt decides; otherwise the cost is exact.
+        by_time: time is the objective, so that doubt decides; if False, the cost is exact.
 
-    Moves are grouped: one that takes what another made, and that one, are decided together, by what the whole group
-    removes and adds. What a group makes and takes away again is not in its doubt. Of a group in doubt, the most moves
-    from its first whose gain exceeds the doubt are made. What is left out is left out of the graph: the others are
-    found again, and made.
+    A move that removes nodes of another move is in one group with it, and a group is decided together, by all that it
+    removes and adds. Nodes that a group adds and removes again have no part in its doubt. Of a group in doubt, the
+    longest prefix of moves whose gain exceeds the doubt is made. If moves are dropped, the others are found again in
+    the original graph, and made.
     """
     prices = problem.cost.prices
     whole = prices.sums(problem.flow, problem.flow.operators)
@@ -53,7 +53,8 @@ def decide(problem: Problem, found: Found, *, everything: bool, by_time: bool) -
         accepted += group[:sure]
         for n, each in enumerate(group):
             certain = n < sure
-            own = _change(prices, whole, each)
+            old, new = (prices.sums(each.move.flow, nodes) for nodes in (each.old, each.new))
+            own = prices.change(whole, old, new)
             alone = own.band_s[0] > 0 or not by_time
             why = DOUBTFUL if not certain else CERTAIN if alone else TOGETHER.format(names)
             steps.append(_step(each, own, certain, "all rewrites were asked for" if everything else why))
@@ -79,19 +80,14 @@ def _step(each: _Priced, change: Change, applied: bool, why: str) -> Step:
     )
 
 
-def _change(prices: Prices, whole: Sums, each: _Priced) -> Change:
-    flow = each.move.flow
-    return prices.change(whole, prices.sums(flow, each.old), prices.sums(flow, each.new))
-
-
 def _groups(priced: Sequence[_Priced]) -> list[list[_Priced]]:
-    """Moves that take what others made, with those."""
+    """Groups of moves that remove nodes of each other."""
     maker: dict[Kind, int] = {}
     label = list(range(len(priced)))
     for n, each in enumerate(priced):
-        joined = {label[maker[kind]] for kind in kinds(each.old) if kind in maker}
+        merged = {label[maker[kind]] for kind in kinds(each.old) if kind in maker}
         for m, old in enumerate(label[:n]):
-            if old in joined:
+            if old in merged:
                 label[m] = n
         maker |= dict.fromkeys(kinds(each.new), n)
     found: dict[int, list[_Priced]] = defaultdict(list)
@@ -101,13 +97,13 @@ def _groups(priced: Sequence[_Priced]) -> list[list[_Priced]]:
 
 
 def _sure(prices: Prices, whole: Sums, group: Sequence[_Priced]) -> int:
-    """How many moves of a group, from the first, gain more than their doubt together."""
+    """Length of the longest prefix of a group whose gain exceeds its doubt."""
     counts = range(len(group), 0, -1)
     return next((n for n in counts if _group_change(prices, whole, group[:n]).band_s[0] > 0), 0)
 
 
 def _group_change(prices: Prices, whole: Sums, group: Sequence[_Priced]) -> Change:
-    """What a group removes and adds, without what it makes and takes away again."""
+    """Change by a group, without nodes that it adds and removes again."""
     count: Counter[Kind] = Counter()
     example: dict[Kind, tuple[Flow, Node]] = {}
     for each in group:
@@ -118,17 +114,13 @@ def _group_change(prices: Prices, whole: Sums, group: Sequence[_Priced]) -> Chan
                 count[kind] += sign * each.move.count
     sides: list[Sums] = []
     for sign in (-1, 1):
-        rows = [(prices.sums(*_one(example[kind])), abs(n)) for kind, n in count.items() if n * sign > 0]
-        sides.append(_added(rows))
+        kept = [(*example[kind], abs(n)) for kind, n in count.items() if n * sign > 0]
+        sides.append(_added([(prices.sums(flow, [node]), times) for flow, node, times in kept]))
     return prices.change(whole, *sides)
 
 
-def _one(example: tuple[Flow, Node]) -> tuple[Flow, list[Node]]:
-    return example[0], [example[1]]
-
-
 def _added(rows: Iterable[tuple[Sums, int]]) -> Sums:
-    """Sums of several kinds of nodes, each a number of times."""
+    """Weighted total of sums, each counted a number of times."""
     seconds: dict[str, float] = defaultdict(float)
     rows = list(rows)
     for sums, count in rows:
@@ -144,13 +136,13 @@ def _added(rows: Iterable[tuple[Sums, int]]) -> Sums:
 
 
 def _replayed(problem: Problem, accepted: Sequence[_Priced]) -> Flow:
-    """The graph with some of the moves, each found again by what it removes and adds."""
+    """The graph with some of the moves, each found again by the kinds of nodes that it removes and adds."""
     space = Space(problem=problem)
     flow = space.tidied(problem.flow)
     for each in accepted:
-        wanted = kinds(each.old), kinds(each.new)
+        kind = kinds(each.old), kinds(each.new)
         for _ in range(each.move.count):
-            match = next(_alike(problem, flow, each.move.row, wanted), None)
+            match = next(_alike(problem, flow, each.move.row, kind), None)
             made = None if match is None else space.made(flow, match)
             if made is None:
                 break
@@ -158,8 +150,8 @@ def _replayed(problem: Problem, accepted: Sequence[_Priced]) -> Flow:
     return flow
 
 
-def _alike(problem: Problem, flow: Flow, row: Pass, wanted: tuple[object, object]) -> Iterator[Match]:
+def _alike(problem: Problem, flow: Flow, row: Pass, kind: tuple[object, object]) -> Iterator[Match]:
     for match in row.find(problem.scene(flow)):
         old, new = removed_and_added(flow, match.replace)
-        if (kinds(old), kinds(new)) == wanted:
+        if (kinds(old), kinds(new)) == kind:
             yield match

@@ -1,4 +1,4 @@
-"""Time of single operators on this machine, each kind measured once."""
+"""Measured times of single operators on this machine, cached by kind."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from steptime.rewrite.flow import Flow
 from steptime.rewrite.measuring import runner
 
 BUDGET_S: Final = 0.02
-"""CPU time for one operator."""
+"""Least CPU seconds spent on one operator."""
 LEAST_RUNS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """CPU seconds of one thread of an operator; equal operators, by types and attributes, are run once."""
+    """CPU seconds of operators on one thread; equal operators, by types and attributes, are run once."""
 
     known: dict[object, float] = field(default_factory=dict)
 
     def __call__(self, node: Node) -> float:
-        """Seconds of a node; zero for what computes nothing.
+        """Median seconds of a node.
 
         Raises:
             UserError: it cannot be run here.

@@ -1,4 +1,4 @@
-"""Searches part by part: equal parts once, results put back at every place, then around the seams."""
+"""Search part by part: equal parts are searched once and replaced at every place; then the seams are searched."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from steptime.rewrite.search.space import EPSILON, Space
 from steptime.rewrite.search.split import MOST, movable
 
 SEAM: Final = MOST // 2
-"""Nodes on each side of a seam that are searched again."""
+"""Nodes on each side of a seam between parts that are searched again."""
 
 Inner = Callable[[Problem], Found]
-"""Search of one part."""
+"""Function that searches one part."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What becomes of all parts of a kind."""
+    """Replacement of all parts of a kind."""
 
     replacements: dict[Value, Value]
     over: dict[Node, tuple[int | None, ...]]
@@ -35,13 +35,13 @@ class _Change:
 
 @dataclass(kw_only=True)
 class Parted:
-    """Parts of one problem, and what was found of each kind."""
+    """Search state of the parts of one problem, with results by kind."""
 
     problem: Problem
     control: Control
     graphs: int = 0
     kinds: int = 0
-    """Parts that were searched; equal ones count once."""
+    """Number of searched parts; equal parts count once."""
     _known: dict[object, tuple[Found, Folds]] = field(default_factory=dict)
 
     def each(self, flow: Flow, members: Iterable[Sequence[Node]], inner: Inner) -> tuple[Flow, tuple[Move, ...]]:
@@ -71,7 +71,7 @@ class Parted:
                 replacements |= values
                 over |= places
             changes.append(_Change(replacements, over, moves))
-        return self._joined(flow, changes)
+        return self._changed(flow, changes)
 
     def _found(self, key: object, region: Region, inner: Inner) -> tuple[Found, Folds]:
         known = self._known.get(key)
@@ -83,21 +83,21 @@ class Parted:
             self.kinds += 1
         return known
 
-    def _joined(self, flow: Flow, changes: list[_Change]) -> tuple[Flow, tuple[Move, ...]]:
-        """All changes together; where they cannot be, or together cost more, one after the other."""
+    def _changed(self, flow: Flow, changes: list[_Change]) -> tuple[Flow, tuple[Move, ...]]:
+        """The graph with all changes; if they conflict or do not gain together, with one after another."""
         space, path = Space(problem=self.problem), list[Move]()
         cost = space.cost(flow)
         made = self._made(space, flow, changes)
         if made is not None and space.cost(made) < cost * (1 - EPSILON):
             return made, tuple(move for change in changes for move in change.moves)
-        taken: list[_Change] = []
+        accepted: list[_Change] = []
         best = flow
         for change in changes:
-            made = self._made(space, flow, [*taken, change])
+            made = self._made(space, flow, [*accepted, change])
             after = cost if made is None else space.cost(made)
             if made is not None and after < cost * (1 - EPSILON):
                 best, cost = made, after
-                taken.append(change)
+                accepted.append(change)
                 path += change.moves
         return best, tuple(path)
 
@@ -116,7 +116,7 @@ class Parted:
 
 
 def seams(flow: Flow, members: Sequence[Sequence[Node]]) -> list[list[Node]]:
-    """Nodes on both sides of each border between parts that follow each other; none is in two lists."""
+    """Nodes on both sides of each border between adjacent parts; no node is in two lists."""
     order = movable(flow)
     number = {node: n for n, node in enumerate(order)}
     ends = [max((number[node] for node in nodes if node in number), default=-1) for nodes in members]

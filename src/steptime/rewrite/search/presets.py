@@ -1,4 +1,4 @@
-"""Searches by name: where the one search starts, which parts of the graph it takes, how far it strays from the best."""
+"""Named searches: starts, parts and limits of the best-first search."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from steptime.rewrite.search.space import EPSILON, Space, operators
 from steptime.rewrite.search.split import MOST, blocks, movable, parts, spans
 
 SMALL: Final = 20
-"""Operators up to which all reachable graphs are tried."""
+"""Most operators of a graph of which all reachable graphs are tried."""
 MOST_GRAPHS: Final = 10_000
-"""Graphs that are followed at most where all are wanted."""
+"""Most graphs that an exhaustive search follows."""
 WHOLE_GRAPHS: Final = 4_000
 PART_GRAPHS: Final = 256
-"""Graphs that are followed before the set of a small graph, or of a part, counts as too large to close."""
+"""Most graphs of a part, as ``WHOLE_GRAPHS`` of a small graph, before an exhaustive search of it is given up."""
 BLOCKS: Final = (MOST, 8)
-"""Operators of a block that does not repeat, at most; both are tried."""
+"""Most operators of a block that does not repeat; both limits are tried."""
 PART_BUDGET: Final = 128
-"""Graphs that are followed in a part that is not small."""
+"""Most graphs that are followed in a larger part."""
 WHOLE: Final = 4 * MOST
-"""Operators up to which the whole graph is searched best-first too, as TASO does; greedily where it is larger."""
+"""Most operators of a graph that is also searched best-first as a whole, as in TASO; a larger one greedily."""
 STRIDES: Final = {"alpha": inf, "budget": 64, "together": True}
-"""A search of few graphs that strays as far as it likes: moves are made at all equal places at once."""
+"""Options of a search of few graphs without a cost limit, which makes moves at all equal places at once."""
 GREEDY: Final = 6_000
-"""Graphs that are priced then."""
+"""Most graphs that the greedy search of a large graph prices."""
 ROUNDS: Final = 3
-"""Times that parts and seams are searched again after a change."""
+"""Most rounds over parts and seams."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One search: the problem, how far it may stray, and when it is to stop."""
+    """One search: the problem, its limits, and its stop conditions."""
 
     problem: Problem
     alpha: float = ALPHA
@@ -47,21 +47,21 @@ class Run:
     control: Control = field(default_factory=Control)
     small: int = SMALL
     part: int = MOST
-    """Operators of a part at most."""
+    """Most operators of a part."""
 
     def whole(self, **options: float) -> Found:
-        """Best-first over the whole graph."""
+        """Best-first search of the whole graph."""
         given = {"alpha": self.alpha, "budget": self.budget} | options
         return best_first(self.problem, control=self.control, name="whole graph", **given)  # type: ignore[arg-type]
 
 
 def exhaustive(run: Run) -> Found:
-    """All graphs that the moves reach, for up to some 20 operators: the least cost is proved where they are few."""
+    """Search of all reachable graphs, for up to some 20 operators; the least cost is proved if they are few."""
     return run.whole(alpha=inf, budget=MOST_GRAPHS)
 
 
 def cuts(run: Run) -> Found:
-    """Relaxed backtracking over parts: split by minimum cuts through few matches, joined, then around the seams.
+    """Best-first search of parts between minimum cuts through few matches, then of the seams.
 
     Source: Jia et al., MetaFlow, SysML 2019, sections 4 and 5.
     """
@@ -80,7 +80,7 @@ def cuts(run: Run) -> Found:
 
 
 def _cut(parted: Parted, flow: Flow, inner: Inner, most: int = MOST) -> tuple[Flow, tuple[Move, ...]]:
-    """The parts between minimum cuts, then the seams."""
+    """Search the parts between minimum cuts, then the seams."""
     flow, path = parted.each(flow, parts(flow, movable(flow), spans(parted.problem, flow), most), inner)
     flow, more = parted.each(flow, seams(flow, parts(flow, movable(flow), {}, most)), inner)
     return flow, (*path, *more)
@@ -91,7 +91,7 @@ def _found(problem: Problem, flow: Flow, path: tuple[Move, ...], graphs: int, st
 
 
 def equal_blocks(run: Run, most: int = MOST) -> Found:
-    """Equal blocks once, each with its seams, until neither gains; parts too large for that are cut again."""
+    """Search equal blocks once, then their seams, until neither gains; parts that are too large are cut again."""
     parted = Parted(problem=run.problem, control=run.control)
     space, flow, path = Space(problem=run.problem), run.problem.flow, tuple[Move, ...]()
 
@@ -120,7 +120,7 @@ def equal_blocks(run: Run, most: int = MOST) -> Found:
 
 
 def recommended(run: Run) -> Found:
-    """The best of several ways: from the graph and from what passes make of it, by blocks, by cuts, and as a whole."""
+    """The best of several searches: from the graph and from its descent, by blocks, by cuts, and as a whole."""
     problem, control = run.problem, run.control
     space = Space(problem=problem)
     flow = space.tidied(problem.flow)
@@ -138,7 +138,7 @@ def recommended(run: Run) -> Found:
 
 
 def _ways(run: Run, starts: tuple[Found, ...]) -> Iterator[Found]:
-    """The searches that the recommended one takes the best of, each ended by a descent over the whole graph."""
+    """The component searches of :func:`recommended`, each followed by a descent over the whole graph."""
     problem = run.problem
     plain = tuple(row for row in problem.moves if not row.fuses)
     for moves in (problem.moves, plain) if len(plain) < len(problem.moves) else (problem.moves,):
@@ -155,7 +155,7 @@ def _ways(run: Run, starts: tuple[Found, ...]) -> Iterator[Found]:
 
 
 def _finished(problem: Problem, start: Found, found: Found) -> Found:
-    """What was found, after a descent over the whole graph."""
+    """A search result after a descent over the whole graph."""
     space = Space(problem=problem)
     flow, more = space.descended(found.flow)
     path = (*start.path, *found.path, *more)
@@ -163,7 +163,7 @@ def _finished(problem: Problem, start: Found, found: Found) -> Found:
 
 
 def mutated(run: Run) -> Found:
-    """Partially equal programs wherever they are equal, then the other moves where each is cheaper at once.
+    """Search over mutants (corrected partially equal programs), then greedily over the other moves.
 
     Source: Wang et al., PET, OSDI 2021, section 6.
     """
@@ -186,6 +186,6 @@ SEARCHES: Final[dict[str, Callable[[Run], Found]]] = {
     "exhaustive": exhaustive,
     "recommended": recommended,
 }
-"""Name of a search -> its setting of the one search."""
+"""Name of a search -> function that runs it."""
 OF_THE_WHOLE: Final = ("greedy", "taso", "exhaustive")
-"""Searches that always see the whole graph."""
+"""Searches that always treat the graph as a whole."""

@@ -1,4 +1,4 @@
-"""What every search of cheaper graphs is given, and what it gives back."""
+"""Input and result of every search for cheaper graphs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from steptime.rewrite.scene import Folds, Match, Pass, Scene
 
 Metric = Literal["device_s", "host_s", "launches", "moved_bytes", "flops", "measured_s"]
 METRICS: Final[tuple[Metric, ...]] = ("device_s", "host_s", "launches", "moved_bytes", "flops", "measured_s")
-"""What a graph has the sum of over its operators; ``measured_s``: on this machine, where there is a clock."""
+"""Metrics that are summed over the operators of a graph; ``measured_s``: on this machine, if there is a clock."""
 STRICT: Final = 10.0
-"""Cost of breaking a limit by its whole size, in costs of the graph: a search walks back to what keeps it."""
+"""Penalty for exceeding a limit by its whole size, in costs of the graph, which leads a search back to the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class CostModel:
     _known: dict[tuple[Node, bool], Mapping[Metric, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def metrics(self, flow: Flow, node: Node) -> Mapping[Metric, float]:
-        """Metrics of one operator; each operator is priced once, whatever graph it is in."""
+        """Metrics of one operator, cached over all graphs."""
         key = (node, node in flow.over)
         found = self._known.get(key)
         if found is None:
@@ -71,15 +71,15 @@ class CostModel:
 
     @property
     def is_additive(self) -> bool:
-        """Whether the cost of a graph is the sum over its operators, and nothing else matters."""
+        """True if the cost of a graph is the sum over its operators, without limits and peaks."""
         return not self.limits and self.peak_limit_bytes is None and not self.peak_weight
 
     def of_parts(self) -> CostModel:
-        """The same without what is no sum over operators, for parts of a graph."""
+        """The model without limits and peaks, which are no sums over operators, for parts of a graph."""
         return self if self.is_additive else replace(self, limits={}, peak_limit_bytes=None, peak_weight=0.0)
 
     def excess(self, flow: Flow) -> float:
-        """Sum over the limits of how far a graph is above them, as parts of the limits; zero where it keeps them."""
+        """Sum of relative excesses over the limits; 0 if a graph keeps them."""
         over = 0.0
         for metric, limit in self.limits.items():
             total = sum(self.metrics(flow, node)[metric] for node in flow.order)
@@ -93,17 +93,17 @@ class CostModel:
         return sum(self.of_node(flow, node) for node in flow.order) + peak
 
     def guided(self, flow: Flow) -> float:
-        """Cost by which a search goes: where limits are broken it is finite, and larger by how far they are."""
+        """Cost that guides a search: a broken limit makes it larger in proportion to the excess, but not infinite."""
         total = self._total(flow)
         return total if self.is_additive else total * (1 + STRICT * self.excess(flow))
 
     def of_graph(self, flow: Flow) -> float:
-        """Weighted sum over a graph; infinite where it breaks a limit."""
+        """Weighted sum over a graph; infinite if it breaks a limit."""
         return self._total(flow) if self.is_additive or not self.excess(flow) else float("inf")
 
 
 def time_weights(prices: Prices, flow: Flow) -> Mapping[Metric, float]:
-    r"""Weights of the seconds of device and host that make a lower bound of the step's time, exact at one graph.
+    r"""Weights of device and host seconds whose sum is a lower bound of the step time, exact at one graph.
 
     $$t(d, h) = (d^p + h^p)^{1/p} \ge (d_0/t_0)^{p-1} d + (h_0/t_0)^{p-1} h$$
 
@@ -120,22 +120,22 @@ def time_weights(prices: Prices, flow: Flow) -> Mapping[Metric, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A graph, the rewrites that may change it, and what is to be small."""
+    """A graph, the rewrites that may change it, and the cost to minimise."""
 
     flow: Flow
     moves: tuple[Pass, ...] = field(repr=False)
-    """Rewrites, whether they pay or not; a search decides."""
+    """Possible rewrites, including ones that do not pay by themselves."""
     cost: CostModel
     on_cuda: bool
     folds: Folds = field(default_factory=Folds, repr=False)
 
     def scene(self, flow: Flow) -> Scene:
-        """What a rewrite sees of a graph on the way."""
+        """The scene of a graph for a pass."""
         return Scene(flow=flow, folds=self.folds, on_cuda=self.on_cuda)
 
     @cached_property
     def start(self) -> float:
-        """Cost of the graph as it is given."""
+        """Cost of the given graph."""
         return self.cost.of_graph(self.flow)
 
 
@@ -145,23 +145,23 @@ class Move:
 
     row: Pass
     flow: Flow = field(repr=False)
-    """The graph, or the part of one, that it was found in."""
+    """The graph, or the part of a graph, in which it was found."""
     match: Match
     count: int = 1
-    """Equal parts in which it is made."""
+    """Number of equal parts in which it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best graph that a search met, and what is known of how good it is."""
+    """The best graph of a search, with a bound if known."""
 
     flow: Flow
     cost: float
     bound: float | None
-    """No graph that the moves reach costs less; None where that is not known."""
+    """Lower bound of the cost of all reachable graphs; None: unknown."""
     graphs: int
-    """Graphs that were priced."""
+    """Number of graphs that were priced."""
     stop: str
-    """Why the search ended, in words."""
+    """Text of the reason why the search ended."""
     path: tuple[Move, ...] = field(default=(), repr=False)
-    """Rewrites from the graph that was given to this one."""
+    """Rewrites from the given graph to this one."""

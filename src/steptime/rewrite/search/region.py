@@ -1,4 +1,4 @@
-"""Parts of a graph as graphs of their own: equal parts are the same graph, searched once and put back at each place."""
+"""Parts of a graph as separate graphs: equal parts are the same graph, searched once and replaced at each place."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from steptime.rewrite.scene import Folds
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A part of a graph, cut out."""
+    """A part of a graph as a separate graph."""
 
     flow: Flow = field(repr=False)
-    """The part: values of its border are inputs ``x.0``, ``x.1``, ..., weights are ``w.0``, ..."""
+    """The part, with values at its border as inputs ``x.0``, ``x.1``, ... and weights as ``w.0``, ..."""
     sources: Mapping[Value, Value] = field(repr=False)
-    """Source of the part -> the value that it stands for."""
+    """Source of the part -> value of the whole graph."""
     outputs: tuple[Value, ...] = field(repr=False)
-    """Values of the whole graph that the part's outputs stand for."""
+    """Values of the whole graph for the part's outputs."""
     key: object = field(repr=False)
-    """Equal for parts that compute the same from other values and weights, in the same phases."""
+    """Key that is equal for parts that compute the same from other values and weights, in the same phases."""
 
 
 def is_movable(node: Node) -> bool:
-    """Whether a node may be in a part: it is known, and gives the same from the same inputs."""
+    """True if a node may be in a part: it is known and pure."""
     return node.op not in SOURCES and not is_opaque(node) and is_pure(node)
 
 
 def cut(flow: Flow, members: Collection[Node]) -> Region:
-    """A part of a graph as a graph of its own.
+    """Cut a part out of a graph.
 
     Args:
         flow: the graph.
-        members: nodes of the part; constants that they read come with them.
+        members: nodes of the part; constants that they read are added.
     """
     inside = set(members)
     order = _with_constants(flow, inside)
@@ -62,20 +62,20 @@ def cut(flow: Flow, members: Collection[Node]) -> Region:
 
 
 def _with_constants(flow: Flow, inside: set[Node]) -> list[Node]:
-    """Members, and the constants below them, in order."""
-    wanted = set(inside)
+    """Members and the constants on which they depend, in order."""
+    found = set(inside)
     stack = list(inside)
     while stack:
         for value in stack.pop().inputs:
             node = value.node
-            if node in flow.constant and node.op not in SOURCES and node not in wanted:
-                wanted.add(node)
+            if node in flow.constant and node.op not in SOURCES and node not in found:
+                found.add(node)
                 stack.append(node)
-    return sorted(wanted, key=flow.number.__getitem__)
+    return sorted(found, key=flow.number.__getitem__)
 
 
 def _left(flow: Flow, node: Node, inside: set[Node]) -> list[Value]:
-    """Values of a node that somebody outside reads."""
+    """Values of a node that are read outside the part."""
     out = []
     for index in range(len(node.outputs)):
         value = node.value(index)
@@ -85,7 +85,7 @@ def _left(flow: Flow, node: Node, inside: set[Node]) -> list[Value]:
 
 
 class _Cutter:
-    """Makes nodes again on sources that are numbered in the order in which they are read."""
+    """Builder of nodes on sources that are numbered in the order of reading."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -93,7 +93,7 @@ class _Cutter:
         self.sources: dict[Value, Value] = {}
 
     def add(self, node: Node) -> None:
-        """A node whose inputs are there, or are sources."""
+        """Add a node whose inputs are made or become sources."""
         inputs = tuple(self._value(value) for value in node.inputs)
         made = self._flow.nodes.node(node.op, inputs, node.names, node.attributes, node.outputs)
         for index in range(len(node.outputs)):
@@ -114,13 +114,13 @@ Over = Mapping[Node, tuple[int | None, ...]]
 
 
 def put_back(region: Region, found: Flow, own: Folds, folds: Folds) -> tuple[dict[Value, Value], Over]:
-    """What takes the place of the values of a part, and which of the new nodes run in place.
+    """Replacements of the values of a part, and the new nodes that run in place.
 
     Args:
-        region: the part where it is.
-        found: what a part with the same key became.
-        own: constants that were made of its weights.
-        folds: constants of the whole graph, where they are made again of the real weights.
+        region: the part at its place.
+        found: the rewritten graph of a part with the same key.
+        own: constants computed from the weights of that part.
+        folds: constants of the whole graph, to which they are added for the real weights.
     """
     nodes = region.flow.nodes
     made: dict[Value, Value] = dict(region.sources)

@@ -1,4 +1,4 @@
-"""A search by its name: weights and limits from what a user gives, rounds over the tangent of the time."""
+"""Run of a named search: weights and limits from the user's options, and rounds over tangents of the time."""
 
 from __future__ import annotations
 
@@ -26,51 +26,51 @@ from steptime.rewrite.search.space import EPSILON
 PEAK: Final = "peak_bytes"
 TEMPLATE: Final = "template"
 WORTH: Final = 1e-3
-"""Part of the time that another round of the tangent must gain."""
+"""Least relative change of the time for another round of the tangent."""
 GUIDE: Final = 1e-3
-"""What a byte of traffic counts next to a byte of the peak, so that parts have something to lower."""
+"""Weight of a byte of traffic relative to a byte of the peak, which guides the search of parts."""
 ROUNDS: Final = 3
 NAMES: Final = (TEMPLATE, *SEARCHES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user asks of a search."""
+    """Options of a search."""
 
     search: str = "recommended"
     objective: Objective = "time"
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of metrics; empty: those of the objective."""
+    """Weights of metrics; empty: the weights of the objective."""
     limits: Mapping[str, float] = field(default_factory=dict)
     alpha: float = ALPHA
     budget: int = BUDGET
     everything: bool = False
     passes: Sequence[str] = ()
     mutants: bool = False
-    """The mutants of partial equality are moves too."""
+    """Include the mutants of partial equality as moves."""
     layouts: bool = False
-    """Searches of the whole graph price it in its best layouts."""
+    """Price graphs in their best layouts in searches of the whole graph."""
     rules: str = ""
-    """``shipped``: the proved rules are moves too; a file: those of a user, each proved first."""
+    """Rules as further moves: ``shipped`` (the proved rules), or a user's file, whose rules are proved first."""
     measured: bool = False
-    """Operators are timed on this machine."""
+    """Time operators on this machine."""
     limit_s: float | None = None
     report: Report | None = None
-    """Called on the way."""
+    """Progress report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """What a search found."""
+    """The result of a search."""
 
     options: Options
     rewritten: Rewritten = field(repr=False)
     found: Found
     start: float
-    """Cost of the graph as it was."""
+    """Cost of the original graph."""
     weights: Mapping[str, float]
     broken: bool = False
-    """The graph breaks a limit: the search found none that keeps it."""
+    """The graph breaks a limit, because the search found none that keeps it."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -83,10 +83,10 @@ class Searched:
 
 
 def check_options(options: Options) -> None:
-    """Refuse what no search understands.
+    """Check the options of a search.
 
     Raises:
-        UserError: the name, a metric, alpha or the budget is out of range.
+        UserError: the name or a metric is unknown, or a value, alpha or the budget is out of range.
     """
     if options.search not in NAMES:
         raise UserError(f"there is no search {options.search!r}", hint=did_you_mean(options.search, list(NAMES)))
@@ -115,15 +115,15 @@ def moves_of(flow: Flow, device: Device, options: Options) -> tuple[Pass, ...]:
 
 
 def searched(flow: Flow, device: Device, options: Options) -> Searched:
-    """Search a cheaper graph.
+    """Search for a cheaper graph.
 
     Args:
         flow: the graph.
         device: what it runs on.
-        options: which search, and what is to be small.
+        options: the search, its objective and its limits.
 
-    Time is a soft maximum of the device's and the host's, which is no sum over operators: it is searched under its
-    tangent plane at the graph, then under the one at the graph that was found, until that gains no more.
+    The step time is a soft maximum of device and host time, which is no sum over operators. The search therefore uses
+    its tangent plane at the graph, then that at the graph that was found, until that gains no more.
 
     Raises:
         UserError: an option is unknown or out of range, or an operator cannot be timed here.
@@ -161,7 +161,7 @@ def searched(flow: Flow, device: Device, options: Options) -> Searched:
 
 
 def _model(prices: Prices, flow: Flow, options: Options) -> CostModel:
-    """Weights and limits of metrics."""
+    """The cost model of the options."""
     given: dict[str, float] = {**options.weights} or _weights(prices, flow, options)
     limits = dict(options.limits)
     peak_weight, peak_limit = given.pop(PEAK, 0.0), limits.pop(PEAK, None)
@@ -193,7 +193,7 @@ def _weights(prices: Prices, flow: Flow, options: Options) -> dict[str, float]:
 
 
 def _rounds(problem: Problem, options: Options, control: Control, *, by_time: bool) -> tuple[Problem, Found]:
-    """Search under the tangent at the graph, then under that at what was found."""
+    """Search under the tangent at the graph, then under the tangents at the graphs that are found."""
 
     def run(given: Problem) -> Found:
         return SEARCHES[options.search](Run(problem=given, alpha=options.alpha, budget=options.budget, control=control))
@@ -229,7 +229,7 @@ def _time(prices: Prices, flow: Flow) -> float:
 def _template(
     problem: Problem, device: Device, options: Options, *, by_time: bool
 ) -> tuple[Problem, Found, tuple[Step, ...]]:
-    """The passes alone, with their own rule."""
+    """The template passes only, which decide by their own rule."""
     everything, passes = options.everything, options.passes
     done = apply_passes(problem.flow, device, objective=options.objective, everything=everything, passes=passes)
     problem = _tangent(problem, done.after) if by_time else problem

@@ -1,4 +1,4 @@
-"""The graphs next to a graph: matches of the moves, priced by what they remove and add, and made when wanted."""
+"""Neighbours of a graph: matches of moves, priced by the nodes that they remove and add, and built on demand."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from steptime.rewrite.scene import Match, Pass
 from steptime.rewrite.search.problem import Move, Problem
 
 ROUNDS: Final = 16
-"""Times that tidying, or a descent, is tried again after a change."""
+"""Most rounds of tidying or of a descent."""
 EPSILON: Final = 1e-9
-"""Part of a cost below which two costs are equal."""
+"""Relative difference below which two costs are equal."""
 
 Key = tuple[tuple[Value, ...], tuple[Node, ...]]
 Grouped = Callable[[Flow, Iterable[Match]], Iterable[tuple[Match, ...]]]
-"""Matches of a row -> those of them that are made at once."""
+"""Function from the matches of a pass to groups of matches that are made at once."""
 
 
 def replacements_of(matches: Iterable[Match]) -> dict[Value, Value]:
-    """What some matches replace."""
+    """All replacements of some matches."""
     return {old: new for match in matches for old, new in match.replace.items()}
 
 
 def single(_: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
-    """Each match by itself."""
+    """Each match as its own group."""
     return ((match,) for match in matches)
 
 
 def equal(flow: Flow, matches: Iterable[Match]) -> Iterator[tuple[Match, ...]]:
-    """Matches that remove and add the same kinds of nodes and do not touch each other, together."""
+    """Groups of matches that remove and add the same kinds of nodes and do not overlap."""
     groups: dict[object, list[Match]] = defaultdict(list)
     for match in apart(flow, matches):
         old, new = removed_and_added(flow, match.replace)
-        # Which weights a match reads makes no difference.
+        # Matches that read different weights are equal.
         groups[kinds(n for n in old if n not in flow.constant), kinds(new)].append(match)
     return map(tuple, groups.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A graph that is not made yet."""
+    """A graph that is not built yet."""
 
     cost: float
-    """Cost of the graph that it leads to, by the operators that it removes and adds."""
+    """Cost of the resulting graph, by the operators that the matches remove and add."""
     row: Pass
     matches: tuple[Match, ...]
 
 
 @dataclass(kw_only=True)
 class Space:
-    """Graphs of a problem, reached by its moves; moves that are tidy are made at once after each other move."""
+    """Graphs that the moves of a problem reach; tidy moves are made at once after each other move."""
 
     problem: Problem
     graphs: int = 0
@@ -71,15 +71,15 @@ class Space:
 
     @staticmethod
     def key(flow: Flow) -> Key:
-        """What two graphs with the same table of nodes have in common only if they are the same."""
+        """Key that is equal only for equal graphs with the same table of nodes."""
         return flow.outputs, flow.kept
 
     def cost(self, flow: Flow) -> float:
-        """Cost by which the search goes."""
+        """Cost that guides the search."""
         return self.problem.cost.guided(flow)
 
     def candidates(self, flow: Flow, cost: float, grouped: Grouped = single) -> Iterator[Candidate]:
-        """Graphs that are one move away; ``grouped`` says which matches of it are made together."""
+        """Graphs that are one move away; ``grouped`` decides which matches of a move are made together."""
         scene = self.problem.scene(flow)
         for row in self.rows:
             for matches in grouped(flow, row.find(scene)):
@@ -88,7 +88,7 @@ class Space:
                     yield Candidate(found, row, matches)
 
     def priced(self, flow: Flow, cost: float, *matches: Match) -> float | None:
-        """Cost after some matches; None where they cannot be made."""
+        """Cost after some matches; None: they cannot be made."""
         self.graphs += 1
         model = self.problem.cost
         if not model.is_additive:
@@ -98,7 +98,7 @@ class Space:
         return cost + sum(model.of_node(flow, n) for n in new) - sum(model.of_node(flow, n) for n in old)
 
     def made(self, flow: Flow, *matches: Match) -> Flow | None:
-        """The graph with matches made, tidied; None where they cannot be."""
+        """The tidied graph with matches made; None: they cannot be made."""
         try:
             return self.tidied(substituted(flow, replacements_of(matches), self.problem.folds.definitions))
         except RefusedError:
@@ -115,7 +115,7 @@ class Space:
         return flow
 
     def _all(self, flow: Flow, matches: list[Match]) -> Flow:
-        """The graph with matches made that cost nothing, as far as they can be made together."""
+        """The graph with tidy matches made, as far as they can be made together."""
         while matches:
             try:
                 return substituted(flow, replacements_of(matches), self.problem.folds.definitions)
@@ -124,7 +124,7 @@ class Space:
         return flow
 
     def descended(self, flow: Flow, rows: Iterable[Pass] | None = None) -> tuple[Flow, tuple[Move, ...]]:
-        """Follow moves that lower the cost, all matches of a row at once, until none does: a graph and its way."""
+        """Make moves that lower the cost, all matches of a pass at once, until none does; returns graph and moves."""
         cost, path = self.cost(flow), list[Move]()
         chosen = self.rows if rows is None else tuple(rows)
         for _ in range(ROUNDS):
@@ -137,7 +137,7 @@ class Space:
         return flow, tuple(path)
 
     def _one(self, flow: Flow, cost: float, row: Pass) -> tuple[Flow, float, list[Move]]:
-        """One row: its matches that pay and do not touch each other, together; else the best of them alone."""
+        """Make the matches of one pass that pay and do not overlap, together or else only the best one."""
         paying: list[tuple[float, int, Match]] = []
         for match in row.find(self.problem.scene(flow)):
             after = self.priced(flow, cost, match)
@@ -154,7 +154,7 @@ class Space:
 
 
 def apart(flow: Flow, matches: Iterable[Match]) -> list[Match]:
-    """The first of some matches, and those after it that remove nothing of them."""
+    """A greedy subset of matches that do not overlap."""
     touched: set[Node] = set()
     chosen = []
     for match in matches:
@@ -166,5 +166,5 @@ def apart(flow: Flow, matches: Iterable[Match]) -> list[Match]:
 
 
 def operators(flow: Flow) -> int:
-    """Number of operators that are computed in every run and are no views."""
+    """Number of operators that are computed in every run and are not views."""
     return sum(node.op not in VIEWS and node not in flow.constant for node in flow.operators)

@@ -1,4 +1,4 @@
-"""Where a graph is split: by a minimum cut through few matches, and between equal blocks."""
+"""Splits of a graph: by minimum cuts through few matches, and between equal blocks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from steptime.rewrite.search.region import cut, is_movable
 from steptime.rewrite.search.space import Space
 
 MOST: Final = 30
-"""MetaFlow's size of a part that is searched whole, in operators."""
+"""Most operators of a part that is searched as a whole, from MetaFlow."""
 WINDOW: Final = 12
-"""Operators on each side within which a border between blocks is the narrowest place."""
+"""Number of operators on each side of a border between blocks, within which it is the narrowest place."""
 LONGEST: Final = 24
-"""Segments of a block that repeats, at most."""
+"""Most segments of a block that repeats."""
 
 
 def movable(flow: Flow) -> list[Node]:
-    """Nodes that may be in a part, in order: computed in every run, known and pure."""
+    """Nodes that may be in a part (computed in every run, known and pure), in order."""
     return [node for node in flow.operators if node not in flow.constant and is_movable(node)]
 
 
 def spans(problem: Problem, flow: Flow) -> Counter[Node]:
-    """How many matches each node is part of: what a cut there would lose."""
+    """Number of matches that contain each node, which a cut there would lose."""
     count: Counter[Node] = Counter()
     space = Space(problem=problem)
     for row in space.rows:
@@ -37,13 +37,13 @@ def spans(problem: Problem, flow: Flow) -> Counter[Node]:
 
 
 def parts(flow: Flow, nodes: Sequence[Node], weights: Mapping[Node, int], most: int = MOST) -> list[list[Node]]:
-    """Nodes in parts of at most ``most``, each cut off by a minimum cut from those before it.
+    """Split nodes into parts of at most ``most`` by minimum cuts.
 
     Args:
         flow: the graph.
-        nodes: in the order of the graph.
-        weights: matches that each node is part of.
-        most: nodes of a part.
+        nodes: nodes in the order of the graph.
+        weights: number of matches that contain each node.
+        most: most nodes of a part.
     """
     done, waiting = list[list[Node]](), [list(nodes)]
     while waiting:
@@ -57,10 +57,10 @@ def parts(flow: Flow, nodes: Sequence[Node], weights: Mapping[Node, int], most: 
 
 
 def minimum_cut(nodes: Sequence[Node], weights: Mapping[Node, int]) -> set[Node]:
-    r"""The earlier of two parts, which the fewest matches span; each part has at least a third of the nodes.
+    r"""The earlier of two parts that the fewest matches span; each part has at least a third of the nodes.
 
-    Each node $v$ is two, joined by an edge with capacity $1 + m_v$ ($m_v$ matches have it); edges between nodes have no
-    limit, and none leads back. The cut goes through nodes; without SciPy it is in the middle.
+    Each node $v$ is two vertices, joined by an edge with capacity $1 + m_v$ ($m_v$ matches contain it); edges between
+    nodes are unlimited, and none leads back, so the cut goes through nodes. Without SciPy it is in the middle.
     Source: Jia et al., MetaFlow, SysML 2019, section 4.
 
     >>> from steptime.captured.graph import Nodes, TensorType
@@ -108,7 +108,7 @@ def minimum_cut(nodes: Sequence[Node], weights: Mapping[Node, int]) -> set[Node]
 
 
 def narrow(flow: Flow, nodes: Sequence[Node]) -> list[list[Node]]:
-    """Nodes in segments, between places that fewer values pass than around them."""
+    """Split nodes into segments at places that fewer values cross than places around them."""
     alive = _alive(flow, nodes)
     ends = [n for n in range(len(nodes) - 1) if alive[n] <= min(alive[max(n - WINDOW, 0) : n + WINDOW + 1], default=0)]
     starts = [0, *(n + 1 for n in ends)]
@@ -116,7 +116,7 @@ def narrow(flow: Flow, nodes: Sequence[Node]) -> list[list[Node]]:
 
 
 def _alive(flow: Flow, nodes: Sequence[Node]) -> list[int]:
-    """Values that are known after each node and that later ones read."""
+    """Number of values that are alive after each node."""
     number = {node: n for n, node in enumerate(nodes)}
     last: dict[Value, int] = {}
     for n, node in enumerate(nodes):
@@ -135,12 +135,12 @@ def _alive(flow: Flow, nodes: Sequence[Node]) -> list[int]:
 
 
 def blocks(flow: Flow, nodes: Sequence[Node], most: int) -> list[list[Node]]:
-    """Nodes in blocks: equal ones are cut at the same places, what is between them is joined up to ``most``.
+    """Split nodes into blocks: equal blocks are cut at the same places; nodes between them form blocks up to ``most``.
 
     Args:
         flow: the graph.
-        nodes: in its order.
-        most: nodes of a block that does not repeat.
+        nodes: nodes in the order of the graph.
+        most: most nodes of a block that does not repeat.
     """
     segments = narrow(flow, nodes)
     keys = [cut(flow, segment).key for segment in segments]
@@ -165,7 +165,7 @@ def blocks(flow: Flow, nodes: Sequence[Node], most: int) -> list[list[Node]]:
 
 
 def _repeated(keys: Sequence[object], at: int) -> tuple[int, int]:
-    """Length and number of the equal runs that cover most from here on; the shortest of those that cover as much."""
+    """Length and number of equal runs from ``at`` that cover the most segments; the shortest length on ties."""
     best, found = 0, (1, 1)
     for period in range(1, min(LONGEST, (len(keys) - at) // 2) + 1):
         times = 1
