@@ -1,6 +1,6 @@
-"""The 90 % band of a step time, and what makes it wide.
+"""Uncertainty of a step time: its 90 % band with the sources of the variance, and its bracket.
 
-The bracket around a step time: everything overlapped, nothing overlapped.
+The bracket is the step time if all traffic overlaps and if none does.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ K = TypeVar("K")
 DEVICE = "device"
 """Name of the doubt about a device's own factor."""
 WIDEST = 100.0
-"""Logarithm of the widest band over the step time; a file may hold doubts whose band is no number."""
+"""Largest logarithm of a band edge over the step time: the doubts of a file may give a band that overflows."""
 NOISE = "noise"
-"""Name of what remains of runs that are known exactly."""
+"""Name of the residual variance of runs whose configuration is known exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBand:
-    """Where nine of ten measured steps lie."""
+    """Interval in which nine of ten measured steps lie."""
 
     low_s: float
     high_s: float
     shares: Mapping[str, float]
-    """Share of the variance by what is in doubt, largest first."""
+    """Share of the variance by uncertain parameter, largest first."""
 
 
 def band_of(e: Evaluation) -> StepBand | None:
@@ -90,7 +90,7 @@ def band_of(e: Evaluation) -> StepBand | None:
 
 
 def _passes(works: Works, many: Framework) -> dict[str, Pass]:
-    """Time of each part of the model under frameworks in columns, all parts at once as rows of arrays."""
+    """Time of each part of the model under the frameworks in columns; all parts are computed at once, as rows."""
     parts = [works[part] for part in PARTS]
     rows = {phase: _in_rows([phase_work(part, phase) for part in parts]) for phase in parts[0]}
     each: Any = pass_of(rows, many)
@@ -101,7 +101,7 @@ def _passes(works: Works, many: Framework) -> dict[str, Pass]:
 
 
 def _in_rows(works: list[PhaseWork]) -> PhaseWork:
-    """Several works as one, whose numbers are arrays of one column."""
+    """One record for several works: each number becomes an array with a row per work and one column."""
     numbers = np.array([_NUMBERS_OF(work) for work in works]).T[:, :, None]
     links, busy = _columns([work.links_s for work in works]), _columns([work.busy_s for work in works])
     covered, beside = (stacked([getattr(work, n) for work in works], (-1, 1)) for n in ("covered_s", "beside_s"))
@@ -110,7 +110,7 @@ def _in_rows(works: list[PhaseWork]) -> PhaseWork:
 
 
 def _columns(each: list[Mapping[K, Num]]) -> dict[K, Num]:
-    """Numbers of several mappings as arrays of one column; what a mapping lacks is zero."""
+    """Numbers of several mappings by key as arrays of one column; a missing key counts as zero."""
     keys = dict.fromkeys(key for one in each for key in one)
     return {key: np.array([[one.get(key, 0.0)] for one in each]) for key in keys}
 
@@ -120,7 +120,7 @@ _NUMBERS_OF = attrgetter(*NUMBERS)
 
 @lru_cache(maxsize=256)
 def _doubted(framework: Framework, doubts: tuple[tuple[str, float], ...], device_doubt: float) -> Framework:
-    """Frameworks in columns: each parameter moved by its doubt, then the device, then nothing."""
+    """Frameworks in columns: one per parameter moved by its doubt, one for the device's doubt, the last unchanged."""
     count, by_name = len(PARAMETERS) + 2, dict(doubts)
     columns: dict[str, Any] = {}
     for i, name in enumerate(PARAMETERS):
@@ -133,9 +133,9 @@ def _doubted(framework: Framework, doubts: tuple[tuple[str, float], ...], device
 
 
 Directions = tuple[list[PhaseTime], list[PhaseTime], list[PhaseTime]]
-"""Rows forward, rows of the backward pass, and those forward that run again in full recomputation."""
+"""Rows of the forward pass, of the backward pass, and the forward rows that full recomputation runs again."""
 Resources = tuple[Num, Num, Num]
-"""Seconds that some rows keep arithmetic, memory and links busy."""
+"""Seconds for which some rows keep arithmetic, memory and links busy."""
 
 
 def _directions(times: Iterable[PhaseTime]) -> Directions:
@@ -149,7 +149,7 @@ def _directions(times: Iterable[PhaseTime]) -> Directions:
 
 
 def _each(directions: Directions, busy: Callable[[list[PhaseTime]], Resources]) -> tuple[Resources, ...]:
-    """Resources of all directions; where the whole forward pass runs again, they are found once."""
+    """Resources of all directions; computed once for forward and recomputation if the whole forward pass runs again."""
     forward, backward, again = directions
     of_forward = busy(forward)
     return of_forward, busy(backward), of_forward if again is forward else busy(again)
@@ -171,7 +171,7 @@ def _resources(times: Iterable[PhaseTime], framework: Framework) -> Resources:
 
 
 def _bound_resources(times: Iterable[PhaseTime], plans: Plans, bound: Machine) -> Resources:
-    """As :func:`_resources` on a machine without latencies and fitted models, which times a sum as its parts."""
+    """Busy seconds on a machine without latencies and fitted models, on which work can be summed before it is timed."""
     matrix: Num = 0.0
     attention: Num = 0.0
     vector: Num = 0.0
@@ -193,7 +193,10 @@ def _bound_resources(times: Iterable[PhaseTime], plans: Plans, bound: Machine) -
 
 
 def _fastest(*resources: Resources, splits: bool) -> Pass:
-    """Each direction takes as long as its busiest resource; what is split of a backward pass is at most half of it."""
+    """Pass in which each direction takes as long as its busiest resource.
+
+    At most half of a split backward pass makes gradients of weights.
+    """
     forward, backward, again = (maximum(maximum(*busy_s[:2]), busy_s[2]) for busy_s in resources)
     return Pass(
         forward_s=forward, backward_s=backward, weights_s=backward / 2 if splits else 0.0, ended_s=forward - again
@@ -201,7 +204,7 @@ def _fastest(*resources: Resources, splits: bool) -> Pass:
 
 
 def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: Framework) -> Pass:
-    """Each direction takes as long as all its resources together, or as the host if it is slower."""
+    """Pass in which each direction takes as long as all its resources in turn, or as the host if that is slower."""
     resources = _each(directions, partial(_resources, framework=framework))
     forward, backward, again = (
         paced_s(sum(busy_s), phase_work(works, phase), framework)
@@ -211,7 +214,7 @@ def _slowest(directions: Directions, works: Mapping[str, PhaseWork], framework: 
 
 
 def _compose(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], overlap: bool, framework: Framework) -> Step:
-    """A step of which all traffic overlaps or none; where it does, copies to the host make no stage slower."""
+    """Step with all traffic overlapped or none; if overlapped, copies to the host slow down no stage."""
     inputs, copy_s = e.inputs, 0.0 if overlap else layer_copy_s(e, machine)
     if machine is not e.machine:
         inputs = inputs_of(e, machine)
@@ -223,13 +226,13 @@ def _compose(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], overla
 def bracket_s(e: Evaluation) -> tuple[Num, Num]:
     r"""Lower and upper bound of the step time under any overlap.
 
-    Low: per micro-batch the busiest of arithmetic, memory and links, everything else hidden behind it, the pipeline
-    still filling and draining; but no less than the data-parallel traffic of the step and than the copies of
-    activations to the host, and no more than the estimate. Where fitted models time the step, that is at the rates of
-    the datasheet and without latencies, under the ideal framework; elsewhere at the rates that are assumed to be
-    sustained, without overheads, each part as much faster as the framework makes it, if it does. High: arithmetic,
-    memory traffic and communication one after the other, each as much slower as the framework makes it; a factor of its
-    on links below 1, where the fit found traffic hidden behind computation, counts as 1.
+    Low: each micro-batch takes as long as its busiest resource (arithmetic, memory or links), with everything else
+    overlapped; the pipeline still fills and drains. The bound is at least the data-parallel traffic of the step and
+    the copies of activations to the host, and at most the estimate. Where fitted models time the step, rates are those
+    of the datasheet, without latencies and under the ideal framework; elsewhere they are the assumed sustained rates,
+    without overheads, and framework factors below 1 apply. High: arithmetic, memory traffic and communication run one
+    after the other, each with the framework's factor; a factor on links below 1, which stands for overlap that the fit
+    found, counts as 1.
 
     Source: the two bounds of a roofline, max and sum of the times.
     """
@@ -258,6 +261,6 @@ def _lowest_s(e: Evaluation, machine: Machine, passes: Mapping[str, Pass], frame
 
 
 def _eased(framework: Framework) -> Framework:
-    """The framework where it is faster than the ideal one: runs of a device may beat the rates assumed of it."""
+    """The ideal framework with the factors below 1 of another: runs on a device may beat the rates assumed for it."""
     faster: dict[str, Any] = {name: minimum(getattr(framework, name), 1.0) for name in FACTORS}
     return replace(IDEAL, **faster)

@@ -24,28 +24,28 @@ from steptime.terms import note
 
 RING_EXCHANGE = "ring_exchange"
 ROOTED: Final[Mapping[str, str]] = {"gather": "all_gather", "scatter": "all_gather"}
-"""What the root of a collective without a ring formula sends or receives is what a rank of another one does."""
+"""Rooted collective -> ring collective whose time stands for it: the root moves as much as each rank of the ring."""
 TEXTBOOK = "textbook formula on datasheet links with the efficiency and latency of the catalogue or file"
 
 
 class Group(NamedTuple):
-    """A group of ranks, and where it lies."""
+    """A group of ranks and its place among the fast domains."""
 
     ranks: Num
     inside: Num
-    """How many of them are in each fast domain."""
+    """Ranks of the group in each fast domain."""
     reach: Callable[[], Reach] | None = None
-    """Where its domains lie; made when a machine tells its levels apart. None: next to each other."""
+    """Makes the reach of its domains, for machines that tell their levels apart; None: domains next to each other."""
 
     def reach_of_it(self) -> Reach:
-        """Where its domains lie."""
+        """The reach of its domains."""
         return consecutive(self.ranks / self.inside) if self.reach is None else self.reach()
 
 
 def group_of(plans: Plans, axes: Iterable[str]) -> Group:
     """The group of ranks over the product of some mesh axes.
 
-    Axes of experts divide the ranks of ``tp``, ``cp`` and ``dp``, of which they have no more than there are.
+    Expert axes divide the ranks of ``tp``, ``cp`` and ``dp``, so that their degree is at most the product of these.
     """
     ranks: Num = 1
     inside: Num = 1
@@ -59,7 +59,7 @@ def group_of(plans: Plans, axes: Iterable[str]) -> Group:
 
 
 def reach_of(plans: Plans, axes: tuple[str, ...]) -> Reach:
-    """Where the group of some axes lies."""
+    """Fast domains that the group of some axes spans."""
     nodes: Num = 1
     for axis in axes:
         degree: Num = getattr(plans, axis)
@@ -70,18 +70,18 @@ def reach_of(plans: Plans, axes: tuple[str, ...]) -> Reach:
 
 
 class Route(NamedTuple):
-    """What the network beyond fast domains makes of one collective of a group."""
+    """Slowdown and longer hops of one collective of a group in the network beyond fast domains."""
 
     slowdown: Num = 1.0
     longer: Num = 1.0
-    """Latency of a hop, over that across the first tier."""
+    """Latency of a hop over the latency of a hop across the first tier."""
     tier: str = ""
-    """Of one plan, what slows it down."""
+    """Tier that slows it down, for a single plan; empty: none."""
     text: str = ""
 
 
 def _route(machine: Machine, kind: str, group: Group) -> Route | None:
-    """None: the machine does not tell its levels apart."""
+    """Route of a collective; None for a machine that does not tell its levels apart."""
     network = machine.network
     if network is None:
         return None
@@ -94,7 +94,7 @@ def _route(machine: Machine, kind: str, group: Group) -> Route | None:
 
 
 def _holds(machine: Machine, group: Group) -> Num:
-    """Whether the levels that a machine has between domains join a group, or each of an array of them."""
+    """True if a group lies within the levels that the machine joins, for each of an array of groups."""
     reach = group.reach_of_it()
     return reach.members(machine.joined) >= reach.nodes
 
@@ -114,7 +114,7 @@ def _ring(machine: Machine, size_bytes: Num, group: Group, senders: Num | None, 
 
 
 def _shared(machine: Machine, model: FabricModel, inside: Num, route: Route | None = None) -> dict[str, Num]:
-    """All groups of an axis communicate at once, so each rank has the NICs that are its own."""
+    """Arguments for shared NICs: all groups of an axis communicate at once, so each rank has only its own NICs."""
     shared = {"groups": model.fabric.domain / inside, "oversubscription": model.oversubscription}
     if route is None:
         return shared
@@ -125,7 +125,7 @@ def _shared(machine: Machine, model: FabricModel, inside: Num, route: Route | No
 def collective_over(
     kind: str, machine: Machine, size_bytes: Num, ranks: Num, inside: Num, senders: Num | None = None
 ) -> Num:
-    """Time of a collective over so many ranks, ``inside`` of them in each fast domain, in domains next to each other.
+    """Time of a collective over ``ranks`` ranks, ``inside`` per fast domain, in domains next to each other.
 
     The arguments are those of :func:`collective_in`, with the ranks of the group and those in each domain.
     """
@@ -152,7 +152,7 @@ def collective_in(kind: str, machine: Machine, size_bytes: Num, group: Group, se
 
 
 def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, senders: Num | None) -> Num:
-    """Time in a group that leaves the levels of any nearer machine; the arguments of :func:`collective_in`."""
+    """Time on the machine's own links, without a look at nearer machines; arguments as in :func:`collective_in`."""
     model, (ranks, inside, _), route = machine.fabric, group, _route(machine, kind, group)
     if model is None:
         return _textbook_s(kind, machine, _ring(machine, size_bytes, group, senders, route), route)
@@ -166,7 +166,7 @@ def _on_links(kind: str, machine: Machine, size_bytes: Num, group: Group, sender
     shared = _shared(machine, model, inside if senders is None else senders, route)
     given = {"size_bytes": size_bytes, "ranks": ranks, "inside": inside, **shared}
     seconds = _least_s(kind, fabric=model.fabric, **given)
-    # What the fastest algorithm is called takes another walk through all of them, which only a report makes.
+    # The name of the fastest algorithm takes another walk through all of them, so that only a report asks for it.
     basis = partial(_chosen_basis, kind, model, given, route)
     note(collective_s, {"kind": kind, "fabric": model.fabric, **given}, seconds, basis, f"{kind}/{tier}collective_s")
     return seconds
@@ -178,7 +178,7 @@ def collective_of(kind: str, plans: Plans, machine: Machine, axes: Iterable[str]
 
 
 def transfer_s(transfer: Transfer, plans: Plans, machine: Machine, parts: Num = 1) -> Num:
-    """Time of a transfer of a row, or of one of so many equal parts of it."""
+    """Time of a transfer of a row, or of one of ``parts`` equal parts of it."""
     size_bytes = transfer.size_bytes / parts
     if transfer.group is not None:
         return collective_in(transfer.collective, machine, size_bytes, transfer.group)
@@ -186,7 +186,7 @@ def transfer_s(transfer: Transfer, plans: Plans, machine: Machine, parts: Num = 
 
 
 def _textbook_s(kind: str, machine: Machine, ring: Mapping[str, Num], route: Route | None) -> Num:
-    """A ring on the datasheet's links, or where the group was measured its own curve."""
+    """Time of a ring on the datasheet's links, or by its own curve for a group that was measured."""
     formula, groups = COLLECTIVES[kind], machine.groups
     size_bytes, ranks, inside = ring["size_bytes"], ring["ranks"], ring["inside"]
     seconds = formula(ring)
@@ -204,21 +204,21 @@ def _textbook_s(kind: str, machine: Machine, ring: Mapping[str, Num], route: Rou
 
 
 def _with_network(basis: str, route: Route | None) -> str:
-    """What a time rests on, with the tier of the network that slows the group down."""
+    """Basis of a time, with the tier of the network that slows the group down."""
     return f"{basis}; {route.text}" if route is not None and route.text else basis
 
 
 _least_s = per_distinct()(least_s)
-"""The fastest algorithm's time."""
+"""Time of the fastest algorithm."""
 
 
 def _fitted_basis(model: FabricModel, ranks: Num, inside: Num, route: Route | None) -> str:
-    """The fitted fabrics of a group."""
+    """Phrase on the fitted fabrics that time a group."""
     return _with_network(_bases(model, inside=float(inside) > 1, between=float(ranks) > float(inside)), route)
 
 
 def _chosen_basis(kind: str, model: FabricModel, given: Mapping[str, Num], route: Route | None) -> str:
-    """The algorithm that is the fastest for what :func:`least_s` was given, and its protocol, and the fabrics."""
+    """Phrase on the fastest algorithm and protocol for the arguments of :func:`least_s`, with the fabrics."""
     algorithm, protocol = _chosen(kind, model.fabric, tuple((name, float(value)) for name, value in given.items()))
     fabrics = _fitted_basis(model, given["ranks"], given["inside"], route)
     return f"{algorithm}, protocol {protocol}: the fastest; {fabrics}"
@@ -231,14 +231,14 @@ def _chosen(kind: str, fabric: Fabric, given: tuple[tuple[str, float], ...]) -> 
 
 
 def _machine_over(machine: Machine, ranks: int, inside: int) -> Machine:
-    """The machine that holds a group in domains next to each other."""
+    """The innermost machine whose levels hold a group in domains next to each other."""
     while machine.nearer is not None and _holds(machine.nearer, Group(ranks, inside)):
         machine = machine.nearer
     return machine
 
 
 def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, inside: int) -> tuple[Num, Any, Any]:
-    """Time of :func:`collective_over`, and the algorithm and protocol that the communication library is taken to run.
+    """Time of :func:`collective_over`, with the algorithm and protocol assumed of the communication library.
 
     Without a fitted fabric there is no protocol to choose: it is "". Sizes may be an array; names are then too.
     """
@@ -253,7 +253,7 @@ def chosen_over_s(kind: str, machine: Machine, size_bytes: Num, ranks: int, insi
 
 
 def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> str:
-    """What the time of a collective rests on: fitted fabrics with their errors, a measured group, or a textbook."""
+    """Basis of the time of a collective: fitted fabrics with their errors, a measured group, or a textbook formula."""
     machine = _machine_over(machine, ranks, inside)
     if machine.fabric is not None:
         return _bases(machine.fabric, inside=inside > 1, between=ranks > inside)
@@ -262,7 +262,7 @@ def collective_basis(machine: Machine, kind: str, ranks: int, inside: int) -> st
 
 
 def pair_of(machine: Machine, first: int, second: int) -> Group:
-    """Two devices in different fast domains, by their numbers."""
+    """Group of two devices, given by number, in different fast domains."""
 
     def members(block: float) -> float:
         size = block * machine.fast_domain
@@ -322,7 +322,7 @@ def boundary_times_s(job: Job, machine: Machine, plans: Plans, size_bytes: Num) 
 
 
 def message_basis(machine: Machine, stages: Num, inside: Num) -> str:
-    """What the messages between stages rest on."""
+    """Basis of the time of messages between stages."""
     if machine.fabric is None:
         return TEXTBOOK
     return _bases(machine.fabric, inside=float(inside) > 1, between=float(stages) > float(inside))

@@ -1,4 +1,4 @@
-"""What devices do during a step and the power that they draw: of one plan, or of a block column by column."""
+"""Activity of devices during a step and the power that they draw, for one plan or column by column for a block."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Activity:
 
 
 def activity(planned: PlannedJob, machine: Machine, passes: Mapping[str, Pass], step: Step, flops: Num) -> Activity:
-    """What a device does in a step.
+    """Shares of a step in which parts of a device are busy.
 
     Args:
         planned: job and plans.
         machine: its rates.
         passes: time of each part for one micro-batch.
         step: the step composed of them.
-        flops: matrix operations of the step of the whole job, those of recomputation included.
+        flops: matrix operations of the step of the whole job, recomputation included.
     """
     total_s, layer = step.total_s, passes["layer"]
     matrix = flops / (total_s * planned.job.gpus * machine.peak_flops_per_s)
@@ -60,13 +60,13 @@ def activity(planned: PlannedJob, machine: Machine, passes: Mapping[str, Pass], 
 
 
 def activity_of(e: Evaluation) -> Activity:
-    """What a device does in a step of one plan."""
+    """Shares of a step of one plan in which parts of a device are busy."""
     again = recomputed_flops_per_step(e.job, int(e.plans.recompute), int(e.plans.recompute_every))
     return activity(e, e.machine, e.passes, e.step, model_flops_per_step(e.job) + again)
 
 
 def flops_of(job: Job, recompute: Array, every: Array) -> Array:
-    """Matrix operations of a step under a block of plans: those of the model, and what each recomputes."""
+    """Matrix operations of a step under a block of plans: the model's plus those that each plan recomputes."""
     pairs = recompute.astype("int64") * (1 << 20) + every.astype("int64")
     _, first, place = np.unique(pairs, return_index=True, return_inverse=True)
     model = model_flops_per_step(job)
@@ -76,7 +76,7 @@ def flops_of(job: Job, recompute: Array, every: Array) -> Array:
 
 
 def powers_of(device: Device) -> tuple[float, float, Mapping[str, str]]:
-    """Power of an idle device and its TDP (W), and what of it is assumed.
+    """Idle power and TDP of a device (W), with a remark on each assumed number.
 
     Raises:
         UserError: the TDP is unknown.

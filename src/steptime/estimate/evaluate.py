@@ -1,6 +1,6 @@
 """Evaluates one plan, or a block of plans, through every layer of the model.
 
-Model FLOPs, and what share of the machine they use.
+Also computes model FLOPs, and the share of the machine that they use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Works = dict[str, dict[str, PhaseWork]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(PlannedJob):
-    """Everything that is known about a plan (or, column by column, about a block of plans) on a machine."""
+    """A plan (or, column by column, a block of plans) evaluated on a machine: times, memory and the step."""
 
     machine: Machine
     block: Block
@@ -45,7 +45,7 @@ class Evaluation(PlannedJob):
     """Time of each part of the model for one micro-batch."""
     step: Step
     memory: Mapping[str, StageMemory]
-    """By pipeline stage."""
+    """Memory by pipeline stage."""
     peak_bytes: Num
 
     @property
@@ -96,12 +96,12 @@ def _row_flops(row: Row) -> float:
 
 
 def _part_rows(job: Job) -> dict[str, tuple[float, tuple[Row, ...]]]:
-    """How often each part of the model runs, and its rows: on one device, no tokens counted twice."""
+    """Number of runs of each part of the model, with its rows on one device; no tokens are counted twice."""
     return _plain_rows(_plain(replace(job, attention="fused")), 0)
 
 
 def _plain(job: Job) -> Job:
-    """The job without what its rows do not depend on; its experts compute each choice that has a slot once."""
+    """The job without settings that its rows ignore; its experts compute each choice that has a slot once."""
     kept = kept_choices(job.expert_capacity, job.expert_load)
     return replace(job, gpus=1, global_batch=1, framework=IDEAL, gradient_dtype=None, expert_imbalance=1.0,
                    expert_load=None, expert_capacity=None if kept == 1.0 else kept)  # fmt: skip
@@ -115,9 +115,9 @@ def _plain_rows(job: Job, recompute: int) -> dict[str, tuple[float, tuple[Row, .
 
 
 def kept_choices(expert_capacity: float | None, load: ExpertLoad | None = None) -> float:
-    """Greatest share of the tokens' choices of experts that have a slot; from a capacity of 1 on it may be all.
+    """Largest share of the tokens' choices of experts that can have a slot; from a capacity of 1 on it may be all.
 
-    Where the load of the experts is known it is the share that has one.
+    With a known load of the experts it is the exact share.
 
     >>> kept_choices(None), kept_choices(1.25), kept_choices(0.1)
     (1.0, 1.0, 0.1)
@@ -131,9 +131,9 @@ def forward_flops_per_sequence(job: Job) -> dict[str, float]:
     """Matrix operations of one sequence forward, by part of the model, on one device.
 
     A product of m x k by k x n counts 2mnk; a causal mask counts the unmasked pairs once; fused or not makes no
-    difference; of experts those count that a token chooses and that have a slot (:func:`kept_choices`). These are
-    model FLOPs: they depend on neither plan nor machine. The head of a model that predicts several tokens has the
-    further layers too.
+    difference; an expert counts for the tokens that choose it and have a slot (:func:`kept_choices`). These are
+    model FLOPs: they depend on neither plan nor machine. For a model that predicts several tokens the head includes
+    the further layers.
     """
     if job.captured is not None:
         return {name: float(flops.at(0, 1)) for name, flops in job.captured.forward_flops.items()}
@@ -145,7 +145,7 @@ def _flops(rows: Iterable[Row]) -> float:
 
 
 def model_flops_per_step(job: Job) -> float:
-    """Forward and backward (twice forward, once for frozen weights) of the whole global batch."""
+    """FLOPs of forward and backward (twice forward, once for frozen weights) over the whole global batch."""
     if job.captured is not None:
         return float(job.captured.model_flops.at(0, job.global_batch))
     if job.adapter is None:
@@ -158,7 +158,7 @@ def model_flops_per_step(job: Job) -> float:
 
 
 def winograd_flops_per_step(job: Job, machine: Machine) -> float:
-    """Operations of a step of a captured module that Winograd's algorithm leaves out, where its curves have it."""
+    """Operations of a step of a captured module that Winograd's algorithm saves, by curves fitted to it; else 0."""
     model, total = job.captured, 0.0
     if model is None:
         return total
@@ -171,13 +171,13 @@ def winograd_flops_per_step(job: Job, machine: Machine) -> float:
             total += 0.0 if call is None else count * one.times * winograd_saved_flops(call)
     if model.sharded is None:
         return total
-    # Of the operators of one device, which may do what others do too: their share of the whole.
+    # One device may repeat operators of others: scaled by the share of its FLOPs that counts for the whole job.
     own = sum(one.times * float(one.matrix_flops.at(0, job.global_batch)) for one in model.block)
     return total / max(own, 1.0) * model_flops_per_step(job)
 
 
 def recomputed_flops_per_step(job: Job, recompute: int, every: int = 1) -> float:
-    """Matrix operations that recomputation of every so many-th layer, or of parts of all layers, adds to a step."""
+    """Matrix operations that recomputation of every ``every``-th layer, or of parts of all layers, adds to a step."""
     if recompute & FULL_RECOMPUTE:
         return job.global_batch * _layers_again_flops(job) / every
     if not recompute or job.captured is not None:

@@ -1,4 +1,4 @@
-"""What limits a plan, and what would change it."""
+"""The bottleneck of a plan, and its step time on machines that are better in one respect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steptime.estimate.step import compose
 from steptime.estimate.step_inputs import inputs_of
 from steptime.terms import Terms
 
-#: What a what-if multiplies: name -> factors of the machine's rates.
+#: Name of a what-if -> factors of the machine's rates.
 WHAT_IF: dict[str, dict[str, float]] = {
     "matrix_rate_x2": {"matrix_flops_per_s": 2.0, "attention_flops_per_s": 2.0},
     "memory_bandwidth_x2": {"memory_Bps": 2.0},
@@ -17,7 +17,7 @@ WHAT_IF: dict[str, dict[str, float]] = {
     "slow_links_x2": {"slow_Bps": 2.0, "lone_slow_Bps": 2.0},
     "latencies_x0.5": {"kernel_latency_s": 0.5, "fast_latency_s": 0.5, "slow_latency_s": 0.5},
 }
-#: The same for jobs that keep something on the host.
+#: Further what-ifs of jobs that keep something on the host.
 WHAT_IF_OFFLOADED = {**WHAT_IF, "host_link_x2": {"host_Bps": 2.0}}
 
 

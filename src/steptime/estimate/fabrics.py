@@ -1,9 +1,8 @@
 """Fitted collectives of a cluster: a measured fabric inside a domain, and one between domains in units of its NICs.
 
-Numbers of links that somebody stated over those of the catalogue, in fitted collectives.
-
-A fit belongs to the links of the catalogue. What is stated changes the coefficients that it speaks of: a bandwidth
-in proportion, an efficiency and a latency as :mod:`steptime.cost.roofline` says. All others stay.
+A fit belongs to the links of the catalogue. A number of a link that the user gives in place of the catalogue's changes
+the coefficients that depend on it: a bandwidth in proportion, an efficiency and a latency as in
+:mod:`steptime.cost.roofline`. All others stay.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from steptime.hardware.profiles import FabricProfile, load_fabric_profiles
 from steptime.hardware.records import Cluster, Level
 from steptime.units import format_si
 
-#: Numbers of a level that a fit has to do with, and what stands where the catalogue does not say.
+#: Numbers of a level on which a fit depends, with the default where the catalogue gives none (None: no default).
 OF_LINKS: Final[Mapping[str, float | None]] = {
     "link_Bps": None, "efficiency": None, "latency_s": None, "links_per_device": 1.0, "oversubscription": 1.0,
 }  # fmt: skip
@@ -29,12 +28,12 @@ _ZERO: Final = (0.0, 0.0, 0.0)
 
 
 def as_known(level: Level) -> Level | None:
-    """The level with the numbers of the catalogue where it has some; None where its own are all there is."""
+    """The level with the numbers of the catalogue; None if the catalogue has none of it."""
     return _with(level, level.catalogue)
 
 
 def as_measured(level: Level) -> Level | None:
-    """The level with the numbers that its collectives were measured with; None where none were."""
+    """The level with the numbers under which its collectives were measured; None if none were measured."""
     return _with(level, level.measured)
 
 
@@ -47,7 +46,7 @@ def _with(level: Level, known: Mapping[str, float]) -> Level | None:
 
 
 def restated_inside(values: Mapping[str, Any], level: Level, known: Level) -> dict[str, Any]:
-    """Coefficients inside a domain, with the numbers that a level states over those that were known."""
+    """Coefficients inside a domain, changed from the known numbers of a level to its given ones."""
     rate = inner_Bps(level) / inner_Bps(known)
     share = _share_factor(level, known, values["Bps"][-1] / inner_Bps(known))
     out = _faster(values, ("Bps", "switch_Bps", "direct_pair_Bps"), rate * share)
@@ -60,7 +59,7 @@ def restated_inside(values: Mapping[str, Any], level: Level, known: Level) -> di
 
 
 def restated_between(values: Mapping[str, Any], level: Level, known: Level) -> dict[str, Any]:
-    """Likewise between domains; oversubscription has an argument of its own there."""
+    """Coefficients between domains, changed from known to given numbers; oversubscription is a separate argument."""
     rate = outer_Bps(level) / outer_Bps(known)
     share = _share_factor(level, known, values["outer_Bps"][-1] / outer_Bps(known))
     out = _faster(values, ("outer_Bps",), rate * share) | _later(values, ("outer_hop_s", "tree_hop_s"), level, known)
@@ -68,9 +67,9 @@ def restated_between(values: Mapping[str, Any], level: Level, known: Level) -> d
 
 
 def at_its_word(level: Level) -> dict[str, Any]:
-    """Coefficients between domains of a level that says itself what its links reach: those of the textbook.
+    """Textbook coefficients between domains, of a level whose file gives the rate that its links reach.
 
-    Protocols that send flags with the data leave less of the links to it.
+    Protocols that send flags with the data leave a smaller share of the links to the data.
     """
     latencies, reached_Bps = (level.latency_s,) * 3, outer_Bps(level) * level.efficiency
     return {
@@ -85,12 +84,12 @@ def inner_Bps(level: Level) -> float:
 
 
 def outer_Bps(level: Level) -> float:
-    """Datasheet bandwidth of a device out of its domain, up to the first switch."""
+    """Datasheet bandwidth with which a device leaves its domain, up to the first switch."""
     return level.link_Bps * level.links_per_device
 
 
 def stated_text(level: Level, known: Level) -> str:
-    """What a level states over what was known, for a report; empty where that is the same.
+    """Phrase for a report on the given numbers of a level that differ from the known ones; empty if none do.
 
     >>> level = Level(name="net", devices=None, link_Bps=5e10, efficiency=0.5, latency_s=2e-4)
     >>> stated_text(level, replace(level, efficiency=0.7, latency_s=5e-6))
@@ -121,13 +120,13 @@ def _faster(values: Mapping[str, Any], names: tuple[str, ...], factor: float) ->
 
 
 def _later(values: Mapping[str, Any], names: tuple[str, ...], level: Level, known: Level) -> dict[str, Any]:
-    """Latencies of hops as stated."""
+    """Latencies of hops, changed from the known to the given latency of a level."""
     latencies = level.latency_s, known.latency_s
     return {n: tuple([stated_latency_s(hop_s, *latencies) for hop_s in values[n]]) for n in names if n in values}
 
 
 def _message_s(start_s: tuple[float, ...], level: Level, known: Level) -> float:
-    """What a message, whose partners do not wait for each other, has of a stated latency: one hop."""
+    """Change of the time of a message by a given latency: one hop, as its partners do not wait for each other."""
     least_s = min(start_s)
     return stated_latency_s(least_s, level.latency_s, known.latency_s) - least_s
 
@@ -138,21 +137,21 @@ def scaled(value: Any, factor: float) -> Any:
 
 
 LIBRARY: Final = "nccl"
-"""The measured library of collectives; it runs on what runs CUDA."""
+"""The measured library of collectives, for devices that run CUDA."""
 NETWORK: Final = "perlmutter"
-"""The only measured network with all group sizes; its latencies stand for every other, in units of those of links that
-do not say theirs, as its own do not."""
+"""The only network measured with all group sizes. Its latencies stand for those of every other network, in units of
+the default latency of links, which its own links have too."""
 #: Share of a NIC that long transfers reach on InfiniBand and RoCE (nccl-tests of OCI with 16 ranks, A100 and MI300X:
 #: 0.95 and 0.89; a host port that serves one GPU both ways reaches 0.64 to 0.73, GKE H200 and B200). The Slingshot
 #: NICs of Perlmutter sit behind PCIe 4 and stay at 0.68.
 NIC_SHARE: Final = 0.9
 SINGLE_SHARE: Final = 0.7
 FARTHEST: Final = 2.0
-"""Coefficients are carried to a link that is at most so many times as fast or as slow as a measured one."""
+"""Largest ratio of link speeds, either way, over which coefficients are carried from a measured link to another."""
 LARGEST_NODE: Final = 16
-"""A level that joins no more devices than this lies inside a node: it is no network."""
+"""Devices up to which a level lies inside a node and is no network."""
 SWITCHED: Final = 8
-"""Smallest domain whose links run through switches, which may add up."""
+"""Smallest domain whose links run through switches, which may do sums."""
 
 #: A rate of a machine -> coefficients of a fabric that scale with it.
 RATES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -174,16 +173,16 @@ WORST: Final[Mapping[str, Callable[[Iterable[float]], float]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What the numbers of one level of a fabric rest on."""
+    """Basis of the coefficients of one level of a fabric."""
 
     level: str
     """Name of the level of the cluster."""
     profile: FabricProfile | None
-    """None: on what a file says of this level, with the textbook's formula."""
+    """Measured fabric; None: the numbers of the level's file with the textbook formula."""
     carried: bool
-    """Whether they were measured on other links and carried over in units of the datasheet."""
+    """True if measured on other links and carried over in units of the datasheet."""
     stated: str = ""
-    """What somebody stated over the numbers of the catalogue that they belong to."""
+    """Phrase on given numbers that replace those of the catalogue."""
 
     @property
     def text(self) -> str:
@@ -196,7 +195,7 @@ class Basis:
 
     @property
     def how(self) -> str:
-        """How the coefficients came about, before what they were fitted to."""
+        """Origin of the coefficients, to be followed by the fabric that they were fitted to."""
         return "carried over, in units of the datasheet links, from a fit to" if self.carried else "fitted to"
 
 
@@ -208,9 +207,9 @@ class FabricModel:
     oversubscription: float
     inside: Basis
     between: Basis | None
-    """Of the slowest level between domains; None on a machine without any, where all jobs stay in one domain."""
+    """Basis of the slowest level between domains; None on a machine of a single domain."""
     besides: tuple[Basis, ...] = ()
-    """Of the other levels that a group between domains crosses."""
+    """Bases of the other levels that a group between domains crosses."""
 
     def faster(self, factors: Mapping[str, float]) -> FabricModel:
         """The same model on a machine whose rates are multiplied."""
@@ -222,7 +221,7 @@ class FabricModel:
 
     @property
     def nearer_is_faster(self) -> bool:
-        """Whether no collective is slower with more of its ranks in each domain."""
+        """True if no collective becomes slower with more of its ranks in each domain."""
         f = self.fabric
         if self.between is None:
             return True
@@ -231,18 +230,18 @@ class FabricModel:
         return far_hops and far_bytes and f.single_share <= 1 and (f.short_chains or not f.trees)
 
     def bases(self) -> tuple[Basis, ...]:
-        """What its levels rest on."""
+        """Bases of all its levels."""
         return (self.inside,) if self.between is None else (self.inside, self.between, *self.besides)
 
 
 def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None:
-    """Fitted collectives of a cluster for a job of so many devices; None where the textbook formula has to do.
+    """Fitted collectives of a cluster for a job of ``gpus`` devices; None where only the textbook formula applies.
 
-    Chains of trees are no longer than pays, so that no group is the slower one for lying nearer together.
+    The length of chains in trees is limited, so that no group is slower because it lies nearer together.
 
-    Nothing is carried over to other vendors and to links unlike any that was measured (PCIe); second levels inside a
-    node, and levels that say themselves what their links reach, are taken at their word. Numbers that somebody stated
-    over those of the catalogue change the coefficients that they speak of (:mod:`steptime.estimate.fabrics`).
+    Nothing is carried over to other vendors or to links unlike any measured one (PCIe). Second levels inside a node,
+    and levels whose file gives the rate that their links reach, have textbook coefficients. Given numbers that replace
+    those of the catalogue change the coefficients that depend on them (:mod:`steptime.estimate.fabrics`).
 
     Args:
         cluster: the machine.
@@ -281,10 +280,10 @@ def fabric_model(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None
 def _outside(
     level: Level, near: FabricProfile, inside: Mapping[str, Any], *, carried: bool
 ) -> tuple[Basis, dict[str, Any]]:
-    """What the numbers of a level between domains rest on, and the coefficients of a fabric that they are.
+    """Basis and coefficients of a level between domains.
 
-    ``near`` and ``inside`` are the profile and the coefficients inside a domain, ``carried`` whether those were
-    carried over from other links.
+    ``near`` and ``inside`` are the profile and the coefficients inside a domain; ``carried``: those were carried over
+    from other links.
     """
     joins_nodes = level.devices is None or level.devices > LARGEST_NODE
     net = as_known(level) if joins_nodes else None
@@ -303,9 +302,9 @@ def _outside(
 
 
 def _slowest(outside: list[dict[str, Any]], levels: Sequence[Level]) -> dict[str, Any]:
-    """Coefficients of transfers that cross several levels: of each the slowest link and the longest wait.
+    """Coefficients of transfers that cross several levels: for each the slowest link and the longest wait.
 
-    Where they are several, the bandwidth that a level lacks to its devices together is in their rates.
+    With several levels the oversubscription of each is part of its rates.
     """
     first, *others = outside
     if not others:
@@ -321,7 +320,7 @@ def _slowest(outside: list[dict[str, Any]], levels: Sequence[Level]) -> dict[str
 
 
 def _each(choose: Callable[[Iterable[float]], float], triples: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Of each protocol the number that is chosen."""
+    """The number that ``choose`` takes for each protocol."""
     return tuple(choose(each) for each in zip(*triples, strict=True))
 
 
@@ -332,7 +331,7 @@ def _profiles() -> tuple[FabricProfile, ...]:
 
 
 def nearest_profile(cluster: Cluster, profiles: Iterable[FabricProfile]) -> FabricProfile | None:
-    """The measured fabric that is most like the inside of a domain: the same device, the nearest link."""
+    """The measured fabric most similar to the inside of a domain: the same device first, then the nearest link."""
     level = cluster.levels[0]
     link, domain = level.link_Bps * level.links_per_device, float(level.group)
     device = cluster.device.measured_as
@@ -356,7 +355,7 @@ def carried_inside(near: FabricProfile, link_Bps: float, domain: int) -> dict[st
 
 
 def carried_between(outer: Level, network: FabricProfile, domain: int | None) -> dict[str, Any]:
-    """Coefficients between domains, of another network, for the NICs of this one: latencies are in units of a hop's."""
+    """Coefficients between domains carried from a measured network to other NICs, latencies in units of a hop's."""
     names = ("outer_start_s", "outer_hop_s", "single_share", "tree_hop_s", "tree_share")
     out: dict[str, Any] = {n: network.coefficients[n] for n in names if n in network.coefficients}
     per_device = outer.link_Bps * outer.links_per_device
@@ -372,7 +371,7 @@ def carried_between(outer: Level, network: FabricProfile, domain: int | None) ->
 def _no_nearer_than_inside(values: Mapping[str, Any]) -> dict[str, Any]:
     """A hop between domains takes no less than one inside, and a NIC carries no more than the links.
 
-    What was measured on two machines need not fit together so, and the search relies on it.
+    Fits of two machines need not agree on this, and the search relies on it.
     """
     near_hops = _hops(values["hop_s"], values.get("long_hop_s", 0.0))
     hops = tuple(max(far, near) for far, near in zip(values["outer_hop_s"], near_hops, strict=True))
@@ -381,5 +380,5 @@ def _no_nearer_than_inside(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hops(hop_s: tuple[float, ...], long_hop_s: float) -> tuple[float, ...]:
-    """The longest hop inside a domain by protocol: that of a long ring may be the longer one under Simple."""
+    """The longest hop inside a domain by protocol: under Simple the hop of a long ring may be longer."""
     return (*hop_s[:-1], max(hop_s[-1], long_hop_s))

@@ -1,4 +1,4 @@
-"""The machine of one device for one element type, with time models of operators that no strategy table has."""
+"""Machine of one device for one element type, with time models of operators that appear in no strategy table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steptime.hardware.records import ALIKE, CUDA_MAKER, Cluster, Curve, Device,
 from steptime.model.spec import ELEMENT_BYTES
 from steptime.plan.job import PRECISIONS, Precision
 
-#: Element type -> those at whose rate it runs where a device has no rate of its own for it.
+#: Element type -> types whose rate stands for its own on a device that gives none, the best first.
 INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     "bf16": ("fp32", "fp16"), "fp16": ("fp32", "bf16"), "tf32": ("fp32", "bf16", "fp16"),
     "fp32": ("tf32", "bf16", "fp16"), "fp64": ("fp32", "bf16"), "fp8_e5m2": ("fp8", "bf16", "fp16", "fp32"),
@@ -30,7 +30,7 @@ INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
 
 CONVOLUTION, RECURRENT, CHANNELWISE = Formula(convolution_s), Formula(recurrent_s), Formula(channelwise_s)
 EITHER: Final = Formula(either_convolution_s)
-#: Operator -> formula and curves that can time it, the best first.
+#: Operator -> formula, and curves that can time it, the best first.
 CURVES: Final[Mapping[str, tuple[Formula, tuple[str, ...]]]] = {
     "conv_fwd": (CONVOLUTION, ("conv_fwd",)),
     "conv_bwd_data": (CONVOLUTION, ("conv_bwd_data", "conv_fwd")),
@@ -46,11 +46,11 @@ USUAL: Final[Mapping[str, float]] = {
     "tensor_bytes": 8 * 32.0 * 28**2 * 256, "winograd_taps": 1.0, "channelwise": 0.0,
 }  # fmt: skip
 SIXTEEN_BITS: Final = ("fp16", "bf16", "tf32")
-#: Vendor and kind of unit -> device and element type whose convolutions stand for those of devices without curves.
+#: Vendor and kind of unit -> device and element type whose convolution curves stand in on devices without curves.
 SIMILAR: Final = {(CUDA_MAKER, "fp32"): ("v100-sxm2-16gb", "fp32"), (CUDA_MAKER, "matrix"): ("v100-sxm2-16gb", "fp16")}
 SLOWER: Final = 1.8
-"""How much slower than carried-over coefficients say convolutions are on multiprocessors that compute more bytes of
-operands per clock than those of the measured device, as they load no more; fitted to VGG-16 with 12 images on an A100
+"""Slowdown of convolutions against carried-over coefficients on multiprocessors that multiply more bytes of operands
+per clock than those of the measured device, because they load no more; fitted to VGG-16 with 12 images on an A100
 (twice the bytes of a V100), in TF32 and fp16, inference and training."""
 AS_WIDE: Final = 1.25
 """Ratio of two widths up to which multiprocessors count as equally wide."""
@@ -59,7 +59,7 @@ CARRIED_BAND: Final = (0.5, 2.0)
 
 
 def rate_dtype(device: Device, dtype: str) -> str:
-    """Element type at whose rate products of another run on a device.
+    """Element type at whose rate products of ``dtype`` run on a device.
 
     Raises:
         UserError: the device has no rate that could stand for it.
@@ -72,7 +72,7 @@ def rate_dtype(device: Device, dtype: str) -> str:
 
 
 def alone(device: Device) -> Cluster:
-    """A cluster of one device, which sends nothing."""
+    """Cluster of a single device, without communication."""
     level = Level(name="alone", devices=1, link_Bps=1.0, efficiency=1.0, latency_s=0.0)
     return Cluster(name=device.name, title=device.title, device=device, levels=(level,), sources={})
 
@@ -85,17 +85,17 @@ def machine_for(device: Device, dtype: str, *, calibrated: bool) -> Machine:
 
 
 def with_further_models(machine: Machine, device: Device, precision: Precision) -> Machine:
-    """A machine that can also time what no strategy table has, and products whose only curve was timed by the host."""
+    """The machine with models of operators of no strategy table, and of products with only a host-timed curve."""
     return replace(machine, models={**_further_models(device, precision), **machine.models})
 
 
 def with_usual_convolutions(machine: Machine, device: Device, precision: Precision) -> Machine:
-    """The same machine with the convolutions of PyTorch's default (:func:`convolved_in`).
+    """The machine with convolutions in the element type of PyTorch's default (:func:`convolved_in`).
 
     Args:
-        machine: what :func:`with_further_models` gave.
+        machine: result of :func:`with_further_models`.
         device: its device.
-        precision: that of its models.
+        precision: precision of its models.
     """
     if not _may_run_in_tf32(device, precision.matrix_dtype):
         return machine
@@ -106,9 +106,9 @@ def with_usual_convolutions(machine: Machine, device: Device, precision: Precisi
 
 
 def convolved_in(device: Device, dtype: str) -> str:
-    """Element type in which convolutions run: PyTorch lets those of fp32 run in TF32, and cuDNN takes the faster.
+    """Element type in which convolutions run: PyTorch allows TF32 for those of fp32, and cuDNN takes the faster one.
 
-    Which one that is, a convolution of a usual size says (:data:`USUAL`).
+    A convolution of a usual size (:data:`USUAL`) decides which one is faster.
     """
     if not _may_run_in_tf32(device, dtype):
         return dtype
@@ -120,7 +120,7 @@ def _may_run_in_tf32(device: Device, dtype: str) -> bool:
 
 
 def _faster_in(tf32: Mapping[str, KernelModel], fp32: Mapping[str, KernelModel]) -> str:
-    """The type whose models time the usual convolution shorter; TF32 where they do not say."""
+    """The type whose models give the usual convolution the shorter time; TF32 if a model is missing."""
     models = {"tf32": tf32.get("conv_fwd"), "fp32": fp32.get("conv_fwd")}
     times_s = {name: model.seconds(USUAL) for name, model in models.items() if model is not None}
     return "fp32" if len(times_s) == 2 and bool(times_s["fp32"] < times_s["tf32"]) else "tf32"
@@ -139,7 +139,7 @@ def _further_models(device: Device, precision: Precision) -> Mapping[str, Kernel
 
 
 def _host_timed_products(device: Device, profile: Profile, precision: Precision) -> dict[str, KernelModel]:
-    """Products whose curve was timed with the launch from the host, for devices without another."""
+    """Models of products by host-timed curves (launch included), for devices without another curve."""
     curve = profile.curve("gemm", precision.matrix_dtype, "eager")
     if curve is None or precision.matrix_dtype not in device.matrix_flops_per_s:
         return {}
@@ -149,10 +149,10 @@ def _host_timed_products(device: Device, profile: Profile, precision: Precision)
 
 
 def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, KernelModel]:
-    """Models of operators that the strategy tables do not have: convolutions and recurrent layers.
+    """Models of operators of no strategy table: convolutions and recurrent layers.
 
-    Their curves were timed with the launch from the host, which a step issues ahead. A carried-over curve of a narrow
-    type is joined with that of fp32 (:func:`steptime.cost.convolution.either_convolution_s`).
+    Their curves include the launch from the host, which a step issues ahead. A carried-over curve of a narrow type is
+    combined with that of fp32 (:func:`steptime.cost.convolution.either_convolution_s`).
     """
     out = {}
     for operator, (formula, families) in CURVES.items():
@@ -172,7 +172,7 @@ def further_models(device: Device, profile: Profile, dtype: str) -> dict[str, Ke
 
 
 def _fixed(device: Device, curve: Curve, dtype: str) -> dict[str, float]:
-    """Arguments of the formula of a curve but for the shape."""
+    """Arguments of the formula of a curve, without the shape."""
     return {
         "matrix_flops_per_s": device.matrix_flops_per_s.get(dtype, 0.0),
         "memory_Bps": device.memory_Bps,
@@ -183,13 +183,13 @@ def _fixed(device: Device, curve: Curve, dtype: str) -> dict[str, float]:
 
 
 def _curve_of(device: Device, profile: Profile, families: tuple[str, ...], dtype: str) -> Curve | None:
-    """The best of the device's own curves, else one that is carried over."""
+    """The best of the device's own curves, else a carried-over one."""
     found = (_curve(profile, family, dtype) for family in families)
     return next((c for c in found if c is not None), None) or _carried(device, families[0], dtype)
 
 
 def _depthwise(device: Device, dtype: str) -> KernelModel:
-    """No curve was fitted to convolutions of single channels: the sustained rates of the device."""
+    """Model of depthwise convolutions by the sustained rates of the device, as no curve was fitted to them."""
     fixed = {
         "vector_flops_per_s": device.peak_vector_flops_per_s * device.vector_efficiency,
         "memory_Bps": device.memory_Bps * device.memory_efficiency,
@@ -216,11 +216,11 @@ def _width(device: Device, dtype: str) -> float:
 
 
 def _carried(device: Device, family: str, dtype: str) -> Curve | None:
-    """The curve of a similar device: its coefficients are shares of the rates of whatever device they are used on.
+    """The curve of a similar device: its coefficients are shares of the rates of the device that uses them.
 
-    Two of them do not carry over as they are. Multiprocessors that are wider than the measured ones reach a smaller
-    share of their peak (:data:`SLOWER`). And what Winograd's algorithm saves takes a device of another architecture to
-    its peak at most: which kernels its library has is not known.
+    Two of them change. Multiprocessors that are wider than the measured ones reach a smaller share of their peak
+    (:data:`SLOWER`). Winograd's algorithm takes a device of another architecture to its peak at most, because it is
+    not known which kernels its library has.
     """
     key = (device.vendor, "fp32" if dtype == "fp32" else "matrix")
     if key not in SIMILAR or (key[1] == "matrix" and dtype not in SIXTEEN_BITS):
@@ -243,7 +243,7 @@ def _carried(device: Device, family: str, dtype: str) -> Curve | None:
 
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
-    """The two 16-bit formats stand for each other."""
+    """The first curve of a family in the dtype, or in the other 16-bit format; kernel times before host times."""
     alike = ALIKE.get(dtype, dtype)
     found = (profile.curve(family, name, timer) for name in (dtype, alike) for timer in ("kernel", "eager"))
     return next((curve for curve in found if curve is not None), None)

@@ -1,12 +1,9 @@
 """Fitted time models in place of the roofline, for the operators and devices that have been measured.
 
 A row of an operator becomes calls of a model of :mod:`steptime.cost`; a profile of the catalogue gives the model's
-coefficients. Operators without a curve keep the roofline.
-
-Fitted time models of operators that the memory bounds: which curve stands for which operator, and its shape.
-
-The shapes are those of the measured rows that the curves were fitted to. A curve that was timed with the host's
-launch is used without it: in a step the host runs ahead of the device.
+coefficients. Operators without a curve keep the roofline. Tables map each memory-bound operator to its curve and
+shape, in the form of the measured rows. A curve timed with the host's launch is used without the launch: in a step the
+host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -48,17 +45,17 @@ OPERAND_BYTES = {
 OTHER_PRODUCTS: Final = (
     "wide_matmul", "frozen_matmul", "frozen_wide_matmul", "grouped_matmul", "frozen_grouped_matmul",
 )  # fmt: skip
-"""Products beside plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
+"""Products other than plain and blocked ones: in the dtype of attention, of frozen weights, one per expert."""
 RECURRENT: Final = ("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weight")
 """Kernels of recurrent layers (:func:`called_once`)."""
 NAMED: Final = frozenset((*OWN, *RECURRENT))
-"""Kernels of captured modules whose model has the kernel's own name and takes its shape as it is."""
+"""Kernels of captured modules whose model has the kernel's own name and takes its shape unchanged."""
 DEPTHWISE: Final = "depthwise"
-"""Model of convolutions with a single channel in a group, beside curves of products."""
+"""Model of convolutions with a single channel per group."""
 FEW_UNITS, SPREAD_UNITS = 10, 64
-"""Devices with fewer units than this have no multiprocessors: their work spreads as over so many."""
+"""Units below which a device has no multiprocessors, and the number over which its work then counts as spread."""
 
-#: A rate of a machine -> arguments of the models that it stands for.
+#: A rate of a machine -> arguments of the models that scale with it.
 RATES = {
     "matrix_flops_per_s": (
         "peak_flops_per_s", "flops_per_s", "turned_flops_per_s", "loose_flops_per_s", "odd_flops_per_s",
@@ -72,7 +69,7 @@ RATES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual:
-    """What a model of products misses, by shape; one table is equal to itself only, so that its values can be kept."""
+    """Residuals of a model of products by shape; equal by identity only, so that its values can be cached."""
 
     table: Array
     """Table of :func:`steptime.cost.gemm.residual_table`."""
@@ -85,7 +82,7 @@ class Residual:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KernelModel:
-    """A formula with everything put in but the shape; models of the same numbers are equal and share kept values."""
+    """A formula with all arguments bound but the shape; models with equal numbers are equal and share cached values."""
 
     formula: Formula
     fixed: Mapping[str, float]
@@ -93,7 +90,7 @@ class KernelModel:
     curve: Curve
     residual: Residual | None = None
     stated: str = ""
-    """What somebody stated over the numbers of the device that the curve belongs to."""
+    """Phrase on given numbers that replace those of the device to which the curve belongs."""
 
     @cached_property
     def _hash(self) -> int:
@@ -117,7 +114,7 @@ class KernelModel:
 
     @property
     def basis(self) -> str:
-        """What it rests on, for a report."""
+        """Basis of its times, for a report."""
         curve = self.curve
         how = f"{curve.kind} curve" if curve.points else f"curve {curve.source}:"
         error = f" (median error {100 * curve.median_ape:.1f} %)" if curve.median_ape else ""
@@ -135,7 +132,7 @@ class KernelModel:
 
 @per_distinct(follows=("residual",))
 def _seconds(model: KernelModel, **shape: Num) -> Num:
-    """Time of one call; some formulas try many alternatives."""
+    """Time of one call, cached because some formulas try many alternatives."""
     return model.formula.function(*model.formula.taken({**model.fixed, **shape}))
 
 
@@ -185,8 +182,8 @@ OF_PRODUCTS: Mapping[str, tuple[str, str]] = {
 def of_device(device: Device, models: Models) -> frozenset[str]:
     """Parameters of a framework that a device's own factors multiply, with the models of a precision.
 
-    Such a factor was learnt with the curves of the device, of the dtypes that have one. It says nothing of products
-    in other dtypes, which are timed by the datasheet; on a device without any curve it says all there is.
+    A device factor was fitted with the curves of the device, so that it does not apply to products in dtypes without a
+    curve, which are timed by the datasheet. On a device without any curve it applies to all.
     """
     profile = profile_of(device.measured_as)
     fitted = set() if profile is None else {curve.family for curve in profile.curves if curve.timer == "kernel"}
@@ -194,10 +191,10 @@ def of_device(device: Device, models: Models) -> frozenset[str]:
 
 
 def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
-    """The curve of the dtype; of the two 16-bit formats, which run in the same units at one rate, the better one.
+    """The curve of the dtype; for the 16-bit formats, which run in the same units at one rate, the better of both.
 
-    What two curves of them differ in is where and how they were measured, not the format: the one that was fitted to
-    more measurements stands for both, and of transferred ones that of bf16, which most devices were measured in.
+    Two such curves differ in where and how they were measured, not in the format: the one fitted to more measurements
+    stands for both, and among transferred ones that of bf16, in which most devices were measured.
     """
     alike = {**ALIKE, "fp4": "nvfp4"}.get(dtype, dtype)
     own, other = profile.curve(family, dtype), profile.curve(family, alike)
@@ -207,7 +204,7 @@ def _curve(profile: Profile, family: str, dtype: str) -> Curve | None:
 
 
 def gemm_numbers(device: Device, precision: Precision, curve: Curve) -> dict[str, float]:
-    """Arguments of :func:`gemm_s` on a device but for the shape: datasheet numbers and fitted coefficients."""
+    """Arguments of :func:`gemm_s` on a device, without the shape: datasheet numbers and fitted coefficients."""
     units = device.sm_count or 0
     a_bytes, b_bytes, out_bytes = OPERAND_BYTES[precision.matrix_dtype]
     fitted = {name: value for name, value in curve.coefficients.items() if name not in NAMES}
@@ -240,7 +237,7 @@ def _large_share(numbers: Mapping[str, float]) -> float:
 
 
 def _within_peak(numbers: Mapping[str, float]) -> float:
-    """Share of the peak inside a tile with which a large product is no faster than the peak."""
+    """Share of the peak inside a tile at which a large product just reaches the peak."""
     given = numbers["compute_efficiency"]
     return held_efficiency(given, lambda inside: _large_share({**numbers, "compute_efficiency": inside}), 1.0)
 
@@ -275,7 +272,7 @@ class Timed(NamedTuple):
 
 
 def winograd_saved_flops(call: Timed) -> float:
-    """Operations that Winograd's algorithm leaves out of the convolutions of a call, in the type that is the faster."""
+    """Operations that Winograd's algorithm saves in the convolutions of a call, in the faster of two types."""
     fixed, total = call.model.fixed, 0.0
     for shape in call.shapes:
         if not shape.get("winograd_taps") or "winograd" not in fixed:
@@ -311,7 +308,7 @@ def product_shape(model: KernelModel, m: Num, n: Num, k: Num, turned: Num = 0.0,
 
 
 def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool, bool]) -> Timed:
-    """One product per expert as a batch of equal products; where the model knows no batch, one product of all rows."""
+    """One product per expert as a batch of equal products; for a model without batches, one product of all rows."""
     groups = shape["groups"] if "batch" in model.formula.arguments else 1.0
     m, n, k = shape["m"] / groups, shape["n"], shape["k"]
     dims = _dimensions(m, n, k, gradients)
@@ -321,9 +318,9 @@ def _grouped(model: KernelModel, shape: Mapping[str, Num], gradients: tuple[bool
 def _dimensions(
     m: Num, n: Num, k: Num, gradients: tuple[bool, bool], turned: Num = 0.0
 ) -> tuple[tuple[Num, Num, Num, Num], ...]:  # fmt: skip
-    """The products of a phase: forward, or the gradient of the input and, unless they are frozen, of the weights.
+    """Products of a phase: forward, or the gradient of the input and, unless they are frozen, of the weights.
 
-    Dims of each and whether its left operand is transposed, as that of the gradient of weights is.
+    Each has its dims and a flag for a transposed left operand, which the gradient of weights has.
     """
     backward, frozen = gradients
     if not backward:
@@ -375,7 +372,7 @@ CALLS: Mapping[str, Callable[[Models, str, Mapping[str, Num], bool], Timed | Non
 def timed(
     models: Models, operator: str, shape: Mapping[str, Num], work: Mapping[str, Num], *, backward: bool
 ) -> Timed | None:
-    """The model calls of a row, or None where the roofline has to do.
+    """Model calls of a row; None if it has no fitted model and the roofline applies.
 
     ``work``: ``matrix_flops``, ``vector_flops`` and ``moved_bytes`` of the row.
     """
@@ -390,12 +387,12 @@ def timed(
 
 
 def called_once(operator: str, *, on_host: bool) -> bool:
-    """Whether one call loops over the steps of a kernel, as on a processor; a GPU launches some at every step."""
+    """True if one call loops over the steps of a kernel, as on a processor; a GPU launches some at every step."""
     return on_host and operator in RECURRENT
 
 
 def _model_name(models: Models, operator: str, shape: Mapping[str, Num]) -> str:
-    """Name of the model of a kernel: curves that know no single channels leave these to :data:`DEPTHWISE`."""
+    """Name of the model of a kernel; single-channel convolutions without a curve of their own use :data:`DEPTHWISE`."""
     single = DEPTHWISE in models and operator in CONVOLVED and bool(np.any(shape["channelwise"]))
     return DEPTHWISE if single else operator
 
@@ -419,7 +416,7 @@ gradient of a softmax)."""
 
 Shape = Mapping[str, Num]
 KERNEL, EAGER = "kernel", "eager"
-#: Role -> curves that can play it, the best first: training kernels of a framework, then those of serving.
+#: Role -> curves that can time it, the best first: training kernels of a framework, then serving kernels.
 ROLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "stream": (("elementwise", KERNEL), ("elementwise", EAGER)),
     "gate": (("activation", KERNEL), ("elementwise", KERNEL), ("elementwise", EAGER)),
@@ -438,7 +435,7 @@ ROLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 
 
 def memory_models(device: Device, profile: Profile | None) -> dict[str, KernelModel]:
-    """Models by role, for those roles that a profile has a curve for."""
+    """Models of the roles for which a profile has a curve."""
     out: dict[str, KernelModel] = {}
     if profile is None:
         return out
@@ -461,31 +458,31 @@ def device_numbers(device: Device) -> dict[str, float]:
 
 
 def most_rows(curve: Curve) -> float:
-    """Rows up to which a curve was measured, and up to which each costs something of its own; none: all do."""
+    """Rows up to which a curve was measured and has a cost per row; infinite if the curve gives no limit."""
     most = curve.ranges["rows"][1] if "rows" in curve.ranges else 0.0
     return most if most > 0 else math.inf
 
 
 class Use(NamedTuple):
-    """The role that plays an operator in one direction, and what of its shape the role's curve was fitted to.
+    """Role that times an operator in one direction, with the arguments of its shape that the role's curve takes.
 
     Bytes are those of the operator's own formula.
     """
 
     role: str
     flops: float | None = None
-    """Vector instructions per element; None: those of the operator's own formula, if it has one."""
+    """Vector instructions per element; None: by the operator's own formula, if it has one."""
     rows: str = ""
-    """Name of the number of its rows, where each costs something of its own."""
+    """Name of the number of its rows, if there is a cost per row."""
     reread: int = 0
-    """Tensors that are read again where a block cannot hold a row."""
+    """Tensors that are read again if a block cannot hold a row."""
 
 
 NOTHING: Final = "nothing"
 """Role of a direction in which an operator has no work; no model has it."""
 _STREAM, _MOVED, _LOOKED_UP = Use("stream"), Use("stream", 0), Use("embedding", 0, "tokens")
 
-#: Operator -> forward, backward.
+#: Operator -> its use forward and backward.
 USES: Final[Mapping[str, tuple[Use, Use]]] = {
     "layer_norm": (Use("norm", rows="rows"), Use("norm_backward", 0, "rows")),
     "one_pass_layer_norm": (Use("norm", rows="rows"), _STREAM),
@@ -513,7 +510,7 @@ USES: Final[Mapping[str, tuple[Use, Use]]] = {
 
 
 def memory_timed(models: Models, operator: str, shape: Shape, *, backward: bool) -> Timed | None:
-    """The model call of a row, or None where the roofline has to do."""
+    """Model call of a row; None if it has no fitted model and the roofline applies."""
     if operator not in USES:
         return None
     use = USES[operator][backward]
@@ -539,6 +536,6 @@ def memory_timed(models: Models, operator: str, shape: Shape, *, backward: bool)
 
 
 def streamed(models: Models, moved_bytes: Num) -> Timed | None:
-    """One pass over large tensors (the optimiser), or None where the roofline has to do."""
+    """One pass over large tensors (the optimiser); None if it has no fitted model and the roofline applies."""
     call = {"moved_bytes": moved_bytes, "rows": 0.0, "reread_bytes": 0.0, "vector_flops": 0.0}
     return Timed(model=models["stream"], shapes=(call,)) if "stream" in models else None

@@ -1,4 +1,4 @@
-"""Times of the rows of a block: each row joined to its formulas, a device's and a fabric's numbers."""
+"""Times of the rows of a block: each row with its formulas, on the numbers of a device and a fabric."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class TransferTime(NamedTuple):
     busy_s: Num
     """Time on the links."""
     covered_s: Num
-    """Part of it that runs beside the row's own work, and shows only as far as it takes longer."""
+    """Part of ``busy_s`` that overlaps with the row's own work, and is exposed only as far as it takes longer."""
     one_s: Num
-    """One call of its collective: all of it, or where a product is blocked that for one panel."""
+    """Time of one call of its collective: the whole transfer, or one panel of a blocked product."""
     calls: Sequence[Called] = ()
-    """That call, where a tape was on."""
+    """That call on the tape; empty without a tape."""
 
 
 class PhaseTime(NamedTuple):
@@ -53,21 +53,21 @@ class PhaseTime(NamedTuple):
     exposed_memory_s: Num
     transfers: tuple[TransferTime, ...]
     issued: Num = 1.0
-    """Operators that the host issues for it."""
+    """Operators that the host issues for the row."""
     narrow: bool = False
-    """A product in a format narrower than 16 bits."""
+    """True for a product in a format narrower than 16 bits."""
     peak_s: Num = 0.0
-    """Its products at the peak of the matrix units."""
+    """Time of its products at the peak of the matrix units."""
     learned: Num = 1.0
-    """Factor of a learned correction in its time."""
+    """Factor of a learned correction, contained in the times."""
     times: Num = 1.0
-    """How often a layer has it; everything above counts it so often."""
+    """Occurrences of the row in a layer; all numbers above are for all of them."""
     calls: Sequence[Called] = ()
-    """Formulas of its own time as if a layer had it once, where a tape was on."""
+    """Formulas of the row's own time, for one occurrence; empty without a tape."""
 
     @property
     def direction(self) -> str:
-        """Pass that it belongs to: recomputation is part of the backward pass."""
+        """Pass to which the phase belongs: recomputation is part of the backward pass."""
         return FORWARD if self.phase == FORWARD else BACKWARD
 
     @property
@@ -77,17 +77,17 @@ class PhaseTime(NamedTuple):
 
     @property
     def total_s(self) -> Num:
-        """Time of the row and of what shows of its transfers, before a framework has its say."""
+        """Time of the row and exposed time of its transfers, without the factors of a framework."""
         return self.own_s + sum(shown_s(self))
 
     @property
     def beside_s(self) -> Num:
-        """Part of the row's own time beside which its transfers may run; of a blocked product all of it."""
+        """Part of the row's own time with which its transfers may overlap; for a blocked product all of it."""
         return _share_beside(self.row, self.phase) * self.own_s
 
 
 def factor_of(kind: str, narrow: bool, framework: Framework) -> Num:
-    """What a framework makes of work of a kind; ``narrow``: in a format narrower than 16 bits."""
+    """Factor of a framework on the time of work of a kind; ``narrow``: in a format narrower than 16 bits."""
     factor: Num = getattr(framework, kind)
     return factor * framework.narrow if narrow else factor
 
@@ -98,13 +98,13 @@ def kind_of(row: Row) -> str:
 
 
 def may_overlap(row: Row, phase: str) -> bool:
-    """Whether transfers of a row may run beside its own work in a phase."""
+    """True if transfers of a row may overlap with its own work in a phase."""
     share = _share_beside(row, phase)
     return not isinstance(share, float) or share > 0
 
 
 def _share_beside(row: Row, phase: str) -> Num:
-    """Part of a row's own time in a phase beside which its transfers may run."""
+    """Share of a row's own time in a phase with which its transfers may overlap."""
     if row.panels is not None:
         return 1.0
     return maximum(row.overlaps, row.overlaps_backward) if phase == BACKWARD else row.overlaps
@@ -138,7 +138,7 @@ def _transfer_times(
 
 
 def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
-    """Time that the transfers of a row keep the links of another machine busy."""
+    """Time for which the transfers of a row keep the links of another machine busy."""
     panels = time.row.panels
     parts, passes = (1, 1) if panels is None else (panels, panels + 1)
     total: Num = 0.0
@@ -148,7 +148,7 @@ def links_busy_s(time: PhaseTime, plans: Plans, machine: Machine) -> Num:
 
 
 def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTime:
-    """Time of one row in one phase, as if a layer had it once; recomputation is another forward pass."""
+    """Time of one occurrence of a row in one phase; recomputation is another forward pass."""
     operator = OPERATORS[row.operator]
     formulas, sent = (operator.backward, row.backward) if phase == BACKWARD else (operator.forward, row.forward)
     matrix: Num = 0.0 if formulas.matrix_flops is None else formulas.matrix_flops(row.shape)
@@ -167,7 +167,7 @@ def phase_time(row: Row, phase: str, plans: Plans, machine: Machine) -> PhaseTim
             )
         else:
             compute, exposed = fitted.seconds, 0.0 * moved
-    # Products at the peak of the matrix units; of recorded kernels in a format of their own at its peak.
+    # Products at the peak of the matrix units; recorded kernels with their own format at the peak of that format.
     peak_s = matrix / (flops_per_s / machine.matrix_efficiency)
     if fitted is not None and row.timing is not None:
         own = fitted.model.fixed.get("peak_flops_per_s")
@@ -220,7 +220,7 @@ def _launches(row: Row, machine: Machine) -> float:
 
 
 def _counted(time: PhaseTime, times: Num, phase: str, sends: Num = 1.0) -> PhaseTime:
-    """A row in a phase that takes as long, and that a layer has so often; ``sends``: share of its transfers."""
+    """Times of a row scaled to ``times`` occurrences in a layer, under another phase; ``sends``: share of transfers."""
     if isinstance(times, float) and times == 1.0 and phase == time.phase:
         return time
     sent = time.transfers
@@ -238,7 +238,7 @@ def _counted(time: PhaseTime, times: Num, phase: str, sends: Num = 1.0) -> Phase
 
 
 def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, moved: Num) -> Timed | None:
-    """The calls of fitted models that stand for a row, where the machine has them."""
+    """Calls of fitted models that time a row; None if the machine has none for it."""
     if not machine.models:
         return None
     operator, shape, backward = row.operator, row.shape, phase == BACKWARD
@@ -253,7 +253,7 @@ def _fitted(row: Row, phase: str, machine: Machine, matrix: Num, vector: Num, mo
 def part_times(block: Block, plans: Plans, machine: Machine) -> dict[str, tuple[PhaseTime, ...]]:
     """Times of the rows of each part of the model for one micro-batch.
 
-    A row is there in every phase in which it does something: forward, backward, and forward again where recomputed.
+    A row appears in every phase in which it has work: forward, backward, and forward again if it is recomputed.
     """
     times: dict[str, list[PhaseTime]] = {part: [] for part in PARTS}
     for part, found in times.items():
