@@ -195,7 +195,7 @@ def _layers_again_flops(job: Job) -> float:
 
 
 def least_step_s(flops: float, gpus: int, peak_flops_per_s: float) -> float:
-    r"""Time of the FLOPs that a step runs, at the peak of all devices: :math:`F / (N R)`; no step is shorter.
+    r"""Lower bound of a step: its executed FLOPs at the peak of all devices, :math:`F / (N R)`.
 
     >>> least_step_s(8e15, 8, 1e15)
     1.0

@@ -23,13 +23,13 @@ from steptime.store.files import is_file, read_bytes
 MAX_BYTES: Final = 2**24
 VERSION: Final = 1
 LEAST: Final = 1e-9
-"""What stands for zero under a logarithm."""
+"""Smallest value under a logarithm, which stands for zero."""
 LIMIT: Final = 2.0
-"""Largest logarithm of a factor, either way: beyond it an operator is unlike anything that was measured."""
+"""Largest absolute logarithm of a factor: beyond it an operator is unlike anything that was measured."""
 SIZES: Final = ("rows", "columns", "depth", "loops", "steps", "result_bytes", "hidden", "channelwise", "winograd_taps")
-"""Sizes of an operator that are features as they are; those of products go under the first three."""
+"""Sizes of an operator that are features; sizes of products map to the first three."""
 SAME: Final = {"m": "rows", "n": "columns", "k": "depth", "width": "columns", "queries": "columns", "keys": "depth"}
-"""Size of another name -> the feature that it goes under."""
+"""Size of another name -> feature that has its value."""
 NUMBERS: Final = (
     "seconds",
     "matrix_flops",
@@ -45,18 +45,18 @@ NUMBERS: Final = (
 
 Issuer = Literal["forward", "backward", "optimizer", "inside"]
 ISSUERS: Final[tuple[Issuer, ...]] = ("forward", "backward", "optimizer", "inside")
-"""Who issues a call: Python in its phase, or from the inside of PyTorch one operator that loops over tokens."""
+"""Issuers of a call: Python in one of the phases, or PyTorch itself from inside an operator that loops over tokens."""
 MOST: Final = 1e6
-"""Largest number of a correction."""
+"""Largest number that the file of a correction may hold."""
 MOST_LAYERS: Final = 8
 HOST_LIMIT: Final = 3.0
 """Largest logarithm of a factor on the time of the host."""
 ANY: Final = ""
-"""Under this name :attr:`Correction.machines` has the mean of all, for devices that were not measured."""
+"""Key of :attr:`Correction.machines` with the mean of all devices, for those that were not measured."""
 FOLDER: Final = Path(__file__).with_name("corrections")
-"""Corrections that come with steptime."""
+"""Folder of the corrections that come with steptime."""
 LEARNED: Final = "learned"
-"""Name under which the one for a kind of device is found."""
+"""Name of the correction that comes with steptime for the kind of a device."""
 ARRAYS: Final = ("centre", "spread", "low", "high", "offsets", "host")
 
 
@@ -115,36 +115,36 @@ class Correction:
 
     name: str
     operators: tuple[str, ...]
-    """Time models that were seen; any other one is corrected by its numbers alone, and a report says so."""
+    """Time models in the fit; any other one is corrected by its numbers alone, and a report says so."""
     centre: Array
-    """What each number is on average, (features,)."""
+    """Mean of each number, (features,)."""
     spread: Array
     """Standard deviation of each number, (features,)."""
     low: Array
-    """Smallest value of each number that was seen, (features,)."""
+    """Smallest value of each number in the fit, (features,)."""
     high: Array
-    """Largest, (features,)."""
+    """Largest value of each number in the fit, (features,)."""
     layers: tuple[tuple[Array, Array], ...]
     """Weights (inputs, outputs) and biases (outputs,) of each layer; between layers ``tanh``."""
     offsets: Array
-    """What each known operator adds to the logarithm of its factor, (operators,)."""
+    """Summand of each known operator in the logarithm of its factor, (operators,)."""
     host: Array
-    """Logarithm of the factor on the time of the host, by who issues (:data:`ISSUERS`), (issuers,)."""
+    """Logarithm of the factor on the time of the host, by issuer (:data:`ISSUERS`), (issuers,)."""
     machines: Mapping[str, tuple[float, float]]
-    """Device -> what it adds to the logarithms of factors on its times and on those of its host."""
+    """Device -> summands in the logarithms of factors on its times and on those of its host."""
     workspaces: Mapping[str, tuple[float, float]]
-    """Operator of a captured module -> shares of what it reads and writes that its kernel takes for itself."""
+    """Operator of a captured module -> workspace of its kernel, as shares of the bytes that it reads and writes."""
     of_processor: bool
-    """Fitted on processors of hosts, which issue their own work; else on GPUs."""
+    """True if fitted on host processors, which issue their own work; False: on GPUs."""
     band: tuple[float, float]
     """Factors on a step between which nine of ten unseen graphs lay (conformal)."""
     error: float
-    """Mean relative error on families that it was not fitted to."""
+    """Mean relative error on families of graphs outside the fit."""
     provenance: Mapping[str, Any]
-    """What it was fitted to: data, device, software, number of graphs, seed."""
+    """Data of the fit, device, software, number of graphs, seed."""
 
     def knows(self, operator: str) -> bool:
-        """Whether the time model of an operator was seen."""
+        """True if the time model of an operator was in the fit."""
         return operator in self.operators
 
     def log_factor(self, operator: str, numbers: Sequence[Num]) -> Num:
@@ -152,9 +152,9 @@ class Correction:
 
         $$\ln f = e^{-d}\, c \tanh\big((a + W_3 \tanh(W_2 \tanh(W_1 x + b_1) + b_2) + b_3) / c\big)$$
 
-        with $a$ the operator's own number, $c$ = :data:`LIMIT`, $x$ the numbers of :func:`described`, each held within
-        what was seen, standardised, and one more per known operator that is 1 for this one. $d$ is the distance to what
-        was seen, in decades, summed over the numbers: far from it the factor fades to 1.
+        with $a$ the operator's own offset, $c$ = :data:`LIMIT`, $x$ the numbers of :func:`described`, each clipped to
+        the range of the fit and standardised, and a one-hot vector of the operator. $d$ is the distance to the range of
+        the fit on the scale of the numbers, summed over them: far outside the factor goes to 1.
         """
         rows = np.stack([np.asarray(number, np.float64) for number in np.broadcast_arrays(*numbers)], axis=-1)
         within = np.clip(rows, self.low, self.high)
@@ -170,7 +170,7 @@ class Correction:
         return out if out.ndim else float(out)
 
     def card(self, device: str) -> tuple[float, float]:
-        """What a device adds to the logarithms of factors on its times and on those of its host."""
+        """Summands of a device in the logarithms of factors on its times and on those of its host."""
         return self.machines.get(device, self.machines.get(ANY, (0.0, 0.0)))
 
     def factor(self, operator: str, numbers: Sequence[Num], device: str = ANY) -> Num:
@@ -179,7 +179,7 @@ class Correction:
         return found if isinstance(found, np.ndarray) else float(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, in the digits that a factor needs; :func:`correction_from` reads it."""
+        """Plain data with four digits per number; :func:`correction_from` reads it."""
 
         def plain(values: Array) -> Any:
             return np.array([float(f"{v:.4g}") for v in values.ravel()]).reshape(values.shape).tolist()
@@ -201,10 +201,10 @@ class Correction:
 
 
 def correction_from(data: Any, where: str) -> Correction:
-    """A correction as :meth:`Correction.to_json` wrote it.
+    """The correction in the data that :meth:`Correction.to_json` writes.
 
     Raises:
-        InputFileError: it is something else, or was fitted to other features.
+        InputFileError: the data is no correction, or was fitted to other features.
     """
     if not isinstance(data, dict) or data.get("steptime_correction") != VERSION:
         raise InputFileError(where, "is not a learned correction", hint="steptime predict train writes one")
@@ -274,10 +274,10 @@ def read_correction(path: str | Path) -> Correction:
 
 
 def correction_named(name: str, device: Device) -> Correction:
-    """The correction of a file, or under the name ``learned`` the one that comes with steptime for a kind of device.
+    """The correction in a file, or for the name ``learned`` the one that comes with steptime for the kind of device.
 
     Raises:
-        UserError: there is no such file, or none for that kind of device.
+        UserError: the file does not exist, or steptime has none for that kind of device.
     """
     if name != LEARNED:
         if not is_file(name):

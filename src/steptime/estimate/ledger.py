@@ -1,8 +1,8 @@
-"""The terms of one plan: what each row of a layer and each part of a step adds, and how it was computed.
+"""The terms of one plan: the share of each row of a layer and each part of a step, and how it was computed.
 
-All numbers are those of the tape under which the plan was evaluated (:mod:`steptime.terms`). Terms beyond the rows are
-noted where a step is composed (:func:`steptime.estimate.step.compose`); those of rows and of the waits for the host
-follow from what the critical stage has of them.
+All numbers come from the tape under which the plan was evaluated (:mod:`steptime.terms`). Composition of a step notes
+the terms beyond the rows (:func:`steptime.estimate.step.compose`); the terms of rows and of waits for the host follow
+from their counts on the critical stage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def explained(
     """One plan evaluated under a tape, and all terms of its step; the exposed seconds add up to its time.
 
     Raises:
-        InternalError: they do not: a term has no time in `Step.total_s`, or no call within the path that it names.
+        InternalError: the sum differs: a term is missing in `Step.total_s`, or has no call at the path that it names.
     """
     with taped() as tape:
         e = evaluate(method, strategy, job, machine, plans)
@@ -89,7 +89,7 @@ def _row_terms(time: PhaseTime, phase: str, count: float, e: Evaluation, shown: 
         axis = each.transfer.axis
         links, share = float(e.job.framework.links(axis)), shown if axis == EXPERT_AXIS else 1.0
         total_s, hidden_s = exposed_s * count, (each.busy_s * links - exposed_s) * count
-        # How often a call shows: part of one, or of a blocked product those for so many panels.
+        # Exposed calls per transfer: a part of one, or for a blocked product a number of panels.
         calls, times = float(total_s / (each.one_s * links or 1.0)), float(count * time.times)
         exposed = {
             "exposed_share" if time.row.panels is None else "exposed_panels": round(calls / times, 12) if times else 0.0
@@ -101,14 +101,14 @@ def _row_terms(time: PhaseTime, phase: str, count: float, e: Evaluation, shown: 
 
 
 def _shown_exchange(e: Evaluation) -> dict[str, float]:
-    """Share of the exchange of experts that is exposed, by direction; empty where nothing of it is overlapped."""
+    """Exposed share of the exchange of experts, by direction; empty if nothing of it is overlapped."""
     factor, works, hidden = e.job.framework.links(EXPERT_AXIS), e.works["layer"], e.step.exchanges
     sent = {phase: works[phase].links_s.get(EXPERT_AXIS, 0.0) * factor for phase in hidden}
     return {phase: float(1.0 - hidden[phase] / sent[phase]) for phase in hidden if hidden[phase]}
 
 
 def _pass_terms(e: Evaluation, tape: Tape, part: str, phase: str, count: float) -> Iterator[Term]:
-    """What products take longer than curves and framework say, as they would beat the peak; and waits for the host."""
+    """Terms of a pass of a part: time of products held to the peak, and waits for the host."""
     calls = tape.calls.get(f"{part}/{phase}") or tape.calls[f"{part}/{PASS_OF[phase]}"]
     groups = ("compute", "host", "host")
     for group, one in zip(groups, calls[: 2 + bool(phase_work(e.works[part], phase).routers)], strict=False):
@@ -121,7 +121,7 @@ def exposed_terms(terms: Iterable[Term]) -> Terms:
 
 
 def hidden_terms(terms: Iterable[Term]) -> Terms:
-    """Hidden seconds by path; rounding noise below a femtosecond is nothing."""
+    """Overlapped seconds by path, without rounding noise below a femtosecond."""
     return _summed((one.path, one.hidden_s) for one in terms if one.hidden_s > 1e-15)
 
 
@@ -133,12 +133,12 @@ def _summed(pairs: Iterable[tuple[str, float]]) -> Terms:
 
 
 def details_of(terms: Iterable[Term]) -> tuple[Detail, ...]:
-    """How each term was computed: exposed and hidden ones, and those that others are made of."""
+    """Details of all terms: exposed and overlapped ones, and those from which others are computed."""
     return tuple(map(_detail, (one for one in terms if one.exposed_s or one.part_s or one.hidden_s > 1e-15)))
 
 
 def _detail(one: Term) -> Detail:
-    """The calls of a term, without those that it has at no time or that send nothing."""
+    """Detail of a term, without calls with a factor of 0 and collectives that send nothing."""
     called = [each for each in one.calls if all(each.factors.values()) and ("passes" not in each.factors or each.value)]
     first, *further = (
         FormulaCall(
@@ -169,7 +169,7 @@ def memory_terms(e: Evaluation, stage: str) -> Terms:
 
 
 def memory_details(e: Evaluation, stage: str) -> tuple[Detail, ...]:
-    """How each of them was computed: a formula, or of the activations of layers the share of a row in its result."""
+    """Details of the memory terms of one stage: a formula each, or for activations of layers the share of a row."""
     found = []
     for path, call in e.memory[stage].calls().items():
         shares = [(path, 1.0)]

@@ -1,4 +1,4 @@
-"""The numbers of a cluster that formulas are called with."""
+"""The numbers of a cluster that formulas take as arguments."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ class Machine:
 
     matrix_flops_per_s: float
     attention_flops_per_s: float
-    """Matrix rate in the dtype of the attention products."""
+    """Rate of the matrix units in the dtype of the attention products."""
     vector_flops_per_s: float
     peak_flops_per_s: float
-    """Dense peak of the fastest dtype that products run in, mostly the matrix dtype: what MFU is measured against."""
+    """Dense peak of the fastest dtype of the products, mostly the matrix dtype: the reference of MFU."""
     memory_Bps: float
     memory_bytes: float
     kernel_latency_s: float
     fast_Bps: float
     fast_latency_s: float
     slow_Bps: float
-    """Per rank, with the links that each rank has to itself."""
+    """Bandwidth between domains per rank, over the links that each rank has to itself."""
     lone_slow_Bps: float
-    """Per rank of a group that has one rank in each domain."""
+    """Bandwidth between domains per rank of a group with one rank in each domain."""
     slow_latency_s: float
     host_Bps: float
-    """Between a device and its host, one direction."""
+    """Bandwidth between a device and its host in one direction."""
     fast_domain: int
     unaligned_flops_per_s: float | None = None
-    """Vector rate in fp32, of products that the matrix units do not take; None: as the vector rate."""
+    """Vector rate in fp32 for products that the matrix units do not take; None: the vector rate."""
     matrix_efficiency: float = 1.0
-    """Share of their peaks that the rates of the matrix units are."""
+    """Rates of the matrix units over their peaks."""
     wide_share: float = 1.0
-    """Matrix rate of products that stay wide beside narrow ones, over :attr:`attention_flops_per_s`."""
+    """Matrix rate of products that stay wide where others are narrow, over :attr:`attention_flops_per_s`."""
     models: Models = field(default_factory=dict)
-    """Fitted time models by operator; what has none is timed by the roofline."""
+    """Fitted time models by operator; the roofline times operators without one."""
     device: str = ""
     """Name of the device in the catalogue."""
     correction: Correction | None = None
@@ -68,22 +68,22 @@ class Machine:
     groups: Groups | None = None
     """Collectives that were measured on this machine itself."""
     network: Network | None = None
-    """Tiers between domains, told apart; the rates between domains are those of the first. None: they are one."""
+    """Separate tiers between domains, whose first tier gives the rates between domains. None: a single tier."""
     nearer: Machine | None = None
-    """The machine that groups see which lie inside the last level but one that the job spans: its links between
-    domains are those of the levels up to there. None: one level joins all domains, or they are tiers of a network."""
+    """Machine for groups inside the last level but one that the job spans: its links between domains are those of the
+    levels up to that one. None: one level joins all domains, or they are tiers of a network."""
     joined: float = math.inf
-    """Fast domains in a group of the outermost level whose links these are; of the outermost of all, no limit."""
+    """Fast domains that the outermost level of these links joins; no limit for the outermost level of the cluster."""
     host_basis: str = ""
-    """What the rate between a device and its host rests on."""
+    """Basis of the rate between a device and its host."""
     host_ranks: float = float(NODE)
     """Devices of the job that share a host of two sockets."""
     is_host: bool = False
-    """The device is the processor of the host itself, as :attr:`steptime.hardware.Device.is_host`."""
+    """True if the device is the processor of the host itself, as :attr:`steptime.hardware.Device.is_host`."""
     narrow: bool = False
-    """Products run in a format narrower than 16 bits."""
+    """True if products run in a format narrower than 16 bits."""
     bound: Machine | None = None
-    """The datasheet's rates, without latencies and fitted models: no step is faster. Only of a calibrated machine."""
+    """Machine with the datasheet's rates, no latencies and no fitted models: no step is faster. None: uncalibrated."""
 
     def slow_link_Bps(self, inside: Num) -> Num:
         """Bandwidth between domains per rank of a group with ``inside`` ranks in each."""
@@ -93,19 +93,19 @@ class Machine:
 
     @property
     def levels_apart(self) -> bool:
-        """Whether a group is timed by the levels that it crosses beyond its fast domains."""
+        """True if the time of a group depends on the levels that it crosses beyond its fast domains."""
         return self.network is not None or self.nearer is not None
 
     @property
     def farthest(self) -> int:
-        """Fast domains in the largest block that matters to a group: beyond it no order of the axes differs."""
+        """Fast domains in the largest block of the network: beyond it the order of the axes makes no difference."""
         if self.network is not None:
             return self.network.farthest
         return 1 if self.nearer is None else int(self.nearer.joined)
 
     @property
     def nearer_is_faster(self) -> bool:
-        """Whether links inside a domain are no slower than links between domains."""
+        """True if links inside a domain are at least as fast as links between domains."""
         if self.fabric is not None:
             return self.fabric.nearer_is_faster
         if self.groups is not None and self.groups.between:
@@ -135,7 +135,7 @@ def _no_rate(rates: Mapping[str, float], dtype: str, device: Device, what: str) 
 
 
 def _vector_rate(device: Device, dtype: str) -> float:
-    """Rate of the dtype, else of fp32, in which the vector units then work."""
+    """Vector rate of the dtype, else that of fp32, in which the vector units then work."""
     rates = device.vector_flops_per_s
     found = rates.get(dtype, rates.get("fp32"))
     if found is None:
@@ -144,14 +144,14 @@ def _vector_rate(device: Device, dtype: str) -> float:
 
 
 def _unaligned_rate(device: Device, precision: Precision) -> float:
-    """Vector rate in fp32; of devices that state none, that of the precision."""
+    """Vector rate in fp32; for devices without one, that of the precision."""
     return device.vector_flops_per_s.get("fp32") or _vector_rate(device, precision.vector_dtype)
 
 
 def machine_of(
     cluster: Cluster, gpus: int, precision: Precision, *, lone_rank_has_all_links: bool, calibrated: bool
 ) -> Machine:
-    """Numbers of a cluster for a job of so many devices; ``calibrated``: with the profile of its device, if it has one.
+    """Numbers of a cluster for a job of ``gpus`` devices; ``calibrated``: with the profile of its device, if any.
 
     Raises:
         UserError: the device has no rate for the dtype.
@@ -203,7 +203,7 @@ def machine_of(
 
 
 def host_ranks(device: Device, fast_domain: int, gpus: int) -> float:
-    """Devices of a job that share a host of two sockets: those of the processors, as a rule those of a node.
+    """Devices of a job that share a host of two sockets, as a rule those of a node.
 
     >>> from steptime.hardware import load_device
     >>> [host_ranks(load_device(name), domain, 64) for name, domain in (("h100", 8), ("gb200", 72), ("gh200-96gb", 4))]
@@ -215,7 +215,7 @@ def host_ranks(device: Device, fast_domain: int, gpus: int) -> float:
 
 
 def node_devices(cluster: Cluster) -> int:
-    """Devices of one node: of a fast domain that is none the devices of two processors, as a rule eight.
+    """Devices of one node; if the fast domain is no node, the devices of two processors, as a rule eight.
 
     >>> from steptime.hardware import load_cluster
     >>> [node_devices(load_cluster(name)) for name in ("dgx-h100", "perlmutter", "gb200-nvl72")]
@@ -228,7 +228,7 @@ def node_devices(cluster: Cluster) -> int:
 
 
 def host_basis(device: Device) -> str:
-    """The datasheet's link to the host and the share of it that is sustained, each with its source."""
+    """Basis of the rate to the host: the datasheet's link and its sustained share, each with its source."""
     link, share = (device.sources.get(name, UNSTATED) for name in HOST_LINK)
     return (
         f"host link of {device.host_link_Bps / 1e9:g} GB/s each way ({link.kind}: {link.text}), "
@@ -237,7 +237,7 @@ def host_basis(device: Device) -> str:
 
 
 def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precision) -> Machine:
-    """The machine with its fitted models, as far as it has any."""
+    """The machine with the fitted models that its device and cluster have."""
     device, fast, slow = cluster.device, cluster.levels[0], slow_level(cluster, gpus)
     known = as_measured(device)
     models = {**memory_models(known, profile_of(device.measured_as)), **models_of(known, precision)}
@@ -265,7 +265,7 @@ def _calibrated(machine: Machine, cluster: Cluster, gpus: int, precision: Precis
 
 
 def _fabric(cluster: Cluster, slow: Level, gpus: int) -> FabricModel | None:
-    """Fitted collectives; where the levels are told apart, on the first between domains as if there were no other."""
+    """Fitted collectives; for separate levels those of the first one between domains, as if it were the only one."""
     if cluster.topology is None:
         return fabric_model(cluster, slow, gpus)
     if cluster.topology.is_torus or len(cluster.levels) < 2:
@@ -284,7 +284,7 @@ class Constant:
 
 
 def _level_constants(level: Level, fitted: bool) -> list[Constant]:
-    """``fitted``: coefficients of a fit stand for the efficiency and latency that the catalogue has."""
+    """Constants of a level; ``fitted``: fitted coefficients replace the catalogue's efficiency and latency."""
     within = {n for n in ("efficiency", "latency_s") if fitted and level.catalogue.get(n) == getattr(level, n)}
     names = ("link_Bps", "links_per_device", "efficiency", "latency_s", "oversubscription")
     stated = [n for n in names if n not in within and (n in level.sources or getattr(level, n) != 1)]
@@ -327,9 +327,9 @@ def curve_constants(machine: Machine) -> list[Constant]:
 def constants_of(
     cluster: Cluster, gpus: int, precision: Precision, *, fitted_links: bool = False, offloads: bool = False
 ) -> list[Constant]:
-    """Every catalogue number that an estimate of such a job rests on, with its source.
+    """Every catalogue number that enters an estimate of the job, with its source.
 
-    ``fitted_links``: fitted collectives stand for the efficiencies and latencies of the links. ``offloads``: something
+    ``fitted_links``: fitted collectives replace the efficiencies and latencies of the links. ``offloads``: something
     is kept on the host.
     """
     device = cluster.device
@@ -355,12 +355,12 @@ def constants_of(
 
 
 def issue_sharpness(device: Device) -> float:
-    """Exponent with which the times of a device and of its host join (:func:`steptime.cost.host.issued_s`)."""
+    """Exponent of the smooth maximum of the times of a device and its host (:func:`steptime.cost.host.issued_s`)."""
     return IN_TURN if device.is_host else SHARPNESS
 
 
 def kernel_constants(framework: str, device: Device) -> list[Constant]:
-    """How much longer the fused attention of a framework is taken to run than the newest kernel on such a device.
+    """Assumed slowdown of the fused attention of a framework against the newest kernel on a device, as constants.
 
     >>> from steptime.hardware import load_device
     >>> [(one.name, one.value) for one in kernel_constants("deepspeed", load_device("b200-sxm"))]
@@ -379,12 +379,12 @@ def kernel_constants(framework: str, device: Device) -> list[Constant]:
 
 
 def slow_level(cluster: Cluster, gpus: int) -> Level:
-    """Level that groups cross once they leave a fast domain, for a job of so many devices."""
+    """The slowest level that groups of a job of ``gpus`` devices cross once they leave a fast domain."""
     return cluster.outer_level(cluster.beyond_domain(gpus))
 
 
 def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
-    """Levels that groups cross once they leave a fast domain, for a job of so many devices; the slowest sets the pace.
+    """Levels that groups of a job of ``gpus`` devices cross beyond a fast domain; the slowest sets the pace.
 
     >>> from steptime.hardware import load_cluster
     >>> [level.name for level in levels_crossed(load_cluster("h200-nvl-4"), 64)]
@@ -394,13 +394,13 @@ def levels_crossed(cluster: Cluster, gpus: int) -> tuple[Level, ...]:
 
 
 def first_level(cluster: Cluster) -> Level:
-    """The level that joins fast domains first; of a torus its only one."""
+    """The innermost level that joins fast domains; for a torus its first level."""
     torus = cluster.topology is not None and cluster.topology.is_torus
     return cluster.levels[0] if torus or len(cluster.levels) < 2 else cluster.levels[1]
 
 
 def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
-    """A note where a job crosses several levels beyond its fast domains, which groups that cross both see as one.
+    """A note for jobs that cross several levels beyond their fast domains, which are timed as one for most groups.
 
     >>> from steptime.hardware import load_cluster
     >>> levels_left_out(load_cluster("frontier"), 64)[0].partition(":")[0]
@@ -421,5 +421,5 @@ def levels_left_out(cluster: Cluster, gpus: int) -> tuple[str, ...]:
 
 
 def weakest(constants: Iterable[Constant]) -> Kind:
-    """The weakest kind of number among them."""
+    """The weakest kind of number among some constants."""
     return max((c.source.kind for c in constants), key=lambda kind: kind.weakness, default=Kind.ASSUMED)

@@ -1,12 +1,11 @@
-"""Models of a machine that was measured: the curves beside its cluster file, by operator of a strategy table.
+"""Models of a measured machine: the curves next to its cluster file, by operator of a strategy table.
 
-A curve is named MODEL/OPERATOR: a formula of :mod:`steptime.cost.regression`, and what ran. Operators of a table that
-were not measured themselves take the curve of one that moves memory alike.
+A curve is named MODEL/OPERATOR: a formula of :mod:`steptime.cost.regression`, and the measured operator. Operators of a
+table that were not measured themselves take the curve of one with similar memory traffic.
 
-Collectives of a machine that was measured: one regression per kind, axis and size of group.
-
-A curve is named MODEL/KIND/AXIS and number of ranks (``streaming/all_reduce/local4``). Groups of sizes that were not
-measured, and groups over both axes, keep the ring formulas with the fitted numbers of the cluster file.
+Collectives have one regression per kind, axis and size of group, named MODEL/KIND/AXIS and number of ranks
+(``streaming/all_reduce/local4``). Groups of sizes that were not measured, and groups over both axes, keep the ring
+formulas with the fitted numbers of the cluster file.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "resident_matmul": Formula(resident_matmul_s),
 }
 WORK: Final = ("matrix_flops", "vector_flops", "moved_bytes", "result_bytes")
-"""Arguments of the formulas that a row gives; all others are coefficients."""
+"""Arguments of the formulas that come from a row; all others are coefficients."""
 
-#: Operator of a table -> what was measured, forward and backward.
+#: Operator of a table -> measured operators that time it forward and backward.
 RAN: Final[Mapping[str, tuple[str, str]]] = {
     "fused_attention": ("attention_forward", "attention_backward"),
     **dict.fromkeys(("softmax", "triangular_softmax"), ("softmax", "softmax_backward")),
@@ -88,29 +87,29 @@ CPU_PRODUCT, CPU_PRODUCTS, CPU_ATTENTION, CPU_CONVOLUTION, CPU_UNFOLDED = (
     "cpu_unfolded",
 )
 CPU_VIEW, CPU_TURN, CPU_CALL, CPU_TWO = "cpu_view", "cpu_turn", "cpu_call", "cpu_two"
-#: Operators of PyTorch on a CPU as a graph calls them, its call and the allocation of its result included.
+#: Operators of PyTorch on a CPU as a graph calls them (call and allocation of the result included) -> shape arguments.
 CPU: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CPU_MAPS, _LOOPS),
     **dict.fromkeys((CPU_PRODUCT, CPU_PRODUCTS), ("m", "n", "k", "groups", "biased", "moved_bytes", "working_bytes")),
     **dict.fromkeys((CPU_ATTENTION, CPU_UNFOLDED), ("matrix_flops", "vector_flops", "moved_bytes")),
     CPU_CONVOLUTION: _IMPLICIT,
 }
-#: Kernels of captured modules that are measured under their own name, and what each says of its shape.
+#: Kernels of captured modules that are measured under their own name -> shape arguments.
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(CONVOLVED, _IMPLICIT), **dict.fromkeys(LOOPED, _LOOPS), **CPU
 }  # fmt: skip
 MEASURED: Final = frozenset(("matmul", "update", *chain.from_iterable(RAN.values()), *OWN))
-"""All that is measured of one rank."""
+"""Everything that is measured on one rank."""
 
 _RATE_ENDS: Final = ("_per_s", "_Bps")
-"""Ends of the names of rates."""
+"""Suffixes of the names of rates."""
 AGAIN: Final = "measure the machine again: steptime calibrate machine"
 PRODUCT: Final = ("m", "n", "k", "turned", "loose", "odd")
-"""What the formula of products asks of one."""
+"""Shape arguments of the formula of products."""
 LAYOUT_FREE: Final = dict.fromkeys(("turned_flops_per_s", "turned_per_s", "loose_flops_per_s", "odd_flops_per_s"), 1e30)
-"""Coefficients of products in files that say nothing of how operands lie in memory: it costs nothing."""
+"""Coefficients of products in files without the layout of operands in memory, which then costs nothing."""
 
-#: What was measured -> passes over the elements, where a row counts more: the gradient of a bias only reads.
+#: Measured operator -> passes over the elements if the row counts more: the gradient of a bias only reads.
 PASSES: Final[Mapping[str, float]] = {"column_sum": 1.0}
 
 
@@ -177,8 +176,8 @@ def checked(curve: Curve, given: tuple[str, ...], profile: Profile) -> tuple[For
     """The formula of a curve, with the curve.
 
     Raises:
-        UserError: neither the curve nor ``given`` has an argument of the formula, the curve has one that the formula
-            has not, or a coefficient is negative, or a rate zero.
+        UserError: an argument of the formula is neither in the curve nor in ``given``, the curve has one that the
+            formula lacks, a coefficient is negative, or a rate is zero.
     """
     formula, named = FORMULAS[curve.family.partition("/")[0]], f"{curve.family} {curve.dtype} of {profile.device}"
     missing = [n for n in formula.arguments if n not in given and n not in curve.coefficients]
@@ -211,11 +210,11 @@ def work_of(curve: Curve, shape: Mapping[str, Num]) -> dict[str, Num]:
 
 
 NAME: Final = re.compile(r"(\w+)/(\w+)/(local|node)(\d+)")
-#: Kinds that were not measured -> one that sends the same bytes the other way.
+#: Kind that was not measured -> kind that sends the same bytes in the other direction.
 MIRROR: Final = {"reduce": "broadcast", "p2p": "point_to_point"}
 OF_RATE: Final = ("rate_per_s", "near_Bps", "far_Bps")
 """Coefficients that are rates of the links."""
-#: A rate of a machine -> coefficients that scale with it, by axis.
+#: Axis -> rate of a machine -> coefficients that scale with it.
 RATES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "fast_Bps": ("local", OF_RATE),
     "slow_Bps": ("node", OF_RATE),
@@ -236,7 +235,7 @@ class GroupCurve:
     fixed: Mapping[str, float]
     curve: Curve
     stated: str = ""
-    """What somebody stated over the numbers of the level that the curve was measured on."""
+    """Phrase on given numbers that replace those of the level on which the curve was measured."""
 
     @property
     def inside(self) -> int:
@@ -266,11 +265,11 @@ class Groups:
 
     @property
     def between(self) -> bool:
-        """Whether groups between fast domains were measured: then no order of speeds is sure."""
+        """True if groups between fast domains were measured; then these need not be slower than groups inside."""
         return any(one.axis == "node" for one in self.curves)
 
     def seconds(self, kind: str, size_bytes: Num, ranks: Num, inside: Num, otherwise: Num) -> Num:
-        """Time of a collective; ``otherwise`` where its group was not measured."""
+        """Time of a collective; ``otherwise`` if its group was not measured."""
         out = otherwise
         for one in self.curves:
             if one.kind == MIRROR.get(kind, kind):
@@ -278,14 +277,14 @@ class Groups:
         return out
 
     def find(self, kind: str, ranks: float, inside: float) -> GroupCurve | None:
-        """The curve that :meth:`seconds` takes for one plan."""
+        """The curve that :meth:`seconds` uses for a single plan; None if there is none."""
         for one in reversed(self.curves):
             if (one.kind, one.ranks, one.inside) == (MIRROR.get(kind, kind), ranks, inside):
                 return one
         return None
 
     def restated(self, levels: Mapping[str, Level]) -> Groups:
-        """The same groups with what a file states over the levels that they were measured on.
+        """The groups with the given numbers of a file in place of those of the levels that they were measured on.
 
         Args:
             levels: axis -> its level.
@@ -308,7 +307,7 @@ def _faster(one: GroupCurve, factors: Mapping[str, float]) -> GroupCurve:
 
 
 def _restated(one: GroupCurve, level: Level) -> GroupCurve:
-    """Rates in proportion to those of the level, latencies as :func:`~steptime.cost.roofline.stated_latency_s` says.
+    """A curve with rates in proportion to the level's, latencies by :func:`~steptime.cost.roofline.stated_latency_s`.
 
     A collective has at least one hop per rank but the first.
     """
@@ -328,7 +327,7 @@ def groups_of(profile: Profile | None) -> Groups | None:
 
     Raises:
         UserError: a curve lacks a coefficient of its formula.
-        UnknownNameError: a curve is of no formula or of nothing that is measured.
+        UnknownNameError: a curve names an unknown formula or an unknown measurement.
     """
     if profile is None:
         return None
@@ -348,7 +347,7 @@ def groups_of(profile: Profile | None) -> Groups | None:
 
 
 def _check_family(curve: Curve, profile: Profile) -> None:
-    """No curve of a file is left out because of how its name is spelt."""
+    """Refuses a curve with a misspelt name, which would otherwise be left out silently."""
     formula, _, ran = curve.family.partition("/")
     named = f"the curve {curve.family} {curve.dtype} of {profile.device}"
     if formula not in FORMULAS:

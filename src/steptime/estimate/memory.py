@@ -1,6 +1,6 @@
 """Device memory of the fullest pipeline stage in its fullest phase.
 
-Stages of a pipeline: which parts of the model each has, and the micro-batches that it holds at once.
+A stage has some parts of the model, and a number of micro-batches that it holds at once.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from steptime.schedule.schedules import PipelineBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
-    """How often one stage has each part of the model; zero where the plan has no such stage."""
+    """Count of each part of the model on one stage; zero if the plan lacks the stage."""
 
     name: str
     exists: Num
     layers: Num
     ahead: Num
-    """Those of them that the first stage of the model has."""
+    """Layers of it that belong to the first stage of the model."""
     first: Num
-    """1 where it has the embedding; likewise the head."""
+    """1 if it has the embedding."""
     last: Num
+    """1 if it has the head."""
 
     def of_layers(self, sizes: Sizes, pool: str, layers: int) -> Num:
-        """Sum of something over the layers of the stage: the mean of all, or its own where dense ones stand first."""
+        """Sum of a pool over the layers of the stage; exact if the model begins with dense layers, else by the mean."""
         if sizes.later is None:
             mean: Num = getattr(sizes.layer, pool)
             return mean * self.layers
@@ -53,7 +54,7 @@ class StageParts:
         return count * dense + (self.layers - count) * later
 
     def largest_layer(self, sizes: Sizes, pool: str, layers: int) -> Num:
-        """The most of something that a layer of the stage has: the mean of all, or where dense ones stand first."""
+        """Largest pool of a layer of the stage; the mean of all layers unless the model begins with dense ones."""
         if sizes.later is None:
             mean: Num = getattr(sizes.layer, pool)
             return mean
@@ -64,9 +65,9 @@ class StageParts:
 
 
 def _of_kinds(sizes: Sizes, pool: str, layers: int) -> tuple[Num, Num]:
-    """Something of a dense layer, of those that stand first, and of a layer with experts.
+    """Pool of a leading dense layer, and of a layer with experts.
 
-    With $d$ leading of $L$ layers, a mean $m$ and $e$ of a layer with experts, one without has $(L m - (L - d) e) / d$.
+    With $d$ dense of $L$ layers, a mean $m$ and $e$ in a layer with experts, a dense one has $(L m - (L - d) e) / d$.
     """
     mean: Num = getattr(sizes.layer, pool)
     later: Num = getattr(sizes.later, pool)
@@ -86,7 +87,7 @@ def stage_parts(planned: PlannedJob, name: str) -> StageParts:
 
 
 def stage_of(planned: PlannedJob, name: str) -> Stage:
-    """A stage by name; of several, the first holds most micro-batches under 1F1B, the last holds one."""
+    """A stage by name; under 1F1B the first of several holds most micro-batches, the last holds one."""
     return Stage(**_parts(planned, name), in_flight=_in_flight(planned, name))
 
 
@@ -125,7 +126,7 @@ def on_stage(planned: PlannedJob, pool: str, stage: StageParts) -> Num:
 
 
 def _share_of_first(planned: PlannedJob) -> Num:
-    """What the layers of the first stage keep of a micro-batch, over what those of the first and the last keep."""
+    """Kept bytes of the layers of the first stage over those of the first and the last, for one micro-batch."""
     ends = _parts(planned, "first")
     own = StageParts(**ends | {"layers": ends["ahead"]})
     kept, both = (
@@ -135,7 +136,7 @@ def _share_of_first(planned: PlannedJob) -> Num:
 
 
 def _place(planned: PlannedJob, stage: str) -> tuple[PipelineBlock, Num]:
-    """What the schedule is made for, and the rank of the first, the fullest of the middle or the last stage."""
+    """Counts of the schedule, and the rank of a stage; for ``middle`` the fullest middle rank."""
     plans, row = planned.plans, planned.job.pipeline
     index = {"first": 0, "middle": row.fullest(plans.pp), "last": plans.pp - 1}[stage]
     return planned.job.counts(plans, planned.micro_batches), index
@@ -152,10 +153,10 @@ def _in_flight(planned: PlannedJob, stage: str) -> Num:
 
 STAGES = ("first", "middle", "last")
 PHASES = ("backward", "loss")
-"""Moments of a step that can need most: the backward pass of a layer, and the loss with the head's backward pass."""
+"""Phases of a step with the largest need: backward pass of a layer, and the loss with the head's backward pass."""
 UPDATE = "update"
-"""The optimiser's step, which comes when no activations are left; with fused kernels it needs no more than the states,
-so that it only counts where software has temporaries in it."""
+"""Phase of the optimiser's step, which has no activations left; with fused kernels it needs only the states, so that it
+only counts for software with temporaries in it."""
 GRADIENTS = "gradients/parameter_bytes"
 LAYERS_TERM = "activations/layers/activation_bytes"
 
@@ -168,7 +169,7 @@ HELD, STASHED = Formula(held_buffers_bytes), Formula(stashed_weights_bytes)
 
 
 def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
-    """What a stage holds throughout: weights, gradients, states, buffers."""
+    """Memory that a stage holds throughout a step: weights, gradients, states, buffers."""
     plans, weights = planned.plans, on_stage(planned, "weights", stage)
     each = state_bytes(planned.job)
 
@@ -190,7 +191,7 @@ def held_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
 
 def _matrix_calls(planned: PlannedJob, stage: Stage) -> Calls:
-    """States of matrices that the optimiser treats as such: of each element, and of each matrix."""
+    """Further states of matrices that the optimiser updates as matrices: per element, and per matrix."""
     update, plans, job = planned.job.optimizer.matrices, planned.plans, planned.job
     if update is None or "optimizer" in job.offload:
         return {}
@@ -206,7 +207,7 @@ def _matrix_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
 
 def _stashed_calls(planned: PlannedJob, stage: Stage, bytes_each: float) -> Calls:
-    """Older versions of weights that asynchronous schedules keep."""
+    """Older versions of weights, which asynchronous schedules keep."""
     plans, job = planned.plans, planned.job
     versions = job.pipeline.weight_versions(*_place(planned, stage.name))
     if not isinstance(versions, np.ndarray) and versions == 1:
@@ -222,7 +223,7 @@ def _stashed_calls(planned: PlannedJob, stage: Stage, bytes_each: float) -> Call
 
 
 def state_bytes(job: Job) -> States:
-    """Bytes per trained parameter of weights, gradients and states of the optimiser, before they are shared out."""
+    """Bytes per trained parameter of weights, gradients and optimiser states, before sharding."""
     memory, precision = job.memory, job.precision
     weight = precision.element_bytes if memory.weight_bytes is None else memory.weight_bytes
     states = job.optimizer.bytes_per_parameter(master_weights=precision.master_weights)
@@ -234,7 +235,7 @@ def state_bytes(job: Job) -> States:
     if memory.updates_in_backward:
         gradient = 0.0
     if memory.pure:
-        narrow = job.optimizer.state_bytes < 4  # states of 8 bits are so whatever the weights are
+        narrow = job.optimizer.state_bytes < 4  # 8-bit states do not depend on the dtype of the weights
         states = job.optimizer.state_bytes * (1.0 if narrow else min(precision.element_bytes / 4, 1.0))
     if job.adapter is not None and memory.adapter_bytes is not None:
         weight = gradient = memory.adapter_bytes
@@ -248,7 +249,7 @@ def state_bytes(job: Job) -> States:
 
 
 def _narrowed(planned: PlannedJob, stage: Stage, weight_bytes: float) -> Num:
-    """By how many parameters of full width those of layers count less that are stored in a narrow format."""
+    """Parameters of full width that storage of the layers' weights in a narrow format saves."""
     narrow = planned.job.precision.quantised_bytes
     if not planned.job.memory.narrow_weights or narrow is None or weight_bytes <= narrow:
         return 0.0
@@ -275,7 +276,7 @@ def _buffer_calls(planned: PlannedJob, stage: Stage) -> Calls:
 
 
 def _whole_bytes(planned: PlannedJob, stage: Stage) -> Num:
-    """Weights of a stage that ZeRO-3 shards over several ranks, whole; 0 of those that it does not."""
+    """Unsharded bytes of the weights of a stage that ZeRO-3 shards over several ranks; others count 0."""
     plans, element = planned.plans, planned.job.precision.element_bytes
     pools = [(on_stage(planned, "weights", stage), planned.gradient_ranks)]
     if planned.sizes.has("expert_weights"):
@@ -292,13 +293,13 @@ def _whole_bytes(planned: PlannedJob, stage: Stage) -> Num:
 
 
 def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
-    """What a stage holds beside that in one phase: kept activations, temporaries, gathered weights."""
+    """Memory of a stage on top of the held one in a phase: kept activations, temporaries, gathered weights."""
     if phase == UPDATE:
         return _update_calls(planned, stage)
     sizes, full = planned.sizes, is_set(planned.plans.recompute, FULL_RECOMPUTE)
     kept = _kept_bytes(planned, stage)
     exists = stage.exists if phase == "backward" else stage.last
-    # Micro-batches whose head's activations are there: in the loss with the one that goes back.
+    # Micro-batches with activations of the head: in the loss it includes the one whose backward pass runs.
     waiting = planned.job.pipeline.held_behind_head(_place(planned, stage.name)[0])
     waiting = waiting if phase == "loss" else waiting - 1.0
     ends = sizes.first.kept_bytes * stage.first * stage.in_flight + sizes.last.kept_bytes * stage.last * waiting
@@ -321,7 +322,7 @@ def phase_calls(planned: PlannedJob, stage: Stage, phase: str) -> Calls:
 def _update_calls(planned: PlannedJob, stage: Stage) -> Calls:
     """Temporaries of the optimiser's step, over the parameters that a rank updates.
 
-    Where weights change within a step, micro-batches whose backward passes are still to come are on the rank.
+    Schedules that update weights within a step hold micro-batches whose backward passes are still to come.
     """
     plans = planned.plans
     trained = on_stage(planned, "weights", stage) / plans.shards("optimizer", planned.gradient_ranks)
@@ -359,7 +360,7 @@ def _on_device(job: Job, stage: Stage) -> tuple[Num, Num]:
 
 
 def kept_of_layer(whole: Num, boundary_bytes: Num, plans: Plans) -> Num:
-    """What a layer keeps of its activations, the mean over layers where only some are recomputed."""
+    """Kept activations of a layer, the mean over layers if only some are recomputed."""
     kept = where(is_set(plans.recompute, FULL_RECOMPUTE), minimum(boundary_bytes, whole), whole)
     if isinstance(plans.recompute_every, np.ndarray) or plans.recompute_every != 1:
         kept = (kept + (plans.recompute_every - 1) * whole) / plans.recompute_every
@@ -371,7 +372,7 @@ def _activations(bytes_each: Num, layers: Num, in_flight: Num) -> Call:
 
 
 def _gathered(planned: PlannedJob, stage: Stage, phase: str) -> Call:
-    """Weights that ZeRO-3 gathers, and in a layer's backward pass its gradients before they are scattered."""
+    """Gathered weights of ZeRO-3, and in the backward pass of a layer its gradients before they are scattered."""
     plans, sizes, job = planned.plans, planned.sizes, planned.job
     sharded, layer, each = plans.shares("weights") & (stage.layers > 0), sizes.layer, job.precision.element_bytes
     dense = where(sharded & (plans.sharing_ranks(planned.gradient_ranks) > 1), 1.0, 0.0)
@@ -394,7 +395,7 @@ def _parameters(parameters: Num, bytes_each: Num, shards: Num) -> Call:
 
 
 def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
-    """Weights, gradients and states of routed experts: shared out over the ranks that hold the same ones."""
+    """Weights, gradients and states of routed experts, sharded over the ranks that hold the same experts."""
     if not planned.sizes.has("expert_weights"):
         return {}
     plans, parameters = planned.plans, on_stage(planned, "expert_weights", stage)
@@ -408,7 +409,7 @@ def _expert_calls(planned: PlannedJob, stage: Stage, states: States) -> Calls:
 
 
 def _frozen_calls(planned: PlannedJob, stage: Stage) -> Calls:
-    """Weights that are not trained, in the dtype of the run or in their own."""
+    """Frozen weights, in the dtype of the run or in their own."""
     plans, sizes = planned.plans, planned.sizes
     out: Calls = {}
     if not sizes.has("frozen") and not sizes.has("frozen_experts"):
@@ -431,25 +432,25 @@ class StageMemory:
 
     held: Calls
     phases: Mapping[str, Calls]
-    """What comes on top of that in each phase that can need most."""
+    """Memory on top of the held one, by phase."""
     totals: Mapping[str, Num]
     """Bytes of the stage by phase."""
 
     @property
     def fullest_phase(self) -> str:
-        """Phase in which a single plan needs most."""
+        """Phase with the largest need, for a single plan."""
         return max(self.totals, key=lambda name: float(np.max(self.totals[name])))
 
     def calls(self, phase: str | None = None) -> Calls:
-        """Terms of one phase, by default the fullest of a single plan."""
+        """Terms of one phase, by default of the fullest phase of a single plan."""
         return {**self.held, **self.phases[self.fullest_phase if phase is None else phase]}
 
 
 def _made(planned: PlannedJob, whole: Call, calls: Calls, phase: str) -> Call:
-    """Gradients in a phase where the first backward pass of a step makes them.
+    """Gradients in a phase, for software in which the first backward pass of a step allocates them.
 
-    With a single micro-batch there are none in the loss, and in the backward pass those of a layer are made when its
-    activations go: the most is at one of its ends, activations alone or gradients alone.
+    With a single micro-batch there are none in the loss, and in the backward pass the gradients of a layer are made
+    when its activations are freed: the maximum is at one end of the pass, activations alone or gradients alone.
     """
     single = planned.micro_batches <= 1
     there: Num = 0.0 if phase == "loss" else 1.0
@@ -461,7 +462,7 @@ def _made(planned: PlannedJob, whole: Call, calls: Calls, phase: str) -> Call:
 
 
 def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES) -> StageMemory:
-    """Memory of one stage in some phases, and in the optimiser's step where software has temporaries in it."""
+    """Memory of one stage in some phases, and in the optimiser's step for software with temporaries in it."""
     found = stage_of(planned, stage)
     held = held_calls(planned, found)
     made = planned.job.memory.gradients_made
@@ -475,7 +476,7 @@ def stage_memory(planned: PlannedJob, stage: str, phases: Sequence[str] = PHASES
 
 
 def total_bytes(calls: Mapping[str, Call], beside: Num = 0.0) -> Num:
-    """Sum of some calls, and of what is there beside."""
+    """Sum of the values of some calls, on top of ``beside`` bytes."""
     total = beside
     for call in calls.values():
         total = total + call.value
@@ -489,7 +490,7 @@ def stage_terms(planned: PlannedJob, stage: str, phase: str | None = None) -> di
 
 
 def _sharded_memory(sharded: Sharded) -> StageMemory:
-    """Memory of a device under a choice of shardings, which knows all that is alive at once."""
+    """Memory of a device under a choice of shardings, which gives the bytes that are alive at once."""
     made = {
         "parameter_bytes": lambda size: _parameters(size, 1.0, 1.0),
         "activation_bytes": lambda size: _activations(size, 1.0, 1.0),
@@ -500,11 +501,11 @@ def _sharded_memory(sharded: Sharded) -> StageMemory:
 
 
 def memory_of(planned: PlannedJob) -> dict[str, StageMemory]:
-    """Memory of the stages that can be the fullest, in the phases that can."""
+    """Memory of the stages and phases that can need most."""
     if planned.sizes.sharded is not None:
         return {STAGES[0]: _sharded_memory(planned.sizes.sharded)}
     plans, out, sizes = planned.plans, {}, planned.sizes
-    # A head that neither keeps nor needs anything: the loss cannot be the fullest phase.
+    # If the head has neither kept bytes nor temporaries, the loss cannot be the fullest phase.
     no_loss = all(isinstance(each, float) and each == 0.0 for each in (sizes.loss_bytes, sizes.last.kept_bytes))
     for name in STAGES:
         if name == "first" or isinstance(plans.pp, np.ndarray) or plans.pp > (name == "middle") + 1:
@@ -528,8 +529,8 @@ def peak_bytes(planned: PlannedJob) -> Num:
 
 
 def initialisation_bytes(planned: PlannedJob) -> Num:
-    """Weights of a rank and the buffer to which software copies those that are trained before the first step, outside
-    of the peak of a step: of the stage with most; 0 where nothing is copied.
+    """Weights of a rank with the buffer to which software copies the trained ones before the first step, on the stage
+    with most; no part of the peak of a step. 0 for software without the copy.
 
     Source: DeepSpeed, runtime/zero/stage_1_and_2.py: on the device where there is room, else through the host, where
     the allocator keeps what was freed until memory is short (deepspeedai/DeepSpeed#1611, #7677).

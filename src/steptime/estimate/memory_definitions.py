@@ -1,9 +1,8 @@
-"""The three numbers that are called peak memory, how far each can be trusted, and the chance of running out of it.
+"""The three definitions of peak memory, the spread of each, and the chance of running out of memory.
 
 ``allocated`` is the largest sum of live tensors (the peak that plans are compared by), ``reserved`` what the caching
 allocator holds for them, ``device`` what the driver reports as used. Constants and spreads are fitted to measured
-peaks by :mod:`memory_fit` and stand in ``memory_constants.toml`` with their provenance, those of a framework in its
-file.
+peaks by :mod:`memory_fit` and kept in ``memory_constants.toml`` with their provenance, or for a framework in its file.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from steptime.store.files import parse_toml
 
 DEFINITIONS = ("allocated", "reserved", "device")
 UNSTATED = "unstated"
-"""Name of the spread of figures that do not say which of the three they are."""
+"""Name of the spread of figures without a definition."""
 AXES = ("tp", "tp2", "cp", "dp", "pp", "ep")
 FEW = 2
-"""Domains that a group may reach without counting."""
+"""Domains up to which the buffers of a group do not count."""
 FILE = "memory_constants.toml"
 LIKELY_FITS = 0.05
-"""A plan up to this chance of running out of memory likely fits; none above it is put first unless asked for."""
+"""Largest chance of running out of memory of a plan that likely fits; no plan above it ranks first by default."""
 
 
 class _Files(Mapping[str, Mapping[str, float]]):
-    """What the files of frameworks have of their memory."""
+    """Fitted memory constants in the files of frameworks."""
 
     def __getitem__(self, name: str) -> Mapping[str, float]:
         found: Mapping[str, float] = framework_tables(name)["fitted_memory"]
@@ -49,20 +48,20 @@ class _Files(Mapping[str, Mapping[str, float]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """What lies between the definitions, and the spread of measured over predicted peaks."""
+    """Differences between the definitions, and the spread of measured over predicted peaks."""
 
     slack: float
     """Share of the allocated memory that the allocator holds beyond it."""
     own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of a framework with runs in the fit its `slack`, and a `deviation` wider than that of others, where it has them:
-    ``[fitted_memory]`` of its file."""
+    """Framework -> its own `slack` and wider `deviation`, if runs of it are in the fit: ``[fitted_memory]`` of its
+    file."""
     context_bytes: float
     communicator_bytes: float
     deviation: Mapping[str, float]
-    """Standard deviation of the logarithm of measured over predicted, by definition."""
+    """Standard deviation of the logarithm of measured over predicted peaks, by definition."""
     source: str
     unseen: float = 0.0
-    """The same of software whose memory no run of the fit shows: errors of sources that the fit has not seen."""
+    """The same deviation for software without memory in the fit: that of errors on sources outside the fit."""
     released: float = 0.0
     """Share of the slack that the allocator gives back before a job runs out."""
 
@@ -72,7 +71,7 @@ class MemoryConstants:
         return max(self.deviation[definition], self.unseen if own is None else own.get("deviation", 0.0))
 
     def needed(self, allocated: Num, communicators: Num, framework: str) -> Num:
-        r"""Least capacity of a device on which a job does not run out, in bytes: $M_d - \rho\,\epsilon\,M_a$.
+        r"""Smallest capacity of a device on which a job does not run out, in bytes: $M_d - \rho\,\epsilon\,M_a$.
 
         $M_d$ is the memory used on the device, $M_a$ the allocated one (B), $\epsilon$ the slack of the allocator and
         $\rho$ = :attr:`released`: where memory is short PyTorch's allocator gives cached blocks back and tries again
@@ -83,7 +82,7 @@ class MemoryConstants:
         return self.defined(allocated, communicators, framework)["device"] - self.released * slack * allocated
 
     def defined(self, allocated: Num, communicators: Num, framework: str) -> dict[str, Num]:
-        """Peak memory in bytes by definition, from the allocated one."""
+        """Peak memory in bytes by definition, computed from the allocated one."""
         reserved = reserved_bytes(allocated, self.own.get(framework, {}).get("slack", self.slack))
         device = device_bytes(reserved, self.context_bytes, communicators, self.communicator_bytes)
         return {"allocated": allocated, "reserved": reserved, "device": device}
@@ -91,7 +90,7 @@ class MemoryConstants:
 
 @cache
 def memory_constants(*, is_host: bool = False) -> MemoryConstants:
-    """The fitted constants of the package; ``is_host``: of a device that is its host, which no driver takes memory of.
+    """The fitted constants; ``is_host``: for a device that is its host, whose memory no driver takes a part of.
 
     >>> memory_constants(is_host=True).context_bytes
     0.0
@@ -103,7 +102,7 @@ def memory_constants(*, is_host: bool = False) -> MemoryConstants:
 
 
 def constants_of(table: Mapping[str, Any], own: Mapping[str, Mapping[str, float]]) -> MemoryConstants:
-    """Constants from a table as the file has it, and from those of frameworks."""
+    """Constants from the table of the file, and from the tables of frameworks."""
     values = {name: float(table[name]["value"]) for name in ("slack", "context_bytes", "communicator_bytes")}
     deviation = {name: float(table["deviation"][name]) for name in (*DEFINITIONS, UNSTATED)}
     return MemoryConstants(
@@ -117,10 +116,10 @@ def constants_of(table: Mapping[str, Any], own: Mapping[str, Mapping[str, float]
 
 
 def communicators(plans: Plans) -> Num:
-    """Groups of ranks with buffers of their own: all ranks, axes, and with stages their two neighbours.
+    """Number of groups with communication buffers: all ranks, the axes, and with stages the two neighbours.
 
-    Counted are those that reach more than two fast domains: inside a domain peers write to each other's memory, and
-    measured jobs on two nodes show no buffers of the size that measured jobs on many have.
+    Only groups over more than two fast domains count: inside a domain peers write to each other's memory, and measured
+    jobs on two nodes show no buffers of the size that measured jobs on many have.
     """
     count: Num = where(plans.ranks > FEW * plans.domain_ranks, 1, 0)
     for axis in AXES:
@@ -137,9 +136,9 @@ def memory_by_definition(e: Evaluation) -> dict[str, Num]:
 def oom_probability(e: Evaluation) -> float:
     r"""Chance that one plan does not fit: :math:`\Phi(\ln(M / C) / \sigma)`.
 
-    :math:`M` is what it needs of a device in bytes (:meth:`MemoryConstants.needed`), :math:`C` its capacity and
-    :math:`\sigma` the standard deviation of the logarithm of measured over predicted memory, wider of software whose
-    memory no measured run shows. Held against layouts that were tried in benchmarks/outcomes.md.
+    :math:`M` is the needed memory of a device in bytes (:meth:`MemoryConstants.needed`), :math:`C` its capacity and
+    :math:`\sigma` the standard deviation of the logarithm of measured over predicted memory, wider for software whose
+    memory no measured run shows. benchmarks/outcomes.md compares it with layouts that were tried.
     """
     constants, name = memory_constants(is_host=e.machine.is_host), e.job.memory.name
     needed = float(constants.needed(e.peak_bytes, communicators(e.plans), name))
@@ -149,16 +148,16 @@ def oom_probability(e: Evaluation) -> float:
 def likely_fits(
     allocated: Num, plans: Plans, framework: str, capacity_bytes: float, chance: float, *, is_host: bool = False
 ) -> Any:
-    r"""Whether plans of that allocated peak run out of memory with that chance at most, plan by plan.
+    r"""True for plans whose chance of running out of memory is at most ``chance``, plan by plan.
 
-    They do where what they need :math:`M \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of :func:`oom_probability`,
-    with the chance :math:`p` between 0 and 1.
+    The needed memory is then :math:`M \le C\,e^{\sigma\,\Phi^{-1}(p)}`, the inverse of :func:`oom_probability`, with
+    the chance :math:`p` between 0 and 1.
     """
     return _likely_fits(allocated, communicators(plans), framework, capacity_bytes, chance, is_host=is_host)
 
 
 def may_fit(allocated: Num, framework: str, capacity_bytes: float, chance: float, *, is_host: bool = False) -> Any:
-    """As :func:`likely_fits` for the placement with the fewest buffers that is conceivable: none."""
+    """Upper bound of :func:`likely_fits` over placements: a plan without communication buffers."""
     return _likely_fits(allocated, 0, framework, capacity_bytes, chance, is_host=is_host)
 
 
@@ -170,8 +169,8 @@ def _likely_fits(
 
 
 def _most_bytes(framework: str, capacity_bytes: float, chance: float, *, is_host: bool) -> float:
-    """What a job may need of a device with that chance of running out of memory."""
-    from statistics import NormalDist  # here, as it loads more than all of an estimate does
+    """Largest needed memory of a job that runs out of a device's capacity with the given chance."""
+    from statistics import NormalDist  # imported here, as it loads more than a whole estimate does
 
     deviation = memory_constants(is_host=is_host).spread("device", framework)
     return capacity_bytes * math.exp(deviation * NormalDist().inv_cdf(chance))
@@ -180,12 +179,12 @@ def _most_bytes(framework: str, capacity_bytes: float, chance: float, *, is_host
 def allocated_within(
     capacity_bytes: float, framework: str, chance: float = LIKELY_FITS, *, is_host: bool = False
 ) -> float:
-    r"""Largest allocated peak in bytes that runs out of memory with that chance at most, without communicators.
+    r"""Largest allocated peak in bytes whose chance of running out of memory is at most ``chance``, without buffers.
 
     $$M_a = \frac{C\,e^{\sigma\,\Phi^{-1}(p)} - M_0}{m}, \qquad M = M_0 + m M_a$$
 
-    where $C$ = `capacity_bytes`, $p$ = `chance` and $\sigma$ are those of :func:`oom_probability`, and what a job needs
-    of a device (:meth:`MemoryConstants.needed`) is $M_0$ without any tensor and rises by $m$ for each byte of $M_a$.
+    where $C$ = `capacity_bytes`, $p$ = `chance`, $\sigma$ as in :func:`oom_probability`, and the needed memory
+    (:meth:`MemoryConstants.needed`) is $M_0$ without any tensor and rises by $m$ for each byte of $M_a$.
     """
     constants = memory_constants(is_host=is_host)
     none, one = (float(constants.needed(size, 0, framework)) for size in (0.0, 1e9))
@@ -193,7 +192,7 @@ def allocated_within(
 
 
 def exceeding(needed_bytes: float, capacity_bytes: float, deviation: float) -> float:
-    """Probability that a log-normal need with that median exceeds a capacity.
+    """Probability that a log-normal need of median ``needed_bytes`` exceeds a capacity.
 
     >>> exceeding(80e9, 80e9, 0.1), round(exceeding(72e9, 80e9, 0.1), 3), round(exceeding(80e9, 72e9, 0.1), 3)
     (0.5, 0.146, 0.854)

@@ -1,4 +1,4 @@
-"""What each group of ranks gets of a network whose levels are told apart, by where it lies: slowdown, longer hops."""
+"""Slowdown and longer hops of a group of ranks in a network with separate levels, by the place of the group."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from steptime.hardware.topology import PACKED, RANDOM, Topology, refuse_beyond
 from steptime.num import Num, maximum, minimum, where
 
 EXCHANGES: Final = ("all_to_all",)
-"""Collectives in which each rank sends to all others; all others go round rings, or along trees of the same links."""
+"""Collectives in which each rank sends to all others; the rest go round rings, or along trees of the same links."""
 MESSAGE: Final = "p2p"
 
 
 class Reach(NamedTuple):
-    """Where the members of a group lie, in fast domains."""
+    """Places of the members of a group, in fast domains."""
 
     nodes: Num
-    """Fast domains that it spans."""
+    """Fast domains that the group spans."""
     members: Callable[[float], Num]
-    """How many of them share a block of that many consecutive domains."""
+    """Number of its domains that share a block of a given number of consecutive domains."""
     stride: Num = 1
-    """Domains from one to the next."""
+    """Distance between its domains."""
 
     def shards(self, nodes: Num) -> tuple[Reach, Reach]:
-        """Its first members, so many of them, and the groups of their copies."""
+        """Reach of its first ``nodes`` members, and of the group of copies of one of them."""
         whole = self.members
         first = Reach(nodes, lambda block: minimum(nodes, whole(block)), self.stride)
         copies = Reach(
@@ -51,7 +51,7 @@ class Reach(NamedTuple):
 
 
 def consecutive(nodes: Num) -> Reach:
-    """A group of neighbours."""
+    """Reach of a group of neighbouring domains."""
     return Reach(nodes, lambda block: minimum(maximum(0.0 * nodes + block, 1.0), nodes))
 
 
@@ -63,22 +63,22 @@ class Tier:
     below: float
     """Fast domains in each of the blocks that it joins."""
     rate: float = 1.0
-    """What a rank has of it over what it has of the first tier, all talking."""
+    """Bandwidth of a rank on it over that on the first tier, if all ranks communicate."""
     most: float = 1.0
-    """The same of a ring alone."""
+    """The same ratio for a ring alone."""
     oversubscription: float = 1.0
     latency: float = 1.0
-    """Latency of a hop across it over that across the first tier."""
+    """Latency of a hop across it over the latency of a hop across the first tier."""
     kept: float = 1.0
-    """Part of the messages between members of one block that stay below it."""
+    """Share of the messages between members of one block that stay below the tier."""
     scattered: float = 0.0
-    """Members of a ring that share a block; 0: as they are numbered."""
+    """Members of a ring that share a block; 0: by their numbers."""
     groups: int = 0
-    """Groups of a dragonfly that it joins; 0: a tree."""
+    """Groups of a dragonfly that it joins; 0: it is a tree."""
     dims: tuple[int, ...] = ()
-    """Devices along each dim of a torus; empty: none."""
+    """Devices along each dim of a torus; empty: no torus."""
     closed: tuple[bool, ...] = ()
-    """Whether each closes."""
+    """True for each dim of a torus that closes to a ring."""
 
     def members(self, reach: Reach) -> Num:
         """Members of a ring below each of its links."""
@@ -86,16 +86,16 @@ class Tier:
         return minimum(together, self.scattered) if self.scattered else together
 
     def crossed(self, reach: Reach) -> Num:
-        """Whether a group needs it."""
+        """True if traffic of a group crosses the tier."""
         return reach.nodes > (1 if self.scattered else reach.members(self.below))
 
     def ring(self, reach: Reach) -> Num:
-        """Slowdown of a ring that needs it."""
+        """Slowdown of a ring that crosses the tier."""
         factor = dragonfly_ring_factor(self.groups) if self.groups else 1
         return ring_uplink_slowdown(self.members(reach), self.oversubscription * factor, self.rate, self.most)
 
     def exchange(self, reach: Reach) -> Num:
-        """Slowdown of an exchange between all pairs that needs it."""
+        """Slowdown of an exchange between all pairs that crosses the tier."""
         together = self.members(reach)
         spanned = reach.nodes / together
         factor = dragonfly_exchange_factor(spanned, self.groups) if self.groups else 1.0
@@ -109,11 +109,11 @@ class Torus(Tier):
     __slots__ = ()
 
     def crossed(self, reach: Reach) -> Num:
-        """Whether a group needs its links: if it has more than one device."""
+        """True if a group has more than one device, and so needs links."""
         return reach.nodes > 1
 
     def _boxes(self, reach: Reach) -> list[tuple[Num, Num, Num]]:
-        """Members, distance and whether the dim closes, by dim."""
+        """Members, distance and 1 for a closed ring, by dim."""
         out: list[tuple[Num, Num, Num]] = []
         inner, before = 1, reach.members(1)
         for size, closed in zip(self.dims, self.closed, strict=True):
@@ -126,7 +126,7 @@ class Torus(Tier):
         return out
 
     def ring(self, reach: Reach) -> Num:
-        """Slowdown of a ring, or several along several dims, against all links of a device."""
+        """Slowdown of a ring, or of several along several dims, against the use of all links of a device."""
         links: Num = 0.0
         for box in self._boxes(reach):
             links = links + torus_ring_links(*box)
@@ -140,7 +140,7 @@ class Torus(Tier):
         return longest * 2 * len(self.dims) * reach.nodes / maximum(reach.nodes - 1, 1)
 
     def hops(self, reach: Reach) -> Num:
-        """Mean links of a hop of a ring."""
+        """Mean number of links of a hop of a ring."""
         total: Num = 0.0
         for members, stride, _ in self._boxes(reach):
             total = total + (members - 1) * stride
@@ -149,19 +149,19 @@ class Torus(Tier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The tiers that a job spans, innermost first, relative to the first of them."""
+    """The tiers that a job spans, innermost first, with numbers relative to the first tier."""
 
     tiers: tuple[Tier, ...]
     rank_Bps: float
-    """Sustained bandwidth of a rank into the first tier, as if it had that to itself everywhere."""
+    """Sustained bandwidth of a rank into the first tier without other traffic."""
     link_Bps: float
-    """The same of one link."""
+    """Sustained bandwidth of one link into the first tier."""
     latency_s: float
-    """Of a hop across it."""
+    """Latency of a hop across the first tier."""
     unit: int
     """Devices of a fast domain."""
     text: str
-    """What the topology is, in a report."""
+    """Phrase on the topology for a report."""
 
     @property
     def farthest(self) -> int:
@@ -170,14 +170,14 @@ class Network:
         return int(max(blocks, default=1.0))
 
     def slowdown(self, kind: str, reach: Reach) -> Num:
-        """How much longer the bytes of a collective between domains take than with all links to themselves."""
+        """Factor on the transfer time of a collective between domains, against all links to itself."""
         worst: Num = 1.0
         for tier in self.tiers:
             worst = maximum(worst, self._of(tier, kind, reach))
         return worst
 
     def longer_hops(self, kind: str, reach: Reach) -> Num:
-        """Mean latency of a hop between domains over that across the first tier."""
+        """Mean latency of a hop between domains over the latency of a hop across the first tier."""
         first = self.tiers[0]
         ratio: Num = first.hops(reach) if isinstance(first, Torus) else first.latency
         known = first.latency
@@ -191,7 +191,7 @@ class Network:
         return ratio
 
     def message(self, reach: Reach) -> Num:
-        """Mean slowdown of messages between members of a group that are next to each other, in different domains."""
+        """Mean slowdown of messages between neighbours in a group that lie in different domains."""
         total: Num = 0.0
         known: Num = 0.0
         for n, tier in enumerate(self.tiers):
@@ -202,13 +202,13 @@ class Network:
         return maximum(total, 1.0)
 
     def binding(self, kind: str, reach: Reach) -> Tier | None:
-        """The tier that slows a group of one plan down; None: none does."""
+        """The tier that slows down a group of a single plan; None: no tier does."""
         slow = [(float(self._of(tier, kind, reach)), -n, tier) for n, tier in enumerate(self.tiers)]
         worst, _, tier = max(slow, key=lambda one: one[:2])
         return tier if worst > 1 + 1e-12 else None
 
     def told(self, kind: str, reach: Reach) -> str:
-        """Phrase for a report on what a group of one plan gets."""
+        """Phrase for a report on the slowdown of a group of a single plan."""
         if reach.nodes <= 1:
             return ""
         tier = self.binding(kind, reach)
@@ -226,7 +226,7 @@ class Network:
 
 
 def network_of(cluster: Cluster, gpus: int) -> Network | None:
-    """The network of a cluster with a topology, as a job of some number of devices spans it.
+    """The part of the network of a cluster with a topology that a job of ``gpus`` devices spans.
 
     Raises:
         UserError: the topology holds fewer devices.
@@ -285,7 +285,7 @@ def _tier(level: Level, first: Level, below: float, topology: Topology, unit: in
 
 
 def slice_shape(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
-    """Dims of the most compact box of a torus that has so many devices; a line of them where none has.
+    """Dims of the most compact box of ``devices`` devices in a torus; a line if there is no box.
 
     >>> slice_shape((16, 16, 16), 64), slice_shape((16, 16), 32), slice_shape((4, 4), 7)
     ((4, 4, 4), (4, 8), (7, 1))
@@ -307,7 +307,7 @@ def slice_shape(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
 
 
 def _spread(dims: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is least for the most compact box."""
+    """Key of a box, smallest for the most compact one."""
     return tuple(sorted(dims, reverse=True)), dims
 
 

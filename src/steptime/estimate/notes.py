@@ -1,4 +1,4 @@
-"""What a reader has to know about an estimate before using its numbers."""
+"""Notes that a reader should know before using the numbers of an estimate."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 DTYPES = RATES["matrix"][1]
 HOST = "host"
-"""The group of terms in which the device waits for the host."""
+"""Group of terms in which the device waits for the host."""
 OVERHEAD = "overhead"
-"""The group of the fixed time of a step."""
+"""Group of terms with the fixed time of a step."""
 
 
 def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
-    r"""A note where the step takes as long as that of a larger batch: :math:`d \cdot m \lceil \lceil B/d \rceil / m
+    r"""A note if the step takes as long as one with a larger batch: :math:`d \cdot m \lceil \lceil B/d \rceil / m
     \rceil > B`.
 
     :math:`B` are the sequences of the global batch, :math:`d` the replicas, :math:`m` the sequences of a micro-batch.
@@ -54,12 +54,12 @@ def uneven_batch(job: Job, plans: Plans) -> tuple[str, ...]:
 
 
 def stood_in_schedule(job: Job) -> tuple[str, ...]:
-    """A note where a schedule without closed forms takes those of another one, or bounds."""
+    """A note if a schedule without closed forms uses those of another one, or bounds."""
     return (f"schedule {job.schedule}: {job.pipeline.bound}",) if job.pipeline.bound else ()
 
 
 def updates_in_step(job: Job, updates: float) -> tuple[str, ...]:
-    """A note where the schedule updates the weights within a step.
+    """A note if the schedule updates the weights within a step.
 
     >>> from types import SimpleNamespace as Some
     >>> updates_in_step(Some(schedule="1f1b", pipeline=Some(synchronous=True)), 1.0)
@@ -76,7 +76,7 @@ def updates_in_step(job: Job, updates: float) -> tuple[str, ...]:
 
 
 def dropped_choices(job: Job) -> tuple[str, ...]:
-    """A note where experts have fewer slots than there are choices of them.
+    """A note if experts have fewer slots than there are choices of them.
 
     >>> from types import SimpleNamespace as Some
     >>> job = Some(model=Some(experts=True), expert_capacity=0.1, expert_load=None)
@@ -96,7 +96,7 @@ def dropped_choices(job: Job) -> tuple[str, ...]:
 
 
 def unaligned_heads(job: Job) -> tuple[str, ...]:
-    """A note where unfused attention runs on the vector units (:func:`~steptime.cost.attention.fits_matrix_units`).
+    """A note if unfused attention runs on the vector units (:func:`~steptime.cost.attention.fits_matrix_units`).
 
     >>> from types import SimpleNamespace as Some
     >>> job = Some(attention="unfused", model=Some(head_dim=108), precision=Some(element_bytes=2))
@@ -113,7 +113,7 @@ def unaligned_heads(job: Job) -> tuple[str, ...]:
 
 
 def winograd_note(saved_flops: float, flops: float) -> tuple[str, ...]:
-    """A note on the products of a step that Winograd's algorithm leaves out; none where it leaves out nothing.
+    """A note on the FLOPs of a step that Winograd's algorithm saves; none if it saves nothing.
 
     >>> winograd_note(0.0, 2.0), winograd_note(1.0, 2.0)
     ((), ("Winograd's algorithm saves 50 % of the model's FLOPs: MFU and HFU do not count these",))
@@ -127,7 +127,7 @@ def winograd_note(saved_flops: float, flops: float) -> tuple[str, ...]:
 
 
 def idle_overlap(word: str) -> str:
-    """A note on a word of ``overlap`` without which the step takes as long.
+    """A note on a word of ``overlap`` that does not change the step time.
 
     >>> idle_overlap("pp").partition(" (")[0]
     'overlap pp changes nothing in this plan: it hides messages between stages, with pp above 1'
@@ -140,7 +140,7 @@ def idle_overlap(word: str) -> str:
 
 
 def changed_device(device: Device) -> tuple[str, ...]:
-    """Notes where a file changes a number of a device that does not change what it may be thought to change."""
+    """Notes on numbers of a device that a file changes without the effect that a reader may expect."""
     known, out = device.catalogue, []
     kept = all(device.matrix_flops_per_s.get(dtype) == known.get(f"matrix_flops_per_s.{dtype}") for dtype in DTYPES)
     units = known.get("sm_count")
@@ -160,7 +160,7 @@ def changed_device(device: Device) -> tuple[str, ...]:
 
 
 def global_batch_taken(batch: int, noun: str) -> str:
-    """A note where no batch was given; ``noun``: what it counts.
+    """A note if no batch was given; ``noun``: the unit of the batch.
 
     >>> global_batch_taken(16, "sequence")
     'global_batch was not given: one micro-batch per stage and replica was taken, 16 sequences'
@@ -169,7 +169,7 @@ def global_batch_taken(batch: int, noun: str) -> str:
 
 
 def micro_batch_taken(time: Terms, share: int, noun: str) -> tuple[str, ...]:
-    """A note where no micro-batch was given and a replica has more than one sequence; ``noun``: what a batch counts.
+    """A note if no micro-batch was given and a replica has more than one sequence; ``noun``: the unit of the batch.
 
     >>> micro_batch_taken(Terms({"compute/x_s": 3.0, "host/y_s": 1.0}), 8, "sequence")
     ('micro_batch was not given: 1 was taken; a replica has 8 sequences',)
@@ -183,7 +183,7 @@ def micro_batch_taken(time: Terms, share: int, noun: str) -> tuple[str, ...]:
 
 
 def mostly_overhead(time: Terms, framework: str) -> tuple[str, ...]:
-    """A note where more than half of a step is the fixed time of a step.
+    """A note if more than half of a step is the fixed time of a step.
 
     >>> mostly_overhead(Terms({"compute/x_s": 1.0, "overhead/y_s": 3.0}), "generic")[0].partition(":")[0]
     '75 % of the step is the fixed time of generic'
@@ -200,7 +200,7 @@ def mostly_overhead(time: Terms, framework: str) -> tuple[str, ...]:
 
 
 def beyond_framework(framework: str, plans: Plans) -> tuple[str, ...]:
-    """Notes where a plan has an axis or a ZeRO stage that its framework has not.
+    """Notes if a plan has an axis or a ZeRO stage that its framework lacks.
 
     >>> beyond_framework("ddp", Plans(dp=8, tp=2, zero=0))
     ('ddp has no tp, so no run of it stands behind a plan with tp 2',)
@@ -224,7 +224,7 @@ def beyond_framework(framework: str, plans: Plans) -> tuple[str, ...]:
 
 
 def rate_stood_in(device: Device, precision: Precision) -> tuple[str, ...]:
-    """A note where the matrix units lack the format of the products, and the rate of another stands for it."""
+    """A note if the matrix units lack the format of the products and the rate of another format stands in."""
     dtype, taken = precision.matrix_dtype, device.matrix_dtype(precision.matrix_dtype)
     wanted = f"dtype {precision.name}: {device.name} has no"
     if taken != dtype:
@@ -235,7 +235,7 @@ def rate_stood_in(device: Device, precision: Precision) -> tuple[str, ...]:
 
 
 def plain_operands(strategy: Strategy, precision: Precision) -> tuple[str, ...]:
-    """A note where the products of a strategy take their operands as stored, whatever the recipe.
+    """A note if the products of a strategy take their operands as stored, without the quantisation of a recipe.
 
     >>> from types import SimpleNamespace as Some
     >>> plain_operands(Some(name="2d"), Some(quantised_bytes=1.0, name="fp8-te", matrix_dtype="fp8"))[0]
@@ -250,9 +250,9 @@ def plain_operands(strategy: Strategy, precision: Precision) -> tuple[str, ...]:
 
 
 def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:
-    """A note where no ZeRO stage was given and the framework's is not that of a framework without habits.
+    """A note if no ZeRO stage was given and the framework's default differs from that of a generic framework.
 
-    ``shard``: ranks that share out, where they are not all.
+    ``shard``: ranks of one group of shards, if not all.
 
     >>> stage_taken("torchtitan", 3), stage_taken("generic", 1)
     (('zero was not given: 3 was taken, as torchtitan does',), ())
@@ -267,7 +267,7 @@ def stage_taken(framework: str, stage: int, shard: int = 0) -> tuple[str, ...]:
 
 
 def recompute_taken(framework: str, usual: str) -> str:
-    """A note where it was not given what is recomputed and the framework recomputes something by default.
+    """A note if recomputation was not given and the framework recomputes something by default.
 
     >>> recompute_taken("trl", "full")
     'recompute was not given: full was taken, as trl does'
@@ -276,7 +276,7 @@ def recompute_taken(framework: str, usual: str) -> str:
 
 
 def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: float) -> str:
-    """Why full recomputation is faster than none where activations are offloaded.
+    """A note on the reason why full recomputation is faster than none while activations are offloaded.
 
     Args:
         without_s: step without recomputation (s).
@@ -294,7 +294,7 @@ def saved_copies(without_s: float, full_s: float, shown_s: float, full_shown_s: 
 
 
 def scattered(pool: int, mean_s: float, worst_s: float) -> str:
-    """Note on a job whose nodes may lie anywhere.
+    """A note on a job whose nodes may lie anywhere.
 
     >>> scattered(4096, 2.0, 2.5)  # doctest: +ELLIPSIS
     'nodes lie anywhere among 4,096 devices: 2 s are the mean of neighbours drawn at random, ...'
@@ -306,7 +306,7 @@ def scattered(pool: int, mean_s: float, worst_s: float) -> str:
 
 
 def corrected(correction: Correction, before_s: float, after_s: float, operators: Collection[str]) -> str:
-    """What a learned correction did to a step, and which operators it never saw."""
+    """A note on the effect of a learned correction on a step, with the operators outside its fit."""
     strange = sorted(name for name in operators if not correction.knows(name))
     unseen = f"; never seen, corrected by size alone: {', '.join(strange)}" if strange else ""
     return (
@@ -316,7 +316,7 @@ def corrected(correction: Correction, before_s: float, after_s: float, operators
 
 
 def before_the_first_step(needed_bytes: float, peak_bytes: float, capacity_bytes: float) -> tuple[str, ...]:
-    """A note where software needs more memory before the first step than in a step, by what it does then.
+    """A note if software needs more memory before the first step than in a step, with the reason.
 
     >>> before_the_first_step(32e9, 20e9, 80e9)
     ('before the first step DeepSpeed copies the weights to one buffer: 29.8 GiB with both, more than a step needs',)

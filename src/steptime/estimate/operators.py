@@ -1,4 +1,4 @@
-"""Joins each operator of a strategy table to its formulas in :mod:`steptime.cost`.
+"""Maps each operator of a strategy table to its formulas in :mod:`steptime.cost`.
 
 A formula takes the arguments of a row's shape that its signature names.
 """
@@ -24,12 +24,12 @@ class Formula:
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
-        """Names that the function takes."""
+        """Names of the arguments of the function."""
         return tuple(inspect.signature(self.function).parameters)
 
     @cached_property
     def taken(self) -> Callable[[Mapping[str, Num]], tuple[Num, ...]]:
-        """Picks the arguments from a shape, in order."""
+        """Function that picks the arguments from a shape, in order."""
         names = self.arguments
         return itemgetter(*names) if len(names) > 1 else lambda shape: tuple([shape[name] for name in names])
 
@@ -49,30 +49,30 @@ class Formula:
 
 @lru_cache
 def formula_of(function: Callable[..., Num]) -> Formula:
-    """The formula of a function, the same one each time."""
+    """The formula of a function; repeated calls give the same object."""
     return Formula(function)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A formula and what it is called with."""
+    """A formula with its arguments."""
 
     formula: Formula
     arguments: Mapping[str, Num]
 
     @property
     def value(self) -> Num:
-        """Result."""
+        """Result of the formula."""
         return self.formula(self.arguments)
 
 
 KINDS = ("matrix", "attention", "vector")
-"""Kinds of work, which a framework slows down each by a factor of its own."""
+"""Kinds of work; a framework has a slowdown factor for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Formulas of an operator in one direction; None: no such work."""
+    """Formulas of an operator in one direction; None: no work of the kind."""
 
     matrix_flops: Formula | None = None
     vector_flops: Formula | None = None
@@ -80,7 +80,7 @@ class Phase:
 
     @cached_property
     def works(self) -> bool:
-        """Whether there is any work."""
+        """True if there is any work."""
         return not (self.matrix_flops is None and self.vector_flops is None and self.moved_bytes is None)
 
 
@@ -91,11 +91,11 @@ class Operator:
     forward: Phase
     backward: Phase
     attends: bool = False
-    """It is attention, whose products run in a dtype of its own."""
+    """True for attention, whose products run in a dtype of their own."""
     wide: bool = False
-    """Its operands stay as they are stored where those of others have a narrow format."""
+    """True if its operands stay as stored while those of other products have a narrow format."""
     unaligned: bool = False
-    """The matrix units do not take its products (:func:`steptime.cost.attention.fits_matrix_units`)."""
+    """True if the matrix units do not take its products (:func:`steptime.cost.attention.fits_matrix_units`)."""
 
     @cached_property
     def kind(self) -> str:

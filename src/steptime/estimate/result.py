@@ -1,7 +1,4 @@
-"""What an estimate is: the record that the API returns, the CLI prints and the page draws.
-
-A job under some plans: what its step and its memory follow from, whatever the machine.
-"""
+"""Records of an estimate, which the API returns, the CLI prints and the page draws, and of a job under plans."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 Argument: TypeAlias = "float | str | Fabric"
-"""What a formula is called with: a number, or of a fitted collective its kind and the machine's fabric."""
+"""Argument of a formula: a number, or for a fitted collective its kind and the machine's fabric."""
 
 FLOPS_CONVENTION = (
     "a matrix product of m x k by k x n counts 2mnk; backward counts twice forward; attention of causal models "
@@ -34,11 +31,11 @@ FLOPS_CONVENTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where the numbers of an estimate come from."""
+    """Origin of the numbers of an estimate."""
 
     steptime_version: str
     mode: str
-    """``corrected`` or ``published``."""
+    """Method of the estimate: ``corrected`` or ``published``."""
     model: str
     model_source: str
     cluster: str
@@ -52,24 +49,24 @@ class Provenance:
     framework: str = "ideal"
     """Training software whose slowdowns and overheads are applied."""
     is_gpu: bool | None = None
-    """Whether the device is a GPU; None: not said."""
+    """True if the device is a GPU; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaCall:
-    """A formula, what it was called with, and what its result was multiplied by."""
+    """A formula with its arguments, and the factors on its result."""
 
     function: str
     """Dotted name of the formula below ``steptime.cost``."""
     arguments: Mapping[str, Argument]
-    """By argument name."""
+    """Value by argument name."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """By what they count: times per step, what the framework makes of it, a share."""
+    """Factor on the result by meaning: times per step, factor of the framework, a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    r"""How one term was computed: what ``--explain`` prints.
+    r"""Computation of one term, as ``--explain`` prints it.
 
     $$v = \sum_c f_c(a_c) \prod_k x_{c,k}$$
 
@@ -83,7 +80,7 @@ class Detail:
     arguments: Mapping[str, Argument]
     factors: Mapping[str, float] = field(default_factory=dict)
     basis: str = ""
-    """What kind of number it rests on: a fitted curve or fabric with its error, or a textbook formula."""
+    """Basis of the value: a fitted curve or fabric with its error, or a textbook formula."""
     further: tuple[FormulaCall, ...] = ()
     """Calls whose results are added to that of the first."""
 
@@ -99,34 +96,34 @@ class Estimate:
 
     step_time_s: float
     step_time_bracket_s: tuple[float, float]
-    """Everything overlapped, nothing overlapped."""
+    """Step time with everything overlapped, and with nothing overlapped."""
     step_time_band_s: tuple[float, float] | None
-    """5th and 95th percentile; None where the framework is ideal."""
+    """5th and 95th percentile of the step time; None for the ideal framework."""
     mfu: float
     hfu: float
     tokens_per_s_per_gpu: float
     samples_per_s: float
     model_flops: float
-    """Per step, whole job."""
+    """Model FLOPs of a step of the whole job."""
     time: Terms
-    """Exposed seconds per step; adds up to ``step_time_s``."""
+    """Exposed seconds per step; they add up to ``step_time_s``."""
     overlapped: Terms
-    """Seconds that are hidden behind something else."""
+    """Seconds per step that overlap with other work."""
     peak_memory_bytes: float
     memory: Terms
-    """Bytes on the fullest device; adds up to ``peak_memory_bytes``."""
+    """Bytes on the fullest device; they add up to ``peak_memory_bytes``."""
     memory_capacity_bytes: float
     oom_probability: float
     feasible: bool
     reasons: tuple[str, ...]
     bottleneck: str
-    """The group of terms that would have to shrink first, with its share."""
+    """Largest group of exposed terms, with its share."""
     plan: Mapping[str, Any]
     provenance: Provenance
     workload: Mapping[str, Any] = field(default_factory=dict)
-    """gpus, global_batch, seq_len, dtype, optimizer of the job."""
+    """Workload of the job: gpus, global_batch, seq_len, dtype, optimizer."""
     what_if: Mapping[str, float] = field(default_factory=dict)
-    """Step time in seconds if one thing were better by the factor in its name."""
+    """Step time in seconds on a machine that is better in one respect, by the factor in the name."""
     published: Mapping[str, Any] | None = None
     """Statistics under the names of the reproduced paper; only in published mode."""
     memory_by_definition: Mapping[str, float] = field(default_factory=dict)
@@ -134,18 +131,18 @@ class Estimate:
     ``device`` with communication buffers and driver; ``oom_probability`` is that of the last. Empty where a paper is
     reproduced."""
     band_shares: Mapping[str, float] = field(default_factory=dict)
-    """What dominates the band: share of its variance by parameter of the framework, ``device`` (its own factor) and
-    ``noise`` (what remains of runs that are known exactly), largest first."""
+    """Share of the variance of the band by parameter of the framework, ``device`` (its own factor) and ``noise``
+    (residual variance of runs that are known exactly), largest first."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """What the whole run takes: its ``samples``, ``tokens`` and ``steps``; ``training_s``, ``training_days``,
-    ``gpu_hours`` and ``gpu_days``, each with its band. Empty where its length is not given."""
+    """Size of the whole run: its ``samples``, ``tokens`` and ``steps``; ``training_s``, ``training_days``,
+    ``gpu_hours`` and ``gpu_days``, each with its band. Empty if its length is not given."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """What the whole run takes with failures, energy and money: ``goodput``, ``energy``, ``money``. Empty where neither
-    failures nor prices are given."""
+    """The whole run with failures, energy and money: ``goodput``, ``energy``, ``money``. Empty if neither failures nor
+    prices are given."""
     notes: tuple[str, ...] = ()
-    """What to know before using the numbers: what was taken for granted or rounded up."""
+    """Notes to read before using the numbers: defaults that were assumed, numbers that were rounded up."""
     details: tuple[Detail, ...] = ()
-    """How each term was computed; not part of the JSON unless explained."""
+    """Computation of each term; part of the JSON only if explained."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook; :meth:`to_json` has everything."""
@@ -189,17 +186,17 @@ class PlannedJob:
     job: Job
     plans: Plans
     sizes: Sizes
-    """What a device holds of each part of the model."""
+    """Sizes of each part of the model on a device."""
     split: StageSplit
     micro_batches: Num
-    """Micro-batches of the replica that has most of them."""
+    """Micro-batches of the replica with most of them."""
     gradient_ranks: Num
     """Ranks that hold the same weights and sum their gradients, both copies of a mirrored stage among them."""
     expert_ranks: Num
     """Ranks that hold the same routed experts, both copies of a mirrored stage among them."""
 
     def take(self, index: Array, plans: Plans) -> PlannedJob:
-        """The rows at ``index``, with plans that differ at most in their placement."""
+        """The rows at ``index``, with ``plans`` that differ at most in their placement."""
         return PlannedJob(
             method=self.method,
             strategy=self.strategy,
@@ -214,17 +211,17 @@ class PlannedJob:
 
     @property
     def copies_near(self) -> Any:
-        """Whether both copies of a mirrored stage share a fast domain, as they do where the whole pipeline does."""
+        """True if both copies of a mirrored stage share a fast domain, as they do if the whole pipeline does."""
         return copies_near(self.job, self.plans)
 
 
 def copies_near(job: Job, plans: Plans) -> Any:
-    """Whether both copies of a mirrored stage share a fast domain, plan by plan; without copies nothing is apart."""
+    """True if both copies of a mirrored stage share a fast domain, plan by plan; always true without copies."""
     return True if job.stages_held == 1 else plans.in_pp >= plans.pp
 
 
 def planned_job(method: Method, strategy: Strategy, job: Job, plans: Plans, sizes: Sizes) -> PlannedJob:
-    """A job under plans whose sizes are known (:func:`steptime.estimate.sizes.sizes_of`)."""
+    """A job under plans with known sizes (:func:`steptime.estimate.sizes.sizes_of`)."""
     return PlannedJob(
         method=method, strategy=strategy, job=job, plans=plans, sizes=sizes, split=method.stage_split(job, plans),
         micro_batches=method.micro_batches(job, plans), gradient_ranks=strategy.gradient_ranks(plans) * job.stages_held,

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from steptime.estimate.learned import Correction
 
 LINKS_APART = "data-parallel traffic does not slow down other traffic on the same links"
-"""Assumed where links are not told apart."""
+"""Assumption of estimates on machines that do not tell their links apart."""
 ASSUMPTIONS = (
     "every pipeline stage and every micro-batch takes the same time from step to step, and nothing fails",
     LINKS_APART,
@@ -83,14 +83,14 @@ ASSUMPTIONS = (
     "nothing else takes memory of the devices",
 )
 LARGEST_SHARES = 5
-"""What dominates a band: so many entries at most."""
+"""Largest number of entries of ``band_shares``."""
 
 Statistics = Callable[[Evaluation], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What stays the same for all plans of a job: method, job, cluster, and what follows from them."""
+    """Everything that all plans of a job share: method, job, cluster, and values derived from them."""
 
     method: Method
     job: Job
@@ -98,15 +98,15 @@ class Setting:
     statistics: Statistics | None = None
     """Statistics under the names of a reproduced paper."""
     asked_overlap: frozenset[str] = frozenset()
-    """Words of ``overlap`` that the user gave where they are not the framework's."""
+    """Words of ``overlap`` that the user gave in addition to the framework's defaults."""
     switched: tuple[str, ...] = ()
-    """Choices of the job, as ``graphs``, that are the fastest of those that its software has."""
+    """Options of the job, such as ``graphs``, that are set to the fastest choice of its software."""
     oom_limit: float | None = None
-    """Largest chance of running out of memory that a plan of a search may have; None: its live tensors fit."""
+    """Largest chance of running out of memory of a feasible plan of a search; None: its live tensors have to fit."""
     first_limit: float | None = None
-    """Largest chance of running out of memory with which a plan of a search is put before others; None: any."""
+    """Largest chance of running out of memory of a plan that a search ranks before others; None: no limit."""
     correction: Correction | None = None
-    """Learned correction of the times of operators, for single estimates: bounds of a search do not know it."""
+    """Learned correction of the times of operators, for single estimates: the bounds of a search ignore it."""
 
     @cached_property
     def machine(self) -> Machine:
@@ -128,7 +128,7 @@ class Setting:
 
     @cached_property
     def constants(self) -> tuple[Constant, ...]:
-        """Numbers that every estimate of the job rests on."""
+        """Numbers that enter every estimate of the job."""
         fitted = self.machine.fabric is not None
         stated = constants_of(
             self.cluster, self.job.gpus, self.job.precision, fitted_links=fitted, offloads=bool(self.job.offload)
@@ -140,12 +140,12 @@ class Setting:
 
     @cached_property
     def sources(self) -> Mapping[str, Mapping[str, Any]]:
-        """Value, source and kind of them by name."""
+        """Value, source and kind of the constants by name."""
         return {c.name: {"value": c.value, "source": c.source.text, "kind": str(c.source.kind)} for c in self.constants}
 
     @cached_property
     def weakest_kind(self) -> str:
-        """The weakest kind among them."""
+        """The weakest kind among the constants."""
         return str(weakest(self.constants))
 
     @cached_property
@@ -160,16 +160,16 @@ class Setting:
 
 
 def rules_broken(setting: Setting, e: Evaluation) -> int:
-    """Bits of the rules that a plan breaks, that of the memory among them; 0: it is feasible."""
+    """Bits of the rules that a plan breaks, memory included; 0: it is feasible."""
     over = BIT[MEMORY] if e.peak_bytes > e.machine.memory_bytes else 0
     return int(broken_rules(setting.job, e.plans, setting.rules)) | over
 
 
 def chance_of(setting: Setting, e: Evaluation) -> float:
-    """Chance that a plan runs out of memory; where nothing is known of it, 1 for a plan that needs more than there is.
+    """Chance that a plan runs out of memory; without a model of the chance, 1 if it exceeds the capacity, else 0.
 
     Args:
-        setting: its method says whether something is known.
+        setting: its method has a model of the chance or not.
         e: evaluation of the plan.
     """
     return oom_probability(e) if setting.method.calibrated else float(bool(rules_broken(setting, e) & BIT[MEMORY]))
@@ -178,7 +178,7 @@ def chance_of(setting: Setting, e: Evaluation) -> float:
 def estimate_plan(
     setting: Setting, strategy: Strategy, plans: Plans, *, explain: bool = False, what_ifs: bool = True
 ) -> Estimate:
-    """Everything about one plan."""
+    """The estimate of one plan."""
     job, method, machine = setting.job, setting.method, setting.machine
     e, terms = explained(method, strategy, job, machine, plans)
     time = exposed_terms(terms)
@@ -188,7 +188,7 @@ def estimate_plan(
     low, high = bracket_s(e)
     band, flops = band_of(e), setting.model_flops
     saved_flops = winograd_flops_per_step(job, machine)
-    # What software needs before the first step is a peak of its own, where it needs anything.
+    # Memory before the first step is a peak of its own, for software that needs any.
     before_bytes = float(initialisation_bytes(e))
     peaks = memory_by_definition(e) if method.calibrated else {}
     peaks |= {"initialisation": before_bytes} if peaks and before_bytes else {}
@@ -229,7 +229,7 @@ def estimate_plan(
 
 
 def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float, float] | None:
-    """Edges of a band, the low one not below the least time of a step, nor below a step that beats that.
+    """Edges of a band; the low one is at least the least time of a step, or the step time if that is shorter.
 
     >>> band = StepBand(low_s=0.5, high_s=3.0, shares={})
     >>> band_s(band, 2.0, 1.0), band_s(band, 2.0, 2.5), band_s(band, 2.0, 0.1)
@@ -239,7 +239,7 @@ def band_s(band: StepBand | None, step_s: float, least_s: float) -> tuple[float,
 
 
 def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: float) -> tuple[str, ...]:
-    """Notes on words of ``overlap`` that the user gave and without which the step takes as long."""
+    """Notes on words of ``overlap`` that the user gave but that do not change the step time."""
     method, job, machine = setting.method, setting.job, setting.machine
     without = {word: replace(job, overlap=job.overlap - {word}) for word in sorted(setting.asked_overlap)}
     return tuple(
@@ -250,14 +250,14 @@ def idle_overlaps(setting: Setting, strategy: Strategy, plans: Plans, step_s: fl
 
 
 def compared(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
-    """Notes that other choices for the plan give rise to, evaluated as ``e``."""
+    """Notes from a comparison of the plan, evaluated as ``e``, with other choices."""
     own = idle_overlaps(setting, strategy, plans, float(e.step_time_s))
     own = (*_learned(setting, strategy, plans, e), *own)
     return (*own, *copies_saved(setting, strategy, plans, e), *if_scattered(setting, strategy, plans, e))
 
 
 def _learned(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
-    """A note on what a learned correction does to the step."""
+    """A note on the effect of a learned correction on the step."""
     correction = setting.correction
     if correction is None:
         return ()
@@ -268,7 +268,7 @@ def _learned(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) 
 
 
 def if_scattered(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
-    """A note on the worst case where nobody guarantees which nodes a job gets."""
+    """A note on the worst case if the nodes of a job may lie anywhere."""
     topology = setting.cluster.topology
     if topology is None or topology.placement != RANDOM:
         return ()
@@ -278,7 +278,7 @@ def if_scattered(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluati
 
 
 def copies_saved(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluation) -> tuple[str, ...]:
-    """A note where full recomputation is the faster one of both, as it keeps less to copy to the host."""
+    """A note if full recomputation is faster than none, because it keeps less to copy to the host."""
     full = is_set(plans.recompute, FULL_RECOMPUTE)
     if "activations" not in setting.job.offload or (plans.recompute and not full):
         return ()
@@ -292,7 +292,7 @@ def copies_saved(setting: Setting, strategy: Strategy, plans: Plans, e: Evaluati
 
 
 def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) -> tuple[str, ...]:
-    """What a reader has to know about a plan of a job before using its numbers."""
+    """Notes that a reader should know before using the numbers of a plan."""
     job = setting.job
     if not setting.method.calibrated:
         return ()
@@ -307,7 +307,7 @@ def notes_on(setting: Setting, strategy: Strategy, plans: Plans, time: Terms) ->
 
 
 def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: str | None = None) -> dict[str, Any]:
-    """The plan in the words of the command line, and what follows from it."""
+    """The plan in the words of the command line, with values derived from it."""
     job, split = setting.job, setting.method.stage_split(setting.job, p)
     axes, sharded = (*strategy.tensor_axes, "dp", "pp"), None if job.captured is None else job.captured.sharded
     return {
@@ -331,7 +331,7 @@ def plan_record(setting: Setting, strategy: Strategy, p: Plans, fullest_stage: s
 
 
 def _choices_record(job: Job, virtual_stages: int) -> dict[str, Any]:
-    """The choices of a job that hold for all candidates; usual ones only where they are always recorded."""
+    """The choices of a job that hold for all candidates; defaults only if they are always recorded."""
     narrow, load = job.precision.attention_dtype, job.expert_load
     of_load = {} if load is None else {"expert_load": load.name, "expert_imbalance": None}
     values = {
@@ -351,7 +351,7 @@ def _choices_record(job: Job, virtual_stages: int) -> dict[str, Any]:
 
 
 def workload_record(job: Job) -> dict[str, Any]:
-    """The job in the words of the command line, its plan apart."""
+    """The job in the words of the command line, without its plan."""
     out: dict[str, Any] = {
         "gpus": job.gpus, "global_batch": job.global_batch, "seq_len": job.seq_len, "dtype": job.precision.name,
         "optimizer": job.optimizer.name, "framework": job.framework.name,
@@ -368,7 +368,7 @@ def workload_record(job: Job) -> dict[str, Any]:
 
 
 def trained_parameters(job: Job) -> int:
-    """Parameters of the adapters of a model on all its devices."""
+    """Parameters of the adapters of a model over all its devices."""
     sizes = sizes_of(CORRECTED.strategy("1d").block(replace(job, captured=None), Plans()))
     return round(float(sizes.layer.weights * job.model.layers + sizes.first.weights + sizes.last.weights))
 
@@ -407,7 +407,7 @@ def _provenance(setting: Setting, band: StepBand | None) -> Provenance:
 
 
 def _assumed(job: Job) -> tuple[str, ...]:
-    """What is assumed of this job in particular."""
+    """Assumptions about this job in particular."""
     dtype = job.gradient_dtype or f"the dtype of the run ({job.precision.gradient_bytes:g} bytes)"
     stragglers = "ranks that lag and links that others share slow a step by the framework's fitted growth with devices"
     out = [stragglers if job.framework.growth else "no rank lags, and no others use the links"]

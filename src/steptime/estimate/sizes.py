@@ -1,4 +1,4 @@
-"""What the rows of a block hold: parameters and kept bytes, without any time."""
+"""Sizes of the rows of a block: parameters and kept bytes, without times."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from steptime.plan.rows import Block, Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Sums over some rows, per device (activations per micro-batch)."""
+    """Sums over some rows per device; activations are per micro-batch."""
 
     weights: Num
-    """Trained parameters, those of routed experts apart."""
+    """Trained parameters, without those of routed experts."""
     replicated: Num
-    """Those of them that every tensor-parallel rank holds."""
+    """Trained parameters that every tensor-parallel rank holds."""
     kept_bytes: Num
     expert_weights: Num = 0.0
-    """Parameters of routed experts, which ``weights`` leaves out."""
+    """Trained parameters of routed experts."""
     frozen: Num = 0.0
-    """Parameters that are not trained, which the others leave out."""
+    """Parameters that are not trained, without those of routed experts."""
     frozen_experts: Num = 0.0
     frozen_bytes: Num = 0.0
     """Bytes of the frozen parameters, which may have a format of their own."""
     frozen_expert_bytes: Num = 0.0
     products: Num = 0.0
-    """Parameters of one product of each shape."""
+    """Parameters of the products; a grouped product counts one of its groups."""
     tensors: Num = 0.0
     """Operators with trained parameters; a bias counts with its product."""
     remade_bytes: Num = 0.0
-    """What recomputation of parts of a layer makes again of what it keeps otherwise."""
+    """Activation bytes that recomputation of parts of a layer makes again instead of keeping them."""
     matrices: Num = 0.0
-    """Parameters of matrices that the optimiser treats as such; below their further states, and the operations of an
-    update; and the same of routed experts."""
+    """Parameters of matrices that the optimiser updates as matrices, without those of routed experts."""
     matrix_state_bytes: Num = 0.0
+    """Bytes of the further states of these matrices."""
     matrix_flops: Num = 0.0
     expert_matrices: Num = 0.0
     expert_matrix_state_bytes: Num = 0.0
@@ -53,19 +53,20 @@ class Sizes:
     first: Part
     last: Part
     boundary_bytes: Num
-    """Activation that one micro-batch hands from stage to stage."""
+    """Bytes of the activation that one micro-batch hands from stage to stage."""
     working_bytes: Num
-    """Largest temporary beside the kept activations; below at the loss and in the backward pass of the head."""
+    """Largest temporary of a layer in addition to the kept activations."""
     loss_bytes: Num = 0.0
+    """Largest temporary at the loss and in the backward pass of the head."""
     later: Part | None = None
-    """A layer with experts, where the first layers of the model have none; ``layer`` is the mean of both kinds."""
+    """A layer with experts, if the model begins with dense layers; ``layer`` is then the mean of both kinds."""
     leading: int = 0
-    """Those first layers."""
+    """Number of dense layers with which the model begins."""
     sharded: Sharded | None = None
-    """What a choice of shardings says instead of the rows, as in a block."""
+    """Choice of shardings, whose sizes replace those of the rows."""
 
     def has(self, pool: str) -> bool:
-        """Whether any part has something of a pool: single plans without it have 0.0 everywhere."""
+        """True if any part has a nonzero pool; single plans without it have 0.0 everywhere."""
         for part in (self.layer, self.first, self.last):
             value: Num = getattr(part, pool)
             if not isinstance(value, float) or value:
@@ -78,7 +79,7 @@ def part_of(
     count: Callable[[Row], Num] = lambda row: row.share,
     update: MatrixUpdate | None = None,
 ) -> Part:
-    """Sums over rows, each counted as often as a layer has it; ``update``: of matrices."""
+    """Sums over rows, each times its occurrences in a layer; ``update``: the optimiser's update of matrices."""
     sums: dict[str, Num] = {"weights": 0.0, "replicated": 0.0, "kept_bytes": 0.0}
     for row in rows:
         share = count(row)
@@ -104,7 +105,7 @@ def part_of(
 
 
 def _matrices(row: Row, update: MatrixUpdate) -> dict[str, Num]:
-    """What the optimiser has and does of the matrices of a row."""
+    """Parameters, further states and FLOPs of the matrices of a row under an optimiser that updates matrices."""
     number, shape, kind = row.shape.get("groups", 1), (row.shape["k"], row.shape["n"]), "expert_" * row.expert
     return {
         f"{kind}matrices": number * shape[0] * shape[1],
@@ -113,9 +114,9 @@ def _matrices(row: Row, update: MatrixUpdate) -> dict[str, Num]:
     }
 
 
-#: Operators whose gradients of weights go into a buffer of all gradients.
+#: Operators whose weight gradients are written to a buffer of all gradients.
 PRODUCTS = ("matmul", "grouped_matmul")
-#: Whether weights are of experts, and trained -> where they are counted.
+#: (Weights are of experts, weights are trained) -> field that counts them.
 POOLS = {
     (False, True): "weights", (True, True): "expert_weights", (False, False): "frozen", (True, False): "frozen_experts",
 }  # fmt: skip
@@ -123,7 +124,7 @@ _BYTES = {False: "frozen_bytes", True: "frozen_expert_bytes"}
 
 
 def state_bytes_of_model(sizes: Sizes, job: Job, parameters: Num) -> Num:
-    """States of the optimiser for so many parameters of a whole model, fp32 copies of weights included."""
+    """Bytes of optimiser states for ``parameters`` parameters of a whole model, fp32 copies of weights included."""
     update = job.optimizer.matrices
     each = job.optimizer.bytes_per_parameter(master_weights=job.precision.master_weights)
     if update is None:
@@ -139,7 +140,7 @@ def state_bytes_of_model(sizes: Sizes, job: Job, parameters: Num) -> Num:
 
 
 def sizes_of(block: Block, update: MatrixUpdate | None = None) -> Sizes:
-    """Sums over all parts of a block; ``update``: what the optimiser does with matrices of layers."""
+    """Sums over all parts of a block; ``update``: the optimiser's update of the matrices of layers."""
     block = block.whole or block
     later: list[Row] = []
     if block.leading_dense:  # a layer with experts lacks the dense MLP, and has the rows of experts once

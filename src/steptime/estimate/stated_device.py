@@ -1,8 +1,8 @@
-"""Efficiencies and the latency of kernels that somebody stated over those of the catalogue, in fitted time models.
+"""Fitted time models under efficiencies and a kernel latency that the user gives in place of the catalogue's.
 
-A fitted curve belongs to the device of the catalogue. A stated efficiency speeds up or slows down the unit that it
-speaks of, and a stated latency moves that of each kernel, as :mod:`steptime.cost.roofline` says. Peak rates and
-bandwidths need no such care: they are arguments of the models.
+A fitted curve belongs to the device of the catalogue. A given efficiency speeds up or slows down its unit, and a given
+latency shifts the latency of each kernel, as in :mod:`steptime.cost.roofline`. Peak rates and bandwidths need no
+adjustment: they are arguments of the models.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from steptime.cost.roofline import stated_latency_s, stated_share_factor
 from steptime.estimate.kernels import RATES, KernelModel
 from steptime.hardware.records import Device
 
-#: Efficiency of a device -> rates of a machine that it is a share of.
+#: Efficiency of a device -> rates of a machine that are proportional to it.
 SHARES: Final[Mapping[str, tuple[str, ...]]] = {
     "matrix_efficiency": ("matrix_flops_per_s", "attention_flops_per_s"),
     "vector_efficiency": ("vector_flops_per_s",),
     "memory_efficiency": ("memory_Bps",),
 }
 LATENCIES: Final = ("latency_s", "launch_s")
-"""Arguments of the models that are the latency of a kernel."""
+"""Arguments of the models for the latency of a kernel."""
 LARGE: Final = (8192.0, 16384.0)
-"""Edges of products of which one reaches the largest share of the peak: full tiles and waves want a larger one, a clock
-that falls under load a shorter one."""
+"""Edges of two square products, of which one reaches the largest share of the peak: full tiles and waves favour the
+larger one, a clock that falls under load the smaller one."""
 
 
 def as_measured(device: Device) -> Device:
-    """The device with the latency of kernels that its fitted curves were used with."""
+    """The device with the kernel latency of the catalogue, to which its fitted curves belong."""
     return replace(device, kernel_latency_s=device.catalogue.get("kernel_latency_s", device.kernel_latency_s))
 
 
 def restated(device: Device, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
-    """The models of a device of the catalogue, made for :func:`as_measured`, with what a file states over it."""
+    """Models made for :func:`as_measured`, adjusted to the numbers that a file gives for the device."""
     known = {n: value for n, value in device.catalogue.items() if n in SHARES or n == "kernel_latency_s"}
     changed = {n: value for n, value in known.items() if getattr(device, n) != value}
     if not changed or device.curves is not None:
@@ -62,7 +62,7 @@ def _restated(device: Device, model: KernelModel, known: Mapping[str, float]) ->
 
 
 def _reached(model: KernelModel, name: str, known: float) -> float:
-    """Share of a datasheet rate that a model reaches at most; what is known of the device where it does not say."""
+    """Largest share of a datasheet rate that a model reaches; ``known`` if it does not depend on the rate."""
     fixed = model.fixed
     if name == "matrix_efficiency" and "peak_flops_per_s" in fixed:
         times_s = {n: model.seconds({"m": n, "n": n, "k": n, "residual": 0.0}) for n in LARGE}

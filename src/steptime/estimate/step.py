@@ -1,6 +1,6 @@
 """Composes the time of a step from the time of a layer: pipeline, data parallelism, optimiser.
 
-How the layers lie on the stages of a pipeline, how long each takes, and which sets the pace.
+The slowest of the stages sets the pace of a pipeline.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from steptime.terms import at, call, part, term
 
 
 def shared_ends(inputs: StepInputs, first: Num, last: Num) -> tuple[Num, Num]:
-    """What the first and the last rank have of the two ends of the model, for one micro-batch."""
+    """Shares of the first and the last rank in the two ends of the model, for one micro-batch."""
     if isinstance(inputs.folded, np.ndarray) or inputs.folded:
         first, last = where(inputs.folded > 0, first + last, first), where(inputs.folded > 0, 0.0 * last, last)
     return of_mirrored(inputs.held, first, last)
@@ -43,7 +43,7 @@ def shared_ends(inputs: StepInputs, first: Num, last: Num) -> tuple[Num, Num]:
 def overlapped_exchanges(paired: Num, layer: Pass) -> dict[str, Num]:
     """Overlapped time of the exchange of experts in a layer's forward and backward pass; empty where no pass is paired.
 
-    Each runs behind the rest of the opposite pass of another micro-batch. ``paired``: share of the passes.
+    Each overlaps with the rest of the opposite pass of another micro-batch. ``paired``: share of the passes.
     """
     if not isinstance(paired, np.ndarray) and not paired:
         return {}
@@ -56,7 +56,7 @@ def overlapped_exchanges(paired: Num, layer: Pass) -> dict[str, Num]:
 
 
 def exposed_pass(layer: Pass, overlapped: Mapping[str, Num]) -> Pass:
-    """A layer's pass without the exchanges that are overlapped."""
+    """A layer's pass without its overlapped exchanges."""
     if not overlapped:
         return layer
     forward_s, backward_s = overlapped[FORWARD], overlapped[BACKWARD]
@@ -66,18 +66,18 @@ def exposed_pass(layer: Pass, overlapped: Mapping[str, Num]) -> Pass:
 def critical_stage(
     inputs: StepInputs, passes: Mapping[str, Pass], wait_s: Num, more_s: Num
 ) -> tuple[dict[str, Num], dict[str, Num]]:
-    """Of the first, a middle and the last stage the one through which a step takes longest; ties go to the first.
+    """The critical stage, through which a step takes longest: first, a middle or last; ties go to the first.
 
     Args:
         inputs: layers of the stages, micro-batches, and what fills the bubble.
-        passes: time of each part for one micro-batch, without what is overlapped of it.
+        passes: exposed time of each part for one micro-batch.
         wait_s: wait of a layer for copies of its activations, for one micro-batch.
-        more_s: how much longer that is where nothing of the backward pass makes gradients of weights.
+        more_s: increase of the wait if the backward pass makes no gradients of weights.
 
     Returns:
-        How often a micro-batch passes each part of the model on that stage: its layers, and of embedding and head 1, 0,
-        or a half where they are mirrored. And seconds of one micro-batch, forward and backward, by the names of the
-        arguments of :func:`steptime.cost.pipeline.zero_bubble_s`: what the bubble follows from.
+        Counts of each part of the model on that stage per micro-batch: its layers, and for embedding and head 1, 0, or
+        a half if they are mirrored. And seconds of one micro-batch, forward and backward, by the names of the arguments
+        of :func:`steptime.cost.pipeline.zero_bubble_s`, which determine the bubble.
     """
     layer, first, last, alone = passes["layer"], passes["first"], passes["last"], inputs.stages <= 1
     one_layer_s = layer.forward_s + layer.backward_with_s(inputs.recomputed)
@@ -106,8 +106,8 @@ def critical_stage(
     forward_s = inputs.first_layers * layer.forward_s + first.forward_s, inputs.middle_layers * layer.forward_s
     fills = isinstance(inputs.filling, np.ndarray) or bool(inputs.filling)
     if fills:
-        # A stage that is long for its gradients of weights has more of them to fill its bubble with, so that another
-        # may make the step longer: of each stage the step through it, all micro-batches and the bubble, is compared.
+        # A stage that is slow because of gradients of weights also has more of them to fill its bubble with, so that
+        # another stage may make the step longer: compare the whole step, all micro-batches and bubble, of each stage.
         all_s = times_s["all_stages_s"]
         others = {
             "all_stages_s": all_s + inputs.layers * wait_s if waits else all_s,
@@ -143,7 +143,7 @@ def critical_stage(
 
 
 def _mean_passes(inputs: StepInputs, passes: Mapping[str, Pass]) -> dict[str, Num]:
-    """Passes of a rank, the mean over the ranks, without overlap; and what a pair of passes overlaps."""
+    """Mean passes of a rank over all ranks, without overlap, and the overlapped time of a pair of passes."""
     layer, ends = passes["layer"], (passes["first"], passes["last"])
     pair = exposed_pass(layer, overlapped_exchanges(where(inputs.paired > 0, 1.0, 0.0), layer))
     hidden_s = inputs.layers * (layer.forward_s - pair.forward_s + layer.backward_s - pair.backward_s)
@@ -159,54 +159,56 @@ class Step:
     """Terms of one optimiser step on the critical stage; exposed unless the name says otherwise."""
 
     counts: Mapping[str, Num]
-    """How often a micro-batch passes each part of the model on the critical stage (:func:`critical_stage`)."""
+    """Counts of each part of the model on the critical stage per micro-batch (:func:`critical_stage`)."""
     stage_s: Mapping[str, Num]
-    """Seconds of one micro-batch on that stage and on all, by the names of the arguments of formulas of the bubble."""
+    """Seconds of one micro-batch on the critical stage and on all, by argument name of the formulas of the bubble."""
     micro_batches: Num
     steady_s: Num
-    """All micro-batches through the critical stage."""
+    """Time of all micro-batches on the critical stage."""
     stage_link_s: Num
-    """One message to the next stage, on average."""
+    """Mean time of one message to the next stage."""
     waited_messages: Num
-    """Those that it waits for, beside the ones that fill and drain the pipeline; below their time."""
+    """Messages that the step waits for between filling and draining of the pipeline."""
     filling_messages: Num
+    """Messages that fill and drain the pipeline."""
     pipeline_comm_s: Num
     idle_s: Num
-    """Filling and draining of the pipeline, but for the messages between stages."""
+    """Filling and draining of the pipeline, without the messages between stages."""
     bubble_links_s: Num
-    """Those."""
+    """Time of the messages that fill and drain the pipeline."""
     stage_host_s: Num
-    """Time that the host loses per micro-batch."""
+    """Time that the host loses at the starts of micro-batches."""
     data_s: Mapping[str, Num]
     """Exposed traffic over the data-parallel group, embedding and head included: ``gradients`` reduced, ``weights``
-    gathered, and ``weights_again`` for the backward pass (ZeRO-3); below the time that it keeps the links busy."""
+    gathered, and ``weights_again`` for the backward pass (ZeRO-3)."""
     data_busy_s: Mapping[str, Num]
+    """Time for which this traffic keeps the links busy."""
     updates: Num
-    """Updates of the weights in the step; the times below and those of data-parallel traffic are of all of them."""
+    """Updates of the weights in the step; data-parallel traffic and the optimiser's times are of all of them."""
     replicated_s: Num
-    """Gradients of weights that tensor-parallel ranks replicate."""
+    """Reduction of gradients of weights that tensor-parallel ranks replicate."""
     optimizer_s: Num
     matrix_update_s: Num
-    """Products of matrices in the optimiser's step; below gathering of the momentum that they are made of."""
+    """Matrix products in the optimiser's step."""
     momentum_gather_s: Num
     owned: Num
-    """Parameters that a rank of the stage with most of them updates."""
+    """Parameters that a rank updates, on the stage with most of them."""
     exchanges: Mapping[str, Num]
     """Overlapped exchange of experts of a layer, by direction."""
     copies_s: Num
-    """Waits for activations on their way to the host and back, filling and draining of the pipeline included."""
+    """Waits for copies of activations to the host and back, filling and draining of the pipeline included."""
     copies_busy_s: Num
     overhead_s: Num
-    """Time of a step that no work explains: what ranks do together, once a step."""
+    """Fixed time of a step, such as steps that all ranks take together."""
     contention_s: Num
-    """Messages between stages that share their links with gradients in the background; 0 where the machine does not
-    tell its links apart."""
+    """Delay of messages between stages by gradients on the same links; 0 if the machine does not tell its links
+    apart."""
     work_s: Num
-    """Everything that grows with the work."""
+    """Sum of all times that grow with the work."""
     growth_s: Num
-    """Stragglers and shared links of many devices."""
+    """Time lost to stragglers and shared links of many devices."""
     behind_forward_s: Num
-    """Forward time of one layer, behind which a gathering can hide; likewise backward."""
+    """Forward time of one layer, with which gathering of weights can overlap."""
     behind_backward_s: Num
 
     @property
@@ -216,7 +218,7 @@ class Step:
 
     @property
     def update_s(self) -> Num:
-        """What one update takes: its exposed traffic, and its pass of the optimiser."""
+        """Time of one update: its exposed traffic, and its pass of the optimiser."""
         update_s = self.optimizer_s + self.matrix_update_s + self.momentum_gather_s
         return (sum(self.data_s.values()) + self.replicated_s + update_s) / self.updates
 
@@ -227,9 +229,9 @@ class Step:
 
 
 def _split(inputs: StepInputs, passes: Mapping[str, Pass]) -> Mapping[str, Pass]:
-    """The passes, of which only plans whose schedule splits backward passes have gradients of weights apart.
+    """The passes with separate gradients of weights only for plans whose schedule splits backward passes.
 
-    Plans with several schedules side by side all have the column, which means something for some of them.
+    In a block of plans with several schedules all plans have the column, although it applies to some only.
     """
     if len(inputs.schedules) == 1:
         return passes
@@ -238,9 +240,9 @@ def _split(inputs: StepInputs, passes: Mapping[str, Pass]) -> Mapping[str, Pass]
 
 
 def compose(inputs: StepInputs, passes: Mapping[str, Pass], framework: Framework, host_basis: str = "") -> Step:
-    """One optimiser step from the times of its parts by part of the model, the terms of a report in their order.
+    """One optimiser step from the passes of each part of the model; terms are noted in the order of a report.
 
-    ``host_basis``: what the rate of the link to the host rests on, for the tape.
+    ``host_basis``: basis of the rate of the link to the host, for the tape.
     """
     passes, updates = _split(inputs, passes), inputs.updates
     with at("exchange"):
@@ -254,7 +256,7 @@ def compose(inputs: StepInputs, passes: Mapping[str, Pass], framework: Framework
     data_s, data_busy_s = _data_parallel(inputs, framework, *_free_s(inputs, layer, backward_s), head_s)
     _traffic_parts(framework)
     replicated_s = term("dp_comm/replicated_weights", inputs.replicated_s * updates, times_per_step=updates)
-    # Messages between stages: those that a step waits for in between, and those that fill and drain the pipeline.
+    # Messages between stages: those that the steady state waits for, and those that fill and drain the pipeline.
     links, (waited, filling) = framework.stage_links, _messages(inputs)
     link_s = inputs.stage_link_s * links
     pipeline_comm_s = term(
@@ -307,7 +309,7 @@ def compose(inputs: StepInputs, passes: Mapping[str, Pass], framework: Framework
 
 
 def _traffic_parts(framework: Framework) -> None:
-    """Collectives of a layer and of the ends of the model, from which the exposed traffic follows."""
+    """Notes the collectives of a layer and of the ends of the model, from which the exposed traffic is computed."""
     links = framework.data_links
     for name in ("gradients", "weights"):
         for which in ("one_layer", "embedding", "head"):
@@ -317,9 +319,9 @@ def _traffic_parts(framework: Framework) -> None:
 
 
 def _contention_s(inputs: StepInputs, gradients_s: Num, link_s: Num) -> Num:
-    """How much longer messages between stages take while gradients are reduced in the background of the same links.
+    """Delay of messages between stages while gradients are reduced in the background on the same links.
 
-    Each virtual stage has one during the last backward pass, behind which its gradients go.
+    Each virtual stage has one message during the last backward pass, with which its gradients overlap.
     """
     if not np.any(inputs.tiered):
         return 0.0
@@ -332,7 +334,7 @@ def _contention_s(inputs: StepInputs, gradients_s: Num, link_s: Num) -> Num:
 
 
 def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
-    """Something of each plan's schedule; of a single one without more ado, as searches cost large blocks of it."""
+    """Value of ``of_row`` for the schedule of each plan; a single schedule takes a short cut, as in large searches."""
     each = [(of_row(SCHEDULES[name]), share) for name, share in inputs.schedules.items()]
     if len(each) == 1:
         return each[0][0]
@@ -340,12 +342,12 @@ def _by_schedule(inputs: StepInputs, of_row: Callable[[Schedule], Num]) -> Num:
 
 
 def _sent(inputs: StepInputs) -> tuple[Num, Num, Num]:
-    """Stages, messages in one direction between two of them, virtual stages."""
+    """Stages, messages in one direction between two stages, virtual stages."""
     return inputs.stages, inputs.micro_batches * inputs.slices, inputs.virtual_stages
 
 
 def _messages(inputs: StepInputs) -> tuple[Num, Num]:
-    """Messages between stages that a step waits for: those in between, and those that fill and drain the pipeline."""
+    """Messages between stages that a step waits for in the steady state, and those that fill and drain the pipeline."""
     names = ("stages", "micro_batches", "virtual_stages", "hides")
     arguments = dict(zip(names, (*_sent(inputs), inputs.hides_stages), strict=True))
     waited = _by_schedule(inputs, lambda row: formula_of(row.messages)(arguments))
@@ -353,7 +355,7 @@ def _messages(inputs: StepInputs) -> tuple[Num, Num]:
 
 
 def _bubble_s(inputs: StepInputs, passes: Mapping[str, Pass], stage_s: Mapping[str, Num]) -> Num:
-    """Bubble of the schedule in seconds; ``passes``: with the exchanges that are overlapped."""
+    """Bubble of the schedule in seconds; ``passes``: overlapped exchanges included."""
     means: dict[str, Num] = {}
 
     def of_row(row: Schedule) -> Num:
@@ -367,7 +369,7 @@ def _bubble_s(inputs: StepInputs, passes: Mapping[str, Pass], stage_s: Mapping[s
 
 
 def _waits_s(inputs: StepInputs, stage_s: Mapping[str, Num], formula: Callable[..., Num], **further: Num) -> Num:
-    """A formula of waits on what it takes of the times of stages."""
+    """Value of a formula of waits, with its arguments taken from the times of stages, the inputs and ``further``."""
     arguments = {
         **stage_s, "stages": inputs.stages, "virtual_stages": inputs.virtual_stages,
         "micro_batches": inputs.micro_batches, "filling": inputs.filling, **further,
@@ -376,7 +378,7 @@ def _waits_s(inputs: StepInputs, stage_s: Mapping[str, Num], formula: Callable[.
 
 
 def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]:
-    """Parts of a layer's passes, forward and backward, beside which data-parallel traffic finds its links free."""
+    """Parts of a layer's forward and backward pass in which the links are free for data-parallel traffic."""
     again, near, far = inputs.recomputed, inputs.shares_near, inputs.shares_far
     forward_busy_s = near * layer.forward_near_s + far * layer.forward_far_s
     again_busy_s = forward_busy_s - near * layer.ended_near_s - far * layer.ended_far_s
@@ -389,15 +391,13 @@ def _free_s(inputs: StepInputs, layer: Pass, backward_s: Num) -> tuple[Num, Num]
 
 
 def _filled_bubble_s(inputs: StepInputs, stage_s: Mapping[str, Num]) -> Num:
-    """Bubble of a pipeline that runs one way; gradients of weights that are apart fill some of it."""
+    """Bubble of a one-way pipeline; separate gradients of weights fill a part of it."""
     fills = isinstance(inputs.filling, np.ndarray) or inputs.filling
     return _waits_s(inputs, stage_s, zero_bubble_s if fills else pipeline_bubble_s)
 
 
 def _layer_copies(inputs: StepInputs, layer: Pass) -> tuple[Num, Num]:
-    """Wait of a layer for copies of its activations, for one micro-batch: beside its whole passes, and how much longer
-    where nothing of the backward pass makes gradients of weights.
-    """
+    """Wait of a layer for copies of its activations per micro-batch, and its increase without gradients of weights."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
         return 0.0, 0.0
     wait_s = _copy_wait_s(inputs, layer)
@@ -417,7 +417,7 @@ def _copy_wait_s(inputs: StepInputs, layer: Pass, basis: str = "") -> Num:
 def _copies_s(
     inputs: StepInputs, layer: Pass, layers: Num, stage_s: Mapping[str, Num], copies: tuple[Num, Num], basis: str
 ) -> Num:
-    """Waits for copied activations: of all micro-batches on the critical stage, and what they add to the bubble."""
+    """Waits for copied activations: of all micro-batches on the critical stage, and in the bubble."""
     if not isinstance(inputs.copy_s, np.ndarray) and not inputs.copy_s:
         return 0.0
     path, times = "offload/activations", inputs.micro_batches * layers
@@ -444,11 +444,12 @@ def _copies_s(
 def _data_parallel(
     inputs: StepInputs, framework: Framework, forward_s: Num, backward_s: Num, head_s: Num
 ) -> tuple[dict[str, Num], dict[str, Num]]:
-    """Traffic over the data-parallel group, exposed and busy, next to what passes of a layer and of the head leave.
+    """Exposed and busy time of traffic over the data-parallel group, given the free time in passes of layers and head.
 
-    Without ZeRO-3 gradients travel in buckets behind the last backward pass of a step, weights before its first forward
-    pass. With it every pass gathers the weights of its layers, and the backward pass gathers them again and reduces
-    their gradients at once: both use its links, so that what they expose is shared out by how long each takes.
+    Without ZeRO-3 gradients travel in buckets that overlap with the last backward pass of a step, weights before its
+    first forward pass. With ZeRO-3 every pass gathers the weights of its layers, and the backward pass gathers them
+    again and reduces their gradients at once: both use the same links, so that the exposed time is divided in
+    proportion to their times.
     """
     links = framework.data_links
     exposed = 1.0 - inputs.hides_data * (1.0 - framework.data_exposed)
@@ -491,15 +492,15 @@ def _data_parallel(
 
 
 Layerwise: TypeAlias = tuple[Callable[..., Num], dict[str, Num], dict[str, Num]]
-"""Formula of traffic by layers, its arguments, and those of them that differ where nothing hides any of it."""
+"""Formula of traffic by layers, its arguments, and the arguments that differ if none of it overlaps."""
 
 
 def _layerwise(
     path: str, exposed_share: Num, times: Num, sharded: Num, once: Layerwise, always: Layerwise
 ) -> tuple[Num, Num, Num]:
-    """Exposed and busy time in a step of traffic ``once``, where ``sharded`` is 1 ``always`` (ZeRO-3); its time once.
+    """Exposed and busy time of traffic in a step, and its time once; ``always`` is for ``sharded`` = 1 (ZeRO-3).
 
-    ``exposed_share``: of what could hide, what does not.
+    ``exposed_share``: exposed share of the traffic that could overlap.
     """
 
     def limits_s(formula: Callable[..., Num], arguments: dict[str, Num], alone: dict[str, Num]) -> tuple[Num, Num]:
@@ -516,15 +517,15 @@ def _layerwise(
 
 
 def _once(inputs: StepInputs, name: str, sums: Mapping[str, Num], behind_s: Num, times: Num) -> Layerwise:
-    """Traffic that travels once a step, or with every micro-batch, beside the passes of the layers.
+    """Traffic that travels once a step, or with every micro-batch, and overlaps with the passes of the layers.
 
-    By turns where their order is known: of all turns and the last bucket what shows most. Else buckets of equal layers;
-    what travels with every micro-batch has the passes of that one only to overlap with.
+    With a known order of messages it is the largest exposed time over all turns and the last bucket. Otherwise buckets
+    have equal layers. Traffic of every micro-batch overlaps only with the passes of that micro-batch.
     """
     if name in inputs.turns:
         layers = inputs.first_layers
         given = {"all_s": layers * sums["one_layer_s"], "behind_s": layers * behind_s}
-        # The last bucket waits for all that it carries, and has nothing to overlap with.
+        # The last bucket waits for everything that it carries, and has nothing left to overlap with.
         sent: Num = minimum(sums["bucket"] / layers, 1.0)
         beside: Num = 0.0
         most_s = exposed_in_turn_s(**given, sent_share=sent, beside_share=beside)

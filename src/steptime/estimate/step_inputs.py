@@ -1,4 +1,4 @@
-"""What a step is composed of beside the passes of its parts: layers on stages, links, the optimiser."""
+"""Inputs of a step other than the passes of its parts: layers on stages, links, the optimiser."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from steptime.terms import at, call
 
 
 def of_mirrored(held: Num, first: Num, last: Num) -> tuple[Num, Num]:
-    """Something of the first and of the last stage; the mean of both where a rank holds both of two copies."""
+    """Values of the first and the last stage; the mean of both if a rank holds one of two copies of each."""
     mean = (first + last) / 2
     return where(held > 1, mean, first), where(held > 1, mean, last)
 
 
 def _paired(planned: PlannedJob) -> Num:
-    """Share of the passes that are paired; Megatron-Core does not pair them where layers are recomputed in full."""
+    """Share of the passes that are paired; Megatron-Core does not pair them if layers are recomputed in full."""
     job, plans = planned.job, planned.plans
     if EXPERT_AXIS not in job.overlap or job.model.experts is None:
         return 0.0 * plans.pp
@@ -51,99 +51,104 @@ NO_TRAFFIC: Final[Mapping[str, Num]] = {"one_layer_s": 0.0, "bucket": 1.0, "show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """What a step is composed of next to the passes through its parts; before the framework has its say."""
+    """Inputs of a step other than the passes of its parts, without the factors of a framework.
+
+    ``layers`` counts all stages, ``first_layers``, ``middle_layers`` and ``last_layers`` one stage.
+    """
 
     first_layers: Num
-    """Layers of the first stage; below of a middle one, of the last, and of all stages."""
     middle_layers: Num
     last_layers: Num
     layers: Num
     stages: Num
     virtual_stages: Num
     recomputed: Num
-    """Share of the layers whose forward runs once more."""
+    """Share of the layers whose forward pass runs again."""
     held: Num
-    """Stages that a rank holds; where two, layers of the first and of the last are their mean."""
+    """Stages that a rank holds; with two, layers of the first and of the last stage are their mean."""
     folded: Num = 0.0
-    """1 where the first rank has embedding and head."""
+    """1 if the first rank has embedding and head."""
     paired: Num
-    """Share of the passes whose exchange between experts may hide behind the opposite pass of another micro-batch."""
+    """Share of the passes whose exchange of experts may overlap with the opposite pass of another micro-batch."""
     devices: Num
     micro_batches: Num
     host_starts: Num
     """Micro-batches, or slices of them, that the host starts one by one."""
     slices: int = 1
-    """Pieces of a micro-batch that pass the stages, and are sent, one after another."""
+    """Slices of a micro-batch that pass the stages, and are sent, one after another."""
     schedules: Mapping[str, Num]
-    """1 where plans have a schedule, by its name."""
+    """1 for the plans that have a schedule, by its name."""
     filling: Num
     """Passes for gradients of weights that fill the bubble."""
     hides_data: Num
-    """1 where data-parallel traffic may hide behind computation; likewise messages between stages."""
+    """1 if data-parallel traffic may overlap with computation."""
     shares_near: Num = 0.0
-    """1 where data-parallel traffic shares the links of the fast domain with other transfers; below those that leave
-    it."""
+    """1 if data-parallel traffic shares the links of the fast domain with other transfers."""
     shares_far: Num = 0.0
+    """1 if data-parallel traffic shares the links beyond the fast domain with other transfers."""
     tiered: bool = False
-    """Whether the machine tells links beyond its fast domains apart, so that traffic which shares them is known."""
+    """True if the machine tells links beyond its fast domains apart, so that traffic which shares them is known."""
     stages_far: Num = 0.0
-    """1 where messages between stages leave the fast domain."""
+    """1 if messages between stages leave the fast domain."""
     hides_stages: Num
+    """1 if messages between stages may overlap with computation."""
     hides_copies: Num
-    """Likewise copies of activations to the host and back."""
+    """1 if copies of activations to the host and back may overlap with computation."""
     copy_s: Num
-    """Copy of a layer's activations in one direction, for one micro-batch."""
+    """Time of a copy of a layer's activations in one direction, for one micro-batch."""
     fast_link_s: Num = 0.0
-    """One message to a stage in the same fast domain; below to one in another; their mean over the pipeline."""
+    """Time of one message to a stage in the same fast domain."""
     slow_link_s: Num = 0.0
+    """Time of one message to a stage in another fast domain."""
     stage_link_s: Num = 0.0
+    """Mean time of a message over the pipeline."""
     reduce: Mapping[str, Num] = field(default_factory=lambda: NO_TRAFFIC)
     """Reductions of gradients over the ranks that share weights or hold the same, on the first stage, on free links.
 
     The last backward pass of a step is that of the first stage, and its gradients are the last to be reduced; those of
-    stage $s$ are ready $s$ backward passes earlier, behind which their reduction runs. Likewise the weights that the
-    first stage gathers are needed first. By the names of arguments of
-    :func:`steptime.cost.data_parallel.exposed_buckets_s`.
+    stage $s$ are ready $s$ backward passes earlier, with which their reduction overlaps. The weights that the first
+    stage gathers are also needed first. Keys are arguments of :func:`steptime.cost.data_parallel.exposed_buckets_s`.
     """
     replicas_s: Num = 0.0
     """Sum of the shards of a layer over their replicas."""
     gather: Mapping[str, Num] = field(default_factory=lambda: NO_TRAFFIC)
     """Gathering of weights (0 where every rank keeps them whole)."""
     turns: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``gradients`` and ``weights`` whose order in a pass is known: their turns
-    (:func:`steptime.estimate.traffic.in_turn`); else they are spread evenly over the layers."""
+    """Turns (:func:`steptime.estimate.traffic.in_turn`) of ``gradients`` and ``weights`` with a known order in a pass;
+    without turns they are spread evenly over the layers."""
     by_unit: Any
-    """Whether each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
+    """True if each layer gathers its weights and reduces its gradients by itself (ZeRO-3), plan by plan."""
     chunks: Num
     """Virtual stages of a device, for buckets of gradients."""
     reductions: Num
-    """Times per step that gradients are reduced; likewise weights gathered."""
+    """Reductions of gradients per step."""
     gathers: Num
+    """Gatherings of weights per step."""
     replicated_s: Num = 0.0
     """Reduction of gradients of weights that tensor-parallel ranks replicate."""
     owned: Num
-    """Parameters that a rank of the stage with most of them updates."""
+    """Parameters that a rank updates, on the stage with most of them."""
     tensors: Num
-    """Tensors of trained parameters that a rank has, the mean over the stages."""
+    """Tensors of trained parameters of a rank, the mean over the stages."""
     optimizer_s: Num
-    """Its time on the device; 0 where the host does it."""
+    """Time of the optimiser on the device; 0 if the host runs it."""
     host_optimizer_s: Num
     updates: Num = 1.0
-    """Updates of the weights in a step, each with all of this."""
+    """Updates of the weights in a step; times of the optimiser are of one update."""
     matrix_update_s: Num = 0.0
-    """Products of matrices in the optimiser's step; below gathering of the momentum that they are made of."""
+    """Matrix products in the optimiser's step."""
     momentum_gather_s: Num = 0.0
 
 
 def inputs_of(planned: PlannedJob, machine: Machine) -> StepInputs:
-    """What the machine's links and memory determine of a step."""
+    """Inputs of a step on the links and memory of a machine."""
     unlinked = unlinked_inputs(planned, machine)
     sent = messages_of(planned, machine), parameter_traffic(planned, machine)
     return linked_inputs(unlinked, planned.method, planned.job, planned.plans, machine, *sent)
 
 
 MESSAGES_REGARDLESS = ("recompute", "recompute_every", "zero", "shard", "vpp", "ep", "etp")
-"""Columns of plans on which :func:`messages_of` does not depend: what leaves a stage has the same size and way."""
+"""Columns of plans on which :func:`messages_of` does not depend: messages keep their size and route."""
 
 
 def messages_of(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
@@ -162,7 +167,7 @@ def linked_inputs(
     messages: Mapping[str, Any],
     parameters: Mapping[str, Any],
 ) -> StepInputs:
-    """The inputs of :func:`unlinked_inputs` with what is sent."""
+    """The inputs of :func:`unlinked_inputs` completed by messages and parameter traffic."""
     is_near = plans.is_near("dp") & plans.is_near("cp") & copies_near(job, plans)
     near, shares = where(is_near, 1.0, 0.0), float(method.calibrated)
     with at("pp_comm"):
@@ -178,10 +183,10 @@ def linked_inputs(
 
 
 def unlinked_inputs(planned: PlannedJob, machine: Machine) -> StepInputs:
-    """As :func:`inputs_of` on links that take no time, whatever the placement."""
+    """Inputs of a step without communication, which are the same for all placements."""
     job, plans, micro_batches, row = planned.job, planned.plans, planned.micro_batches, planned.job.pipeline
     owned, updates, sizes = owned_of(planned, "weights"), job.updates(plans), planned.sizes
-    passes = micro_batches / job.stages_held  # of two mirrored stages each sees half of them
+    passes = micro_batches / job.stages_held  # each of two mirrored stages sees half of the micro-batches
     split, full = planned.split, where(is_set(plans.recompute, FULL_RECOMPUTE), 1.0, 0.0)
     equal = (split.first == split.middle) & (split.middle == split.last)
     whole = where(plans.pp <= 1, split.first, where(equal, split.first * plans.pp, float(job.model.layers)))

@@ -1,4 +1,4 @@
-"""What an update of the weights does: the optimiser, and traffic over the data-parallel group of the first stage."""
+"""An update of the weights: the optimiser, and traffic over the data-parallel group of the first stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steptime.plan.plans import Plans
 from steptime.terms import at, call
 
 TRAVELS: Final = ("gradients", "weights")
-"""What is exchanged of parameters."""
+"""Kinds of parameter traffic."""
 PARAMETERS_REGARDLESS = ("micro_batch", "panels", "recompute", "recompute_every")
 """Columns of plans on which :func:`parameter_traffic` does not depend: parameters have the same sizes and groups."""
 
@@ -66,10 +66,10 @@ def parameter_traffic(planned: PlannedJob, machine: Machine) -> dict[str, Any]:
 
 
 def in_turn(shares: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Turns from the share of a pass that may run beside each of some messages, and its share of their time.
+    """Turns from pairs, one per message: share of a pass that may overlap with it, and its share of the total time.
 
-    Each has the share of a pass that may run beside all messages up to it, and their share of the time; the messages
-    with least beside them come first.
+    A turn has the share of a pass that may overlap with all messages up to it, and their share of the total time;
+    messages with the smallest overlap come first.
 
     >>> in_turn([(0.75, 0.5), (0.0, 0.25), (0.0, 0.25)])
     ((0.0, 0.5), (0.75, 1.0))
@@ -82,7 +82,7 @@ def in_turn(shares: Iterable[tuple[float, float]]) -> tuple[tuple[float, float],
 
 
 def host_read_s(machine: Machine, sent: list[Sent]) -> Num:
-    """Time in which a rank reads its shards of what some collectives gather from its host."""
+    """Time in which a rank reads its shards of some gathered tensors from its host."""
     total: Num = 0.0
     for one in sent:
         kept_bytes = one.times * one.size_bytes / one.group[0]
@@ -100,11 +100,11 @@ class Sent(NamedTuple):
     """Ranks of a domain whose NICs carry what leaves it; None: all."""
     times: Num = 1.0
     layers: Num = 1.0
-    """Layers whose parts it carries."""
+    """Number of layers whose parts it carries."""
 
 
 def sent_s(machine: Machine, sent: list[Sent], path: str) -> Num:
-    """Time of some collectives, one after the other; ``path``: for the tape."""
+    """Time of some collectives, one after the other; ``path``: path on the tape."""
     total: Num = 0.0
     for one in sent:
         with at(path, passes=one.times):
@@ -116,9 +116,9 @@ def sent_s(machine: Machine, sent: list[Sent], path: str) -> Num:
 def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     """The collectives of :func:`parameter_traffic` over the data-parallel group, by the ends of their paths.
 
-    Gradients are reduced, each shard on its ranks and then over its replicas, and weights gathered that are shared out.
-    Those of a layer are its share of a bucket, but for ZeRO-3; the embedding has nothing left to hide behind, and the
-    head is ready before the layers.
+    Gradients are reduced, each shard on its ranks and then over its replicas, and sharded weights are gathered. A layer
+    has its share of a bucket, except under ZeRO-3; the embedding has nothing left to overlap with, and the head is
+    ready before the layers.
     """
     if planned.sizes.sharded is not None:
         return _of_shardings(planned.sizes.sharded, planned.job)
@@ -127,7 +127,7 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
     if sizes.has("expert_weights") or sizes.has("frozen_expert_bytes"):
         pools.append(("expert_weights", "frozen_expert_bytes", ("edp",)))
     sharded = where(plans.shares("optimizer"), 1.0, 0.0)
-    # 1 where embedding and head are one message, with nothing to hide behind: the root unit of ZeRO-3.
+    # 1 if embedding and head are one message, with nothing to overlap with: the root unit of ZeRO-3.
     together: Num = 1.0
     if planned.method.calibrated:
         together = where(plans.shares("weights"), 1.0, 0.0) if job.root_unit else 0.0
@@ -182,11 +182,11 @@ def shared_of(planned: PlannedJob) -> dict[str, list[Sent]]:
 
 
 SLICES: Final = 1024
-"""Slices of a step without layers, of which buckets have some."""
+"""Slices into which a step without layers is cut; a bucket carries several."""
 
 
 def _of_shardings(sharded: Sharded, job: Job) -> dict[str, list[Sent]]:
-    """The collectives of parameters under a choice of shardings, all with the one layer that the whole step is.
+    """The collectives of parameters under a choice of shardings; the whole step counts as one layer.
 
     Messages of one kind to the same ranks travel together in buckets.
     """
@@ -203,7 +203,7 @@ def _of_shardings(sharded: Sharded, job: Job) -> dict[str, list[Sent]]:
 
 
 def _kinds(turns: Iterable[Turn]) -> list[list[Turn]]:
-    """Messages of one kind to groups of the same ranks, together."""
+    """Messages grouped by kind and size of the group of ranks."""
     out: dict[tuple[object, ...], list[Turn]] = {}
     for turn in turns:
         group = turn.exchange.group
@@ -223,19 +223,19 @@ def _turns_of(turns: Iterable[Turn], seconds: Sequence[Num]) -> tuple[tuple[floa
 
 
 def _group(planned: PlannedJob, axes: tuple[str, ...]) -> Group:
-    """The ranks of some axes that hold the same parameters, of both copies of a mirrored stage."""
+    """The ranks of some axes that hold the same parameters, both copies of a mirrored stage included."""
     held = planned.job.stages_held
     ranks, inside, reach = group_of(planned.plans, axes)
     return Group(ranks * held, inside * where(planned.copies_near, held, 1), reach)
 
 
 def _sharing(plans: Plans, group: Group) -> Group:
-    """The ranks that share out: all of a group, or those of one replica of the shards."""
+    """The ranks over which parameters are sharded: a whole group, or one replica of the shards."""
     return _shards(plans, group)[0] if plans.has_shards else group
 
 
 def _shards(plans: Plans, group: Group) -> tuple[Group, Group]:
-    """One group of shards, and the replicas of one shard."""
+    """One group of shards, and the group of replicas of one shard."""
     ranks, inside, reach = group
     own = plans.sharing_ranks(ranks)
     own_inside = minimum(own, inside)
@@ -259,7 +259,7 @@ def replicated_s(planned: PlannedJob, machine: Machine) -> Num:
 
 
 def layer_copy_s(planned: PlannedJob, machine: Machine) -> Num:
-    """Time of a layer's activations to the host, or back, for one micro-batch; 0 where they stay on the device."""
+    """Copy time of a layer's activations to the host, or back, for one micro-batch; 0 if they stay on the device."""
     if "activations" not in planned.job.offload:
         return 0.0
     sizes = planned.sizes
@@ -269,7 +269,7 @@ def layer_copy_s(planned: PlannedJob, machine: Machine) -> Num:
 
 
 def optimizer_bytes(planned: PlannedJob, owned: Num) -> Num:
-    """Memory traffic of the optimiser for so many parameters of a rank."""
+    """Memory traffic of the optimiser for ``owned`` parameters of a rank."""
     update, moved_bytes = planned.job.optimizer.matrices, _updated_bytes(planned.job, owned)
     if update is None:
         return moved_bytes
@@ -278,7 +278,7 @@ def optimizer_bytes(planned: PlannedJob, owned: Num) -> Num:
 
 
 def optimizer_time_s(planned: PlannedJob, owned: Num, machine: Machine) -> Num:
-    """Time of the optimiser's pass over its tensors on the device; 0 where the host does it."""
+    """Time of the optimiser's pass over its tensors on the device; 0 if the host runs it."""
     if "optimizer" in planned.job.offload:
         return 0.0
     with at("optimizer/device"):
@@ -286,7 +286,7 @@ def optimizer_time_s(planned: PlannedJob, owned: Num, machine: Machine) -> Num:
 
 
 def update_s(job: Job, owned: Num, machine: Machine) -> Num:
-    """Time of :func:`optimizer_time_s` for so many parameters, none of them a matrix with further states."""
+    """Time of the optimiser's pass over ``owned`` parameters on the device, without further states of matrices."""
     return _pass_s(machine, _updated_bytes(job, owned))
 
 
@@ -296,7 +296,7 @@ def _updated_bytes(job: Job, owned: Num) -> Num:
 
 
 def _pass_s(machine: Machine, moved_bytes: Num) -> Num:
-    """A pass over tensors in memory; 0 where there are none."""
+    """Time of a pass over tensors in memory; 0 without tensors."""
     fitted = streamed(machine.models, moved_bytes)
     if fitted is None:
         return call(memory_s, moved_bytes=moved_bytes, memory_Bps=machine.memory_Bps)
@@ -304,7 +304,7 @@ def _pass_s(machine: Machine, moved_bytes: Num) -> Num:
 
 
 def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
-    """Time of the optimiser on the host; 0 where the device does it."""
+    """Time of the optimiser on the host; 0 if the device runs it."""
     if "optimizer" not in job.offload:
         return 0.0
     with at("optimizer/host"):
@@ -316,9 +316,9 @@ def host_optimizer_time_s(job: Job, owned: Num, machine: Machine) -> Num:
 
 
 def owned_of(planned: PlannedJob, pool: str) -> Num:
-    """Sum of a pool, that of experts included, over the share of a rank, of the stage that has most of it.
+    """Share of a rank in a pool, experts included, on the stage with most of it.
 
-    All stages update at once, when the norm of all gradients is known; the step ends with the last of them. 0 where the
+    All stages update at once, when the norm of all gradients is known; the step ends with the last of them. 0 if the
     method leaves the optimiser out.
     """
     plans, sizes = planned.plans, planned.sizes
@@ -336,7 +336,7 @@ def owned_of(planned: PlannedJob, pool: str) -> Num:
 
 
 def matrix_time_s(planned: PlannedJob, machine: Machine) -> Num:
-    """Time of products in the optimiser's step; ranks that share its states have their share of the matrices."""
+    """Time of products in the optimiser's step; ranks that shard its states divide the matrices."""
     update = planned.job.optimizer.matrices
     if update is None or update.flops is nothing:
         return 0.0
@@ -346,7 +346,7 @@ def matrix_time_s(planned: PlannedJob, machine: Machine) -> Num:
 
 
 def momentum_of(planned: PlannedJob) -> list[Sent]:
-    """Collectives that gather the momentum of whole matrices, where ranks share the states of an optimiser."""
+    """Collectives that gather the momentum of whole matrices, if ranks shard the states of the optimiser."""
     update, plans = planned.job.optimizer.matrices, planned.plans
     if update is None or not update.gathered or not planned.method.optimizer_step:
         return []

@@ -1,6 +1,6 @@
-"""Work of some rows for one micro-batch by kind, and the time that a framework makes of it.
+"""Work of some rows for one micro-batch by kind, and its time under a framework.
 
-Many evaluations as one: numbers of equal records become columns of one record.
+Several evaluations can be stacked: the numbers of equal records become columns of one record.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from steptime.plan.rows import WEIGHT_PRODUCTS, Row
 from steptime.terms import at, call, note
 
 RECORDED_WEIGHTS = "captured_weights_backward"
-"""A recorded product of its own for the gradient of weights."""
+"""Operator of a recorded product that only makes the gradient of weights."""
 INPUTS = "inputs"
-"""The backward pass without the products that make gradients of weights."""
+"""Phase of the backward pass without the products that make gradients of weights."""
 EXPERT_AXIS = "ep"
 PASS_OF = {INPUTS: BACKWARD, RECOMPUTE: FORWARD}
 PHASES = (FORWARD, BACKWARD, *PASS_OF)
@@ -33,42 +33,42 @@ PHASES = (FORWARD, BACKWARD, *PASS_OF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseWork:
-    """What some rows do in one direction for one micro-batch, by kind; before the framework has its say."""
+    """Work of some rows in one direction for one micro-batch, by kind, without the factors of a framework."""
 
     matrix_s: Num
-    """Matrix products."""
+    """Time of matrix products."""
     narrow_s: Num
-    """Those of them in formats narrower than 16 bits."""
+    """Time of matrix products in formats narrower than 16 bits."""
     attention_s: Num
-    """Products of the attention core."""
+    """Time of products of the attention core."""
     vector_s: Num
-    """Operators without products."""
+    """Time of operators without products."""
     peak_s: Num
-    """All products at the peak of the matrix units."""
+    """Time of all products at the peak of the matrix units."""
     operators: Num
-    """Operators that the host issues."""
+    """Number of operators that the host issues."""
     routers: Num
-    """Routers at which the host reads the sizes of the experts' products."""
+    """Number of routers at which the host reads the sizes of the experts' products."""
     captured: Num
-    """1 where router and preprocessing are one graph, else 0."""
+    """1 if router and preprocessing are one graph, else 0."""
     links_s: Mapping[str, Num]
-    """Transfers that nothing hides, by axis."""
+    """Time of transfers that cannot overlap, by axis."""
     covered_s: Mapping[tuple[str, str], Num]
-    """Transfers that run beside the work of their own row, by phase and row, and axis."""
+    """Time of transfers that may overlap with the work of their own row, by (phase/row, axis)."""
     beside_s: Mapping[tuple[str, str, bool], Num]
-    """Time of that work, by phase and row, its kind, and whether it is in a narrow format."""
+    """Time of the work with which they may overlap, by (phase/row, kind, True for a narrow format)."""
     busy_s: Mapping[tuple[str, bool], Num]
-    """Time of all transfers, hidden or not, by axis and whether they leave the fast domain."""
+    """Time of all transfers, overlapped or not, by (axis, True if they leave the fast domain)."""
 
 
 NUMBERS = tuple(
     each.name for each in fields(PhaseWork) if each.name not in ("links_s", "busy_s", "covered_s", "beside_s")
 )
-"""Fields of a work that are numbers: what the device does, whatever the placement; the others are its transfers."""
+"""Fields that are numbers: work of the device, which is the same for all placements; the others are transfers."""
 
 
 def weights_s(time: PhaseTime) -> Num:
-    """Time of a row's product that makes the gradient of weights: of two products with as many FLOPs the second."""
+    """Time of a row's product that makes the gradient of weights: the second of two products with equal FLOPs."""
     if time.row.operator == RECORDED_WEIGHTS and time.phase == BACKWARD:
         return time.own_s
     if time.phase != BACKWARD or not time.row.trained or time.row.operator not in WEIGHT_PRODUCTS:
@@ -79,7 +79,7 @@ def weights_s(time: PhaseTime) -> Num:
 
 
 def without_weights(time: PhaseTime) -> PhaseTime:
-    """A row without its product that makes the gradient of weights, which the host issues by itself."""
+    """A row without its product that makes the gradient of weights, which the host issues separately."""
     of_weights_s, spent_s = weights_s(time), time.own_s
     if isinstance(of_weights_s, float) and not of_weights_s:
         return time
@@ -90,7 +90,7 @@ def without_weights(time: PhaseTime) -> PhaseTime:
 
 
 def _by_reach(busy: Mapping[tuple[str, bool | None], Num], plans: Plans) -> dict[tuple[str, bool], Num]:
-    """Time on the links by axis and whether it is on those that leave the fast domain (None: the axis says so)."""
+    """Busy time of links by axis and True if they leave the fast domain; None in ``busy``: the axis decides."""
     found: dict[tuple[str, bool], Num] = {}
     for (axis, leaves), busy_s in busy.items():
         near = plans.is_near(axis) if leaves is None else not leaves
@@ -102,7 +102,7 @@ def _by_reach(busy: Mapping[tuple[str, bool | None], Num], plans: Plans) -> dict
 
 
 def phase_work(works: Mapping[str, PhaseWork], phase: str) -> PhaseWork:
-    """Work of a phase; where a part of a pass has no record of its own, that of the whole pass."""
+    """Work of a phase; a part of a pass without a record of its own has that of the whole pass."""
     return works[phase if phase in works else PASS_OF[phase]]
 
 
@@ -111,10 +111,10 @@ def work_of(
 ) -> dict[str, PhaseWork]:
     """Work forward and backward; recomputation belongs to the backward pass.
 
-    Where less than a forward pass runs again in full recomputation, also that. ``splits``: also the backward pass
-    without what makes gradients of weights. ``graphs``: what is one graph, in the words of a job (
-    :data:`steptime.plan.job.GRAPHS`), whose operators the host does not issue one by one. ``reads_sizes``: whether the
-    host reads the sizes of the experts' products (:attr:`steptime.plan.job.Job.reads_sizes`).
+    If full recomputation runs less than a forward pass again, there is a record of it. ``splits``: there is one of the
+    backward pass without gradients of weights. ``graphs``: parts that are one graph, in the words of a job
+    (:data:`steptime.plan.job.GRAPHS`), whose operators the host does not issue one by one. ``reads_sizes``: the host
+    reads the sizes of the experts' products (:attr:`steptime.plan.job.Job.reads_sizes`).
     """
     parts = frozenset(graphs.split("+"))
     rows: dict[str, list[PhaseTime]] = {FORWARD: [], BACKWARD: []}
@@ -134,7 +134,7 @@ def work_of(
 
 
 def graph_of(row: Row) -> str:
-    """The part of a layer that a row belongs to where a graph may hold it; empty: none does.
+    """The part of a layer that may be one graph and has the row; empty: none.
 
     >>> from types import SimpleNamespace
     >>> [graph_of(SimpleNamespace(block="experts", name=name)) for name in ("router_top_k", "expert_in")]
@@ -146,7 +146,7 @@ def graph_of(row: Row) -> str:
 
 
 def _summed(times: Iterable[PhaseTime], plans: Plans, graphs: frozenset[str]) -> PhaseWork:
-    """Work of some rows in one direction; a part that is one graph of ``graphs`` is issued as one operator."""
+    """Work of some rows in one direction; the host issues each part in ``graphs`` as one operator."""
     into: dict[str, Num] = {}
     links: dict[str, Num] = {}
     covered: dict[tuple[str, str], Num] = {}
@@ -193,15 +193,15 @@ class Pass:
     forward_s: Num
     backward_s: Num
     weights_s: Num = 0.0
-    """What the backward pass takes longer for gradients of weights; 0 where it is whole."""
+    """Part of the backward pass for gradients of weights; 0 if it is not split."""
     ended_s: Num = 0.0
-    """What the forward pass is shorter where it runs again in full recomputation."""
+    """Part of the forward pass that full recomputation does not run again."""
     forward_exchange_s: Num = 0.0
-    """What the exchange of experts adds to the forward pass; likewise to the backward pass."""
+    """Share of the exchange of experts in the forward pass."""
     backward_exchange_s: Num = 0.0
+    """Share of the exchange of experts in the backward pass."""
     forward_near_s: Num = 0.0
-    """Time that transfers of the forward pass keep links of the fast domain busy, hidden or not; below those that leave
-    it, and likewise of the backward pass."""
+    """Time for which transfers of the forward pass keep links of the fast domain busy, overlapped or not."""
     forward_far_s: Num = 0.0
     backward_near_s: Num = 0.0
     backward_far_s: Num = 0.0
@@ -209,12 +209,12 @@ class Pass:
     ended_far_s: Num = 0.0
 
     def backward_with_s(self, recomputed: Num) -> Num:
-        """The backward pass where so large a share of the layers is recomputed in full."""
+        """Time of the backward pass if a share ``recomputed`` of the layers is recomputed in full."""
         return self.backward_s + recomputed * (self.forward_s - self.ended_s)
 
     @property
     def both_s(self) -> Num:
-        """Forward and backward."""
+        """Time of forward and backward."""
         return self.forward_s + self.backward_s
 
 
@@ -233,10 +233,10 @@ def exposed_links_s(work: PhaseWork, framework: Framework) -> Num:
 
 
 def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
-    """A time with that of the exposed transfers of some work behind it."""
+    """``total`` plus the time of the exposed transfers of some work."""
     for axis, links_s in work.links_s.items():
         total = total + links_s * framework.links(axis)
-    for name in dict.fromkeys(row for row, _, _ in work.beside_s):  # of several jobs a row may have several kinds
+    for name in dict.fromkeys(row for row, _, _ in work.beside_s):  # stacked jobs may have several kinds of one row
         covered_s = sum(each_s * framework.links(axis) for (row, axis), each_s in work.covered_s.items() if row == name)
         own_s = sum(
             each_s * factor_of(kind, narrow, framework)
@@ -248,7 +248,7 @@ def _with_links_s(total: Num, work: PhaseWork, framework: Framework) -> Num:
 
 
 def fitted_parameter(framework: Framework, name: str) -> str:
-    """What a number rests on that was fitted to the runs of a framework; of the ideal one, which has none, nothing.
+    """Basis of a number that was fitted to the runs of a framework; empty for the ideal one, which has no runs.
 
     >>> fitted_parameter(Framework(name="torchtitan"), "step_s")
     'step_s of framework torchtitan, fitted to runs (steptime frameworks torchtitan)'
@@ -259,7 +259,7 @@ def fitted_parameter(framework: Framework, name: str) -> str:
 
 
 def paced_s(device_s: Num, work: PhaseWork, framework: Framework) -> Num:
-    """Time of some work that the device and its links need so long for: that, or the host's if it is slower."""
+    """Time of some work: ``device_s`` of the device and its links, or the host's time if that is longer."""
     issued = {"operators": work.operators, "host_s": framework.host_s, "sharpness": framework.issue_sharpness}
     paced = issued_s(device_s, **issued)
     wait_s = maximum(paced - device_s, 0.0)
@@ -271,7 +271,7 @@ def paced_s(device_s: Num, work: PhaseWork, framework: Framework) -> Num:
 
 
 def _paced_and_exchange_s(work: PhaseWork, framework: Framework, path: str) -> tuple[Num, Num]:
-    """As :func:`paced_s`, and what the exchange of experts adds to it."""
+    """Time of some work by :func:`paced_s`, and the share of the exchange of experts in it."""
     sent = work.links_s.get(EXPERT_AXIS, 0.0)
     with at(path):
         device = device_s(work, framework)
@@ -282,7 +282,7 @@ def _paced_and_exchange_s(work: PhaseWork, framework: Framework, path: str) -> t
 
 
 def _links_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
-    """Time that transfers keep the links busy inside the fast domain, and those that leave it."""
+    """Time for which transfers keep links busy, inside the fast domain and beyond it."""
     total: dict[bool, Num] = {False: 0.0, True: 0.0}
     for (axis, leaves), busy_s in work.busy_s.items():
         total[leaves] = total[leaves] + busy_s * framework.links(axis)
@@ -290,7 +290,7 @@ def _links_s(work: PhaseWork, framework: Framework) -> tuple[Num, Num]:
 
 
 def pass_of(work: Mapping[str, PhaseWork], framework: Framework, part: str = "") -> Pass:
-    """Both directions; ``part``: of the model, for the tape."""
+    """Time of both directions; ``part``: part of the model, for the tape."""
     one, inputs, again = work[BACKWARD], work.get(INPUTS), work.get(RECOMPUTE)
     (forward, sent), (backward, returned) = (
         _paced_and_exchange_s(work[phase], framework, f"{part}/{phase}") for phase in (FORWARD, BACKWARD)
@@ -314,9 +314,9 @@ T = TypeVar("T")
 
 
 def stacked(items: Sequence[T], shape: tuple[int, ...] = (-1,)) -> T:
-    """One record whose numbers are arrays over the items; what a key that an item's mapping lacks holds is zero there.
+    """One record whose numbers are arrays over the items; a key that the mapping of an item lacks counts as zero.
 
-    ``shape``: that of the arrays.
+    ``shape``: shape of the arrays.
 
     >>> stacked([{"a": 1.0}, {"a": 2.0, "b": 3.0}])
     {'a': array([1., 2.]), 'b': array([0., 3.])}
@@ -338,7 +338,7 @@ def stacked(items: Sequence[T], shape: tuple[int, ...] = (-1,)) -> T:
 
 
 def _blank(like: Any) -> Any:
-    """A value of the kind of another that holds nothing."""
+    """A zero value of the same kind as another: 0.0, or an empty mapping."""
     if is_dataclass(like):
         make: Any = type(like)
         return make(**{f.name: _blank(getattr(like, f.name)) for f in fields(like)})
