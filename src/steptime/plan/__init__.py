@@ -1,1 +1,1 @@
-"""How a job is parallelised: degrees, placement, strategies as tables of rows, legality, the space."""
+"""Parallelisation of a job: degrees, placement, strategies as tables of rows, legality, the space of plans."""

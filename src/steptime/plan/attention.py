@@ -1,4 +1,4 @@
-"""Rows of the attention core: full, causal or windowed; context ranks gather, pass on or exchange.
+"""Rows of the attention core: full, causal or windowed; context ranks gather, pass on or exchange keys and values.
 
 Latent attention has keys wider than values: $q_k$ and $q_v$. Two products of width $q$ do the work of one of each
 where $q = (q_k + q_v) / 2$, which is the head width that the formulas get; kept bytes are counted exactly.
@@ -102,7 +102,7 @@ class Heads:
 
     @property
     def ring_elements(self) -> Num:
-        """Outputs that a ring keeps in its own order, apart from the input of the next product."""
+        """Elements of outputs that a ring keeps in its own order, in addition to the input of the next product."""
         return where(self.ranks > 1, self.rows * self.value_dim, 0)
 
 
@@ -112,8 +112,7 @@ def attention_pairs(s: Shape, rows: Num) -> Num:
 
 
 def pairs_in_window(s: Shape, rows: Num, window: Num) -> Num:
-    """(query, key) pairs of a causal layer with a window: of a slice those of the sequence up to its end, without those
-    of the slices before it."""
+    """(query, key) pairs of a causal layer with a window; a slice has the pairs up to its end less the earlier ones."""
     if not s.before:
         return windowed_pairs(rows, s.attended, window)
     until, each = s.attended + s.before, rows / s.attended
@@ -130,7 +129,7 @@ def windowed_share(s: Shape) -> float:
 
 
 def attention_rows(s: Shape) -> tuple[Row, ...]:
-    """Attention on local heads, with what context ranks exchange and what is copied from one layout to another."""
+    """Rows of attention on local heads, with traffic of context ranks and copies between layouts."""
     heads, unfused = Heads(s), s.job.attention == "unfused"
     copied = s.job.unfused_copies if unfused else s.job.fused_copies
     core = _unfused(s, heads) if unfused else (*_quantised(s, heads), *_cores(s, heads))
@@ -148,7 +147,7 @@ def attention_rows(s: Shape) -> tuple[Row, ...]:
 
 
 def _quantised(s: Shape, heads: Heads) -> tuple[Row, ...]:
-    """Queries, keys and values, and in backward the gradient of what attention returns, in the format of its products.
+    """Rows that cast queries, keys and values, and backward the gradient of the output, to the format of the products.
 
     Source: Transformer Engine, `fp8_dpa`, whose outputs stay in 16 bits.
     """
@@ -163,12 +162,12 @@ def _quantised(s: Shape, heads: Heads) -> tuple[Row, ...]:
 
 
 def _copy(name: str, size: Num) -> Row:
-    """Queries, keys and values, or what attention returns, read and written in the layout that comes next."""
+    """Row that copies queries, keys and values, or the output of attention, to the layout of the next operator."""
     return move(f"attention_{name}_copy", "attention", size, size)
 
 
 def _cores(s: Shape, heads: Heads) -> tuple[Row, ...]:
-    """Fused attention; in layers with a window, and in those without."""
+    """Rows of fused attention, separate for layers with and without a window."""
     share = windowed_share(s)
     if not share or s.model.window is None:
         return (_fused(s, heads, "fused_attention", attention_pairs(s, heads.rows), None),)
@@ -198,7 +197,7 @@ def _fused(s: Shape, heads: Heads, name: str, pairs: Num, window: int | None) ->
 
 
 def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
-    """Kernels of their own; scaling is undone in the backward pass, a mask that is added needs none."""
+    """Rows of unfused attention; backward repeats the scaling, while an added mask needs no kernel."""
     pairs, again = heads.rows * (s.seq_len + s.before), where(is_set(s.plans.recompute, ATTENTION_RECOMPUTE), 1.0, 0.0)
     scores, *rest = unfused_attention(
         ("scores", "softmax", "probability_dropout", "attend"),
@@ -225,7 +224,7 @@ def _unfused(s: Shape, heads: Heads) -> tuple[Row, ...]:
 
 
 def context_traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
-    """What context ranks exchange; ``gathered`` are the bytes of all keys and values that a kernel sees."""
+    """Traffic of context ranks; ``gathered``: bytes of all keys and values that a kernel reads."""
     if not s.axis:
         return SILENT
     if heads.exchanged:
@@ -241,8 +240,7 @@ def context_traffic(s: Shape, heads: Heads, gathered: Num) -> Traffic:
 
 
 def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, Num]:
-    """Arguments of the tiled kernel per document; a sequence shard is balanced: its queries see the mean number of
-    keys."""
+    """Arguments of the tiled kernel per document; queries of a balanced sequence shard see the mean number of keys."""
     reaches = window is not None and window < s.attended + s.before
     alike = s.model.causal and (reaches or not s.model.windowed_layers or (s.model.window or 0) >= s.attended)
     causal = where((heads.ranks <= 1) | heads.exchanged, float(alike and not s.before), 0.0)
@@ -260,11 +258,11 @@ def _tiles(s: Shape, heads: Heads, pairs: Num, window: int | None) -> dict[str, 
 
 EXPERT_BLOCK = "experts"
 ROUTER_BYTES = 4.0
-"""The router works in fp32."""
+"""Bytes of an element in the router, which computes in fp32."""
 
 
 def expert_rows(s: Shape, experts: Experts) -> list[Row]:
-    """Router, dispatch, experts, combination; the shared expert is the strategy's dense rows."""
+    """Rows of router, dispatch, experts and combination; the strategy's dense rows are the shared expert."""
     dispatch, combine = _moves(s, experts)
     return [*_router(s, experts), *dispatch, *_products(s, experts), *combine]
 
@@ -287,7 +285,7 @@ def _router(s: Shape, experts: Experts) -> list[Row]:
 
 
 def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
-    """The fullest rank receives more than the mean of what ranks send."""
+    """All-to-all of tokens to experts, with the size that the fullest rank receives."""
     size = s.sent_rows * s.expert_load * s.hidden * s.element_bytes
     if s.job.exchange_once:
         size = size * once_share(
@@ -302,10 +300,10 @@ def _exchange(s: Shape, experts: Experts) -> tuple[Transfer, ...]:
 
 
 def _moves(s: Shape, experts: Experts) -> tuple[list[Row], list[Row]]:
-    """The ways to the experts and back: what one sends forward, the other sends backward.
+    """Rows of the way to the experts and of the way back; each sends forward what the other sends backward.
 
-    Copies in the order of their experts; after the exchange again, where a rank has several experts. ``whole``:
-    bytes of the rows of all ranks that share an expert.
+    Copies of tokens are sorted by expert, and again after the exchange if a rank has several experts. ``whole``: bytes
+    of the rows of all ranks that share an expert.
     """
     one, sent, whole = (rows * s.hidden * s.element_bytes for rows in (s.sharded_tokens, s.sent_rows, s.expert_rows))
     exchanged = Traffic(_exchange(s, experts), _exchange(s, experts))
@@ -362,7 +360,7 @@ def _bias(s: Shape, name: str, rows: Num, width: Num, local: Num) -> Row:
 
 
 def shared_gate(s: Shape) -> list[Row]:
-    """One sigmoid per token on the shared expert's output."""
+    """Rows of the gate of the shared expert: one sigmoid per token on its output."""
     tokens = s.sharded_tokens
     product = matmul("shared_gate", EXPERT_BLOCK, s.product(tokens, 1, s.hidden), kept_elements=0)
     scaled = residual("shared_scale", EXPERT_BLOCK, tokens * s.hidden, element_bytes=s.element_bytes)
@@ -374,7 +372,7 @@ LATENT_BLOCK = "attention"
 
 
 def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Row]:
-    """From the normed input to rotated queries and keys; ``direct_query`` is used where queries have no latent."""
+    """Rows from the normed input to rotated queries and keys; ``direct_query`` is for queries without a latent."""
     head, rank = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.q_lora_rank
     rows: list[Row] = [direct_query]
     if rank is not None:
@@ -395,7 +393,7 @@ def latent_rows(s: Shape, latent: LatentAttention, direct_query: Row) -> list[Ro
 
 
 def _down(s: Shape, name: str, width: Num, kept: int) -> list[Row]:
-    """Whole weights on the sequence shard; both down projections keep the same input, counted once."""
+    """Down projection with whole weights on the sequence shard; both of them keep the same input, counted once."""
     row = matmul(
         name,
         LATENT_BLOCK,
@@ -417,7 +415,7 @@ def _latent_norm(s: Shape, name: str, width: Num) -> Row:
 
 
 def _up(s: Shape, name: str, rank: Num, columns: Num, gathered: Num) -> Row:
-    """Columns cut over ``tp``; ``gathered`` is the width that is gathered: keys carry the rotary part along."""
+    """Up projection with columns cut over ``tp``; ``gathered``: gathered width, with the rotary part for keys."""
     size = s.tokens * gathered * s.element_bytes
     return matmul(
         name,
@@ -428,7 +426,7 @@ def _up(s: Shape, name: str, rank: Num, columns: Num, gathered: Num) -> Row:
     )
 
 
-#: Products whose name differs from that of their projections, each of which has an adapter of its own.
+#: Product -> its projections, each with an adapter of its own, for products of another name than their projections.
 PROJECTIONS = {
     "qkv": ("q", "k", "v"),
     "attention_out": ("o",),
@@ -495,7 +493,7 @@ def adapted(rows: Iterable[Row], job: Job, *, layer: bool, tp: Num = 1) -> list[
 
 
 def _copied(row: Row, job: Job) -> Row:
-    """A row with the copy of its weights that autocast makes for a product and the backward pass takes."""
+    """A row that keeps the copy of its weights that autocast makes for the product and the backward pass reads."""
     if row.operator not in PRODUCTS and row.operator not in FROZEN_PRODUCTS:
         return row
     return replace(row, kept_bytes=row.kept_bytes + row.weights * job.memory.cast_bytes)
@@ -503,7 +501,7 @@ def _copied(row: Row, job: Job) -> Row:
 
 def _frozen(row: Row, job: Job, weight_bytes: float | None, layer: bool) -> list[Row]:
     element = job.precision.element_bytes
-    # The adapter's first product keeps the input instead; without one nothing needs it.
+    # The adapter's first product keeps the input instead; without an adapter nothing needs it.
     kept = 0.0 * row.kept_bytes if row.operator in PRODUCTS else row.kept_bytes
     wide = job.memory.frozen_bytes
     stored = (element if wide is None else wide) if weight_bytes is None else weight_bytes

@@ -1,7 +1,7 @@
-"""The strategy of a captured module: the rows are its recorded operators, the ways of cutting it are recorded too.
+"""The strategy of a captured module: its rows are the recorded operators, with the recorded ways of cutting them.
 
-Tensor ranks are those of Megatron on the pairs of products that were found in the module; the axes ``cp``, ``tp2`` and
-``ep`` are unknown to it.
+Tensor parallelism is Megatron's on the pairs of products that were found in the module; there are no axes ``cp``,
+``tp2`` and ``ep``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIRECTIONS = {False: "forward", True: "backward"}
 
 
 class Captured1D(Strategy):
-    """Data, pipeline and, where pairs of products were found, 1D tensor parallelism."""
+    """Data and pipeline parallelism, and 1D tensor parallelism if pairs of products were found."""
 
     name: ClassVar[str] = "1d"
     tensor_axes: ClassVar[tuple[str, ...]] = ("tp",)
@@ -56,18 +56,18 @@ class _Rows:
         self.dtype_bytes = float(ELEMENT_BYTES[model.dtype])
 
     def at(self, line: Line) -> Num:
-        """A size."""
+        """Value of a size."""
         return line.at(self.way, self.batch)
 
     def largest(self, lines: Iterable[Line]) -> Num:
-        """The largest of several."""
+        """Largest value of several sizes."""
         first, *rest = (self.at(line) for line in lines)
         for value in rest:
             first = maximum(first, value)
         return first
 
     def gathered(self, model: CapturedModel) -> Num:
-        """Where tokens are sharded, a product needs all of them, and so does the gradient of its input."""
+        """Bytes of gathered tokens: a product of sharded tokens needs all of them, as does its input's gradient."""
         sizes = [each.size_bytes for one in model.block for each in one.reductions if each.tokens]
         if not sizes or not model.sequence_parallel:
             return 0.0
@@ -127,7 +127,7 @@ class _Rows:
         )
 
     def _transfers(self, reduction: Reduction, backward: bool) -> Iterator[Transfer]:
-        """A sum over the ranks; of sharded tokens it is scattered, and gathered before the next product."""
+        """Sum over the ranks; sums of sharded tokens are scattered, and gathered before the next product."""
         size = self.at(reduction.size_bytes)
         shared = self.shared if reduction.tokens else 0.0
         if not isinstance(shared, float) or shared < 1.0:
@@ -156,12 +156,12 @@ class CapturedMethod(CorrectedMethod):
 
 
 class ShardedMethod(CapturedMethod):
-    """The corrected method on what one device runs under a choice of shardings, the whole step at once."""
+    """The corrected method on the operators of one device under a choice of shardings, for the whole step at once."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def micro_batches(self, job: Job, plans: Plans) -> Num:
-        """One: the shardings divide the samples."""
+        """One micro-batch, as the shardings divide the samples."""
         return 1.0 + 0.0 * plans.dp
 
 

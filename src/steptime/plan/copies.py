@@ -30,7 +30,7 @@ from steptime.plan.rows import Row, Transfer, move
 NARROW = ("matmul", "grouped_matmul", "frozen_matmul", "frozen_grouped_matmul")
 """Products that take operands in a narrow format."""
 WIDE = {"matmul": "wide_matmul", "frozen_matmul": "frozen_wide_matmul"}
-"""Those of them that have a form for operands as they are stored."""
+"""Narrow product -> its form with operands as stored, for products that have one."""
 NARROW_DTYPES = frozenset({"fp8", "fp4"})
 """Formats of matrix units narrower than 16 bits."""
 
@@ -46,7 +46,7 @@ def quantised(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
-    """The rows of the ends of a model: their products take operands as they are stored."""
+    """Rows of the ends of a model, whose products take operands as stored."""
     if precision.quantised_bytes is None:
         return list(rows)
     return [replace(row, operator=WIDE.get(row.operator, row.operator)) for row in rows]
@@ -54,17 +54,17 @@ def wide(rows: Iterable[Row], precision: Precision) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Quantiser:
-    """What a recipe does in addition to the products of plans."""
+    """Quantisation passes of a recipe around the products."""
 
     precision: Precision
     narrow_bytes: float
     """Bytes of an element of an operand, with its scales."""
     plans: Plans
     micro_batches: Num
-    """Per update."""
+    """Micro-batches per update of the weights."""
 
     def product(self, row: Row) -> list[Row]:
-        """A product with narrow operands, and the passes that make them."""
+        """Rows of a product with narrow operands, and of the passes that make these."""
         made = [*self._input(row), *self._output_gradient(row)]
         if row.trained:
             made += self._weights(row)
@@ -80,7 +80,7 @@ class _Quantiser:
         return self._operand(row, "quantise_gradient", elements, gathered=_gathers_output_gradient(row))
 
     def _operand(self, row: Row, name: str, elements: Num, *, gathered: bool) -> list[Row]:
-        """Passes in backward over an operand of ``elements``, of which each tensor rank has a shard if gathered."""
+        """Backward passes over an operand of ``elements`` elements; if gathered, each tensor rank has a shard."""
         shards = where(self.plans.sp > 0, self.plans.tp, 1) if gathered else 1
         copies: Num = self._copies(row)
         transposed_later: Num = 0.0
@@ -113,7 +113,7 @@ class _Quantiser:
         return made
 
     def _weights(self, row: Row) -> list[Row]:
-        """With the first micro-batch after an update; after each gathering of ZeRO-3, one copy for each pass."""
+        """Passes over weights: at the first micro-batch after an update, or after each gathering of ZeRO-3."""
         gathered = where(self.plans.shares("weights"), 1.0, 0.0) * self.plans.shared_out(experts=row.expert)
         forwards = self.micro_batches * (1 + self.plans.recomputed)
         narrow_bytes = row.weights * self.narrow_bytes
@@ -135,7 +135,7 @@ class _Quantiser:
         return [made for made in (once, each) if np.any(made.share)]
 
     def _narrowed(self, row: Row) -> Row:
-        """The product with what it keeps, and what tensor ranks gather for it, in the narrow format."""
+        """The product with its kept input and its gathered operands in the narrow format."""
         ratio = self.narrow_bytes / self.precision.element_bytes
         both = _gathers_output_gradient(row) and self.precision.block_scaled
         return replace(
@@ -147,33 +147,36 @@ class _Quantiser:
 
     @property
     def _read_bytes(self) -> float:
-        """Bytes read of an element that is quantised: twice where its tensor's largest magnitude is sought first."""
+        """Bytes read per quantised element: twice its size if a first pass finds the tensor's largest magnitude."""
         return self.precision.element_bytes * (2 if self.precision.scaled_now else 1)
 
     def _copies(self, row: Row) -> int:
-        """Copies of an operand: one, or also the transposed one for the gradient of trained weights."""
+        """Copies of an operand: one, or two with the transposed one for the gradient of trained weights."""
         return 2 if self.precision.transposed_copy and row.trained else 1
 
 
 def _again(row: Row) -> Num:
-    """Share of a product's input that is quantised again in the backward pass: of what is made or runs again."""
+    """Share of a product's input that the backward pass quantises again, because it is recomputed."""
     if not row.trained:
         return row.recomputed
     return maximum(row.recomputed, row.remade_bytes / maximum(row.kept_bytes + row.remade_bytes, 1.0))
 
 
 def _gathers_input(row: Row) -> bool:
-    """Whether tensor ranks gather a product's input."""
+    """True if tensor ranks gather a product's input."""
     return any(map(_is_tensor_gather, row.forward))
 
 
 def _gathers_output_gradient(row: Row) -> bool:
-    """Whether they gather the gradient of its output; one whose input they gather, they gather again in backward."""
+    """True if tensor ranks gather the gradient of a product's output.
+
+    A backward gathering of a product with a gathered input repeats the gathering of the input.
+    """
     return any(map(_is_tensor_gather, row.backward)) and not _gathers_input(row)
 
 
 def _gathering(transfers: Iterable[Transfer], factor: float) -> tuple[Transfer, ...]:
-    """The transfers where tensor ranks gather ``ratio`` times the bytes."""
+    """The transfers with ``factor`` times the bytes in those that gather over tensor ranks."""
     return tuple(
         replace(each, size_bytes=each.size_bytes * factor) if _is_tensor_gather(each) else each for each in transfers
     )
@@ -189,8 +192,8 @@ COPIES = "fsdp"
 def unsharded(rows: Iterable[Row], job: Job, plans: Plans, *, end: str = "") -> list[Row]:
     """The rows of a layer, or of an ``end`` of the model, with the copies of their weights and of their gradients.
 
-    With ZeRO-3 each pass gathers and each micro-batch reduces, with ZeRO-2 each micro-batch reduces, else a step does
-    either once. A forward pass that runs again in full finds its weights gathered for the backward pass.
+    With ZeRO-3 each pass gathers and each micro-batch reduces, with ZeRO-2 each micro-batch reduces, otherwise both
+    happen once a step. A forward pass that runs again in full uses the weights gathered for the backward pass.
     """
     out = list(rows)
     if not job.copied_parameters:

@@ -1,7 +1,7 @@
 """Rows of the operators that kinds of layers declare (:mod:`steptime.model.kinds`), and how tensor ranks cut them.
 
 Channels and heads are cut over ``tp``; narrow tensors that all ranks need are summed over it. Recurrences run along the
-whole sequence: of ranks that share it each hands its states to the next ones (an all-gather of the states of one).
+whole sequence: each rank of a sequence axis hands its states to the next ones (an all-gather of the states of one).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ STATE_BYTES: Final = 4.0
 
 
 class Ends(Protocol):
-    """What a strategy does at the ends of a region."""
+    """Rows of a strategy at the ends of a region."""
 
     def norm(self, shape: Shape, name: str, block: str) -> Row:
-        """A norm of the residual stream."""
+        """Row of a norm of the residual stream."""
 
     def into_block(self, shape: Shape, name: str, block: str, n: Num) -> Row:
-        """The product that enters a block."""
+        """Row of the product that enters a block."""
 
     def out_of_block(self, shape: Shape, name: str, block: str, k: Num, k_global: int) -> Row:
-        """The product that leaves a block."""
+        """Row of the product that leaves a block."""
 
     def out_bias(self, shape: Shape, name: str, block: str) -> Row:
-        """Bias of the product that leaves a block."""
+        """Row of the bias of the product that leaves a block."""
 
     def stream_elements(self, shape: Shape) -> Num:
         """Elements of the residual stream on one device."""
@@ -67,26 +67,26 @@ def declared_rows(ends: Ends, s: Shape, operators: Iterable[LayerOperator], shar
 
 
 def shared_weights(rows: Iterable[Row], share: float) -> Rows:
-    """Rows with the weights that several layers share counted once."""
+    """Rows in which weights that several layers share are counted once."""
     if share == 1.0:
         return list(rows)
     return [replace(row, weights=row.weights * share, replicated=row.replicated * share) for row in rows]
 
 
 def of_job(job: Job, kind: LayerKind) -> Job:
-    """The job with the layers of one kind alone; without a causal mask a window splits its tokens into parts."""
+    """The job with layers of one kind only; without a causal mask a window splits its tokens into parts."""
     model = kind.block
     parts = model.window if model.window and model.windowed_layers and not model.causal else job.document_length
     return replace(job, model=model, seq_len=kind.tokens or job.seq_len, document_length=parts)
 
 
 def of_kind(rows: Iterable[Row], kind: LayerKind, share: Num) -> Rows:
-    """Rows of a layer of one kind as rows of the mean layer of which it is a share."""
+    """Rows of a layer of one kind as its share of the mean layer."""
     return [replace(row, name=f"{kind.name}_{row.name}", kind=kind.name, share=row.share * share) for row in rows]
 
 
 def _tokens(s: Shape, op: LayerOperator) -> Num:
-    """Tokens of the operator on this device where its input is whole."""
+    """Tokens of the operator on this device, for an input that is not sharded over ``tp``."""
     if not op.tokens:
         return s.tokens
     ranks: Num = getattr(s.plans, s.axis) if s.axis else 1
@@ -132,7 +132,7 @@ def _into(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _columns(s: Shape, op: LayerOperator) -> tuple[Num, Num]:
-    """Columns on a rank, and those of them that all ranks hold: matrices of one group that more ranks share."""
+    """Columns on a rank, and the replicated ones among them: matrices of a group that several ranks share."""
     groups, width = op.size.get("groups", 0), op.size.get("group_width", 0)
     shared = ceil_div(groups, s.tp) * width
     return ceil_div(op.width - groups * width, s.tp) + shared, where(s.tp > groups, shared, 0)
@@ -170,7 +170,7 @@ def _narrow(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _blocks(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """Each block is a product of its own; both matrices of a block have the same input."""
+    """Row of a block-diagonal product: one product per block; both matrices of a block have the same input."""
     blocks, copies = op.size["blocks"], op.width / op.depth
     local = blocks / s.tp
     width = op.depth / blocks
@@ -182,7 +182,7 @@ def _blocks(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _inner_norm(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """A norm over columns that ranks cut, or of a tensor that all have."""
+    """Row of a norm over columns that ranks cut, or over a tensor that all ranks have."""
     size = op.size
     cut: Num = 1 if size.get("whole") else s.tp
     per_token = size.get("rows", 1)
@@ -211,7 +211,7 @@ def _convolution(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _gate(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """Both factors are kept, or one where the kernel before it keeps what makes the other."""
+    """Row of a gate, which keeps both factors, or one if the kernel before it keeps the source of the other."""
     elements = s.tokens * ceil_div(op.width, s.tp)
     row = activation(op.name, BLOCK, elements, element_bytes=s.element_bytes, gated=True)
     return [replace(row, kept_bytes=op.size.get("factors", 2) * elements * s.element_bytes)]
@@ -230,16 +230,16 @@ def _table(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 def _selective_scan(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
     channels, state = ceil_div(op.width, s.tp), op.size["state"]
     shape = {"tokens": s.tokens, "channels": channels, "state": state, "element_bytes": s.element_bytes}
-    # The step size and both matrices: its input is kept by the product that made these. A kernel of the whole layer
-    # makes its input and the step size again.
+    # Kept are the step size and both matrices; the product that made these keeps the input. A kernel of the whole
+    # layer makes its input and the step size again.
     kept = s.tokens * ((channels if op.kept else 0) + 2 * state) * s.element_bytes
     return [_recurrence(s, op, "selective_scan", shape, kept, channels * state)]
 
 
 def _ssd(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """Ranks with fewer heads than a group has share its input and output matrices.
+    """Row of SSD (Mamba-2); ranks with fewer heads than a group share the input and output matrices of the group.
 
-    The backward kernel makes its inputs again from those of the convolution; the step sizes alone are kept.
+    The backward kernel makes its inputs again from those of the convolution; only the step sizes are kept.
     """
     size = op.size
     heads, groups = ceil_div(size["heads"], s.tp), ceil_div(size["groups"], s.tp)
@@ -281,7 +281,7 @@ def _linear_recurrence(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _recurrence(s: Shape, op: LayerOperator, operator: str, shape: Mapping[str, Num], kept: Num, states: Num) -> Row:
-    """A row along the sequence; ``states`` are the elements of the states that it hands over, of one sequence."""
+    """Row of a recurrence; ``states``: elements of the states that it hands over for one sequence."""
     traffic = SILENT
     if s.axis is not None:
         ranks: Num = getattr(s.plans, s.axis)
@@ -305,7 +305,7 @@ def _chunk(s: Shape, size: Mapping[str, float]) -> float:
 
 
 def _index_scores(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """Every rank chooses for its sequence shard, for all heads: the indexer is whole on each."""
+    """Row of the indexer of sparse attention, whole on each rank: it chooses for the sequence shard, for all heads."""
     size, rows = op.size, s.sharded_tokens
     pairs = causal_pairs(rows, s.attended) + rows * s.before
     chosen = pairs_in_window(s, rows, minimum(size["top_k"], s.attended + s.before))
@@ -321,7 +321,7 @@ def _index_scores(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
 
 
 def _cross(ends: Ends, s: Shape, op: LayerOperator) -> Rows:
-    """Context ranks exchange keys and values as those of attention do."""
+    """Row of cross-attention; context ranks exchange keys and values as in attention."""
     heads, context = Heads(s), op.size["context"] or s.seq_len
     queries, columns = heads.rows, s.plans.micro_batch * context
     core = Core(
@@ -413,4 +413,4 @@ ROWS: Final[Mapping[str, Callable[[Ends, Shape, LayerOperator], Rows]]] = {
     "core": _core,
     "opaque": _opaque,
 }
-"""Form of an operator -> its rows."""
+"""Form of an operator -> function that makes its rows."""

@@ -1,4 +1,4 @@
-"""What the training software makes of a machine: slowdowns, overlap and overheads of a named framework."""
+"""Effects of the training software on a machine: slowdowns, overlap and overheads of a named framework."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Spread:
     """Uncertainty of the parameters of a framework, fitted to the residuals of measured runs."""
 
     doubts: Mapping[str, float]
-    """Standard deviation of each parameter, of the logarithm (of shares: of the logit)."""
+    """Standard deviation of the logarithm of each parameter (for shares: of the logit)."""
     device_doubt: float
     """Standard deviation of the logarithm of the device's own factor on products."""
     noise: float
-    """Standard deviation of the logarithm of time of runs that are known exactly."""
+    """Standard deviation of the logarithm of the time of runs that are known exactly."""
     low: float
-    """Quantiles of residuals in units of the standard deviation that all doubts make: of 5 % and of 95 %."""
+    """5 % quantile of residuals in units of the standard deviation from all doubts."""
     high: float
     source: str
     experts: float = 0.0
-    """What models with experts add to the noise, as a standard deviation."""
+    """Standard deviation that models with experts add to the noise."""
     widening: float = 1.0
-    """Factor on the band of a device that few sources have measured, of :func:`widening`."""
+    """Factor on the band of a device that few sources have measured, by :func:`widening`."""
 
 
 NORMAL_95 = 1.6449
 """95 % quantile of the normal distribution."""
 PRIOR_SOURCES = 2
-"""What is believed of a device before any source measured it counts as much as this many sources."""
+"""Weight of the prior of a device, as a number of sources that measured it."""
 
 
 def widening(sources: float) -> float:
@@ -70,20 +70,20 @@ class Framework:
     matrix: Num = 1.0
     """Time of matrix products in a running step over their time measured alone (clocks under load, layouts)."""
     narrow: Num = 1.0
-    """Time of products in formats narrower than 16 bits over what :attr:`matrix` makes of them: scales, casts and
-    layouts that a measurement of the product alone leaves out."""
+    """Time of products in formats narrower than 16 bits over their time with :attr:`matrix`: scales, casts and layouts
+    that a measurement of the product alone leaves out."""
     attention: Num = 1.0
-    """Factor as :attr:`matrix`, of the attention core."""
+    """Time of the attention core in a running step over its time measured alone."""
     vector: Num = 1.0
-    """Factor as :attr:`matrix`, of operators bound by memory: what is not fused costs more than once."""
+    """Time of memory-bound operators in a running step over the modelled time, which assumes fusion."""
     host_s: Num = 0.0
-    """Time of the host to issue one operator of the model; below it the device waits."""
+    """Time of the host to issue one operator of the model; shorter operators make the device wait."""
     tensor_links: Num = 1.0
-    """Time of transfers over ``tp`` (and ``tp2``), hidden or not, over their time on free links."""
+    """Time of transfers over ``tp`` (and ``tp2``), overlapped or not, over their time on free links."""
     context_links: Num = 1.0
-    """The same over ``cp``."""
+    """Time of transfers over ``cp``, overlapped or not, over their time on free links."""
     expert_links: Num = 1.0
-    """The same over ``ep``."""
+    """Time of transfers over ``ep``, overlapped or not, over their time on free links."""
     data_links: Num = 1.0
     """Time of gradient and weight traffic over its time on free links."""
     data_exposed: Num = 0.0
@@ -93,20 +93,20 @@ class Framework:
     router_s: Num = 0.0
     """Time that the device waits for the host at one router of experts, in each direction."""
     captured_wait: Num = 1.0
-    """Share of it that is left where router and preprocessing are one graph."""
+    """Share of :attr:`router_s` that remains if router and preprocessing are one graph."""
     stage_s: Num = 0.0
     """Time that the host loses per micro-batch and stage for starting it and waiting for its neighbours."""
     optimizer: Num = 1.0
     """Time of the optimiser step over one pass over its tensors."""
     step_s: Num = 0.0
-    """Time that the ranks of a step spend on what they do together and no work explains: hooks and buckets of
-    gradients, their norm, barriers of timers and logs (:func:`steptime.cost.host.step_overhead_s`)."""
+    """Fixed time of a step for joint work of the ranks: hooks and buckets of gradients, their norm, barriers of timers
+    and logs (:func:`steptime.cost.host.step_overhead_s`)."""
     issue_sharpness: float = SHARPNESS
-    """No parameter, but of the device: exponent of :func:`steptime.cost.host.issued_s`."""
+    """Exponent of :func:`steptime.cost.host.issued_s`: a number of the device, no parameter of the framework."""
     growth: Num = 0.0
     """Relative growth of the step per doubling of the devices beyond eight: stragglers and shared links."""
     spread: Spread | None = field(default=None, compare=False)
-    """How far all this can be trusted; None: nothing is known, and estimates have no band."""
+    """Uncertainty of the parameters; None: unknown, so that estimates have no band."""
 
     def links(self, axis: str) -> Num:
         """Factor on transfers over an axis of the mesh."""
@@ -129,15 +129,15 @@ FACTORS = tuple(name for name in PARAMETERS if getattr(Framework(), name) == 1.0
 SHARES = frozenset({"data_exposed"})
 """Parameters between 0 and 1; all others are positive (or above :data:`LEAST`)."""
 LEAST = {"data_links": 1.0, "stage_links": 1.0}
-"""Least values: what travels as a whole takes no less than on free links; what overlaps is another parameter."""
+"""Least values: traffic as a whole takes no less than on free links; its overlap is another parameter."""
 TINY = 1e-9
-"""What stands for nothing above a least value."""
+"""Smallest distance to a least value, which stands for zero."""
 BUSY = ("matrix", "narrow", "attention")
-"""Parameters that a device's own factors multiply: its clock under load, and how well its kernels are known."""
+"""Parameters that a device's own factors multiply: its clock under load, and the quality of its curves."""
 
 
 def without_hiding(framework: Framework) -> Framework:
-    """The framework where no transfer overlaps: its factors on links are at least 1.
+    """The framework without overlap of transfers: its factors on links are at least 1.
 
     A factor below 1 was fitted to runs that overlap more than the model does.
     """
@@ -146,8 +146,8 @@ def without_hiding(framework: Framework) -> Framework:
 
 
 def to_fitted_scale(name: str, value: float) -> float:
-    """A parameter on the scale on which it is fitted and doubted: logarithm (of what it has above its least value
-    where :data:`LEAST` names one), of a share the logit.
+    """A parameter on the scale of the fit and of the doubts: the logarithm (of the distance to its least value, for
+    those in :data:`LEAST`), for a share the logit.
 
     >>> to_fitted_scale("matrix", 1.0), to_fitted_scale("data_exposed", 0.5), to_fitted_scale("data_links", 2.0)
     (0.0, 0.0, 0.0)
@@ -156,7 +156,7 @@ def to_fitted_scale(name: str, value: float) -> float:
 
 
 def from_fitted_scale(name: str, fitted: Num) -> Num:
-    """The inverse of :func:`to_fitted_scale`, of one value or of many."""
+    """The inverse of :func:`to_fitted_scale`, for one value or many."""
     out: Num = 1 / (1 + np.exp(-fitted)) if name in SHARES else LEAST.get(name, 0.0) + np.exp(fitted)
     return out
 
@@ -169,10 +169,10 @@ MODEL_AXES = ("tp", "cp", "pp", "ep")
 
 
 def piped_stage(zero: int, stages: int) -> int:
-    """The ZeRO stage that a stage amounts to with a number of pipeline stages.
+    """The effective ZeRO stage with a number of pipeline stages.
 
-    A pipeline keeps the weights gathered and reduces gradients once per step, so that what shards all of both runs as
-    ZeRO-1 there (torchtitan: `fsdp_reshard_after_forward`, by default off with a pipeline).
+    A pipeline keeps the weights gathered and reduces gradients once per step, so that ZeRO-3 runs as ZeRO-1 there
+    (torchtitan: `fsdp_reshard_after_forward`, by default off with a pipeline).
 
     >>> piped_stage(3, 1), piped_stage(3, 4), piped_stage(0, 4)
     (3, 1, 0)
@@ -187,18 +187,18 @@ class Habits:
     gradient_dtype: str | None = None
     """Dtype in which gradients are accumulated and reduced; None: that of the precision."""
     context: str = "all_gather"
-    """What context-parallel ranks exchange."""
+    """Exchange of context-parallel ranks, as the option ``context``."""
     overlap: frozenset[str] = frozenset({"dp"})
-    """Traffic that runs behind computation where it can."""
+    """Traffic that overlaps with computation if it can."""
     kernel: str = "newest"
     """Fused attention kernel, of :data:`KERNELS`."""
     scattered_messages: bool = False
-    """Tensor-parallel ranks each send their part of a message between stages, and gather it where it arrives."""
+    """Tensor-parallel ranks each send their part of a message between stages, and gather it on arrival."""
 
     exchange_once: bool = False
-    """Tokens cross to their experts by kernels that send no copy twice over the same links (DeepEP, HybridEP)."""
+    """Tokens go to their experts by kernels that send no copy twice over the same links (DeepEP, HybridEP)."""
     single_ring: bool = False
-    """What ZeRO-3 gathers and reduces travels over one ring, and so over one NIC of each node."""
+    """Traffic of ZeRO-3 goes round one ring, and so over one NIC of each node."""
     root_unit: bool = False
     """ZeRO-3 gathers embedding and head before all layers and reduces them after all, as one unit (FSDP1)."""
 
@@ -206,63 +206,63 @@ class Habits:
     """FSDP copies each parameter out of the buffer that it gathers, and its gradient into one (FSDP2)."""
 
     stops_early: bool = False
-    """Recomputation of a whole layer ends before what the backward pass does not read: the second product of an MLP."""
+    """Recomputation of a whole layer skips results that the backward pass does not read: an MLP's second product."""
 
     fused_copies: frozenset[str] = frozenset()
-    """What fused attention copies from one layout of batch, sequence and heads into another, of :data:`COPIES`."""
+    """Tensors of :data:`COPIES` that fused attention copies to another layout of batch, sequence and heads."""
 
     unfused_copies: frozenset[str] = frozenset()
-    """What unfused attention copies from one layout into another."""
+    """Tensors of :data:`COPIES` that unfused attention copies to another layout."""
 
     complex_rope: bool = False
-    """Rotary embeddings multiply complex numbers in fp32, which the compiler of PyTorch fuses with nothing."""
+    """Rotary embeddings multiply complex numbers in fp32, which PyTorch's compiler does not fuse."""
 
     triangular_softmax: bool = False
     """The softmax of unfused causal attention reads half of the scores, the unmasked scores, and each once."""
 
     asynchronous_tp: bool = False
-    """Backward, traffic over ``tp`` of a product that gathers its input overlaps with its two products, each with one
-    (:func:`steptime.plan.overlap.with_overlapped_gradients`)."""
+    """Each of the two backward transfers over ``tp`` of a product that gathers its input overlaps with one of its two
+    backward products (:func:`steptime.plan.overlap.with_overlapped_gradients`)."""
 
     one_pass_norms: bool = False
-    """Backward, a LayerNorm reads its input once (Apex's FastLayerNorm, Transformer Engine), not for each result."""
+    """A backward LayerNorm reads its input once (Apex's FastLayerNorm, Transformer Engine), not for each result."""
 
     separate_kernels: bool = False
-    """What others fuse has kernels of its own: a dropout, before the residual addition, and the scaling and masking of
-    the scores of unfused attention, before the softmax."""
+    """Separate kernels for work that others fuse: dropout before the residual addition, and scaling and masking of the
+    scores of unfused attention before the softmax."""
 
     fp8: str = "fp8-te"
-    """Recipe that it means by FP8 without further words."""
+    """Recipe that ``fp8`` means in the framework."""
 
     selective: str = "attention"
-    """What it recomputes when asked to do so selectively, in the words of a plan."""
+    """Parts that ``selective`` recomputation means in the framework, in the words of a plan."""
 
     parts: str = ""
-    """What it can recompute of a layer, other than all of it, for least time per byte; empty: nothing that is tried."""
+    """Parts of a layer that it can recompute at least time per byte; empty: a search tries no parts."""
 
     expert_parts: str = ""
-    """The same of models with experts."""
+    """The same parts for models with experts."""
 
     plain_norms: bool = False
-    """RMSNorms are operators of the framework, each a kernel on fp32 copies; else one kernel."""
+    """An RMSNorm is several operators of PyTorch, each a kernel on fp32 copies; else it is one kernel."""
 
     recompute: str = "none"
-    """What it recomputes unless told otherwise."""
+    """Default recomputation."""
 
     zero: int = 1
-    """ZeRO stage that it runs unless told otherwise, without a pipeline."""
+    """Default ZeRO stage without a pipeline."""
 
     within_node: bool = False
-    """By default the devices of a node shard the states, and the nodes hold copies (HSDP)."""
+    """By default the devices of a node shard the states, and the nodes hold replicas (HSDP)."""
 
     zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
-    """ZeRO stages that it has, without a pipeline."""
+    """Supported ZeRO stages without a pipeline."""
 
     axes: frozenset[str] = frozenset(MODEL_AXES)
-    """Axes that it has other than ``dp``."""
+    """Supported axes other than ``dp``."""
 
     def zero_with(self, stages: int) -> int:
-        """ZeRO stage by default, with a number of pipeline stages (:func:`piped_stage`).
+        """Default ZeRO stage with a number of pipeline stages (:func:`piped_stage`).
 
         >>> Habits(zero=3).zero_with(1), Habits(zero=3).zero_with(4), Habits(zero=0).zero_with(4)
         (3, 1, 0)
@@ -270,7 +270,7 @@ class Habits:
         return piped_stage(self.zero, stages)
 
     def stages_with(self, stages: int) -> frozenset[int]:
-        """ZeRO stages that it has with a number of pipeline stages.
+        """Supported ZeRO stages with a number of pipeline stages.
 
         >>> torchtitan = Habits(zero_stages=frozenset({0, 2, 3}))
         >>> sorted(torchtitan.stages_with(1)), sorted(torchtitan.stages_with(2))
@@ -279,15 +279,14 @@ class Habits:
         return frozenset(piped_stage(stage, stages) for stage in self.zero_stages)
 
     def overlap_with(self, offload: frozenset[str], *, experts: bool) -> frozenset[str]:
-        """Traffic that overlaps by default where ``offload`` is kept on the host; without experts no
-        ``ep``."""
+        """Traffic that overlaps by default with ``offload`` kept on the host; without experts no ``ep``."""
         own = self.overlap if experts else self.overlap - {"ep"}
         return own | ({"offload"} if "activations" in offload else set())
 
 
 COPIES = ("inputs", "context")
-"""What attention may copy from one layout into another: queries, keys and values; what it returns."""
-#: Fused attention kernel -> its time over that of cuDNN's, by architecture.
+"""Tensors that attention may copy to another layout: queries, keys and values; its output."""
+#: Fused attention kernel -> its time over the time of cuDNN's, by architecture.
 KERNELS: Mapping[str, Mapping[str, float]] = {
     "newest": {},
     "flash4": {"blackwell": 0.85},
@@ -302,7 +301,7 @@ for Blackwell, is said to be up to 1.3 times as fast as cuDNN there; in the mean
 
 
 def kernel_factor(kernel: str, architecture: str | None) -> float:
-    """Time of a fused attention kernel over that of the newest of all architectures, on one of them.
+    """Time of a fused attention kernel on an architecture over the time of the newest kernel on it.
 
     >>> kernel_factor("flash2", "hopper"), kernel_factor("flash2", "ampere"), kernel_factor("newest", None)
     (1.7, 1.0, 1.0)

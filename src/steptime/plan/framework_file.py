@@ -1,14 +1,14 @@
-"""Frameworks as files: one file each, what all of them share, and the files of a user.
+"""Frameworks as files: one file each, a common file of the fit, and the files of a user.
 
-``frameworks/NAME.toml`` says what one framework does (``[habits]``), what its memory needs beyond live tensors
-(``[memory]``), by which names published runs and users call it (``[names]``), what it can switch (``[switches]``), the
-defaults of a fine-tuning stack (``[defaults]``), and what was fitted to its runs (``[fitted]``, ``[fitted_memory]``).
-Next to each table stands where its values are from. ``base`` names a framework whose values hold where a file has none.
+``frameworks/NAME.toml`` has the habits of one framework (``[habits]``), its memory beyond live tensors (``[memory]``),
+its names in published runs and for users (``[names]``), its switches (``[switches]``), the defaults of a fine-tuning
+stack (``[defaults]``), and values fitted to its runs (``[fitted]``, ``[fitted_memory]``). Each table has the source of
+its values. ``base`` names a framework whose values are the defaults of the file.
 
-``frameworks.toml`` has what one fit finds together: common values, doubts, bands, factors of devices. A user's own fit
-is such a file with a table for each framework, looked for in the user's directories
+``frameworks.toml`` has the common results of one fit: common values, doubts, bands, factors of devices. A user's own
+fit is such a file with a table for each framework, looked for in the user's directories
 (:mod:`steptime.hardware.search_path`); a user's framework is a file in their folder ``frameworks``, or any file by its
-path. What comes with the package was checked when it was built; files of users are checked where they are read.
+path. Files of the package are checked when it is built, files of users when they are read.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ CODE: Final = (
     *(Path(__file__).with_name(f"{name}.py") for name in ("framework", "memory_profile")),
     Path(__file__).parents[1] / "schema.py",
 )
-"""What the checked tables follow from in addition to the files: fields, what older files lack, checks."""
+"""Sources of the checked tables in addition to the files: fields, defaults for older files, checks."""
 NOTHING: Final = 1e-12
-"""Stands for no seconds, no share and no doubt, whose logarithm must be finite."""
+"""Smallest seconds, share and doubt, which stand for zero: their logarithm must be finite."""
 MANY: Final = 1e9
-"""Stands for sources enough that their number says nothing."""
+"""Number of sources that stands for unlimited."""
 KINDS: Final = ("documented", "measured", "fitted", "assumed")
-"""What a value rests on: documentation or code of the software, a measurement, a fit, or nothing."""
+"""Basis of a value: documentation or code of the software, a measurement, a fit, or an assumption."""
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gradient_dtype": ("run", *choices_of("gradient_dtype")),
     "context": choices_of("context"),
@@ -71,7 +71,7 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "unfused_copies": COPIES,
     "axes": MODEL_AXES,
 }
-"""Words that a habit may have; of ``gradient_dtype`` `run` is that of the run."""
+"""Words that a habit may have; `run` as ``gradient_dtype`` is the dtype of the run."""
 
 # Parameters and counts: above what any fit gives, below what formulas overflow at. Doubts: a factor of twenty thousand.
 _PARAMETER: Final = Field(low=NOTHING, high=1e9, example="1.0")
@@ -88,7 +88,7 @@ _WRITTEN: Final = "steptime calibrate frameworks writes the file"
 
 
 def _whole(rows: Mapping[str, Row], **more: Any) -> Table:
-    """A table of a fit, which has all of some rows."""
+    """A table of a fit in which all rows are required."""
     return Table(**{"rows": rows, "required": rows, "hint": _WRITTEN, **more})
 
 
@@ -114,7 +114,7 @@ _FIT_ROWS: Final[Mapping[str, Row]] = {
     ),
 }
 FIT: Final = _whole({**_FIT_ROWS, "open": _OPEN}, required=_FIT_ROWS)
-"""A fit of all frameworks together; of the package also names that leave open which framework is meant."""
+"""A fit of all frameworks together; that of the package also has names that could mean several frameworks."""
 
 
 def _row_of(name: str, default: Any) -> Row:
@@ -132,7 +132,7 @@ _ORIGIN: Final[Mapping[str, Row]] = {"source": text(), "kind": text(*KINDS)}
 
 
 def _described(rows: Mapping[str, Row]) -> Table:
-    """A table of values, each of which may have a source of its own."""
+    """A table of values that may each have a source."""
     source = Table(rows={"fields": Each(row=text(*rows)), **_ORIGIN}, required=("fields", "source"))
     return Table(rows={**rows, **_ORIGIN, "sources": Each(row=source)})
 
@@ -192,7 +192,7 @@ FRAMEWORK: Final = Table(
         "fitted_memory": Table(rows={"slack": Field(low=0, high=1, example="0.05"), "deviation": _DOUBT}),
     }
 )
-"""A file of one framework. `published`: a name of published runs alone, which ``--framework`` does not take."""
+"""A file of one framework. `published`: a name in published runs only, which ``--framework`` does not take."""
 INHERITED: Final = ("source", "kind", "habits", "memory", "switches", "defaults", "fitted_memory")
 
 
@@ -202,7 +202,7 @@ def framework_path() -> Path:
 
 
 def framework_table() -> Mapping[str, Any]:
-    """The fit in use: what all frameworks share, and by name what each has of it.
+    """The fit in use: common values of all frameworks, and the values of each by name.
 
     Raises:
         InputFileError: it cannot be read or is not TOML.
@@ -214,7 +214,7 @@ def framework_table() -> Mapping[str, Any]:
 
 @lru_cache(maxsize=8)
 def _fit(where: str, given: str) -> Mapping[str, Any]:
-    """The tables of a text: by its content, as a file may be edited within one tick of its clock."""
+    """The checked tables of a text; cached by content, as a file may be edited within one tick of its clock."""
     tables = completed({"framework": {}, "device": {}, "generic": {"slower": 1.0}, **parse_toml(given, where)})
     found: Mapping[str, Any] = checked(tables, FIT, where)
     return found
@@ -222,7 +222,7 @@ def _fit(where: str, given: str) -> Mapping[str, Any]:
 
 @cache
 def _packaged() -> Mapping[str, Any]:
-    """The fit of the package by :data:`NAME`, and its frameworks by theirs."""
+    """The fit of the package under :data:`NAME`, and its frameworks under their names."""
     found: Mapping[str, Any] = compiled(*_texts().values(), *_code()) or _checked()
     return found
 
@@ -251,12 +251,12 @@ def _checked() -> dict[str, Any]:
 
 
 def framework_documents() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The files of the package as one document, checked, with the texts that it follows from, for the build."""
+    """The files of the package as one checked document, with the source texts, for the build."""
     yield (*_texts().values(), *_code()), json.loads(json.dumps(_checked()))
 
 
 def _over(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """A framework with what its base has where it has none; names, title and what was fitted are its own alone."""
+    """A framework completed by the values of its base; names, title and fitted values are never inherited."""
     out = dict(own)
     for part in (part for part in INHERITED if part in base):
         above, below = own.get(part), base[part]
@@ -269,7 +269,7 @@ def _over(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_file(name: str) -> Path | None:
-    """A user's file of a framework: any by its path, by its name in a folder ``frameworks`` of their directories."""
+    """A user's file of a framework, by its path, or by its name in a folder ``frameworks`` of their directories."""
     if is_path(name):
         return Path(name).expanduser()
     files = (os.path.join(root, FOLDER, f"{name}.toml") for root in user_roots())  # noqa: PTH118 - asked for each job
@@ -277,7 +277,7 @@ def _own_file(name: str) -> Path | None:
 
 
 def framework_tables(name: str, seen: tuple[Path, ...] = ()) -> Mapping[str, Any]:
-    """What the file of a framework has, with what it has of its base; empty where nothing is known of it.
+    """Tables of a framework, with those inherited from its base; empty for an unknown framework.
 
     Raises:
         InputFileError: a file of a user's cannot be read or is not TOML.
@@ -312,7 +312,7 @@ def _own(where: str, given: str) -> Mapping[str, Any]:
 
 
 def source_of(tables: Mapping[str, Any], table: str, name: str) -> tuple[str, str]:
-    """Source and kind of one value of a framework: of the value, else of its table, else of the file."""
+    """Source and kind of one value of a framework: its own, else those of its table, else those of the file."""
     part = tables.get(table, {})
     own = next(
         (entry for entry in part.get("sources", ()) if name in entry["fields"]), part if "source" in part else tables
@@ -327,7 +327,7 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def habits_of(name: str) -> Habits:
-    """Habits of a framework; of one without an entry the defaults.
+    """Habits of a framework; the defaults for one without an entry.
 
     >>> habits_of("torchtitan").zero_with(1), habits_of("torchtitan").zero_with(4), habits_of("ddp").zero_with(4)
     (3, 1, 0)
@@ -339,7 +339,7 @@ def habits_of(name: str) -> Habits:
 
 
 def memory_profile_of(name: str) -> MemoryProfile:
-    """Memory of a framework; of one without an entry the plain one.
+    """Memory profile of a framework; the plain one for one without an entry.
 
     >>> memory_profile_of("torchtitan").weight_bytes, memory_profile_of("ideal").name
     (4.0, 'plain')
@@ -349,7 +349,7 @@ def memory_profile_of(name: str) -> MemoryProfile:
 
 
 def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A file of an older steptime with the parameters that came later: without effect, as when it was fitted."""
+    """A file of an older steptime completed by later parameters, at values without effect as when it was fitted."""
     frameworks = tables["framework"].values() if isinstance(tables["framework"], dict) else ()
     parts = [part for part in (tables.get("common"), tables.get("doubts"), *frameworks) if isinstance(part, dict)]
     later = [name for name in PARAMETERS if not any(name in part for part in parts)]
@@ -371,15 +371,15 @@ def completed(tables: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 GENERIC = "generic"
-"""Name of the framework that nobody named: the common values, slower as far as frameworks were that no fit had seen,
-with the spread between frameworks as doubt."""
+"""Name of the unknown framework: the common values, slower by as much as frameworks outside a fit were, with the spread
+between frameworks as doubt."""
 SLOWED: Final = ("matrix", "attention", "vector")
-"""Factors that are larger by as much in a framework that nobody named (:func:`slowed`)."""
+"""Factors that are larger in an unknown framework (:func:`slowed`)."""
 _JOINTS: Final = str.maketrans("", "", "-_. ")
 
 
 def slowed(framework: Framework, slower: float) -> Framework:
-    """The framework with all that its device computes slower by a factor.
+    """The framework with all computation of the device slower by a factor.
 
     >>> slowed(Framework(vector=2.0), 1.1).vector, slowed(Framework(), 1.1).data_links
     (2.2, 1.0)
@@ -388,11 +388,11 @@ def slowed(framework: Framework, slower: float) -> Framework:
 
 
 def is_slowed(name: str, fitted: Collection[str]) -> bool:
-    """Whether a framework is software that no fit has seen: one that nobody named, or a stack without runs.
+    """True if no fit has runs of a framework: the unknown framework, or a stack without runs.
 
     Args:
-        name: of the framework.
-        fitted: names of those with runs.
+        name: name of the framework.
+        fitted: names of the frameworks with runs.
 
     >>> is_slowed("transformers", ["ddp"]), is_slowed("ddp", ["ddp"]), is_slowed("generic", ["generic"])
     (True, False, True)
@@ -407,21 +407,21 @@ def framework_names() -> list[str]:
 
 
 def needs_no_fit(tables: Mapping[str, Any]) -> bool:
-    """Whether a framework is a choice without a fit: a fine-tuning stack, or one that no fit has."""
+    """True if a framework can be chosen without a fit: a fine-tuning stack, or one that no fit has."""
     return "defaults" in tables or (bool(tables) and "fitted" not in tables and not tables.get("published"))
 
 
 def is_framework(name: str) -> bool:
-    """Whether a name is a framework's, or a path that of a file of one.
+    """True if a name, or the file at a path, is a framework.
 
     Raises:
-        UserError: it is a path, and the file cannot be used.
+        UserError: the file at the path cannot be used.
     """
     return bool(framework_tables(name)) if is_path(name) else name in framework_names()
 
 
 def bare_name(name: str) -> str:
-    """A name without case and without what joins its words: names that are equal then mean one framework.
+    """A name without case and separators; names that are then equal mean the same framework.
 
     >>> bare_name("Megatron_Core"), bare_name("megatron-core")
     ('megatroncore', 'megatroncore')
@@ -430,14 +430,14 @@ def bare_name(name: str) -> str:
 
 
 def unknown_framework(name: str, instead: str = "") -> UnknownNameError:
-    """The error for a name that is no framework; where the user's own file is in use, it says so.
+    """The error for a name that is no framework, with a remark if a fit of the user is in use.
 
     Args:
-        name: as given.
-        instead: what to give in its place, where that is known.
+        name: the given name.
+        instead: hint for a name to give in its place; empty: the default hint.
 
     Raises:
-        UserError: it is a file of the user's and cannot be used.
+        UserError: the name is a file of the user that cannot be used.
     """
     path = framework_path()
     own = f"{path} is in use, which has no others than {', '.join(framework_names())}" if path != PACKAGED else ""
@@ -451,8 +451,8 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
         name: one of :func:`framework_names`; ``generic`` where the framework is not known.
         device: name of the device in the catalogue; one without runs has the common factor and a wider band.
         factors: parameters of :data:`~steptime.plan.framework.BUSY` that the device's own factors multiply.
-        measured: whether products on the device are timed by curves that were fitted to measurements; of a device
-            without runs and without them less is known.
+        measured: products on the device are timed by curves fitted to measurements; a device without runs and without
+            curves is less certain.
 
     Raises:
         UnknownNameError: the framework is unknown.
@@ -473,8 +473,8 @@ def load_framework(name: str, device: str, factors: Collection[str] = BUSY, *, m
 
 
 def fitted_values(name: str) -> Mapping[str, Any]:
-    """What was fitted to runs of a framework, with the doubts: what its own file has over what its base has, else what
-    the fit in use has; empty where there is nothing."""
+    """Values fitted to runs of a framework, with the doubts: from its own file over its base, else from the fit in use;
+    empty if there are none."""
     if _own_file(name) is None:
         found: Mapping[str, Any] = framework_table()["framework"].get(name, {})
         return found
@@ -501,11 +501,11 @@ def _spread(table: Mapping[str, Any], own: Mapping[str, Any], device: Mapping[st
 
 
 def name_rules() -> Mapping[str, Any]:
-    """How published runs and users call frameworks, with the framework of each rule.
+    """Rules for the names of frameworks in published runs and for users, with the framework of each rule.
 
     ``source_key`` of a source -> framework; ``pattern``: regular expressions without case on named columns, in order;
-    ``nearest``: names of software without runs of its own, by :func:`bare_name`; ``today``: what a name means now,
-    where published rows mean an older framework by it; ``open``: names that leave it open, and what to say.
+    ``nearest``: names of software without runs of its own, by :func:`bare_name`; ``today``: current meaning of a name
+    that in published rows means an older framework; ``open``: names that could mean several, with the hint to show.
     """
     own = named_files(FOLDER)
     return _rules((*_packaged(), *own)) if own else _packaged_rules()
@@ -534,7 +534,7 @@ def own_names() -> frozenset[str]:
 
 
 def framework_called(text: str) -> str | None:
-    """The framework that has exactly that name, spelling or older name in the rules; None: no framework has.
+    """The framework with exactly this name, spelling or older name in the rules; None if there is none.
 
     >>> [framework_called(text) for text in ("NeMo", "Megatron-LM", "Megatron_DeepSpeed", "megatron", "megatrn")]
     ['megatron-core', 'megatron-core', 'megatron-deepspeed', 'megatron', None]
@@ -544,7 +544,7 @@ def framework_called(text: str) -> str | None:
 
 
 def why_called(text: str) -> str:
-    """Why a framework has that name of other software; empty where that goes without saying.
+    """Reason why a name of other software stands for a framework; empty if it needs none.
 
     >>> why_called("Megatron-LM"), why_called("torchtitan"), why_called("megatrn")
     ('Megatron-LM trains with Megatron-Core since 2023', '', '')
@@ -553,7 +553,7 @@ def why_called(text: str) -> str:
 
 
 def _rule_called(text: str) -> Mapping[str, Any] | None:
-    """The rule by which a framework has that name."""
+    """The rule that gives a framework this name."""
     rules: Mapping[str, Any] = name_rules()
     named = text.strip().lower()
     if (rule := rule_with(rules["today"], named)) is not None:
@@ -573,7 +573,7 @@ def rule_with(rules: Sequence[Mapping[str, Any]], named: str) -> Mapping[str, An
 
 
 def left_open(text: str) -> str:
-    """Hint for a name that several frameworks could have; empty for any other name.
+    """Hint for a name that could mean several frameworks; empty for any other name.
 
     >>> left_open("JAX"), left_open("megatron")
     ('name what runs on it: maxtext or paxml', '')

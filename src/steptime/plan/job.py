@@ -1,4 +1,4 @@
-"""The job: what is trained and how, everything that is the same for all candidate plans.
+"""The job: model, data and training method, the same for all candidate plans.
 
 Its choices are tables: precisions, optimisers, pipeline schedules (:data:`steptime.schedule.SCHEDULES`).
 """
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, Num]:
-    r"""Layers of one virtual stage, and how many the first and the last of them lack together.
+    r"""Layers of one virtual stage, and the number of layers that the first and the last one lack together.
 
     $$k = \left\lceil \frac{L}{p\,v} \right\rceil, \qquad d = p\,v\,k - L$$
 
     where $L$ = `layers`, $p$ = `stages`, $v$ = `virtual_stages` of each. Embedding and head take the places of the
-    layers that lack (:func:`equal_but_for_ends`).
+    missing layers (:func:`equal_but_for_ends`).
 
     Source: Megatron-Core, `--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split` and
     `--pipeline-model-parallel-layout`.
@@ -52,7 +52,7 @@ def virtual_stage(layers: Num, stages: Num, virtual_stages: Num) -> tuple[Num, N
 
 
 def equal_but_for_ends(each: Num, lacking: Num) -> Any:
-    """Whether virtual stages of ``each`` layers are equal but for the first and the last, which lack all that does.
+    """True if virtual stages of ``each`` layers are equal except the first and the last, which lack all missing layers.
 
     >>> equal_but_for_ends(4, 3), equal_but_for_ends(1, 3)
     (True, False)
@@ -66,35 +66,35 @@ class Precision:
 
     name: str
     matrix_dtype: str
-    """Rate of the matrix units that products run at."""
+    """Dtype whose matrix rate products run at."""
     attention_dtype: str
-    """Rate that the two products of attention run at."""
+    """Dtype whose matrix rate the two products of attention run at."""
     vector_dtype: str
     element_bytes: float
     """Bytes of a weight in use and of an activation element."""
     gradient_bytes: float
     master_weights: bool
-    """The optimiser keeps its own fp32 copy of the weights."""
+    """True if the optimiser keeps its own fp32 copy of the weights."""
     mask_bytes: float = 1.0
     """Bytes of one dropout flag."""
     quantised_bytes: float | None = None
-    """Bytes of an operand of the layers' products with its scales, where it has a format of its own (and where both
-    the product and its input that is kept for backward have it); None: the products take what is stored."""
+    """Bytes of an element with its scales in the format of operands of the layers' products, which the input kept for
+    backward has too; None: the products take operands as stored."""
     block_scaled: bool = False
-    """Operands have a scale for each block of elements, which the matrix units apply where they can."""
+    """True if operands have a scale for each block of elements, which the matrix units apply if they can."""
     transposed_copy: bool = False
-    """The product that makes the gradient of the weights takes a second, transposed copy of both operands (on devices
+    """True if the product for the gradient of the weights takes a second, transposed copy of both operands (on devices
     that take narrow operands in one layout only: :meth:`on`)."""
     scaled_now: bool = False
-    """The scale of a tensor is that of its own largest magnitude, which a pass of its own finds beforehand."""
+    """True if the scale of a tensor follows its current largest magnitude, which an extra pass finds beforehand."""
 
     @property
     def wide_dtype(self) -> str:
-        """Rate that products with operands as they are stored run at, where those of the layers have narrow ones."""
+        """Dtype whose rate products with operands as stored run at, while those of the layers are narrow."""
         return self.matrix_dtype if self.quantised_bytes is None else self.vector_dtype
 
     def attending_in(self, dtype: str) -> Precision:
-        """The recipe with the products of attention in another format; what attention returns and keeps stays as it is.
+        """The recipe with the products of attention in another format; output and kept tensors stay as they are.
 
         >>> PRECISIONS["fp8-te"].attending_in("fp8").attention_dtype
         'fp8'
@@ -102,7 +102,7 @@ class Precision:
         return replace(self, attention_dtype=dtype)
 
     def on(self, device: Device) -> Precision:
-        """The recipe on a device: where narrow operands may lie either way, tensors with one scale need no second copy.
+        """The recipe on a device; if it takes narrow operands in both layouts, tensors with one scale need no copy.
 
         Formats with a scale per block keep both, as blocks along rows are not those along columns.
 
@@ -114,7 +114,7 @@ class Precision:
 
 
 def _unscaled(name: str, element_bytes: int, vector_dtype: str | None = None) -> Precision:
-    """All operators in one dtype; with fp32 master weights where an element has fewer than 4 bytes."""
+    """Recipe with all operators in one dtype, and fp32 master weights if an element has fewer than 4 bytes."""
     return Precision(
         name=name,
         matrix_dtype=name,
@@ -165,12 +165,12 @@ for _precision in (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """How tokens are spread over experts."""
+    """Distribution of tokens over experts."""
 
     name: str
-    """As the user gives it."""
+    """Name that the user gives."""
     shares: tuple[float, ...]
-    """Of the tokens, by expert; they add up to one."""
+    """Share of the tokens by expert; they add up to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +182,9 @@ class Adapter:
     """``linear``: every product of the layers; ``attention``: those of the attention block; or some of
     :data:`PROJECTION_NAMES`, joined by commas."""
     dora: bool = False
-    """The length of each column of the sum is a parameter of its own (DoRA, arXiv 2402.09353)."""
+    """True if the length of each column of the sum is a parameter too (DoRA, arXiv 2402.09353)."""
     weight_bytes: float | None = None
-    """Bytes of a frozen weight of the adapted products with its scales; None: those of the dtype."""
+    """Bytes of a frozen weight of the adapted products with its scales; None: bytes of the dtype."""
 
 
 #: Bytes of a frozen weight of QLoRA: 4 bits and, with doubly quantised scales of blocks of 64, 0.127 bits.
@@ -195,15 +195,15 @@ TARGETS = ("linear", "attention")
 PROJECTION_NAMES = ("q", "k", "v", "o", "gate", "up", "down", "q_down", "q_up", "kv_down", "kv_up")
 #: Bytes of a gradient by the name of its dtype.
 GRADIENT_BYTES = {dtype: float(ELEMENT_BYTES[dtype]) for dtype in choices_of("gradient_dtype")}
-#: Part of a step that the host issues as one replayed graph: nothing, all, or parts of each layer joined by ``+``.
+#: Values of ``graphs``, the part of a step that the host issues as one graph: nothing, all, or parts of each layer.
 GRAPHS = ("none", "step")
 GRAPH_PARTS = ("attention", "router", "preprocess")
-"""Parts of a layer that may be one graph: attention with its norm, the router, and what it prepares for sending."""
+"""Parts of a layer that may be one graph: attention with its norm, the router, and its preprocessing for sending."""
 ALL_TO_ALL = "all_to_all"
 
 
 def sample_noun(seq_len: int, *, images: bool = False) -> str:
-    """Noun for what a batch counts: sequences, images, or samples of a single token.
+    """Noun for the unit of a batch: sequence, image, or sample of a single token.
 
     >>> sample_noun(2048), sample_noun(197, images=True), sample_noun(1)
     ('sequence', 'image', 'sample')
@@ -212,7 +212,7 @@ def sample_noun(seq_len: int, *, images: bool = False) -> str:
 
 
 def replica_sequences(global_batch: int, replicas: Num) -> Num:
-    r"""Sequences of the replica that has most: $\lceil B / d \rceil$ of $B$ = `global_batch` on $d$ = `replicas`.
+    r"""Sequences of the replica with most: $\lceil B / d \rceil$ of $B$ = `global_batch` on $d$ = `replicas`.
 
     >>> replica_sequences(100, 32), replica_sequences(96, 32)
     (4, 3)
@@ -244,64 +244,64 @@ class Job:
     attention: str = "fused"
     """``fused`` (flash), ``unfused``, or ``summa`` (scores blocked over both tensor axes)."""
     overlap: frozenset[str] = frozenset({"dp"})
-    """Traffic that runs behind computation where it can: a name of the option ``overlap``."""
+    """Traffic that overlaps with computation if it can: names of the option ``overlap``."""
     schedule: str = "1f1b"
-    """Order of the pipeline, of :data:`steptime.schedule.SCHEDULES`; of plans without virtual stages by default."""
+    """Pipeline schedule, of :data:`steptime.schedule.SCHEDULES`, for plans without virtual stages by default."""
     before: float = 0.0
-    """Tokens of the sequence that stand before those of the job, which is a slice of it: the mean over slices."""
+    """Tokens of the sequence before the slice that is the job, the mean over slices; 0 for whole sequences."""
     document_length: float | None = None
-    """Tokens of a document of a packed sequence, beyond which nothing attends; None: all of a sequence is one."""
+    """Tokens of a document in a packed sequence; attention stays within it. None: a sequence is one document."""
     graphs: str = "none"
-    """What the host issues as one graph (CUDA graphs), of :data:`GRAPHS`: with ``step`` it issues no operator by
-    itself, and waits for nothing that the device finds out; of :data:`GRAPH_PARTS`, joined by ``+``, it issues each
+    """Work that the host issues as one graph (CUDA graphs), of :data:`GRAPHS`: with ``step`` it issues no single
+    operator and waits for no result of the device; with parts of :data:`GRAPH_PARTS`, joined by ``+``, it issues each
     part of a layer at once."""
     compile: bool = False
-    """The step is compiled (torch.compile): what its framework does by kernels of PyTorch's operators, as norms,
-    dropouts and masks (``plain_norms``, ``separate_kernels``), is one kernel each, and the loss makes no copies
-    (:func:`~steptime.plan.memory_profile.compiled`); products, attention and kernels that are fused already stay.
+    """True if the step is compiled (torch.compile): norms, dropouts and masks that the framework runs as operators of
+    PyTorch (``plain_norms``, ``separate_kernels``) become one kernel each, and the loss makes no copies
+    (:func:`~steptime.plan.memory_profile.compiled`); products, attention and fused kernels stay.
 
     Source: torch.compile's documentation (Inductor fuses pointwise operators and reductions, and calls libraries for
     products and attention)."""
     dispatcher: str = ALL_TO_ALL
-    """What sends tokens to their experts: permutations around all-to-alls of the collective library, or one kernel."""
+    """Way to send tokens to their experts: permutations around all-to-alls of the collective library, or one kernel."""
     offload: frozenset[str] = frozenset()
-    """What is kept on the host: names of the option ``offload``."""
+    """State that is kept on the host: names of the option ``offload``."""
     framework: Framework = IDEAL
-    """Training software: what it makes of the machine."""
+    """Effects of the training software on the machine."""
     context: str = "all_gather"
-    """What context ranks exchange: ``all_gather`` (keys and values, before the kernel), ``ring`` (block by block
-    behind the kernel) or ``ulysses`` (all-to-all from sequence shards to head shards and back)."""
+    """Exchange of context ranks: ``all_gather`` (keys and values, before the kernel), ``ring`` (block by block, with
+    overlap) or ``ulysses`` (all-to-all from sequence shards to head shards and back)."""
     expert_imbalance: float = 1.0
-    """Tokens of the fullest expert rank over the mean, where none are dropped."""
+    """Tokens of the fullest expert rank over the mean, if none are dropped."""
     expert_load: ExpertLoad | None = None
-    """Shares of the tokens by expert, of which the fullest rank follows; None: ``expert_imbalance``."""
+    """Shares of the tokens by expert, which determine the fullest rank; None: ``expert_imbalance``."""
     expert_capacity: float | None = None
-    """Slots of an expert over the mean tokens of an expert, all of them computed; None: no token is dropped."""
+    """Slots of an expert over its mean tokens; all slots are computed. None: no token is dropped."""
     exchange_once: bool = False
-    """Tokens cross to their experts once per domain and rank (:func:`steptime.cost.experts.once_share`); else every
-    copy does."""
+    """True if a token goes to its experts once per domain and rank (:func:`steptime.cost.experts.once_share`); else
+    every copy is sent."""
     single_ring: bool = False
-    """What ZeRO-3 gathers and reduces over the data-parallel ranks leaves a node by one NIC; else by those of all."""
+    """True if traffic of ZeRO-3 leaves a node by one NIC; else by the NICs of all devices."""
     root_unit: bool = False
     """ZeRO-3 gathers and reduces embedding and head together, around all layers; else each with the layers."""
     copied_parameters: bool = False
     """Parameters are copied out of the buffer that is gathered, and their gradients into that which is reduced."""
     stops_early: bool = False
-    """Recomputation of a whole layer ends before what the backward pass does not read; else it is all of the layer."""
+    """Recomputation of a whole layer skips results that the backward pass does not read; else it is the whole layer."""
     fused_copies: frozenset[str] = frozenset()
-    """What fused attention copies from one layout into another, of :data:`~steptime.plan.framework.COPIES`."""
+    """Tensors that fused attention copies to another layout, of :data:`~steptime.plan.framework.COPIES`."""
     unfused_copies: frozenset[str] = frozenset()
-    """What unfused attention copies from one layout into another."""
+    """Tensors that unfused attention copies to another layout."""
     complex_rope: bool = False
     """Rotary embeddings multiply complex numbers, three kernels; else one kernel rotates."""
     separate_kernels: bool = False
-    """Dropout has a kernel of its own before the residual addition, and unfused attention scales and masks its scores
-    by kernels of their own; else one kernel drops and adds, and the softmax scales and masks."""
+    """Dropout is a separate kernel before the residual addition, and unfused attention scales and masks its scores in
+    separate kernels; else one kernel drops and adds, and the softmax scales and masks."""
     triangular_softmax: bool = False
     """The softmax of unfused causal attention reads half of the scores; else all."""
     asynchronous_tp: bool = False
-    """Backward, what a product gathers again of its input and the sum of its input's gradient over ``tp`` each run
-    with one of its two products; else they are exposed."""
+    """The second gathering of a product's input and the sum of its input's gradient over ``tp`` each overlap with one
+    of its two backward products; else they are exposed."""
     one_pass_norms: bool = False
     """The backward pass of a LayerNorm reads its input and its gradient once; else once for each of its results."""
     plain_norms: bool = False
@@ -312,28 +312,28 @@ class Job:
     """Adapters that are trained instead of the weights."""
     scattered_messages: bool = False
     """Tensor-parallel ranks without sequence shards each send their part of a message to the next stage, which gathers
-    it; without it each sends all of it."""
+    it; else each sends the whole message."""
     answered_share: float = 1.0
-    """Tokens whose logits the loss takes over those that the model predicts: those of responses, where a trainer makes
-    no others."""
+    """Tokens with logits in the loss over the tokens that the model predicts; below 1 if a trainer computes logits of
+    responses only."""
     evaluated_share: float = 1.0
     """Mean tokens of an evaluated sequence over those of the longest."""
     memory: MemoryProfile = PLAIN
-    """What the training software makes of memory."""
+    """Memory of the training software beyond live tensors."""
     captured: CapturedModel | None = None
-    """The module that ``model`` is a summary of; its operators are the rows."""
+    """Captured module, whose operators are the rows; ``model`` is a summary of it. None: the model is declared."""
 
     @property
     def sample(self) -> str:
-        """Noun for what the batch counts, in the singular (:func:`sample_noun`)."""
+        """Noun for the unit of the batch, in the singular (:func:`sample_noun`)."""
         return sample_noun(self.seq_len, images=self.model.vision is not None)
 
     @property
     def reads_sizes(self) -> bool:
-        """Whether the host reads from the device, at every router, how many tokens each expert gets.
+        """True if the host reads from the device, at every router, the number of tokens of each expert.
 
-        It does where no token is dropped, as host and collective library need the sizes of products and messages;
-        DeepEP's host waits for the same numbers. A capacity states them beforehand, a whole step as a graph leaves them
+        It does if no token is dropped, as host and collective library need the sizes of products and messages;
+        DeepEP's host waits for the same numbers. A capacity fixes them beforehand, a whole step as a graph leaves them
         on the device, and a device that is its own host has them.
 
         Source: Megatron-Core, `megatron/core/transformer/moe/token_dispatcher.py` (synchronisation with the host, none
@@ -344,19 +344,20 @@ class Job:
 
     @property
     def attended(self) -> float:
-        """Tokens that attend to each other: of a sequence, or of a document in one."""
+        """Tokens that attend to each other: a sequence, or a document in one."""
         return self.seq_len if self.document_length is None else min(self.seq_len, self.document_length)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the model's sequences can be cut into the slices of the schedule."""
+        """True if the model's sequences can be cut into the slices of the schedule."""
         slices = self.pipeline.usual_slices
         return slices == 1 or (self.model.causal and self.captured is None and slices <= self.seq_len)
 
     def slice_of(self, length: int, before: float, slices: int) -> Job:
-        """A slice of each sequence as a job, of a number of them; it attends to the tokens before it too.
+        """One of ``slices`` slices of each sequence as a job; it also attends to the tokens before it.
 
-        Of packed documents a slice meets those of its own document before it, on average half of what is not its own.
+        In packed documents a slice sees earlier tokens of its own document only: on average half of the document's
+        tokens outside the slice.
         """
         if self.document_length is not None:
             before = max(self.attended - length, 0.0) / 2
@@ -376,7 +377,7 @@ class Job:
 
     @property
     def pipeline(self) -> Schedule:
-        """The schedule whose closed forms hold for plans with virtual stages and without."""
+        """The schedule whose closed forms hold for plans with and without virtual stages."""
         row = SCHEDULES[self.schedule]
         return SCHEDULES[row.interleaved_as] if row.interleaved_as else row
 
@@ -385,7 +386,7 @@ class Job:
         return self.pipeline.name if virtual_stages > 1 else self.schedule
 
     def counts(self, plans: Plans, micro_batches: Num) -> PipelineBlock:
-        """What the schedule is made for under plans with these micro-batches."""
+        """Numbers of the pipelines of plans with these micro-batches, as arguments of the schedule's closed forms."""
         row = self.pipeline
         return PipelineBlock(
             ranks=plans.pp,
@@ -402,19 +403,19 @@ class Job:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of weights have a pass of their own."""
+        """True if gradients of weights have a separate pass."""
         return self.pipeline.splits
 
     @property
     def stages_held(self) -> int:
-        """Stages of a pipeline that each rank holds: one, or two of which the other rank of a pair holds copies."""
+        """Stages of a pipeline that each rank holds: one, or two, of which another rank holds copies."""
         return self.pipeline.copies
 
 
 def with_habits(job: Job, framework: str) -> Job:
-    """The job as a framework does it unless it is told otherwise (:class:`~steptime.plan.framework.Habits`)."""
+    """The job under the defaults of a framework (:class:`~steptime.plan.framework.Habits`)."""
     habits, paired = habits_of(framework), {"pp"} if job.model.experts is None else {"pp", "ep"}
-    # Where passes run in pairs, this traffic overlaps with the opposite pass in any framework.
+    # If passes run in pairs, this traffic overlaps with the opposite pass in any framework.
     by_schedule = frozenset(paired if job.pipeline.pairs else ())
     return replace(
         job,
@@ -441,7 +442,7 @@ def with_habits(job: Job, framework: str) -> Job:
 
 
 def dispatched_by(job: Job, dispatcher: str) -> Job:
-    """The job with another dispatcher: all but the all-to-all send a token once over the same links.
+    """The job with another dispatcher; all except the all-to-all send a token once over the same links.
 
     Source: DeepEP's README (normal kernels forward over NVLink what arrives over RDMA); HybridEP does the same.
     """
@@ -449,5 +450,5 @@ def dispatched_by(job: Job, dispatcher: str) -> Job:
 
 
 def default_overlap(job: Job, framework: str) -> frozenset[str]:
-    """Traffic that a framework overlaps in a job, whatever its schedule."""
+    """Traffic that a framework overlaps in a job by default, for any schedule."""
     return habits_of(framework).overlap_with(job.offload, experts=job.model.experts is not None)

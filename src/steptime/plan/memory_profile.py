@@ -1,7 +1,7 @@
 """Memory that training software needs beyond live tensors of the rows: formats, buffers of the loss, workspaces.
 
-A framework's own is the table ``[memory]`` of its file, with sources; what fine-tuning stacks allocate is held against
-captures of the real modules in benchmarks/finetuning.md.
+Values of a framework are the table ``[memory]`` of its file, with sources; benchmarks/finetuning.md compares those of
+fine-tuning stacks with captures of the real modules.
 """
 
 from __future__ import annotations
@@ -11,94 +11,93 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
-    """Facts of one framework's memory; the plain one adds nothing to what the rows keep."""
+    """Memory of one framework; the plain profile adds nothing to the kept bytes of the rows."""
 
     name: str = "plain"
     weight_bytes: float | None = None
-    """Bytes of a trained weight at rest; None: those of the dtype. 4: the fp32 weight is the master copy, so that the
+    """Bytes of a trained weight at rest; None: bytes of the dtype. 4: the fp32 weight is the master copy, so that the
     optimiser has none (FSDP2 with mixed precision: sharded fp32, gathered in the dtype of the run)."""
     placeholder_bytes: float = 0.0
-    """Per parameter of one product of each shape: gradients handed to autograd where the real ones went into the
-    buffer of all gradients. Transformer Engine keeps one placeholder per shape permanently."""
+    """Bytes per parameter of placeholders that autograd gets for gradients, as the real ones went into the buffer of
+    all gradients. Transformer Engine keeps one placeholder per shape of product permanently."""
     layer_gradient_bytes: float = 0.0
-    """Per parameter of a layer in its backward pass under ZeRO-3: whole gradients before they are scattered."""
+    """Bytes of whole gradients per parameter of a layer in its backward pass under ZeRO-3, before the scatter."""
     head_gradient_bytes: float = 0.0
-    """Per parameter of the head in its backward pass, with any sharding: whole gradients."""
+    """Bytes of whole gradients per parameter of the head in its backward pass, under any sharding."""
     logit_kept_bytes: float | None = None
-    """Per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
+    """Bytes per logit from the loss to its backward pass; None: a copy in the dtype of the run and one in fp32."""
     logit_peak_bytes: float | None = None
-    """Per logit at the worst moment of the loss; None: what is kept."""
+    """Bytes per logit at the peak of the loss; None: the kept bytes."""
     evaluated_logit_bytes: float = 0.0
-    """Per logit of a mean sequence, in addition: logits of evaluated sequences that stay on the device."""
+    """Further bytes per logit of a mean sequence: logits of evaluated sequences that stay on the device."""
     loss_forward_bytes: float = 8.0
-    """Traffic per logit of all kernels of the loss, forward: read and write once in fp32."""
+    """Bytes of traffic per logit of all forward kernels of the loss; default: read and write once in fp32."""
     loss_backward_bytes: float = 8.0
-    """Traffic per logit of all kernels of the loss, backward."""
+    """Bytes of traffic per logit of all backward kernels of the loss."""
     loss_conversion_bytes: float = 0.0
-    """Each way, where logits are no fp32: to turn them into that, and their gradient back."""
+    """Bytes of traffic per logit and direction for conversion of logits to fp32, and of their gradient back."""
     fused_head: bool = False
-    """Head and loss are computed together in pieces (Liger): no logits are kept, both gradients are made forward."""
+    """Head and loss are computed together in pieces (Liger): no logits are kept, forward makes both gradients."""
     workspace_bytes: float = 0.0
-    """Workspaces of the matrix libraries, which the allocator counts."""
+    """Bytes of workspaces of the matrix libraries, which the allocator counts."""
     bucket_bytes: float = 0.0
-    """Buffers of traffic that are held throughout."""
+    """Bytes of communication buffers that are held throughout."""
     live_bytes: float = 0.0
-    """Most bytes of gathered weights that ZeRO-3 keeps for the next pass; a smaller model keeps all of its weights."""
+    """Limit of gathered weights that ZeRO-3 keeps for the next pass, in bytes; a smaller model keeps all weights."""
     update_bytes: float = 0.0
-    """Per trained parameter of a rank while the optimiser steps: temporaries of one that works on all tensors at once
-    (``foreach``), when no activations are left."""
+    """Bytes of temporaries per trained parameter of a rank during the optimiser's step, if it works on all tensors at
+    once (``foreach``); no activations are left then."""
     quantised_ends_bytes: float | None = None
-    """Of a weight of embedding and head where those of the layers are quantised; None: those of the dtype."""
+    """Bytes of a weight of embedding and head if weights of the layers are quantised; None: bytes of the dtype."""
     gathered_logits: bool = False
-    """Tensor-parallel ranks gather the logits before the loss, so that each holds those of the whole vocabulary."""
+    """Tensor-parallel ranks gather the logits before the loss, so that each holds the whole vocabulary."""
     gathered_inputs: bool = False
     """Inputs that tensor-parallel ranks gather from sequence shards are kept whole; else gathered again backward."""
     norm_bytes: float = 0.0
-    """Kept per element of a norm beyond its input, where operators make the norm: its copy in fp32 and what the weight
-    multiplies."""
+    """Kept bytes per element of a norm beyond its input, if the norm is several operators: its fp32 copy and the factor
+    of the weight."""
     gate_bytes: float = 0.0
-    """Kept per output of a gated activation beyond its inputs, where operators make it: the activated gate."""
+    """Kept bytes per output of a gated activation beyond its inputs, if it is several operators: the activated gate."""
     score_bytes: float = 0.0
-    """Kept per score of unfused attention beyond the probabilities in the dtype of the run: those in fp32."""
+    """Kept bytes per score of unfused attention beyond probabilities in the dtype of the run: their fp32 copy."""
     bf16_gradient_bytes: float = 0.0
-    """Per parameter, in addition to gradients in the dtype of the run where it is bf16: gradients accumulated in
-    fp32."""
+    """Bytes per parameter of gradients accumulated in fp32, in addition to bf16 gradients of a bf16 run."""
     pure: bool = False
     """Weights, gradients and states all have the dtype of the run; there are no master weights."""
     narrow_frozen: bool = False
     """Frozen weights of a run with narrow products are stored in the narrow format."""
     narrow_weights: bool = False
-    """Trained weights of products of layers too; without it they are stored in the dtype of the run."""
+    """Trained weights of products of layers are stored in the narrow format; else in the dtype of the run."""
     frozen_bytes: float | None = None
-    """Bytes of a frozen weight that is not quantised; None: those of the dtype of the run."""
+    """Bytes of a frozen weight that is not quantised; None: bytes of the dtype of the run."""
     cast_bytes: float = 0.0
-    """Kept per weight of a product from its forward to its backward pass, where weights at rest are wider than those
-    in use: the copy that autocast makes."""
+    """Kept bytes per weight of a product from its forward to its backward pass: the copy that autocast makes if weights
+    at rest are wider than weights in use."""
     adapter_bytes: float | None = None
-    """Of a weight of an adapter, and of its gradient, whose states are then of fp32; None: as trained weights."""
+    """Bytes of a weight of an adapter and of its gradient, with fp32 states; None: as other trained weights."""
     adapter_input_bytes: float = 0.0
-    """Kept per element of the input of each projection with an adapter, in place of the input that the projections
-    share: its copy in another format, or what dropout left of it and which elements that are; 0: they share it."""
+    """Kept bytes per element of the input of each projection with an adapter, in place of a shared input: a copy in
+    another format, or the input after dropout with its mask; 0: the projections share the input."""
     dequantised_bytes: float = 0.0
-    """Per parameter of the largest quantised weight of a layer while the backward pass goes through it: the weight in
-    the dtype of the run."""
+    """Bytes per parameter of the largest quantised weight of a layer during its backward pass: the weight in the dtype
+    of the run."""
     stream_bytes: float | None = None
-    """Per element of the residual stream that a recomputed layer keeps where its weights are quantised; None: those of
-    the dtype of the run."""
+    """Bytes per element of the residual stream that a recomputed layer keeps if its weights are quantised; None: bytes
+    of the dtype of the run."""
     trained_norm_bytes: float = 0.0
-    """Of :attr:`norm_bytes` what only a norm keeps whose own weight is trained."""
+    """Part of :attr:`norm_bytes` that only a norm with a trained weight keeps."""
     gradients_made: bool = False
-    """Gradients are freed after a step and made by its first backward pass: there are none before it."""
+    """Gradients are freed after a step and allocated by its first backward pass: there are none before it."""
     boundaries_on_host: bool = False
-    """The inputs of recomputed layers wait in the host's memory."""
+    """The inputs of recomputed layers are kept in the host's memory."""
     joins_weights: bool = False
     """With ZeRO-1 and ZeRO-2 the trained weights of a rank are copied to one buffer before the first step."""
     updates_in_backward: bool = False
     """The optimiser steps parameter by parameter in the backward pass, so that no gradients are kept."""
     offloads_weights: bool = False
-    """With the optimiser's states on the host, sharded weights are there too."""
+    """With the optimiser's states on the host, sharded weights are on the host too."""
     offloads_gradients: bool = False
-    """With the optimiser's states on the host, its gradients are there too."""
+    """With the optimiser's states on the host, gradients are on the host too."""
 
 
 PLAIN = MemoryProfile()
@@ -107,9 +106,9 @@ PLAIN = MemoryProfile()
 def log_probabilities_of(profile: MemoryProfile) -> MemoryProfile:
     """The profile of a trainer that needs the log-probability of each token: preference and reinforcement learning.
 
-    A head that is fused with the cross entropy of next tokens gives none, so that all logits are made. Trainers turn
-    them to fp32 and keep these (4 bytes each); backward come the gradients of single rows and of all (8). Unsloth has a
-    fused kernel of its own for them.
+    A head fused with the cross entropy of next tokens gives no log-probabilities, so that all logits are made. Trainers
+    convert them to fp32 and keep these (4 bytes each); backward adds the gradients of single rows and of all (8).
+    Unsloth has a fused kernel for them.
 
     Source: TRL, `selective_log_softmax` of trainer/utils.py, in its trainers of DPO, KTO, ORPO, PPO and GRPO unless
     `use_liger_kernel` is set; accelerate, `convert_outputs_to_fp32`.
@@ -131,12 +130,12 @@ def log_probabilities_of(profile: MemoryProfile) -> MemoryProfile:
 
 
 def compiled(profile: MemoryProfile) -> MemoryProfile:
-    """The profile where model and loss are compiled (torch.compile), for logits of 16 bits.
+    """The profile with model and loss compiled (torch.compile), for logits of 16 bits.
 
-    What operators of a norm or an activation keep for each other is inside one kernel. The loss is two kernels: forward
-    it reads the logits for the largest and the sum of a row and again for the loss (4 bytes each), backward it reads
-    them and writes their gradient (4); no copy in fp32 is made, and the logits are all that is kept (2, with their
-    gradient 4). A loss that does with less stays as it is.
+    Operators of a norm or an activation are one kernel, which keeps nothing in between. The loss is two kernels:
+    forward reads the logits for the largest and the sum of a row and again for the loss (4 bytes each), backward reads
+    them and writes their gradient (4). There is no fp32 copy, and only the logits are kept (2 bytes, 4 with their
+    gradient). A loss that needs less stays as it is.
 
     Source: torch.compile's documentation (Inductor fuses pointwise operators with reductions); count of accesses.
 

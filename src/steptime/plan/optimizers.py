@@ -1,4 +1,4 @@
-"""Optimisers as rows: what each keeps of an element, and what it does with a matrix of a layer."""
+"""Optimisers as rows: the states of each per element, and its update of a matrix of a layer."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from steptime.num import Num
 from steptime.registry import Registry
 
 OfMatrix = Callable[[Num, Num], Num]
-"""Something of a matrix of rows and columns."""
+"""Function of the rows and columns of a matrix."""
 MOMENTUM_BYTES: Final = 2.0
-"""An element of a momentum that travels in bf16; arXiv 2502.16982, section 2.3."""
+"""Bytes of an element of a momentum that is sent in bf16; arXiv 2502.16982, section 2.3."""
 
 
 def nothing(rows: Num, columns: Num) -> Num:
-    """No states, no operations."""
+    """Zero: no states, no operations."""
     return 0.0 * rows * columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixUpdate:
-    """What an optimiser does with a matrix of a layer; products that are computed as one are one matrix."""
+    """Update of a matrix of a layer by an optimiser; products that are computed as one are one matrix."""
 
     element_bytes: float
-    """States of each element."""
+    """Bytes of states per element."""
     state_bytes: OfMatrix = nothing
-    """Further states of a matrix."""
+    """Bytes of further states of a matrix."""
     flops: OfMatrix = nothing
-    """Operations of its update."""
+    """Operations of the update of a matrix."""
     gathered: bool = False
-    """Ranks that share its states gather its momentum, as an update needs all of it."""
+    """True if ranks that shard the states gather the momentum, as an update needs the whole matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """States that an optimiser keeps per parameter, the fp32 copy of the weight apart."""
+    """States that an optimiser keeps per parameter, without the fp32 copy of the weight."""
 
     name: str
     state_bytes: float
     matrices: MatrixUpdate | None = None
-    """For matrices of layers, where those are treated as such; the embedding, the head and vectors are not."""
+    """Update of matrices of layers as matrices, without embedding, head and vectors; None: element by element."""
     source: str = ""
 
     def bytes_per_parameter(self, *, master_weights: bool) -> float:
-        """States and, with reduced precision, the fp32 master weight (Adam with bf16: 12)."""
+        """Bytes of states and, with ``master_weights``, of the fp32 master weight (Adam with bf16: 12)."""
         return self.state_bytes + (4.0 if master_weights else 0.0)
 
 

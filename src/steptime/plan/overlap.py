@@ -19,17 +19,16 @@ from steptime.plan.rows import Row
 SUMS = frozenset({"all_reduce", "reduce_scatter"})
 """Collectives that sum."""
 DENSE_BLOCKS = frozenset({"attention", "mlp"})
-"""Blocks whose products do so; those of experts, shared ones included, and the head wait for their transfers."""
+"""Blocks whose products overlap with transfers; products of experts, shared ones included, and the head wait."""
 
 
 def with_overlapped_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer, where ``tp`` overlaps with products: transfers of their input or output overlap with the
-    product.
+    """The rows of a layer in which a product overlaps with ``tp`` transfers of its input or output.
 
-    An input that is gathered, or an output that is scattered, goes round the ring of the ``tp`` ranks one shard of the
-    sequence at a time (:func:`~steptime.cost.collective.ring_behind_share`), which takes sequence parallelism; without
-    it the sum of whole outputs waits for all of them. The ranks write to each other's memory, so that all of them
-    share a fast domain.
+    A gathered input, or a scattered output, goes round the ring of the ``tp`` ranks one shard of the sequence at a time
+    (:func:`~steptime.cost.collective.ring_behind_share`), which needs sequence parallelism; without it the sum of whole
+    outputs waits for all of them. The ranks write to each other's memory, so that all of them have to share a fast
+    domain.
 
     Source: `--tp-comm-overlap` of Megatron-Core, which requires `--sequence-parallel` and leaves out experts
     (user buffers of Transformer Engine, which connect the GPUs of one NVLink domain); MegaScale, arXiv 2402.15627,
@@ -43,12 +42,12 @@ def with_overlapped_transfers(rows: Iterable[Row], job: Job, plans: Plans) -> li
 
 
 def with_overlapped_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> list[Row]:
-    """The rows of a layer, where a product's backward transfers overlap with the two products of its gradients.
+    """The rows of a layer in which a product's backward transfers overlap with the two products of its gradients.
 
-    Its input, that sequence parallelism gathers again for the gradient of the weights, travels during the product that
+    Its input, which sequence parallelism gathers again for the gradient of the weights, is sent during the product that
     makes the gradient of the input; that gradient is summed, scattered or not, during the product that makes the
-    gradient of the weights. Each of the two products is half of the work. A backward pass in two parts has no other
-    product at hand, and frozen weights have none.
+    gradient of the weights. Each of the two products is half of the work. A backward pass split in two parts has no
+    second product to overlap with, nor have frozen weights.
 
     Source: Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication` (`megatron/core/tensor_parallel/layers.py`).
     """
@@ -59,12 +58,12 @@ def with_overlapped_gradients(rows: Iterable[Row], job: Job, plans: Plans) -> li
 
 
 def _sums_gradient(row: Row) -> bool:
-    """Whether a row is a product of a dense block whose ranks sum the gradient of its input."""
+    """True for a product of a dense block whose ranks sum the gradient of its input."""
     return _waits(row) and any(each.collective in SUMS for each in row.backward)
 
 
 def _waits(row: Row) -> bool:
-    """Whether a row is a product of a dense block whose input or output travels."""
+    """True for a product of a dense block whose input or output is sent."""
     return row.operator == "matmul" and row.block in DENSE_BLOCKS and bool(row.forward or row.backward)
 
 
@@ -73,24 +72,24 @@ class OverlapRule:
     """One kind of traffic that overlaps with computation."""
 
     word: str
-    """Word of ``overlap`` without which all of it is exposed; empty: it always overlaps."""
+    """Word of ``overlap`` without which all of the traffic is exposed; empty: it always overlaps."""
     traffic: str
     stream: str
-    """What carries it; transfers of one stream follow each other."""
+    """Stream that carries the traffic; transfers of one stream follow each other."""
     beside: str
-    """Computation that it overlaps with."""
+    """Computation with which it overlaps."""
     wants: str
-    """What a plan needs for that."""
+    """Requirements on a plan for the overlap."""
     shares: str
-    """What it shares with other work, and what that costs."""
+    """Resources that it shares with other work, and the cost of sharing."""
     formula: str
-    """Function of :mod:`steptime.cost` that gives what shows of it."""
+    """Function of :mod:`steptime.cost` for its exposed time."""
     zero: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that have this traffic."""
     axis: str = ""
     """Axis other than ``dp`` that it runs over; empty: none."""
     habit: str = ""
-    """Habit of a framework (:class:`steptime.plan.framework.Habits`) without which all of it shows."""
+    """Habit of a framework (:class:`steptime.plan.framework.Habits`) without which all of it is exposed."""
 
 
 _DATA: Final = (
@@ -203,4 +202,4 @@ RULES: Final = (
         axis="tp",
     ),
 )
-"""Every kind of traffic that may overlap; what is not here is exposed."""
+"""Every kind of traffic that may overlap; all other traffic is exposed."""

@@ -1,7 +1,7 @@
-"""The order in which the axes of a mesh lie over a network: which ranks are neighbours beyond a fast domain.
+"""Order of the axes of a mesh over a network, which decides the neighbours of a rank beyond its fast domain.
 
-Launchers number fast domains as they number ranks: along one axis after the other, innermost first. How far two members
-of a group are apart follows from the axes inside theirs, and so does how many of them share a leaf switch.
+Launchers number fast domains as they number ranks: along one axis after the other, innermost first. The axes inside
+that of a group determine the distance of its members, and how many of them share a leaf switch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def strides_of(outside: Mapping[str, Num], order: Sequence[str], farthest: Num) 
     Args:
         outside: axis -> fast domains along it.
         order: axes, innermost first.
-        farthest: distance from which on nothing is shared any more.
+        farthest: distance from which on members share no block of the network.
 
     >>> strides_of({"tp": 1, "dp": 4, "pp": 2}, ("tp", "pp", "dp"), 64)
     {'at_tp': 1, 'at_pp': 1, 'at_dp': 2}
@@ -72,7 +72,7 @@ def strides_of(outside: Mapping[str, Num], order: Sequence[str], farthest: Num) 
 
 
 def numbered(plans: Plans, order: Sequence[str] = AXES) -> Plans:
-    """One plan whose domains are numbered along the axes in an order.
+    """One plan with domains numbered along the axes in an order.
 
     >>> numbered(Plans(dp=8, pp=4, in_dp=2), order_of("tp-pp-dp")).at_dp
     4
@@ -82,7 +82,7 @@ def numbered(plans: Plans, order: Sequence[str] = AXES) -> Plans:
 
 
 def order_text(plans: Plans, axes: Iterable[str]) -> str:
-    """The order that the distances of one plan mean, innermost first.
+    """The order of the axes that the distances of one plan imply, innermost first.
 
     >>> order_text(numbered(Plans(dp=8, pp=4), order_of("tp-pp-dp")), ("tp", "dp", "pp"))
     'tp-pp-dp'
@@ -96,7 +96,7 @@ def order_text(plans: Plans, axes: Iterable[str]) -> str:
 def ordered(
     index: Array, placements: Plans, meshes: Plans, axes: Sequence[str], farthest: int, order: Sequence[str] | None
 ) -> tuple[Array, Plans]:
-    """Placements under one order of the axes, or under all that differ within the reach of the network.
+    """Placements under one order of the axes, or under all orders that differ within the largest block of a network.
 
     Args:
         index: mesh of each placement, ascending.
@@ -131,8 +131,8 @@ def members_of(plans: Plans, axes: Sequence[str], block: float) -> Num:
 
     $$m = \prod_a \min\left(o_a,\ \max\left(\frac{B}{k_a},\ 1\right)\right)$$
 
-    for $o_a$ domains along axis $a$, $k_a$ apart, and $B$ = `block`; of the axes of experts in turn from what `tp`,
-    `cp` and `dp` have together.
+    for $o_a$ domains along axis $a$, $k_a$ apart, and $B$ = `block`; axes of experts are taken in turn from the ranks
+    of `tp`, `cp` and `dp` together.
 
     Source: own; exact where distances and blocks divide each other.
 
@@ -162,7 +162,7 @@ def _folded(plans: Plans, axis: str, block: float) -> Num:
 
 
 def _within(room: Num, most: Num) -> Num:
-    """As many as there is room for, at least one and at most all."""
+    """``room``, at least one and at most ``most``."""
     if isinstance(room, np.ndarray) or isinstance(most, np.ndarray):
         return np.minimum(np.maximum(room, 1.0), most)
     return min(max(room, 1), most)

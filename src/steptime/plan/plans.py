@@ -1,6 +1,6 @@
 """One plan or a block of plans: a struct whose columns are Python numbers or arrays.
 
-What makes a plan impossible: named reasons, each a row of a table, combined to a bitmask.
+Rules that make a plan impossible have named reasons, each a row of a table, combined to a bitmask.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FOLDED_AXES = ("etp", "ep", "edp")
 
 
 def is_set(codes: Num, bit: int) -> Any:
-    """Whether a bit of the column ``recompute`` is set (boolean or array of booleans).
+    """True if a bit of the column ``recompute`` is set (boolean or array of booleans).
 
     >>> bool(is_set(5, RECOMPUTE_CODES["norm"])), bool(is_set(2, RECOMPUTE_CODES["norm"]))
     (True, False)
@@ -57,12 +57,12 @@ def is_set(codes: Num, bit: int) -> Any:
 
 
 def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int, order: Sequence[str] = AXES) -> dict[str, Any]:
-    r"""Ranks of each axis that share a fast domain where launchers number ranks along the axes, innermost first.
+    r"""Ranks of each axis that share a fast domain if launchers number ranks along the axes, innermost first.
 
     $$i_a = \gcd(d_a,\, r_a), \qquad r_{a+1} = r_a / i_a, \qquad r_1 = \max \{ u \le D : u \mid n \}$$
 
-    where $d_a$ is the degree of the $a$-th of :data:`AXES`, $n$ = `ranks` and $D$ = `domain` are devices: of a domain
-    as many are used as divide those of the plan.
+    where $d_a$ is the degree of the $a$-th of :data:`AXES`, $n$ = `ranks` and $D$ = `domain` are devices: the used
+    devices of a domain divide those of the plan.
 
     Args:
         degrees: axis -> ranks, or an array of them.
@@ -84,7 +84,7 @@ def launch_order(degrees: Mapping[str, Any], ranks: int, domain: int, order: Seq
 
 
 SHARED_FROM: Mapping[str, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""What ZeRO shards -> the stage from which it does (Rajbhandari et al., arXiv 1910.02054, section 5)."""
+"""State -> first stage of ZeRO that shards it (Rajbhandari et al., arXiv 1910.02054, section 5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +112,11 @@ class Plans:
     recompute_every: Num = 1
     """Full recomputation of every n-th layer."""
     zero: Num = 1
-    """ZeRO stage: what the data-parallel ranks shard (1: optimiser states)."""
+    """ZeRO stage: 1: the data-parallel ranks shard optimiser states, 2: gradients too, 3: weights too."""
     shard: Num = 0
     """Ranks over which ZeRO shards; groups of this many ranks are replicas. 0: all data-parallel ranks."""
     sp: Num = 1
-    """1: between products the ranks of ``tp`` share the sequence out (sequence parallelism); 0: each has all of it."""
+    """1: between products the ranks of ``tp`` shard the sequence (sequence parallelism); 0: each has all of it."""
     ep: Num = 1
     """Expert-parallel ranks: each has some of the experts."""
     etp: Num = 1
@@ -135,7 +135,7 @@ class Plans:
     at_pp: Num = 1
 
     def take(self, index: Any) -> Plans:
-        """The rows at ``index``; columns that are one number stay so."""
+        """The rows at ``index``; a column that is one number stays one."""
         return Plans(**{n: taken(c, index) for n, c in self.columns().items()})
 
     def columns(self) -> dict[str, Num]:
@@ -148,19 +148,19 @@ class Plans:
         return Plans(**picked)
 
     def is_alone(self, axis: str) -> bool:
-        """Whether an axis has one rank in every plan, which has nobody to send to."""
+        """True if an axis has one rank in every plan, and so no traffic."""
         ranks: Num = getattr(self, axis)
         return not isinstance(ranks, np.ndarray) and ranks == 1
 
     def inside(self, axis: str) -> Num:
-        """Ranks of an axis that share a fast domain; a folded axis takes the room that those inside it leave."""
+        """Ranks of an axis that share a fast domain; a folded axis has the room that the axes inside it leave."""
         if axis in FOLDED_AXES:
             return self._folded_inside(axis)
         column: Num = getattr(self, f"in_{axis}")
         return column
 
     def is_near(self, axis: str) -> Any:
-        """Whether all ranks of an axis share a fast domain, plan by plan."""
+        """True if all ranks of an axis share a fast domain, plan by plan."""
         return self.inside(axis) >= getattr(self, axis)
 
     def _folded_inside(self, axis: str) -> Num:
@@ -203,11 +203,11 @@ class Plans:
 
     @property
     def has_shards(self) -> bool:
-        """Whether any of the plans may shard over fewer ranks than a group has; single plans without have 0."""
+        """True if any of the plans may shard over fewer ranks than a group has; single plans without have 0."""
         return isinstance(self.shard, np.ndarray) or bool(self.shard)
 
     def shares(self, what: str) -> Any:
-        """Whether ZeRO shards ``optimizer`` states, ``gradients`` or ``weights``, plan by plan.
+        """True if ZeRO shards ``optimizer`` states, ``gradients`` or ``weights``, plan by plan.
 
         >>> [Plans(zero=stage).shares("gradients") for stage in range(4)]
         [False, False, True, True]
@@ -215,7 +215,7 @@ class Plans:
         return self.zero >= SHARED_FROM[what]
 
     def shards(self, what: str, ranks: Num) -> Num:
-        """Shards of ``optimizer`` states, ``gradients`` or ``weights`` over ``ranks``: 1 where each rank has all.
+        """Shards of ``optimizer`` states, ``gradients`` or ``weights`` over ``ranks``: 1 if each rank has all.
 
         >>> Plans(zero=1, dp=8).shards("optimizer", 8), Plans(zero=1, dp=8).shards("weights", 8)
         (8, 1)
@@ -223,7 +223,7 @@ class Plans:
         return where(self.shares(what), self.sharing_ranks(ranks), 1)
 
     def sharing_ranks(self, ranks: Num) -> Num:
-        """Ranks of a group of ``ranks`` over which ZeRO shards: all, or those of one replica of the shards.
+        """Ranks of a group of ``ranks`` over which ZeRO shards: all, or one replica of the shards.
 
         >>> Plans(dp=64).sharing_ranks(64), Plans(dp=64, shard=8).sharing_ranks(64)
         (64, 8)
@@ -233,7 +233,7 @@ class Plans:
         return where(self.shard > 0, minimum(self.shard, ranks), ranks)
 
     def shared_out(self, *, experts: bool) -> Num:
-        """1 where ZeRO shards weights over several ranks, those of routed experts or all others; else 0."""
+        """1 if ZeRO shards weights over several ranks, else 0; ``experts``: those of routed experts, else the rest."""
         ranks = self.sharing_ranks(self.edp if experts else self.dp * self.cp)
         return where(ranks > 1, 1.0, 0.0)
 
@@ -286,22 +286,22 @@ class Rule:
     name: str
     meaning: str
     broken: Broken
-    """Whether a plan breaks the rule (boolean or array of booleans)."""
+    """Function that is True for plans that break the rule (boolean or array of booleans)."""
     always: bool = False
-    """Whether it means something for captured modules too."""
+    """True if the rule holds for captured modules too."""
     of_mesh: bool = True
-    """Whether degrees break it whatever the micro-batch and the virtual stages are, if they do with one of each."""
+    """True if degrees that break it with a micro-batch and virtual stages of 1 break it with all others too."""
 
 
 def _indivisible_heads(job: Job, p: Plans) -> Any:
-    """With kinds of layers, of attention and of mixers."""
+    """True if the tensor ranks do not divide heads, of all kinds of layers, attention and mixers included."""
     model, ranks = job.model, _tensor_ranks(job, p)
     heads = {each for kind in model.kinds for each in cut_heads(kind)} or {model.heads}
     return reduce(or_, (each % ranks != 0 for each in sorted(heads)))
 
 
 def cut_heads(kind: LayerKind) -> list[int]:
-    """Numbers that the tensor ranks have to divide in a layer of a kind."""
+    """Counts of a layer of a kind that the tensor ranks have to divide."""
     found = [kind.block.heads] if kind.attention or any(op.form in ("core", "cross") for op in kind.operators) else []
     for op in kind.operators:
         found += [int(value) for name, value in op.sizes if name in ("heads", "blocks") and op.form != "index_scores"]
@@ -314,7 +314,7 @@ def _indivisible_kv(job: Job, p: Plans) -> Any:
 
 
 def _tensor_ranks(job: Job, p: Plans) -> Any:
-    """Ranks that cut the heads: with Ulysses the context ranks too."""
+    """Number of ranks that cut the heads: tensor ranks, with Ulysses times the context ranks."""
     return p.tp * p.cp if job.context == "ulysses" else p.tp
 
 
@@ -329,7 +329,7 @@ def _uneven_expert(job: Job, p: Plans) -> Any:
 
 
 def _empty_ends(job: Job) -> int:
-    """Virtual stages that may have embedding or head alone, as their rank has layers in its other ones.
+    """Virtual stages that may have only embedding or head, as their rank has layers in its other virtual stages.
 
     Source: Llama 3 (arXiv 2407.21783, section 3.3.2), 126 layers in 128 virtual stages; torchtitan,
     `pipeline_parallel_first_stage_less_layers`; Megatron-Core, `--account-for-embedding-in-pipeline-split`.
@@ -355,7 +355,7 @@ def _not_interleaved(job: Job, p: Plans) -> Any:
 
 
 def _unserved(job: Job, p: Plans, name: str) -> Any:
-    """Whether a plan breaks a rule of its pipeline schedule that is counted under a name."""
+    """True if a plan breaks a rule of its pipeline schedule that is counted under a name."""
     row = job.pipeline
     rules = [rule for rule in row.rules if rule.name == name]
     if not rules:
@@ -366,7 +366,7 @@ def _unserved(job: Job, p: Plans, name: str) -> Any:
 
 
 def _served(rule: ScheduleRule) -> Rule:
-    """The rule of schedules as one of plans."""
+    """A rule of schedules as a rule of plans."""
     return Rule(
         name=rule.name,
         always=True,
@@ -381,9 +381,9 @@ def _beyond_replica(job: Job, p: Plans) -> Any:
 
 
 MEMORY = "memory"
-"""The reason that is found by the estimate, not by a rule."""
+"""Reason of plans that do not fit in memory, found by the estimate and not by a rule."""
 RISK = "oom_probability"
-"""The reason of plans that fit, and that a search leaves out because they may nevertheless run out of memory."""
+"""Reason of plans that fit but that a search leaves out, because they may run out of memory."""
 
 RULES: tuple[Rule, ...] = (
     Rule(

@@ -1,13 +1,12 @@
-"""Recomputation of parts of a layer: which rows run again in the backward pass, and what is then not kept.
+"""Recomputation of parts of a layer: the rows that run again in the backward pass, and the bytes that are not kept.
 
-Each bit of the column ``recompute`` names a part whose output is dropped after forward and made again from what the
-part's first row keeps. Whole layers (``full``) are not marked here: the step repeats their forward pass.
+Each bit of the column ``recompute`` names a part whose output is dropped after forward and made again from the kept
+input of the part's first row. Whole layers (``full``) are not marked here: the step repeats their forward pass.
 
-Temporaries: what is alive for a moment in addition to the kept activations (in the backward pass of a layer, and at the
-loss), and copies that are kept where several operators do what one kernel could. Each is the largest sum, over the
-moments that the function names, of what is made, less what was kept and is already free. Symbols: $t$ tokens of a rank,
-$h$ hidden, $f$ and $f_i$ local width of the MLP and of its first product, $g$ = 1 where tensor ranks gather the
-sequence.
+Temporaries are alive for a moment in addition to the kept activations (in the backward pass of a layer, and at the
+loss); there are also kept copies of operators that could be one kernel. Each function names some moments and gives the
+largest sum over them of new tensors, less kept ones that are already free. Symbols: $t$ tokens of a rank, $h$ hidden,
+$f$ and $f_i$ local width of the MLP and of its first product, $g$ = 1 if tensor ranks gather the sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from steptime.plan.memory_profile import MemoryProfile
 from steptime.plan.plans import FULL_RECOMPUTE, RECOMPUTE_CODES, Plans, is_set
 from steptime.plan.rows import WEIGHT_PRODUCTS, Row, Shape, over, tensor_shares
 
-#: Rows that run again as a whole; below products of which a gated MLP makes the half again.
+#: Rows that ``outputs`` runs again as a whole.
 AGAIN: Final = frozenset(
     {
         "attention_norm",
@@ -60,9 +59,10 @@ AGAIN: Final = frozenset(
         "attention_context_copy",
     }
 )
+#: Products into an MLP, of which ``outputs`` runs one half again if the MLP is gated.
 INTO: Final = ("mlp_in", "shared_in")
 OUT_OF: Final = ("mlp_out", "shared_out")
-#: Rows whose input is made again; ``post_mlp_norm`` and ``shared_scale`` read what a product out of a gated MLP keeps.
+#: Rows whose input ``outputs`` makes again.
 DROPPED: Final = frozenset(
     {
         "q",
@@ -86,7 +86,7 @@ READS_DOWN: Final = ("post_mlp_norm", "shared_scale")
 
 
 def by_outputs(row: Row, chosen: Any, model: ModelSpec, plans: Plans) -> Iterator[Row]:
-    """The row as ``outputs`` has it in the ``chosen`` plans; after a product out of an MLP also its kept output.
+    """The row under recomputation ``outputs`` in the ``chosen`` plans; a product out of an MLP also keeps its output.
 
     Recomputation ``outputs`` is selective checkpointing by operator: it keeps the output of every second product. A
     layer keeps its input and the outputs of attention and of every second product: in the order query, key, value, out,
@@ -118,7 +118,7 @@ def by_outputs(row: Row, chosen: Any, model: ModelSpec, plans: Plans) -> Iterato
 
 
 def share_again(row: Row, model: ModelSpec) -> float:
-    """Share of a row's forward pass that backward repeats: of query, key and value together the columns of keys."""
+    """Share of a row's forward pass that backward repeats; for a joint query, key and value product the keys' share."""
     if row.name == "qkv":
         return model.kv_heads / (model.heads + 2 * model.kv_heads)
     if row.name in INTO:
@@ -127,7 +127,7 @@ def share_again(row: Row, model: ModelSpec) -> float:
 
 
 def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
-    """Bytes that a row keeps, at most as many as without this kind; a norm behind experts keeps what they give."""
+    """Kept bytes of a row under ``outputs``, at most as many as without it; a norm behind experts keeps its input."""
     reads_kept = row.name in READS_DOWN and model.gated_mlp and (model.experts is None or row.name == "shared_scale")
     if row.name in DROPPED or reads_kept:
         return 0.0 * row.kept_bytes
@@ -139,12 +139,12 @@ def kept_bytes(row: Row, model: ModelSpec, plans: Plans) -> Num:
 
 
 def without_inputs(row: Row, model: ModelSpec) -> Num:
-    """Bytes that a row of :data:`CORE` keeps in addition to queries, keys and values that are made again."""
+    """Kept bytes of a row of :data:`CORE` without the queries, keys and values that are made again."""
     return maximum(row.kept_bytes - _remade_elements(row, model) * row.shape["element_bytes"], 0.0)
 
 
 def _remade_elements(row: Row, model: ModelSpec) -> Num:
-    """Elements of a rank's own queries, keys and values that attention keeps otherwise and that are made again."""
+    """Elements of a rank's own queries, keys and values that are made again instead of kept."""
     shape, latent = row.shape, model.latent
     queries, local = shape["rows"], shape["kv_rows"] * shape["rows"] / shape["keys"]
     keys = local * model.head_dim
@@ -160,7 +160,7 @@ ACTIVATIONS = ("activation", "gated_activation")
 OUTER_NORMS = ("attention_norm", "mlp_norm")
 OUTPUTS: Final = "outputs"
 UP_PROJECTION: Final = "up_projection"
-"""Part of latent attention; others have no compressed form from which queries, keys and values could be made again."""
+"""Part of latent attention, which has a compressed form from which queries, keys and values are made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,16 +170,16 @@ class Part:
     again: Callable[[Row], bool]
     """Rows whose forward pass runs again."""
     dropped: Callable[[Row], bool]
-    """Rows whose kept bytes are the output of those."""
+    """Rows whose kept bytes are the output of the recomputed rows."""
     left: Callable[[Row, ModelSpec], Num] = lambda row, model: 0.0
-    """What a dropped row nevertheless keeps."""
+    """Bytes that a dropped row still keeps."""
 
 
 def _named(*names: str) -> Callable[[Row], bool]:
     return lambda row: row.name in names
 
 
-#: Name of a bit -> rows. Fused attention keeps its inputs; its statistics are too small to be worth a rule.
+#: Name of a bit -> its rows. Fused attention keeps its inputs; its statistics are too small for a rule.
 PARTS: dict[str, Part] = {
     "attention": Part(again=lambda row: row.operator == "fused_attention", dropped=lambda row: False),
     "norm": Part(again=_named(*OUTER_NORMS), dropped=_named("qkv", "q", "q_down", "mlp_in", "router")),
@@ -209,13 +209,13 @@ PARTS: dict[str, Part] = {
 
 
 def recomputed(rows: Iterable[Row], codes: Num, model: ModelSpec, plans: Plans) -> list[Row]:
-    """Rows of a layer with the recomputed ones marked, and without what is then not kept.
+    """Rows of a layer with the recomputed ones marked and their dropped bytes removed.
 
     Args:
-        rows: of one layer.
+        rows: rows of one layer.
         codes: column ``recompute`` of the plans: bits of the chosen parts.
-        model: whose layer it is.
-        plans: that keep or recompute.
+        model: model of the layer.
+        plans: plans that keep or recompute.
     """
     out = list(rows)
     partly = ~is_set(codes, FULL_RECOMPUTE)
@@ -239,7 +239,7 @@ def _any_set(codes: Num, bit: int) -> bool:
 
 
 def _marked(row: Row, parts: Iterable[tuple[Part, Any]], model: ModelSpec) -> Row:
-    """A row with what each part makes of it in the plans that recompute the part."""
+    """A row under all ``parts``, each in the plans that recompute it."""
     again, kept = row.recomputed, row.kept_bytes
     for part, chosen in parts:
         if part.again(row):
@@ -252,11 +252,11 @@ def _marked(row: Row, parts: Iterable[tuple[Part, Any]], model: ModelSpec) -> Ro
 
 
 def stopped_early(rows: Iterable[Row]) -> list[Row]:
-    """The rows of a layer whose recomputation in full ends with the last tensor that the backward pass reads.
+    """The rows of a layer whose full recomputation ends with the last tensor that the backward pass reads.
 
-    What follows the last row that keeps something does not run again, nor does that row if it is a product, which keeps
-    its input: without dropout the second product of an MLP. What experts return, their router reads. Rows of operator
-    ``nothing`` stand for what another kind of recomputation keeps.
+    Rows after the last one that keeps something do not run again, nor does that one if it is a product, as it keeps its
+    input: without dropout the second product of an MLP. The router reads the output of experts. Rows of operator
+    ``nothing`` stand for the kept bytes of another kind of recomputation.
 
     Source: `early_stop` of `torch.utils.checkpoint` without `use_reentrant` (its default).
     """
@@ -280,13 +280,13 @@ MODULES: Final = {
 }
 """Modules of Megatron-Core (``--recompute-modules``) -> name of the bit."""
 OTHER_WORDS: Final = {word: name for word, name in MODULES.items() if word != name} | {"off": "none"}
-"""Other words than a bit's own -> its name."""
+"""Other word for a bit -> its name."""
 SELECTIVE: Final = "selective"
-"""The word that each framework has for a choice of its own (:attr:`steptime.plan.framework.Habits.selective`)."""
+"""Word whose parts depend on the framework (:attr:`steptime.plan.framework.Habits.selective`)."""
 
 
 def says_selective(text: str) -> bool:
-    """Whether one of the parts is the word whose meaning depends on the framework.
+    """True if one of the parts is the word ``selective``, whose meaning depends on the framework.
 
     >>> says_selective("selective+norm"), says_selective("attention")
     (True, False)
@@ -311,8 +311,8 @@ def recompute_code(text: str, framework: str = "") -> int:
     """The code of ``none``, ``full``, or parts joined by ``+``; parts may have the names of Megatron-Core.
 
     Args:
-        text: what is recomputed; ``selective`` is what the framework calls so.
-        framework: its name; empty: none is named, and ``selective`` is attention, as in Megatron-LM.
+        text: recomputation in words; ``selective`` has the framework's meaning.
+        framework: name of the framework; empty: ``selective`` is attention, as in Megatron-LM.
 
     Raises:
         UnknownNameError: a part is unknown.
@@ -339,7 +339,7 @@ def recompute_text(code: int) -> str:
 
 
 LOGIT_BYTES = 4.0
-"""Logits are turned into probabilities in fp32."""
+"""Bytes of a logit at the loss, which computes probabilities in fp32."""
 MOST_LEADING = 3
 NORMS = ("layer_norm", "one_pass_layer_norm", "rms_norm", "plain_rms_norm")
 
@@ -367,9 +367,9 @@ def layer_elements(s: Shape) -> Num:
 
 
 def widened_bytes(job: Job) -> float:
-    """Per parameter of the largest weight of a layer: copies that adapters make of it while a product runs.
+    """Bytes per parameter of the largest weight of a layer: copies that adapters make of it while a product runs.
 
-    Of a quantised one that in the dtype of the run; for DoRA's lengths the weight, what the adapter adds and their sum.
+    A quantised weight has a copy in the dtype of the run; DoRA's lengths need the weight, the adapter's part, the sum.
     """
     adapter, copied = job.adapter, job.memory.dequantised_bytes
     if adapter is None or not copied:
@@ -379,7 +379,7 @@ def widened_bytes(job: Job) -> float:
 
 
 def _mlp_widths(s: Shape) -> list[Num]:
-    """Local widths of the MLPs of all tokens that layers have: the dense one, and of experts the shared one."""
+    """Local widths of the MLPs that see all tokens: the dense MLP, and the shared expert."""
     experts = s.model.experts
     widths = [s.ffn] if s.dense_share else []
     if experts is not None and experts.shared_ffn_hidden:
@@ -403,7 +403,7 @@ def _mlp_elements(s: Shape, local: Num) -> Num:
 def _freed_elements(s: Shape) -> Num:
     """Elements that products out of MLPs and activation functions kept, free in the backward pass of attention.
 
-    Where layers differ, of the kind that kept least.
+    If layers differ, those of the kind that kept least.
     """
     freed: list[Num] = [s.tokens * (s.ffn_in + s.ffn)] if s.dense_share else []
     experts = s.model.experts
@@ -414,7 +414,7 @@ def _freed_elements(s: Shape) -> Num:
 
 
 def loss_bytes(s: Shape) -> Num:
-    """Largest temporary from the loss to the backward pass of the head, in addition to what their rows keep.
+    """Largest temporary from the loss to the backward pass of the head, in addition to the kept bytes of their rows.
 
     Moments: the loss; the head's backward product (gradients of its input, gathered and scattered, and of its weight).
     """
@@ -427,7 +427,7 @@ def loss_bytes(s: Shape) -> Num:
     if profile.fused_head:
         return weight + 6.0 * s.tokens * s.model.hidden
     peak: Num = kept if profile.logit_peak_bytes is None else profile.logit_peak_bytes
-    if profile.gathered_logits:  # the parts of all ranks, them joined, and the gradient of the part
+    if profile.gathered_logits:  # gathered parts of all ranks, their concatenation, and the gradient of a rank's part
         peak = peak + where(s.plans.tp > 1, 3 * element, 0.0)
     head = weight + stream + gathered + (element - kept) * logits
     evaluated = profile.evaluated_logit_bytes * s.job.evaluated_share
@@ -435,11 +435,11 @@ def loss_bytes(s: Shape) -> Num:
 
 
 def kept_by_operators(rows: Iterable[Row], profile: MemoryProfile, plans: Plans, *, trained: bool = True) -> list[Row]:
-    """The rows of a layer with what software keeps beyond the fused kernels of the rows (:class:`MemoryProfile`).
+    """The rows of a layer with the bytes that software keeps beyond the fused kernels (:class:`MemoryProfile`).
 
     Args:
-        rows: of a layer.
-        profile: of the software.
+        rows: rows of a layer.
+        profile: memory profile of the software.
         plans: how the job is parallelised.
         trained: the weights of norms are trained.
     """
@@ -467,13 +467,13 @@ def _with_copies(row: Row, profile: MemoryProfile, plans: Plans, trained: bool) 
 
 
 def leading_dense(model: ModelSpec) -> int:
-    """First layers without experts. At most three stand first (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread."""
+    """Leading layers without experts: at most three are (DeepSeek-V3, Kimi K2, GLM-4.5); more are spread out."""
     dense = 0 if model.experts is None or model.kinds else model.layers - model.experts.moe_layers
     return dense if dense <= MOST_LEADING and model.experts is not None and model.experts.moe_layers else 0
 
 
 def held_vocab(s: Shape) -> Num:
-    """Logits of a token that a rank holds at the loss: of its part of the vocabulary, or gathered those of all."""
+    """Logits of a token on a rank at the loss: its part of the vocabulary, or the whole one if logits are gathered."""
     return s.model.vocab if s.job.memory.gathered_logits else s.vocab
 
 
@@ -486,7 +486,7 @@ def kept_per_logit(s: Shape) -> float:
 
 
 def loss_row(s: Shape, predicted: Num) -> Row:
-    """Row of the loss over the logits of ``predicted`` tokens; what its kernels move is a fact of the framework."""
+    """Row of the loss over the logits of ``predicted`` tokens; the traffic of its kernels depends on the framework."""
     logits, profile = predicted * s.vocab, s.job.memory
     turned = profile.loss_conversion_bytes if s.element_bytes < LOGIT_BYTES else 0.0
     return Row(

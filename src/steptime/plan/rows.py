@@ -1,9 +1,9 @@
-"""The vocabulary of strategy tables: one row per operator, with what it moves and what it keeps.
+"""Records of strategy tables: one row per operator, with its transfers and kept bytes.
 
 A strategy (1D tensor parallelism, context parallelism, SUMMA) is a list of rows in terms of the degrees. A row
-names the operator and its *local* shape; the formulas are joined to it in :mod:`steptime.estimate.operators`.
-
-Local sizes of a micro-batch under the corrected strategies, and what its ranks exchange at the ends of a region.
+names the operator and its *local* shape; :mod:`steptime.estimate.operators` maps the operator to its formulas.
+:class:`Shape` has the local sizes of a micro-batch under the corrected strategies, and the transfers at the ends of a
+region.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steptime.plan.job import Job
 from steptime.plan.plans import Plans
 
 WEIGHT_PRODUCTS = ("matmul", "blocked_matmul", "wide_matmul", "grouped_matmul")
-"""Operators whose backward pass has a product for the gradient of the input and one for that of the weights."""
+"""Operators whose backward pass has a product for the gradient of the input and one for the gradient of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class Transfer:
     visits all others."""
     axis: str
     size_bytes: Num
-    """Whole tensor: gathered, to be scattered, reduced or broadcast; of an ``all_to_all`` what one rank holds, of a
-    ``ring_exchange`` one rank's block."""
+    """Bytes of the whole tensor (gathered, to be scattered, reduced or broadcast); for an ``all_to_all`` those of one
+    rank, for a ``ring_exchange`` those of one rank's block."""
     group: Any = None
-    """Ranks that are not those of the axis, as of :class:`steptime.model.captured.Exchange`; None: they are."""
+    """Group of other ranks than the axis, as of :class:`steptime.model.captured.Exchange`; None: the axis."""
 
 
 class Traffic(NamedTuple):
@@ -60,9 +60,9 @@ class Product:
     k: Num
     element_bytes: float
     accumulate: int = 1
-    """1 where the FLOPs of a sum count 2k, 0 where they count 2k - 1."""
+    """1 if the FLOPs of a sum of k products count 2k, 0 if they count 2k - 1."""
     output_passes: Num = 1
-    """How often the result is written."""
+    """Number of times that the result is written."""
     panels: Num | None = None
     """Panels of a blocked product; None: the product is not blocked."""
 
@@ -79,20 +79,20 @@ class Core:
     element_bytes: float
     dropout: bool
     accumulate: int = 1
-    """1 where the FLOPs of a sum count 2k, 0 where they count 2k - 1."""
+    """1 if the FLOPs of a sum of k products count 2k, 0 if they count 2k - 1."""
     kv_rows_read: Num | None = None
     """Key rows that the fused kernel reads; None: ``kv_rows``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Operator, direction and sizes that a fitted model takes to time a row that is in no table."""
+    """Operator, direction and sizes with which a fitted model times a row of no strategy table."""
 
     operator: str
     backward: bool
     shape: Mapping[str, Num]
     launches: float = 1.0
-    """Kernels that it launches, where no fitted model times it."""
+    """Number of kernels that it launches, used if no fitted model times it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,45 +107,45 @@ class Row:
     kept_bytes: Num = 0.0
     """Bytes kept from forward to backward, per micro-batch."""
     remade_bytes: Num = 0.0
-    """Bytes that it would keep, but that are made again for its layer's backward pass."""
+    """Bytes that are made again in the backward pass of the layer instead of kept."""
     weights: Num = 0.0
     """Parameters on this device."""
     replicated: Num = 0.0
-    """Those of them that all ranks of the replicated axis hold: their gradients are reduced over it once a step."""
+    """Parameters that all ranks of the replicated axis hold: their gradients are reduced over it once a step."""
     forward: tuple[Transfer, ...] = ()
     backward: tuple[Transfer, ...] = ()
     panels: Num | None = None
     """Panels of a blocked product whose transfers overlap it; None: transfers are serial."""
     recomputed: Num = 0.0
-    """1 where its forward pass runs again in the backward pass, or the share of it that does."""
+    """Share of its forward pass that runs again in the backward pass."""
     sent_again: Num = 1.0
-    """Share of its forward transfers that run with it."""
+    """Share of its forward transfers that run again with it."""
     runs_again: bool = True
-    """Whether its forward pass runs again where its layer is recomputed in full."""
+    """True if its forward pass runs again when its layer is recomputed in full."""
     overlaps: Num = 0.0
-    """Part of its own time behind which its transfers run; what they take longer is exposed."""
+    """Share of its own time with which its transfers may overlap; any time beyond it is exposed."""
     overlaps_near: bool = False
-    """Only those do whose ranks all share a fast domain."""
+    """True if only transfers overlap whose ranks all share a fast domain."""
     overlaps_backward: Num = 0.0
-    """The same of its backward time alone, wherever the ranks are."""
+    """Share of its backward time with which its transfers may overlap, at any place of the ranks."""
     share: Num = 1.0
-    """Share of the layers that have the row (or how often a layer has it): times, kept bytes and weights count so
-    often in a layer."""
+    """Share of the layers that have the row, or its occurrences in a layer: a factor on its times, kept bytes and
+    weights."""
     kind: str = ""
-    """Kind of layers that has it (:class:`~steptime.model.spec.LayerKind`), where there are several."""
+    """Kind of layers that has it (:class:`~steptime.model.spec.LayerKind`), if there are several."""
     expert: bool = False
-    """Its weights are those of routed experts: cut over ``ep`` and ``etp``, reduced and sharded over ``edp``."""
+    """True if its weights are of routed experts: cut over ``ep`` and ``etp``, reduced and sharded over ``edp``."""
     trained: bool = True
     """False for frozen weights: no gradient of them, no optimiser states."""
     weight_bytes: float = 0.0
-    """Bytes of one frozen weight as it is stored."""
+    """Stored bytes of one frozen weight."""
     timing: Timing | None = None
-    """None: it is timed by its own operator and shape."""
+    """Operator of a fitted model that times it; None: its own operator and shape."""
     issued: float = 1.0
-    """Operators that the host issues for it in each direction in which it works."""
+    """Operators that the host issues for it in each direction with work."""
 
     def keeping(self, kept_bytes: Num, *, recomputed: Num, sent_again: Num | None = None) -> Row:
-        """The row where it keeps ``kept_bytes``, makes the rest again, and runs again ``recomputed`` times."""
+        """The row with ``kept_bytes``, the rest made again, and ``recomputed`` as share that runs again."""
         return replace(
             self,
             kept_bytes=kept_bytes,
@@ -157,25 +157,25 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Rows that make one layer, and what surrounds the layers on the first and the last stage."""
+    """Rows of one layer, and of the ends of the model on the first and the last stage."""
 
     layer: tuple[Row, ...]
     first: tuple[Row, ...] = ()
-    """Embedding: only on the first stage."""
+    """Rows of the embedding, only on the first stage."""
     last: tuple[Row, ...] = ()
-    """Final norm, head and loss: only on the last stage."""
+    """Rows of final norm, head and loss, only on the last stage."""
     boundary_bytes: Num = field(default=0.0)
-    """Activation that one micro-batch hands from stage to stage, per device."""
+    """Bytes of the activation that one micro-batch hands from stage to stage, per device."""
     working_bytes: Num = field(default=0.0)
     """Largest temporary that is alive in addition to the kept activations."""
     loss_bytes: Num = field(default=0.0)
     """Largest temporary at the loss and in the backward pass of the head."""
     leading_dense: int = 0
-    """First layers that have a dense MLP where all later ones have experts."""
+    """Leading layers with a dense MLP before layers with experts."""
     sharded: Sharded | None = None
-    """What a choice of shardings says in addition; None: traffic of parameters and memory follow from the rows."""
+    """Parameter traffic and memory under a choice of shardings; None: they follow from the rows."""
     whole: Block | None = None
-    """Rows of whole sequences, where those above are of slices of them: sizes follow from these. None: from those."""
+    """Rows of whole sequences, which determine sizes if the rows above are of slices; None: the rows above do."""
 
 
 def matmul(
@@ -197,7 +197,7 @@ def matmul(
         kept_elements: kept from forward to backward.
         weights: parameters on this device; None: k x n.
         replicated: parameters that all ranks of the replicated axis hold.
-        traffic: what the product gathers, scatters or sums.
+        traffic: transfers that the product needs.
     """
     return Row(
         name=name,
@@ -250,7 +250,7 @@ def move(
     share: Num = 1.0,
     traffic: Traffic = SILENT,
 ) -> Row:
-    """Row of a pass that rearranges or converts.
+    """Row of a memory pass that rearranges or converts.
 
     Args:
         name: of the row.
@@ -258,8 +258,8 @@ def move(
         read_bytes: in one direction.
         written_bytes: in one direction.
         operator: ``move`` in both directions, ``move_forward``, ``move_backward``.
-        share: of the layers, or times per layer.
-        traffic: before or after the pass.
+        share: share of the layers that have it, or occurrences per layer.
+        traffic: transfers before or after the pass.
     """
     return Row(
         name=name,
@@ -298,7 +298,7 @@ def activation(name: str, block: str, elements: Num, *, element_bytes: float, ga
 def dropout(
     name: str, block: str, elements: Num, *, element_bytes: float, mask_bytes: float, operator: str = "dropout"
 ) -> Row:
-    """Row of a dropout, or as ``dropout_add`` of one that its kernel adds to a residual stream; its mask is kept."""
+    """Row of a dropout, which keeps its mask; operator ``dropout_add`` also adds it to the residual stream."""
     return Row(
         name=name,
         block=block,
@@ -315,7 +315,7 @@ def residual(name: str, block: str, elements: Num, *, element_bytes: float) -> R
 
 
 def rope(block: str, elements: Num, *, element_bytes: float, by_complex: bool) -> Row:
-    """Row of the rotary embedding of ``elements`` of queries and keys, perhaps by complex numbers (not in fp32)."""
+    """Row of the rotary embedding of ``elements`` elements of queries and keys; ``by_complex``: by complex numbers."""
     shape = {"elements": elements, "element_bytes": element_bytes}
     by_complex = by_complex and element_bytes < 4
     return Row(name="rope", block=block, operator="complex_rope" if by_complex else "rope", shape=shape)
@@ -342,7 +342,7 @@ def norm(
         element_bytes: of one element.
         kind: operator, such as ``rms_norm``.
         weights: parameters, which all ranks of the replicated axis hold; None: scale and shift of each column.
-        traffic: that its statistics need.
+        traffic: transfers that its statistics need.
     """
     weights = 2 * width if weights is None else weights
     return Row(
@@ -437,8 +437,8 @@ def unfused_attention(
         mask_bytes: of one dropout flag.
         kept_scores: elements that the product of queries and keys keeps in addition to the probabilities.
         kept_attend: elements that the weighted sum keeps in addition to the probabilities.
-        recomputed: 1 where nothing of the size of the score matrix is kept, else 0.
-        traffic: what context ranks exchange for each of the two products.
+        recomputed: 1 if nothing of the size of the score matrix is kept, else 0.
+        traffic: traffic of context ranks for each of the two products.
     """
     keep = 1.0 - recomputed
     pairs, element_bytes, dropout = size.pairs, size.element_bytes, size.dropout
@@ -517,23 +517,23 @@ class Shape:
         return Product(m=m, n=n, k=k, element_bytes=self.element_bytes)
 
     def gather(self, size_bytes: Num) -> tuple[Transfer, ...]:
-        """Before a column-parallel product; without sequence parallelism its input is whole already."""
+        """Transfers before a column-parallel product; none without sequence parallelism, as its input is whole."""
         return self._sequence(size_bytes, ("all_gather",), ())
 
     def gather_again(self, size_bytes: Num) -> tuple[Transfer, ...]:
-        """Backward of a column-parallel product: its input again, and the gradient of the input."""
+        """Backward transfers of a column-parallel product: its input again, and the gradient of the input."""
         return self._sequence(size_bytes, ("all_gather", "reduce_scatter"), ("all_reduce",))
 
     def scatter(self, size_bytes: Num) -> tuple[Transfer, ...]:
-        """After a row-parallel product."""
+        """Transfers after a row-parallel product."""
         return self._sequence(size_bytes, ("reduce_scatter",), ("all_reduce",))
 
     def gather_gradient(self, size_bytes: Num) -> tuple[Transfer, ...]:
-        """Backward of a row-parallel product."""
+        """Backward transfers of a row-parallel product."""
         return self._sequence(size_bytes, ("all_gather",), ())
 
     def _sequence(self, size_bytes: Num, sharded: tuple[str, ...], whole: tuple[str, ...]) -> tuple[Transfer, ...]:
-        """The traffic with or without sequence parallelism; in a block of both, each of its size or of none."""
+        """Transfers with or without sequence parallelism; a block with both has all, with size 0 where unused."""
         sp = self.plans.sp
         if not isinstance(sp, np.ndarray):
             return tuple([over("tp", kind, size_bytes) for kind in (sharded if sp else whole)])
@@ -550,12 +550,12 @@ class Shape:
 
     @property
     def choices(self) -> int:
-        """Experts of a token."""
+        """Number of experts that a token chooses."""
         return _experts(self.model).experts_per_token
 
     @property
     def sent_rows(self) -> Num:
-        """Copies of this rank's tokens that it sends to experts."""
+        """Number of copies of this rank's tokens that it sends to experts."""
         return self.sharded_tokens * self.choices
 
     @property
@@ -565,7 +565,7 @@ class Shape:
 
     @property
     def expert_load(self) -> Num:
-        """Rows that the fullest expert rank computes over the mean: its slots, or what the job says if that can be."""
+        """Rows that the fullest expert rank computes over the mean: its slots, or the job's load or imbalance."""
         if self.job.expert_capacity is not None:
             return self.job.expert_capacity
         load = self.job.expert_load
@@ -593,7 +593,7 @@ def _experts(model: ModelSpec) -> Experts:
 
 
 def tensor_shares(plans: Plans) -> Num:
-    """Parts into which the tensor ranks cut the sequence between products: ``tp``, or 1."""
+    """Parts into which tensor ranks cut the sequence between products: ``tp``, or 1 without sequence parallelism."""
     if isinstance(plans.sp, np.ndarray):
         return where(plans.sp > 0, plans.tp, 1)
     return plans.tp if plans.sp else 1

@@ -1,12 +1,10 @@
-"""Spaces of plans: which meshes, which micro-batches, which placements; each a block of columns.
+"""Spaces of plans: meshes, micro-batches and placements, each a block of columns; constraints such as ``pp<=16``.
 
 A candidate is a mesh (degrees), a configuration of the mesh (micro-batch, panels, recomputation, ZeRO stage)
 and a placement of the mesh on the fast domains. Memory does not depend on the placement, so the three are listed
-apart and multiplied only where a configuration fits.
+separately and multiplied only for configurations that fit.
 
-The corrected search space: every mesh of the devices, uneven shares, partly filled fast domains.
-
-Conditions that the user puts on plans: ``tp=8``, ``pp<=16``.
+The corrected search space has every mesh of the devices, uneven shares, and partly filled fast domains.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class Constraint:
     value: int
 
     def holds(self, plans: Plans) -> Any:
-        """Whether each plan satisfies it."""
+        """True for each plan that satisfies the constraint."""
         return OPERATORS[self.relation](getattr(plans, self.column), self.value)
 
 
@@ -64,7 +62,7 @@ def kept(meshes: Plans, constraints: Sequence[Constraint]) -> Plans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """All candidates of a job under one strategy, not yet multiplied."""
+    """All candidates of a job under one strategy, as factors that are not yet multiplied."""
 
     configurations: Plans
     """Degrees and configuration, one row each; rows of a mesh are contiguous."""
@@ -76,9 +74,9 @@ class Listing:
     """First placement of each mesh."""
     placement_count: Array
     rejected: dict[str, int]
-    """Reason -> meshes and configurations that it rules out."""
+    """Reason -> number of meshes and configurations that it rules out."""
     rejected_rows: int
-    """Meshes and configurations that were ruled out, each counted once whatever its placements."""
+    """Number of meshes and configurations that were ruled out, each counted once for all its placements."""
 
     @property
     def multiplicity(self) -> Array:
@@ -88,7 +86,7 @@ class Listing:
 
     @property
     def candidates(self) -> int:
-        """Configurations times placements, and each mesh or configuration that was ruled out."""
+        """Number of configurations times placements, plus the meshes and configurations that were ruled out."""
         return int(self.multiplicity.sum()) + self.rejected_rows
 
 
@@ -97,11 +95,11 @@ class Space(ABC):
 
     name: ClassVar[str]
     order: tuple[str, ...] | None = None
-    """Order of the axes over a network, innermost first; None: all are tried."""
+    """Order of the axes over a network, innermost first; None: all orders are tried."""
 
     @abstractmethod
     def fixed(self, values: Mapping[str, int]) -> Space:
-        """The space in which some columns have one value each."""
+        """The space with some columns at one value each."""
 
     @abstractmethod
     def meshes(self, job: Job, strategy: Strategy) -> Plans:
@@ -117,8 +115,8 @@ class Space(ABC):
     ) -> tuple[Array, Plans]:
         """Index of the mesh of each placement (ascending), and its columns.
 
-        ``nearer_is_faster``: links inside a domain are no slower than links between domains, so that a placement which
-        could have more ranks inside is dominated and need not be listed.
+        ``nearer_is_faster``: links inside a domain are no slower than links between domains, so that a placement that
+        leaves room for more ranks inside is dominated and need not be listed.
         """
 
     def list(
@@ -132,7 +130,7 @@ class Space(ABC):
         nearer_is_faster: bool = True,
         farthest: int = 1,
     ) -> Listing:
-        """All candidates that the constraints admit; those that break a rule are counted, not listed.
+        """All candidates that satisfy the constraints; those that break a rule are counted, not listed.
 
         ``farthest``: fast domains in the largest block of the network, within which the order of the axes matters.
         """
@@ -177,7 +175,7 @@ def _admitted(plans: Plans, rows: int, constraints: Sequence[Constraint]) -> Arr
 
 
 def _legal(job: Job, plans: Plans, rows: int, rules: Sequence[Rule]) -> tuple[Array, dict[str, int]]:
-    """Rows that break no rule, and how many break each."""
+    """Rows that break no rule, and the number of rows that break each rule."""
     mask = np.broadcast_to(np.asarray(broken_rules(job, plans, tuple(rules))), (rows,))
     rejected = {name: int(((mask >> i) & 1).sum()) for i, name in enumerate(NAMES)} if mask.any() else {}
     return np.flatnonzero(mask == 0), {name: count for name, count in rejected.items() if count}
@@ -204,11 +202,11 @@ def _factorisations(n: int, parts: int) -> Array:
 
 
 def dividing(degrees: Array, ways: Array) -> Array:
-    """Whether each factor of a way divides the degree that it is of: (meshes, ways).
+    """True for each (mesh, way) in which each factor of the way divides the degree of its axis.
 
     Args:
-        degrees: (axes, meshes).
-        ways: (ways, axes), as :func:`factorisations` lists them.
+        degrees: degrees, (axes, meshes).
+        ways: factors, (ways, axes), as :func:`factorisations` lists them.
     """
     divides = np.ones((degrees.shape[1], len(ways)), dtype=bool)
     for degree, inside in zip(degrees, ways.T, strict=True):
@@ -219,8 +217,8 @@ def dividing(degrees: Array, ways: Array) -> Array:
 def panel_counts(hidden: int, least: int) -> list[int]:
     """Panels of a SUMMA product worth trying on a grid whose longer side is ``least``.
 
-    The least is one panel per rank of the longer side; then doubling, as long as panels divide the hidden dimension
-    and are at least 512 wide.
+    The smallest count is one panel per rank of the longer side; counts then double as long as panels divide the hidden
+    dimension and are at least 512 wide.
 
     >>> panel_counts(25600, 1)
     [1, 2, 4, 8, 16, 32]
@@ -233,7 +231,7 @@ def panel_counts(hidden: int, least: int) -> list[int]:
 
 
 def panels_worth_trying(hidden: int, least: int) -> list[int]:
-    """Panels of `panel_counts`, or one per rank where none of them divides the hidden dimension.
+    """Panels of `panel_counts`, or one per rank if none of them divides the hidden dimension.
 
     >>> panels_worth_trying(4096, 3)
     [3]
@@ -257,23 +255,23 @@ def expand(index: Array, options: dict[int, list[int]], key: Array) -> tuple[Arr
 
 
 TABLE = 4_000_000
-"""Entries of the table of meshes against placements that are looked at at once."""
+"""Entries of the table of meshes against placements that are computed at once."""
 IDLE_SHARE = 1 / 9
 """Largest share of the devices in the domains of a plan that may stay idle: 8 of the 72 of an NVL72 rack."""
 
 _LONE = ("etp", "sp", "shard", "recompute_every")
-"""Columns that have one value unless a space says otherwise: one number for all candidates."""
+"""Columns that are one number for all candidates unless a space varies them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedSpace(Space):
-    """All ordered factorisations of the number of devices; the rules say which of them make sense."""
+    """All ordered factorisations of the number of devices; the rules leave out those that make no sense."""
 
     name: ClassVar[str] = "corrected"
     recompute: tuple[int, ...] = (RECOMPUTE_CODES["none"], RECOMPUTE_CODES["full"])
-    """Codes that are tried."""
+    """Codes of recomputation that are tried."""
     zero: tuple[int, ...] = (1, 3)
-    """ZeRO stages that are tried without a pipeline; one of them where nobody is there to share with."""
+    """ZeRO stages that are tried without a pipeline; only one of them if no ranks share weights."""
     piped_zero: tuple[int, ...] = ()
     """ZeRO stages that are tried with a pipeline; empty: those of :attr:`zero` up to 1."""
     vpp: tuple[int, ...] = ()
@@ -283,16 +281,16 @@ class CorrectedSpace(Space):
     panels: tuple[int, ...] = ()
     """SUMMA panels that are tried; empty: see `panels_worth_trying`."""
     ep: tuple[int, ...] = ()
-    """Expert ranks that are tried where there are experts; empty: all powers of two that divide them."""
+    """Expert ranks that are tried for models with experts; empty: all powers of two that divide the experts."""
     etp: tuple[int, ...] = (1,)
     """Tensor ranks of an expert that are tried."""
     sp: tuple[int, ...] = (1,)
     shard: tuple[int, ...] = (0,)
     recompute_every: tuple[int, ...] = (1,)
     launched: bool = False
-    """Each mesh lies on the domains as launchers number its ranks, and no other way."""
+    """True if each mesh has only the placement in which launchers number its ranks."""
     order: tuple[str, ...] | None = None
-    """Order of the axes in which they do, and over a network; None: that of launchers, over a network all."""
+    """Order of the axes for launchers and over a network; None: that of launchers, and over a network all orders."""
 
     def fixed(self, values: Mapping[str, int]) -> CorrectedSpace:
         """The space with some columns at one value each."""
@@ -302,13 +300,12 @@ class CorrectedSpace(Space):
         return replace(self, **known)
 
     def with_habits(self, habits: Habits) -> CorrectedSpace:
-        """The space with the ZeRO stages that a framework has; its default stage where it has none of the tried
-        stages."""
+        """The space with the ZeRO stages of a framework; its default stage if it has none of the tried stages."""
         plain = tuple(stage for stage in self.zero if stage in habits.zero_stages) or (habits.zero,)
         return replace(self, zero=plain, piped_zero=tuple(sorted({piped_stage(stage, 2) for stage in plain})))
 
     def with_parts(self, parts: str) -> CorrectedSpace:
-        """The space with recomputation of ``parts`` tried too, before recomputation of whole layers."""
+        """The space that also tries recomputation of ``parts``, before recomputation of whole layers."""
         code = sum(RECOMPUTE_CODES[name] for name in parts.split("+"))
         return replace(self, recompute=(*self.recompute[:1], code, *self.recompute[1:]))
 
@@ -338,9 +335,9 @@ class CorrectedSpace(Space):
     def _without_copies(
         self, job: Job, strategy: Strategy, mesh_of: Array, configurations: Plans
     ) -> tuple[Array, Plans]:
-        """Leaves one of the configurations that differ in a ZeRO stage alone where it shards nothing.
+        """Configurations without duplicates that differ only in a ZeRO stage that shards nothing.
 
-        Without experts these configurations were not made; with them it depends on their own ranks.
+        Without experts there are no such configurations; with them it depends on the ranks of the experts.
         """
         if job.model.experts is None or len({*self.zero, *self._piped_zero}) == 1:
             return mesh_of, configurations
@@ -377,7 +374,7 @@ class CorrectedSpace(Space):
         return out
 
     def _zero_choices(self, job: Job, strategy: Strategy, meshes: Plans) -> tuple[Array, list[list[int]]]:
-        """Without a pipeline, with one, and of a mesh whose ranks have nobody to share with."""
+        """ZeRO stages of meshes without a pipeline, with one, and of meshes whose ranks share no weights."""
         kind = np.where(np.asarray(meshes.pp) > 1, 1, 0)
         if job.model.experts is None:
             kind = np.where(nobody_shares(job, strategy, meshes), 2, kind)
@@ -388,7 +385,7 @@ class CorrectedSpace(Space):
         return (*self._piped_zero, *self.zero)[0]
 
     def _expert_choices(self, job: Job, meshes: Plans) -> tuple[Array, list[list[int]]]:
-        """Powers of two that divide the experts and the ranks of a mesh without its stages."""
+        """Expert ranks: powers of two that divide the experts and the ranks of a mesh without its stages."""
         experts = 1 if job.model.experts is None else job.model.experts.experts
         ranks, kind = np.unique(np.asarray(job.gpus // np.asarray(meshes.pp)), return_inverse=True)
         tried = list(self.ep) or [n for n in divisors(experts) if n & (n - 1) == 0]
@@ -397,9 +394,9 @@ class CorrectedSpace(Space):
     def placements(
         self, strategy: Strategy, meshes: Plans, gpus: int, fast_domain: int, *, nearer_is_faster: bool
     ) -> tuple[Array, Plans]:
-        """Placements for which the domains have room; of those that dominate each other only the maximal.
+        """Placements that fit into the domains, without dominated ones.
 
-        Where links inside a domain are no slower than links between domains, a ring with more ranks per domain is never
+        If links inside a domain are no slower than links between domains, a ring with more ranks per domain is never
         slower: a placement that leaves room for more ranks of some axis is dominated.
         """
         axes = (*strategy.tensor_axes, "dp", "pp")
@@ -422,7 +419,7 @@ class CorrectedSpace(Space):
 
 
 def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_faster: bool) -> Array:
-    """Whether each mesh (row) has each placement (column)."""
+    """True for each mesh (row) and placement (column) that are listed together."""
     fits = dividing(degrees, ways)
     if not nearer_is_faster:
         return fits
@@ -438,7 +435,7 @@ def _listed(degrees: Array, ways: Array, gpus: int, fast_domain: int, nearer_is_
 
 
 def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
-    """Whether the domains that hold ``gpus`` devices have room for all blocks of each placement.
+    """True for each placement whose blocks all fit into the domains that hold ``gpus`` devices.
 
     Devices that fill their domains exactly leave none idle: 2304 devices in 32 domains of 72 have no room for 36 blocks
     of 64. Other counts may leave one device in nine idle, as 2048 devices in 32 domains of 72 do.
@@ -451,13 +448,13 @@ def _room(ways: Array, gpus: int, fast_domain: int) -> Array:
 
 
 def nobody_shares(job: Job, strategy: Strategy, plans: Plans) -> Array:
-    """Whether no two ranks hold the same weights, so that all ZeRO stages are one plan."""
+    """True if no two ranks hold the same weights, so that all ZeRO stages are the same plan."""
     alone: Array = np.asarray(strategy.gradient_ranks(plans)) == 1
     return alone if job.model.experts is None else np.logical_and(alone, np.asarray(plans.edp) == 1)
 
 
 def virtual_stages(layers: int, stages: int) -> list[int]:
-    """Virtual stages per rank that cut the layers of a full stage evenly; the two ends may lack some.
+    """Virtual stages per rank that cut the layers of a full stage evenly; both ends of the model may lack layers.
 
     >>> virtual_stages(128, 32), virtual_stages(128, 1), virtual_stages(126, 16), virtual_stages(61, 16)
     ([1, 2, 4], [1], [1, 2, 4, 8], [1, 2])

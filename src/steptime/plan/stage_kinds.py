@@ -1,4 +1,4 @@
-"""Which layers of several kinds the busiest stage of a pipeline has."""
+"""Layers of each kind on the busiest stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from steptime.plan.job import Job, equal_but_for_ends, virtual_stage
 from steptime.plan.plans import Plans
 
 Work = tuple[tuple[str, float, float], ...]
-"""Of each kind its name, what a layer works per token and the parameters it has."""
+"""Per kind of layer: name, work per token, parameters."""
 
 
 def stage_shares(job: Job, plans: Plans) -> Mapping[str, Num]:
     """Layers of each kind on the busiest stage, over the layers of the longest one.
 
-    The busiest stage sets the pace of a pipeline, and every stage is costed like it. A layer works in proportion to
-    the parameters that a token meets and to the keys that it attends to; of equal stages the one with most parameters
-    counts.
+    The busiest stage sets the pace of a pipeline, and every stage is costed like it. The work of a layer is
+    proportional to the parameters that a token uses and to the keys that it attends to; of equally busy stages the one
+    with most parameters counts.
     """
     model = job.model
     work = tuple((kind.name, *_work(kind, kind.tokens or job.seq_len)) for kind in model.kinds)

@@ -5,9 +5,8 @@ sequence parallelism (Korthikanti et al., arXiv 2205.05198): activations between
 sequence, gathered before a column-parallel product and scattered after a row-parallel one; the sharded input is
 kept and gathered again in the backward pass.
 
-The corrected method: uneven stages and shares are allowed, every link and every reduction is charged.
-
-A method: how one mode (corrected, or a reproduced paper) turns a plan into rows and a step.
+A method turns a plan into rows and a step for one mode (corrected, or a reproduced paper). The corrected method allows
+uneven stages and shares, and charges every link and every reduction.
 """
 
 from __future__ import annotations
@@ -92,15 +91,15 @@ class Method(ABC):
     name: ClassVar[str]
     strategies: ClassVar[Mapping[str, Strategy]]
     calibrated: ClassVar[bool]
-    """Whether fitted time models replace the roofline where a device has them."""
+    """True if fitted time models of a device replace the roofline."""
     optimizer_step: ClassVar[bool]
-    """Whether the optimiser's own time is counted."""
+    """True if the optimiser's own time counts."""
     lone_rank_has_all_links: ClassVar[bool]
-    """Whether a group with one rank per domain still has `links_per_device` links."""
+    """True if a group with one rank per domain still has `links_per_device` links."""
     rules: ClassVar[tuple[Rule, ...]]
-    """What makes a plan impossible, memory apart."""
+    """Rules that make a plan impossible, without memory."""
     share_replicated_gradients: ClassVar[bool]
-    """Whether gradients of weights that tensor-parallel ranks replicate are reduced over them."""
+    """True if gradients of weights that tensor-parallel ranks replicate are reduced over these ranks."""
 
     def strategy(self, name: str) -> Strategy:
         """The strategy of a name.
@@ -114,7 +113,7 @@ class Method(ABC):
 
     @abstractmethod
     def micro_batches(self, job: Job, plans: Plans) -> Num:
-        """Micro-batches of the replica that has most of them."""
+        """Micro-batches of the replica with most of them."""
 
     @abstractmethod
     def stage_split(self, job: Job, plans: Plans) -> StageSplit:
@@ -129,7 +128,7 @@ class Corrected(Strategy):
     """Base of the corrected strategies: the order of the rows."""
 
     def block(self, job: Job, plans: Plans) -> Block:
-        """Rows of one layer, of the embedding and of the head; where sequences are cut, those of all slices."""
+        """Rows of one layer, of the embedding and of the head; for cut sequences the rows of all slices."""
         slices = job.pipeline.usual_slices
         whole = self._block(job, plans)
         if slices == 1:
@@ -249,7 +248,7 @@ class Corrected(Strategy):
         return [*rows, *self._leave(s, "attention")]
 
     def _queries_and_keys(self, s: Shape) -> list[Row]:
-        """From the normed input to rotated queries, keys and values."""
+        """Rows from the normed input to rotated queries, keys and values."""
         model = s.model
         if model.latent is not None:
             return latent_rows(s, model.latent, self.into_block(s, "q", "attention", s.heads * model.head_dim))
@@ -265,7 +264,7 @@ class Corrected(Strategy):
         return rows
 
     inner_weights_replicated: ClassVar[bool] = False
-    """Whether ranks of the replicated axis hold the same slice of a weight inside a block."""
+    """True if ranks of the replicated axis hold the same slice of a weight inside a block."""
 
     def _inner_bias(self, s: Shape, name: str, block: str, width: Num) -> Row:
         replicated = self.inner_weights_replicated
@@ -292,7 +291,7 @@ class Corrected(Strategy):
         return [*rows, *self._leave(s, "mlp")]
 
     def _expert_mlp(self, s: Shape, experts: Experts) -> list[Row]:
-        """Routed experts, and the shared one as a dense MLP of its own width."""
+        """Rows of routed experts, and of the shared one as a dense MLP of its own width."""
         width = experts.shared_ffn_hidden
         if not width:
             return expert_rows(s, experts)
@@ -326,7 +325,7 @@ class Corrected(Strategy):
         return rows
 
     def _leave(self, s: Shape, block: str) -> list[Row]:
-        """Rows that join a block's output to the residual stream; most often a dropout adds it in the same kernel."""
+        """Rows that add a block's output to the residual stream; most often a dropout adds it in the same kernel."""
         rows = [self.norm(s, f"post_{block}_norm", block)] if s.model.norms_per_layer == 4 else []
         elements = self.stream_elements(s)
         if s.model.layer_scale:  # moves what a bias moves, and keeps its input
@@ -389,7 +388,7 @@ class Corrected(Strategy):
 
 
 def in_slices(one: Block, whole: Block, slices: int) -> Block:
-    """Rows of a slice for each slice of a sequence, with what whole sequences keep and hand on."""
+    """Rows of a slice, once per slice of a sequence, with the kept and boundary bytes of whole sequences."""
 
     def times(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         return tuple([replace(row, share=row.share * slices) for row in rows])
@@ -399,7 +398,7 @@ def in_slices(one: Block, whole: Block, slices: int) -> Block:
 
 
 def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
-    """Rows of a layer with what is hidden, recomputed, frozen, quantised and copied."""
+    """Rows of a layer after overlap, recomputation, frozen weights, quantisation and copies are applied."""
     rows = with_overlapped_transfers(
         kept_by_operators(rows, job.memory, plans, trained=job.adapter is None), job, plans
     )
@@ -410,12 +409,12 @@ def finished(rows: list[Row], job: Job, plans: Plans) -> list[Row]:
 
 
 def shared_by(rows: Iterable[Row], share: float) -> list[Row]:
-    """Rows that only some layers have."""
+    """Rows that a share of the layers has."""
     return [row if share == 1.0 else replace(row, share=row.share * share) for row in rows]
 
 
 def patch_embedding(s: Shape) -> Row:
-    """Patches to hidden on sharded tokens; its weights, positions and class token are replicated."""
+    """Row of the patch embedding on sharded tokens; its weights, positions and class token are replicated."""
     vision = s.model.vision
     if vision is None:
         raise ValueError("the model has no patches")
@@ -433,7 +432,7 @@ def patch_embedding(s: Shape) -> Row:
 
 
 def classifier(s: Shape) -> Row:
-    """Head of a ViT on one token per image; replicated."""
+    """Row of the head of a ViT on one token per image; its weights are replicated."""
     vision = s.model.vision
     if vision is None:
         raise ValueError("the model has no patches")
@@ -576,7 +575,7 @@ for _strategy in (Tensor1D(), Context2D(), Summa2D()):
 
 
 class CorrectedMethod(Method):
-    """The default."""
+    """The default method."""
 
     name: ClassVar[str] = "corrected"
     strategies: ClassVar[Mapping[str, Strategy]] = STRATEGIES
@@ -587,14 +586,14 @@ class CorrectedMethod(Method):
     share_replicated_gradients: ClassVar[bool] = True
 
     def micro_batches(self, job: Job, plans: Plans) -> Num:
-        """The last micro-batch of a share may be smaller; it is charged as a whole one."""
+        """Micro-batches of the replica with most; a smaller last one is charged as a whole one."""
         return replica_micro_batches(job.global_batch, plans.dp, plans.micro_batch)
 
     def stage_split(self, job: Job, plans: Plans) -> StageSplit:
-        """Layers left over go to the middle stages, then to the first: the ends have the embedding and the head.
+        """Layers per stage; the remainder goes to the middle, then to the first: the ends have embedding and head.
 
-        With virtual stages all are equal, but the very first and the very last may lack layers, the last more; a folded
-        pipeline has both on its first rank.
+        With virtual stages all are equal, except that the very first and the very last may lack layers, the last more;
+        a folded pipeline has both on its first rank.
         """
         layers = job.model.layers
         least = floor_div(layers, plans.pp)
@@ -610,7 +609,7 @@ class CorrectedMethod(Method):
         )
 
     def slow_link_share(self, plans: Plans) -> Num:
-        """Every link is charged."""
+        """One, as every link is charged."""
         return 1.0
 
 

@@ -1,13 +1,13 @@
-"""Settings that training software switches on any mesh: CUDA graphs, dispatchers, overlap; the fastest of each.
+"""Settings that training software can switch on any mesh: CUDA graphs, dispatchers, overlap; and the fastest of each.
 
-None of them changes memory, and one of each is never slower than the others in any plan, so that a search takes it and
-need not try the others:
+None of them changes memory, and one choice of each is never slower than the others in any plan, so that a search takes
+it without trying the others:
 
-* graphs: the host issues no operator of ``step`` by itself and no router waits for it; of parts of a layer it issues
-  each as one operator, and their routers wait for the share ``captured_wait``. The time of a pass falls in neither
-  (:func:`steptime.cost.host.issued_s`, :func:`steptime.cost.host.router_wait_s`), and that of a step in no pass.
-* dispatchers: what sends a token once over the same links sends no more than what sends every copy.
-* overlap: traffic that may overlap shows no more than all of it.
+* graphs: with ``step`` the host issues no single operator and no router waits for it; it issues each captured part of
+  a layer as one operator, and its routers wait for the share ``captured_wait``. The time of a pass rises with both
+  (:func:`steptime.cost.host.issued_s`, :func:`steptime.cost.host.router_wait_s`), and that of a step with every pass.
+* dispatchers: one that sends a token once over the same links sends no more than one that sends every copy.
+* overlap: overlapped traffic exposes at most all of its time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ LAYER: Final = "+".join(GRAPH_PARTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
-    """Settings that training software has beyond its defaults."""
+    """Settings that training software supports in addition to its defaults."""
 
     graphs: tuple[str, ...] = ()
-    """In the words of a job (:attr:`steptime.plan.job.Job.graphs`)."""
+    """Graphs in the words of a job (:attr:`steptime.plan.job.Job.graphs`)."""
     dispatchers: tuple[str, ...] = ()
     overlap: frozenset[str] = frozenset()
-    """Traffic that overlaps if asked for."""
+    """Traffic that overlaps on request."""
 
 
 def switches_of(framework: str) -> Switches:
-    """Settings that a framework has beyond its defaults, as its file says (``[switches]``); none where it says nothing.
+    """Settings in the file of a framework (``[switches]``) in addition to its defaults; none without the table.
 
     >>> switches_of("torchtitan").dispatchers, switches_of("ddp") == Switches()
     (('deepep', 'all_to_all'), True)
@@ -57,7 +57,7 @@ def switched_names(job: Job, given: Collection[str]) -> tuple[str, ...]:
 
 
 def settings_of(job: Job, given: Collection[str]) -> Iterator[Job]:
-    """The job under every combination of settings that its software has and the user did not fix, the default first."""
+    """The job under every combination of settings that its software has and the user left open, the default first."""
     has, names = switches_of(job.framework.name), switched_names(job, given)
     graphs = dict.fromkeys((job.graphs, *(has.graphs if "graphs" in names else ())))
     dispatchers = dict.fromkeys((job.dispatcher, *(has.dispatchers if "dispatcher" in names else ())))
@@ -70,10 +70,10 @@ def settings_of(job: Job, given: Collection[str]) -> Iterator[Job]:
 
 
 def may_capture(job: Job) -> bool:
-    """Whether the graphs of a job can be captured: of a whole step only where the host reads nothing of the device.
+    """True if the graphs of a job can be captured; for a whole step the host must read nothing from the device.
 
-    Experts that drop no token have products whose sizes the host reads, but with HybridEP, which leaves them on the
-    device; activations that go to the host leave the graph.
+    Experts that drop no token have products whose sizes the host reads, except with HybridEP, which leaves them on the
+    device; activations that are offloaded to the host leave the graph.
 
     Source: Megatron-Core's developer guide, CUDA Graph.
     """
@@ -84,17 +84,17 @@ def may_capture(job: Job) -> bool:
 
 
 def fastest(job: Job, given: Collection[str]) -> Job:
-    """The job under the settings that are never slower than others (see the module); of equal ones the default.
+    """The job under the settings that are never slower than others (see the module); the default among equal ones.
 
     Args:
-        job: with the defaults of its software, and what the user chose.
-        given: names of the choices that the user made.
+        job: job with the defaults of its software and the user's choices.
+        given: names of the user's choices.
     """
     return max(settings_of(job, given), key=_rank)
 
 
 def _rank(job: Job) -> tuple[int, bool, int]:
-    """Larger where a setting is never slower."""
+    """Rank of the settings of a job; higher ranks are never slower."""
     parts = set(job.graphs.split("+")) & set(GRAPH_PARTS)
     helps = bool(parts) and job.framework.captured_wait <= 1
     return (2 if job.graphs == STEP else int(helps)), job.exchange_once, len(job.overlap)

@@ -1,1 +1,1 @@
-"""Finds the best plan: every candidate of a space is costed, so the first plan is proved best."""
+"""Finds the best plan: every candidate of a space is costed or bounded, so that the first plan is proved best."""

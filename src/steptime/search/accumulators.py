@@ -1,4 +1,4 @@
-"""What is kept of many candidates: the best, and the front of two numbers that are to be small."""
+"""Accumulators over many candidates: the best ones, and the Pareto front of two numbers to minimise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Best:
 
     @property
     def threshold(self) -> float:
-        """Values above it can't enter any more."""
+        """Largest value that can still enter."""
         return float(self.values[-1]) if len(self.values) == self.count else np.inf
 
     def add(self, values: Array, configuration: Array, placement: Array) -> None:
-        """Offers a block, in any order."""
+        """Offers a block of candidates, in any order."""
         near = np.flatnonzero(values <= self.threshold)
         if len(near) > 4 * self.count:
             bound = np.partition(values[near], self.count - 1)[self.count - 1]
@@ -54,8 +54,8 @@ def telling_points(time_s: Array, memory_bytes: Array, most: int) -> list[int]:
 
     $$\sum_i (\log m_{c(i)} - \log m_i)(\log t_{i+1} - \log t_i)$$
 
-    is least, with $t$ = `time_s` (s) ascending, $m$ = `memory_bytes` (B) descending, and $c(i)$ the last point chosen
-    up to $i$: the area between the stairs of the chosen points and those of all.
+    with $t$ = `time_s` (s) ascending, $m$ = `memory_bytes` (B) descending, and $c(i)$ the last point chosen up to $i$:
+    the area between the staircase of the chosen points and that of all.
 
     >>> telling_points(np.array([4.50, 4.51, 4.8, 5.4, 8.9]), np.array([176.0, 52.0, 50.0, 46.0, 28.0]), 3)
     [0, 1, 4]

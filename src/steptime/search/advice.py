@@ -1,4 +1,4 @@
-"""What to change when no plan fits: device counts that work, and what idle devices cost."""
+"""Advice if no plan fits: device counts that work, and the cost of idle devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from steptime.plan.space import MESH_COLUMNS, Constraint, Space
 from steptime.search.planner import find
 
 NEAR = 16
-"""Smaller device counts that are tried one by one."""
+"""Number of smaller device counts that are tried one by one."""
 DOMAINS = 16
-"""Fast domains beyond those there are that are tried one by one."""
+"""Number of additional fast domains that are tried one by one."""
 IDLE = 0.02
-"""Share of the devices that may idle without a word about it being needed to find a faster count."""
+"""Largest share of the devices that may idle in a suggested smaller count."""
 
 
 def why_empty(job: Job, constraints: Sequence[Constraint]) -> tuple[str, ...]:
-    """Why no candidate satisfies the constraints."""
+    """Reasons why no candidate satisfies the constraints."""
     out = [
         f"{c.column} {c.value} does not divide {counted(job.gpus, 'device')}"
         for c in constraints
@@ -33,7 +33,7 @@ def faster_counts(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint], best_s: float,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Fewer devices that are faster: whole fast domains, or a power of two, which divides more batches."""
+    """Smaller device counts that are faster: whole fast domains, or a power of two, which divides more batches."""
     gpus, domain = setting.job.gpus, setting.machine.fast_domain
     if gpus <= domain:
         return ()
@@ -54,7 +54,7 @@ def best_step_s(
     setting: Setting, gpus: int, space: Space, strategies: Mapping[str, tuple[Constraint, ...]],
     constraints: Sequence[Constraint],
 ) -> float | None:  # fmt: skip
-    """Step time of the best plan on another number of devices; of those whose live tensors fit if none is safe."""
+    """Step time of the best plan on another number of devices; if none likely fits, of those whose live tensors fit."""
     found = find(replace(setting, job=replace(setting.job, gpus=gpus)), space, strategies, constraints)
     risky = min((float(f.risky_s[0]) for f in found if len(f.risky_s)), default=None)
     return min((float(f.best_s[0]) for f in found if len(f.best_s)), default=risky)
@@ -63,10 +63,10 @@ def best_step_s(
 def nearest_counts(
     setting: Setting, space: Space, strategies: Mapping[str, tuple[Constraint, ...]], constraints: Sequence[Constraint]
 ) -> tuple[tuple[float, str], ...]:
-    """Sentences that name numbers of devices with a plan and the price of the idle ones, each with its device seconds.
+    """Sentences on device counts that have a plan and the price of idle devices, each with its device seconds.
 
-    Below: the fastest of the counts that leave at most two in a hundred idle, else the nearest that works. Above: the
-    nearest power of two or number of whole fast domains.
+    Smaller: the fastest count with at most 2 % of the devices idle, else the nearest that works. Larger: the nearest
+    power of two or number of whole fast domains.
     """
     gpus, domain = setting.job.gpus, min(setting.machine.fast_domain, 1 << 20)
 

@@ -1,4 +1,4 @@
-"""Lower bounds of the step time of configurations, whatever their placement: what a search need not cost."""
+"""Lower bounds of the step time of configurations over all placements, with which a search skips candidates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steptime.records import rows
 from steptime.search.layers import LayerTable
 
 ROUNDING = 1e-9
-"""Share by which a bound is lowered, so that rounding does not lift it above a time that it bounds."""
+"""Share by which a bound is lowered, so that rounding does not raise it above a time that it bounds."""
 
 
 def least_step_s(inputs: StepInputs, framework: Framework, table: LayerTable, shape: Array) -> Array:
@@ -29,8 +29,8 @@ def least_step_s(inputs: StepInputs, framework: Framework, table: LayerTable, sh
     :data:`ROUNDING`. Source: own.
 
     Args:
-        inputs: what the steps of the configurations are composed of on links that take no time.
-        framework: what runs them.
+        inputs: inputs of the steps of the configurations without communication.
+        framework: training software.
         table: passes of every shape and placement.
         shape: shape of each configuration.
     """
@@ -40,9 +40,9 @@ def least_step_s(inputs: StepInputs, framework: Framework, table: LayerTable, sh
 
 
 def least_passes(table: LayerTable, *, pairs: bool) -> tuple[dict[str, Pass], Array]:
-    """Least passes of every shape that is costed, and the place of each shape among them; -1: not costed.
+    """Shortest passes of every costed shape, and the index of each shape among them; -1: not costed.
 
-    ``pairs``: without exchanges of experts, which other passes may overlap.
+    ``pairs``: leave out exchanges of experts, which may overlap with other passes.
     """
     shape_of, inner = np.nonzero(table.row >= 0)
     rows = table.row[shape_of, inner]
@@ -57,7 +57,7 @@ def least_passes(table: LayerTable, *, pairs: bool) -> tuple[dict[str, Pass], Ar
 
 
 def _least(each: Pass, over: Callable[[np.ufunc, Num], Num], *, pairs: bool) -> Pass:
-    """A pass no part of which is longer than that of any, with the longest for gradients of weights, which fill."""
+    """A pass with the shortest of each part, and the longest part for gradients of weights, as it fills the bubble."""
     sent_s, returned_s = (each.forward_exchange_s, each.backward_exchange_s) if pairs else (0.0, 0.0)
     forward_s = over(np.minimum, each.forward_s - sent_s)
     again_s = over(np.minimum, each.forward_s - sent_s - each.ended_s)

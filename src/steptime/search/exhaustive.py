@@ -35,10 +35,10 @@ class Task:
     space: Space
     constraints: tuple[Constraint, ...] = ()
     objective: Objective | None = None
-    """What is least; None: the time of a step."""
+    """Quantity to minimise; None: the time of a step."""
 
     def listed(self) -> Listing:
-        """Its candidates."""
+        """Candidates of the search."""
         setting, machine = self.setting, self.setting.machine
         return self.space.list(
             setting.job, self.strategy, machine.fast_domain, setting.rules, self.constraints,
@@ -54,43 +54,43 @@ class Found:
     candidates: int
     feasible: int
     costed: int
-    """Candidates whose time was computed; the others that fit have a lower bound above what they would have to beat."""
+    """Candidates whose time was computed; the others that fit have a lower bound above the times to beat."""
     reasons: dict[str, int]
     best_s: Array
-    """What is least of the best, ascending: times of a step, or values of the objective."""
+    """Step times, or values of the objective, of the best candidates, ascending."""
     best: Plans
     risky_s: Array
-    """The same of those more likely to run out of memory than a first plan may be; empty without a limit."""
+    """The same numbers of candidates whose chance of running out of memory exceeds the limit; empty without one."""
     risky: Plans
     energy: EnergyFront | None
-    """Front of time and energy, where there is an objective."""
+    """Front of time and energy; None without an objective."""
     front_s: Array
     front_bytes: Array
     front: Plans
     nearest: Plans | None
-    """Configuration of least memory, where nothing fits."""
+    """Configuration with the smallest memory if nothing fits."""
     likely_s: float
-    """Step time of the fastest that likely does not run out of memory; infinite where there is none."""
+    """Step time of the fastest candidate that likely does not run out of memory; infinite if there is none."""
     likely: Plans | None
     distinct_layers: int
-    """Layer configurations that were costed for all searches that share them."""
+    """Number of layer configurations that were costed for all searches that share them."""
 
 
 def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) -> list[Found]:
     """Runs searches that share model, strategy, device and links, costing their common layers once.
 
     Args:
-        tasks: searches; all with the same method, strategy, model, precision and machine, the size of the fast domain
-            apart. Number of devices, batch, fast domain and constraints may differ.
-        top: how many best candidates to keep of each.
+        tasks: searches with the same method, strategy, model, precision and machine. Number of devices, batch, size of
+            the fast domain and constraints may differ.
+        top: number of best candidates to keep of each.
         progress: called with candidates done and all candidates.
     """
     setting, strategy = tasks[0].setting, tasks[0].strategy
     listings = [task.listed() for task in tasks]
     configured, placements = [one.configurations for one in listings], [one.placements for one in listings]
     lengths, places = [len(one.mesh_of) for one in listings], [rows_of(one) for one in placements]
-    # Layers whose rows have the same sizes are one shape; those of a shape whose ranks lie alike in fast domains take
-    # equally long. Each such pair is costed once for all searches.
+    # Layers whose rows have the same sizes are one shape; layers of one shape with the same placement of ranks in fast
+    # domains take equally long. Each pair of shape and placement is costed once for all searches.
     codes = distinct_rows(configured, lengths, _shape_columns(setting, configured))
     shapes = shapes_of(strategy, setting.job, codes)
     inner = distinct_rows(placements, places, inner_columns(setting.job, setting.machine))
@@ -126,10 +126,10 @@ def search(tasks: Sequence[Task], top: int, progress: Progress | None = None) ->
 
 
 def _shape_columns(setting: Setting, alike: Sequence[Plans]) -> tuple[str, ...]:
-    """Leaves out columns that this job's rows do not read, and adds those that only some jobs' rows do.
+    """Columns of plans that the rows of the job depend on: those of :data:`SHAPE_COLUMNS` that are read, and others.
 
-    Kinds of layers depend on the stages; passes once a step or after each gathering on what is gathered, and how often;
-    on a network whose levels are told apart, where groups of experts lie on the replicas that they are spread over.
+    Kinds of layers depend on the stages. Passes once a step or after each gathering depend on the gathered state and
+    the number of gatherings. On a network with separate levels the place of groups of experts depends on the replicas.
     """
     job = setting.job
     unread = set()
@@ -154,10 +154,10 @@ def _configured(task: Task, listing: Listing, shape: Array, sizes: Sizes) -> Con
     """The configurations that fit; their memory does not depend on the placement.
 
     Args:
-        task: what is searched.
+        task: the search.
         listing: its candidates.
         shape: code of the shape of each configuration.
-        sizes: what a device holds of each.
+        sizes: sizes on a device, by shape.
     """
     setting, machine, plans = task.setting, task.setting.machine, listing.configurations
     every = planned_job(setting.method, task.strategy, setting.job, as_float(plans), sizes)
@@ -174,7 +174,7 @@ def _configured(task: Task, listing: Listing, shape: Array, sizes: Sizes) -> Con
 
 
 def _found(task: Task, listing: Listing, ranking: Ranking) -> Found:
-    """What a search found."""
+    """Outcome of a search."""
     fits, priced, likely, front = ranking.of.configured, ranking.priced, ranking.likely, ranking.front()
     refused, lost = ({}, 0) if priced is None else (priced.refused, priced.lost)
     feasible, every = ranking.within - ranking.risky - lost, fits.every

@@ -27,13 +27,13 @@ _INNER_COLUMNS = ("in_tp", "in_tp2", "in_cp")
 K = TypeVar("K")
 
 PIECE = 1 << 14
-"""Placements whose transfers are computed at a time, so that their arrays stay in the cache."""
+"""Number of placements whose transfers are computed at a time, so that their arrays stay in the cache."""
 
 
 def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
-    """Placement columns that the rows of a layer depend on: with experts that of ``dp``, over which they are spread.
+    """Placement columns that the rows of a layer depend on; with experts also that of ``dp``, which they span.
 
-    On a network whose levels are told apart it matters too how far members of a group are apart.
+    On a network with separate levels the distances between members of a group count too.
     """
     inside = (*_INNER_COLUMNS, "in_dp") if job.model.experts is not None else _INNER_COLUMNS
     return (*inside, *(name.replace("in_", "at_") for name in inside)) if machine.levels_apart else inside
@@ -41,7 +41,7 @@ def inner_columns(job: Job, machine: Machine) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Distinct rows of some columns, and which of them each plan has."""
+    """Distinct rows of some columns, and the index of each plan's row."""
 
     columns: tuple[str, ...]
     distinct: Plans
@@ -61,14 +61,14 @@ def distinct_rows(blocks: list[Plans], lengths: list[int], columns: tuple[str, .
         code = code * len(levels) + rank
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     distinct = {name: column[first] for name, column in values.items()}
-    # Equal entries are one number, so that formulas need not carry an array of ones.
+    # A constant column becomes one number, so that formulas need not carry an array of equal entries.
     same = {name: len(column) and (column == column[0]).all() for name, column in distinct.items()}
     plans = Plans(**{name: int(column[0]) if same[name] else column for name, column in distinct.items()})
     return Codes(columns=columns, distinct=plans, count=len(first), inverse=inverse)
 
 
 def _ranks(column: Array) -> tuple[Array, Array]:
-    """Distinct values and the rank of each entry; by counting, as columns are small whole numbers."""
+    """Distinct values and the rank of each entry, by counting sort, as columns are small whole numbers."""
     top = int(column.max(initial=0)) + 1
     if top > 1 << 22:
         levels, rank = np.unique(column, return_inverse=True)
@@ -83,7 +83,7 @@ def _ranks(column: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Table of the distinct shapes of a layer, whatever their placement."""
+    """Table of the distinct shapes of a layer, for all placements."""
 
     plans: Plans
     count: int
@@ -93,8 +93,8 @@ class Shapes:
 def shapes_of(strategy: Strategy, job: Job, codes: Codes) -> Shapes:
     """Sizes of every distinct shape.
 
-    Groups of experts lie within the ranks of ``tp``, ``cp`` and ``dp`` together: where shapes do not tell these apart,
-    they have as many replicas as the experts of each have ranks.
+    Groups of experts lie within the ranks of ``tp``, ``cp`` and ``dp`` together; if shapes do not have a column ``dp``,
+    its degree is the number of expert ranks.
     """
     plans = codes.distinct
     if job.model.experts is not None and "dp" not in codes.columns:
@@ -113,14 +113,14 @@ class LayerTable:
     count: int
 
     def take(self, shape: Array, inner: Array) -> Mapping[str, Pass]:
-        """Times for pairs of a shape and an inner placement."""
+        """Passes of pairs of a shape and an inner placement."""
         return rows(self.passes, self.row[shape, inner])
 
 
 def layer_table(
     strategy: Strategy, job: Job, machine: Machine, shapes: Shapes, inner: Codes, used: Array
 ) -> LayerTable:
-    """Costs the pairs of a shape and an inner placement that candidates have."""
+    """Costs the pairs of a shape and an inner placement that occur among candidates."""
     shape_of, inner_of = np.nonzero(used)
     row = np.full(used.shape, -1, dtype=np.int64)
     row[shape_of, inner_of] = np.arange(len(shape_of))
@@ -136,7 +136,7 @@ def layer_table(
 
 
 def _with_links(strategy: Strategy, job: Job, machine: Machine, device: Works, shape_at: Array, plans: Plans) -> Works:
-    """Work of every placement: that of its shape, and its own transfers."""
+    """Work of every placement: device work of its shape, and its own transfers."""
     links: list[Works] = []
     lengths: list[int] = []
     for start in range(0, max(len(shape_at), 1), PIECE):
@@ -158,7 +158,7 @@ def _links_of(strategy: Strategy, job: Job, machine: Machine, plans: Plans) -> W
 
 
 def _only_transfers(block: Block) -> Block:
-    """Rows that send something, without the work beside it."""
+    """Block with only the rows that have transfers."""
     return _changed(block, lambda row: replace(row, operator="nothing") if row.forward or row.backward else None)
 
 
@@ -168,7 +168,7 @@ def _changed(block: Block, change: Callable[[Row], Row | None]) -> Block:
 
 
 def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], lengths: Sequence[int]) -> PhaseWork:
-    """What the device does for the shape of each placement, and the transfers of the placements, of pieces of them."""
+    """Device work of the shape of each placement, with the transfers of the placements concatenated from pieces."""
     own = {name: taken(getattr(device, name), shape_at) for name in NUMBERS}
     rows_sending = {name for name, _ in pieces[0].covered_s}
     beside_s = {key: taken(work_s, shape_at) for key, work_s in device.beside_s.items() if key[0] in rows_sending}
@@ -179,6 +179,6 @@ def _joined(device: PhaseWork, shape_at: Array, pieces: Sequence[PhaseWork], len
 
 
 def _columns(pieces: Sequence[Mapping[K, Num]], lengths: Sequence[int]) -> dict[K, Num]:
-    """Transfers by axis, each a column of its pieces."""
+    """Concatenation of the pieces of each transfer, by axis."""
     axes = dict.fromkeys(axis for piece in pieces for axis in piece)
     return {axis: joined([piece.get(axis, 0.0) for piece in pieces], lengths) for axis in axes}

@@ -17,13 +17,13 @@ class Mode:
     method: Method
     space: Space
     auto: dict[str, tuple[Constraint, ...]]
-    """Strategies that ``auto`` searches, with what keeps them apart. SUMMA is searched on request only in corrected
-    mode: no common framework runs it."""
+    """Strategies that ``auto`` searches, with constraints that make them disjoint. Corrected mode searches SUMMA only
+    on request, as no common framework runs it."""
     attentions: tuple[str, ...]
     statistics: Statistics | None = None
 
     def searched(self, asked: str) -> dict[str, tuple[Constraint, ...]]:
-        """Strategies that a search tries, for ``auto`` or a name, each with what keeps it apart from the others.
+        """Strategies that a search tries, for ``auto`` or a name, with constraints that make them disjoint.
 
         Raises:
             UnknownNameError: the mode has no strategy of that name.
@@ -35,7 +35,7 @@ class Mode:
 
 
 def more_than_one(axis: str) -> tuple[Constraint, ...]:
-    """The constraint that an axis is used."""
+    """The constraint that an axis has more than one rank."""
     return (Constraint(column=axis, relation=">=", value=2),)
 
 

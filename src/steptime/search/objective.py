@@ -1,4 +1,4 @@
-"""What a search looks for: a mix of time and energy of a step that is least, within bounds on other such mixes."""
+"""Objective of a search: the smallest mix of time and energy of a step, within bounds on other such mixes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptime.num import Array, Num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a user asks of a search, as given."""
+    """Objective and bounds as the user gives them."""
 
     objective: str = "time"
     deadline: str | None = None
@@ -33,7 +33,7 @@ class Mix:
     per_J: float = 0.0
 
     def of(self, time_s: Num, energy_J: Num) -> Num:
-        """Its value for steps with a time and an energy.
+        """Value of the mix for steps with a time and an energy.
 
         >>> Mix(per_s=2.0, per_J=0.5).of(3.0, 4.0)
         8.0
@@ -43,13 +43,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What is least, and what no plan may exceed."""
+    """A mix to minimise, and bounds on mixes that no plan may exceed."""
 
     name: str
     mix: Mix
     idle_W: float
     peak_W: float
-    """Powers of a device."""
+    """TDP of a device."""
     host_W: float
     """Power of hosts, switches and fans per device."""
     pue: float
@@ -61,5 +61,5 @@ class Objective:
         return self.pue * devices * (device_W + self.host_W) * time_s
 
     def refused(self, time_s: Array, energy_J: Array) -> dict[str, Array]:
-        """Reason -> which plans exceed its bound."""
+        """Reason -> True for the plans that exceed its bound."""
         return {name: np.asarray(mix.of(time_s, energy_J) > most) for name, (mix, most) in self.bounds.items()}

@@ -1,6 +1,6 @@
 """Ranks the plans of one job over several strategies, and explains the winners.
 
-What a search returns: counts, why it stopped, the best plans, the front, the nearest miss.
+A search returns counts, its stopping reason, the best plans, the front and the nearest miss.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Why the search ended, and what that proves."""
+    """Stopping reason of a search, and its proof."""
 
     reason: str
     """``exhausted``: every candidate that fits was costed, so that the first plan is the best. ``pruned``: the same is
-    proved, since a lower bound of each that was not costed is above what it would have to beat. ``infeasible``: none
+    proved, as the lower bound of each candidate without a cost is above the times to beat. ``infeasible``: none
     fits."""
     proof: str
     """The claim in words."""
@@ -47,21 +47,21 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One change of a plan with which it runs out of memory no more likely than a first plan may."""
+    """One change of a plan that brings its chance of running out of memory below the limit of a first plan."""
 
     change: str
-    """In the words of the command line, as ``recompute=full``."""
+    """The change in the words of the command line, as ``recompute=full``."""
     step_time_s: float
     oom_probability: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risky:
-    """A plan that would be faster than the first and is too likely to run out of memory to be it."""
+    """A plan that is faster than the first but too likely to run out of memory to be the first."""
 
     estimate: Estimate
     remedies: tuple[Remedy, ...]
-    """Fastest first."""
+    """Changes that make it fit, the fastest first."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
@@ -70,33 +70,33 @@ class Risky:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One choice at another value than a search has it, and what the first plan then takes."""
+    """One choice at another value than in the search, and the step time of the first plan with it."""
 
     change: str
-    """In the words of the command line, as ``schedule=zb-h1``."""
+    """The choice in the words of the command line, as ``schedule=zb-h1``."""
     step_time_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsearched:
-    """What a search kept at one value, so that its claim does not hold for it."""
+    """Choices that a search kept at one value, so that its claim does not cover other values."""
 
     names: tuple[str, ...] = ()
-    """Choices and columns of a plan."""
+    """Names of choices and columns of a plan."""
     faster: tuple[Change, ...] = ()
-    """What makes the first plan faster, each alone, fastest first; other plans may gain more."""
+    """Changes that each make the first plan faster, the fastest first; other plans may gain more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyNot:
-    """An axis or technique that the first plan does not use, and what the first plan takes with it."""
+    """An axis or technique that the first plan does not use, and the step time with it."""
 
     change: str
-    """In the words of the command line, as ``tp=2 (pp=4)``."""
+    """The change in the words of the command line, as ``tp=2 (pp=4)``."""
     step_time_s: float | None
-    """Of the fastest plan that is one step away; None: none of them can run."""
+    """Step time of the fastest plan that is one step away; None: none of them can run."""
     because: str
-    """The term that grows most, or the rule that is broken."""
+    """The term with the largest growth, or the broken rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,39 +106,39 @@ class PlanResult:
     candidates: int
     feasible: int
     reasons: Mapping[str, int]
-    """Named reason -> candidates that have it; one candidate may have several."""
+    """Named reason -> number of candidates with it; one candidate may have several."""
     stop: Stop
     plans: Sequence[Estimate]
-    """Fastest first; all run out of memory with the chance at most that a first plan may have. Where none does, the
-    one that needs least memory. All but the first are explained when they are read."""
+    """The best plans, fastest first, all with a chance of running out of memory up to the limit of a first plan; if no
+    plan keeps it, the one with the smallest memory. All but the first are explained when they are read."""
     pareto: tuple[Mapping[str, Any], ...]
     """Front of step time and memory: no candidate is better in both. Each has step_time_s,
     peak_memory_bytes and plan."""
     nearest: Estimate | None
-    """When nothing fits: the plan that lacks least."""
+    """The plan that exceeds memory least, if nothing fits."""
     likely_to_fit: Estimate | None = None
-    """Where the first plan may run out of memory: the fastest of the space that likely does not."""
+    """The fastest plan of the space that likely fits, if the first plan may run out of memory."""
     oom_limit: float | None = None
-    """Largest chance of running out of memory that a first plan may have; None: any."""
+    """Largest chance of running out of memory of a first plan; None: no limit."""
     risky: Sequence[Risky] = ()
-    """The fastest of those with a larger chance that would be faster than the first; explained when they are read."""
+    """The fastest plans with a larger chance that are faster than the first; explained when they are read."""
     advice: tuple[str, ...] = ()
-    """What to change when nothing fits: device counts that work, what idle devices cost."""
+    """Advice if nothing fits: device counts that work, and the cost of idle devices."""
 
     workload: Mapping[str, Any] = field(default_factory=dict)
     """The job in the words of the command line, as in an estimate."""
     energy_front: tuple[Mapping[str, Any], ...] = ()
-    """Front of time and energy of a step, where there is an objective: step_time_s, step_energy_J and plan. At one
-    number of devices money is a mix of both, so that this is the front of money too."""
+    """Front of time and energy of a step for a search with an objective: step_time_s, step_energy_J and plan. At one
+    number of devices money is a mix of both, so that it is the front of time and money too."""
     notes: tuple[str, ...] = ()
-    """What to know about the search: another name for the framework, and plans that it has not."""
+    """Notes on the search: another name for the framework, and plans that the framework does not support."""
     why_not: tuple[WhyNot, ...] = ()
-    """Of each axis that the first plan does not use."""
+    """Axes and techniques that the first plan does not use, with the reason."""
     unsearched: Unsearched = Unsearched()
-    """What the claim of :attr:`stop` does not hold for; empty where nothing fits."""
+    """Choices that the claim of :attr:`stop` does not cover; empty if nothing fits."""
     shardings: Mapping[str, Any] = field(default_factory=dict)
-    """Of a module whose operators were sharded one by one too: ``bound_s``, that no shardings on the ``mesh`` of the
-    best are below, and why the search stopped."""
+    """Search over shardings of single operators of a captured module: ``bound_s``, the lower bound of all shardings on
+    the ``mesh`` of the best one, and the stopping reason. Empty without such a search."""
 
     def __repr__(self) -> str:
         """One line for a prompt or a notebook; :meth:`to_json` has everything."""
@@ -178,13 +178,13 @@ def rank_plans(
 
     Args:
         setting: method, job and cluster.
-        space: which candidates there are.
+        space: the candidates.
         strategies: name of each strategy to search, with constraints of its own.
-        constraints: what the user fixes or bounds.
+        constraints: columns that the user fixes or bounds.
         top: number of plans to return.
         progress: called with candidates done and candidates known so far.
-        brief: without the front, the details of the first plan, and what would change its time.
-        objective: what is least, within which bounds; None: the time of a step.
+        brief: without the front, the details of the first plan, and its what-ifs.
+        objective: quantity to minimise, with bounds; None: the time of a step.
     """
     started = time.process_time()
     found = find(setting, space, strategies, constraints, top=top, progress=progress, objective=objective)
@@ -208,7 +208,7 @@ def rank_plans(
 
 
 def longest(estimate: Estimate, other: Estimate) -> tuple[str, float]:
-    """The group of terms in which an estimate exceeds another one most, and by how many seconds."""
+    """The group of terms in which an estimate exceeds another one most, and the excess in seconds."""
     terms, others = estimate.time.rollup(1), other.time.rollup(1)
     more = {name: terms.get(name, 0.0) - others.get(name, 0.0) for name in {**others, **terms}}
     name = max(more, key=lambda each: more[each])
@@ -219,7 +219,7 @@ _Row = tuple[float, Strategy, Plans]
 
 
 def _merged(found: Sequence[Found], top: int) -> tuple[list[_Row], list[_Row]]:
-    """The best plans of all searches, and those too likely to run out of memory that would be before the first."""
+    """The best plans of all searches, and faster ones that are too likely to run out of memory."""
     best, risky = (
         sorted(
             ((float(value), n, i) for n, f in enumerate(found) for i, value in enumerate(getattr(f, f"{name}_s"))),
@@ -235,7 +235,7 @@ def _merged(found: Sequence[Found], top: int) -> tuple[list[_Row], list[_Row]]:
 
 
 def _safest(found: Sequence[Found]) -> _Row:
-    """The plan that needs least memory."""
+    """The plan with the smallest memory."""
     f = min((f for f in found if len(f.front_bytes)), key=lambda f: float(f.front_bytes.min()))
     at = int(np.argmin(f.front_bytes))
     return float(f.front_s[at]), f.task.strategy, f.front.row(at)
@@ -253,7 +253,7 @@ def _risky(setting: Setting, strategy: Strategy, plans: Plans) -> Risky:
 
 
 def _less_memory(setting: Setting, plans: Plans) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes of a plan that take less memory, each alone, in the words of the command line."""
+    """Single changes of a plan that reduce its memory, in the words of the command line."""
     habits = habits_of(setting.job.framework.name)
     parts = habits.parts if setting.job.model.experts is None else habits.expert_parts
     now = int(plans.recompute)
@@ -275,7 +275,7 @@ def find(
     constraints: Sequence[Constraint] = (), *, top: int = 1, progress: Progress | None = None,
     objective: Objective | None = None,
 ) -> list[Found]:  # fmt: skip
-    """Searches of each strategy, before the winners are explained."""
+    """Outcome of the search of each strategy, without explanations of the winners."""
     out: list[Found] = []
     done = 0
     for name, own in strategies.items():
@@ -290,9 +290,9 @@ class Ranked(Sequence[T]):
     """Plans of a job, fastest first, each explained when it is first read.
 
     Args:
-        rows: strategy and columns of each.
-        explain: makes of both what is read.
-        known: the first ones, as far as they are explained.
+        rows: strategy and columns of each plan.
+        explain: function that makes the explained plan from both.
+        known: the explained plans among the first ones.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Ranked(Sequence[T]):
         self._known: dict[int, T] = dict(enumerate(known))
 
     def row(self, place: int) -> tuple[Strategy, Plans]:
-        """Strategy and columns of the plan of a rank, which need not be explained for it."""
+        """Strategy and columns of the plan of a rank, without an explanation."""
         return self._rows[place]
 
     def __len__(self) -> int:
@@ -315,7 +315,7 @@ class Ranked(Sequence[T]):
     def __getitem__(self, index: slice) -> tuple[T, ...]: ...
 
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        """The plan of a rank, from 0 on; of a slice those of its ranks."""
+        """The plan of a rank, from 0 on, or the plans of a slice of ranks."""
         if isinstance(index, slice):
             return tuple(self[i] for i in range(len(self))[index])
         place = range(len(self))[index]
@@ -324,7 +324,7 @@ class Ranked(Sequence[T]):
         return self._known[place]
 
     def __repr__(self) -> str:
-        """How many there are, for a prompt; none is explained for it."""
+        """Number of plans, for a prompt, without explanations."""
         return f"<Ranked: {len(self)}, fastest first>"
 
     def __eq__(self, other: object) -> bool:
@@ -334,7 +334,7 @@ class Ranked(Sequence[T]):
         return hash(len(self))
 
     def __reduce__(self) -> tuple[type, tuple[tuple[T, ...]]]:
-        """Copies for other processes are explained."""
+        """Pickles the plans explained, for other processes."""
         return tuple, (tuple(self),)
 
 
@@ -349,7 +349,7 @@ def _explained(setting: Setting, strategy: Strategy, plans: Plans, *, first: boo
 
 
 def _dimensions(setting: Setting, strategies: Iterable[str]) -> str:
-    """What the candidates of a search differ in, in words: strategies, and choices of the job that it tries."""
+    """Dimensions of a search in words: strategies, and choices of the job that it tries."""
     tried = f"{' and '.join(setting.switched)} too" if setting.switched else ""
     return "; ".join(filter(None, (", ".join(strategies), tried)))
 
@@ -412,7 +412,7 @@ def _likely(setting: Setting, found: Sequence[Found]) -> Estimate | None:
 
 
 def _nearest(setting: Setting, found: Sequence[Found]) -> Estimate | None:
-    """The plan that lacks least memory, of those that only lack memory."""
+    """The plan with the smallest memory among those that break no rule but memory."""
     estimates = [
         estimate_plan(setting, f.task.strategy, f.nearest.row(0), explain=True) for f in found if f.nearest is not None
     ]

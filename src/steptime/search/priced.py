@@ -1,4 +1,4 @@
-"""Time and energy of candidates together, where a search has an objective or bounds on a whole run."""
+"""Time and energy of candidates, for searches with an objective or bounds on a whole run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Made: TypeAlias = tuple[PlannedJob, Mapping[str, Pass], Step]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyFront:
-    """Plans of which no other beats time and energy of a step together; fastest first."""
+    """Plans that no other beats in both time and energy of a step, fastest first."""
 
     time_s: Array
     energy_J: Array
@@ -31,7 +31,7 @@ class EnergyFront:
 
 
 class Priced:
-    """Time and energy of every candidate: those within the bounds are ranked, and the front of all is kept."""
+    """Time and energy of every candidate: ranks those within the bounds, and keeps the front of all."""
 
     def __init__(self, objective: Objective, setting: Setting, configurations: Plans) -> None:
         self.objective, self.setting = objective, setting
@@ -44,12 +44,12 @@ class Priced:
         self.ids: Array = np.zeros((0, 2), dtype=np.int64)
 
     def values(self, made: Made, times: Array, at: tuple[Array, ...]) -> tuple[Array, Array]:
-        """What is least of a block, and which of it is within the bounds.
+        """Values of the objective for a block of candidates, and True for those within the bounds.
 
         Args:
-            made: its job, passes and step.
-            times: its step times in seconds.
-            at: position, configuration and placement of each.
+            made: job, passes and steps of the block.
+            times: step times of the block in seconds.
+            at: position, configuration and placement of each candidate.
         """
         position, configuration, place = at
         planned, passes, step = made
@@ -75,5 +75,5 @@ class Priced:
         self.ids = np.concatenate([self.ids, ids[near]])[kept]
 
     def front(self, plans: Plans) -> EnergyFront:
-        """The front of all that fit in memory; ``plans``: those of :attr:`ids`."""
+        """The front of all candidates that fit in memory; ``plans``: plans of :attr:`ids`."""
         return EnergyFront(time_s=self.time_s, energy_J=self.energy_J, plans=plans)

@@ -1,4 +1,4 @@
-"""Ranks the candidates of a search: bounds first, then only what a bound does not rule out."""
+"""Ranks the candidates of a search: bounds first, then costs of those that their bound does not rule out."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from steptime.search.layers import Codes, LayerTable, distinct_rows
 from steptime.search.priced import Made, Priced
 
 ROUND, BLOCK = 1 << 11, 1 << 14
-"""Candidates that are costed before bounds are compared again, at first and at most: few enough for the cache."""
+"""Candidates costed between two comparisons of bounds, at first and at most: few enough for the cache."""
 
 RISKY_SHOWN = 3
-"""Plans too likely to run out of memory to be first that are shown where they would be faster."""
+"""Number of shown plans that are faster than the first but too likely to run out of memory."""
 
 Sent: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 T = TypeVar("T")
 
 
 def kinds_of(plans: Plans, count: int, regardless: tuple[str, ...]) -> Codes:
-    """Kinds of ``count`` configurations of a mesh: those that share the columns that are no degrees, without some."""
+    """Groups of ``count`` configurations with equal columns, apart from degrees and the columns ``regardless``."""
     left = (*MESH_COLUMNS, *regardless)
     columns = tuple(
         name for name, column in plans.columns().items()
@@ -50,23 +50,25 @@ class Configured:
     """The configurations of a job that fit into memory, one row each, on fast domains of any size."""
 
     at: Array
-    """Row of each in the listing."""
+    """Row of each configuration in the listing."""
     planned: PlannedJob
     unlinked: StepInputs
-    """What the step of each is composed of on links that take no time."""
+    """Inputs of the step of each configuration without communication."""
     every: Array
-    """Peak memory of all configurations of the listing; below of those that fit."""
+    """Peak memory of all configurations of the listing."""
     peak: Array
+    """Peak memory of the configurations that fit."""
     shape: Array
-    """Row of each in the table of layers."""
+    """Row of each configuration in the table of layers."""
     messages: Codes
-    """Configurations of a mesh with the same messages between stages; below with the same traffic of parameters."""
+    """Groups of configurations of a mesh with the same messages between stages."""
     parameters: Codes
+    """Groups of configurations of a mesh with the same traffic of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Configurations of a search that fit, and what costs their candidates."""
+    """Configurations of a search that fit, with everything needed to cost their candidates."""
 
     setting: Setting
     configured: Configured
@@ -76,7 +78,7 @@ class Fitting:
     placements: Plans
     table: LayerTable
     counts: Array
-    """Placements of each."""
+    """Number of placements of each configuration."""
 
     def candidates(self, chosen: Array) -> tuple[Array, Array]:
         """Configuration and placement of all candidates of some configurations, in their order."""
@@ -93,7 +95,7 @@ class Fitting:
         return self.configured.planned.take(position, self.plans(position, place))
 
     def sent(self, position: Array, place: Array) -> Callable[[slice | Array], Sent]:
-        """What some candidates send outside their passes, each kind costed once: of those at some places among them."""
+        """Function of a slice of some candidates: their traffic outside the passes, each kind costed once."""
 
         def costed(kinds: Codes, of: Callable[[PlannedJob, Machine], T]) -> tuple[T, Array]:
             code = place * kinds.count + kinds.inverse[position]  # the placement says which mesh it is of
@@ -105,7 +107,7 @@ class Fitting:
         return lambda at: (rows(messages, of_messages[at]), rows(parameters, of_parameters[at]))
 
     def costed(self, position: Array, place: Array, sent: Sent) -> tuple[Array, Array, Array, Callable[[], Made]]:
-        """Candidates without those that a limit on running out of memory rules out, their times, what prices them."""
+        """Candidates within the limit on running out of memory, their times, and a function that prices them."""
         plans, limit = self.plans(position, place), self.setting.oom_limit
         if limit is not None:
             safe = np.flatnonzero(self.fits(plans, position, limit))
@@ -119,59 +121,58 @@ class Fitting:
         return position, place, times, lambda: (self.planned(position, place), passes, step)
 
     def fits(self, plans: Plans, position: Array, chance: float) -> Array:
-        """Whether each candidate runs out of memory with that chance at most."""
+        """True for each candidate whose chance of running out of memory is at most ``chance``."""
         machine, framework = self.setting.machine, self.setting.job.memory.name
         peak = self.configured.peak[position]
         fits: Array = likely_fits(peak, plans, framework, machine.memory_bytes, chance, is_host=machine.is_host)
         return np.broadcast_to(fits, position.shape)
 
     def may_fit(self, chance: float) -> Array:
-        """Whether some placement of each configuration may run out of memory with that chance at most."""
+        """True for each configuration of which some placement may have at most this chance of running out of memory."""
         machine = self.setting.machine
         name, capacity = self.setting.job.memory.name, machine.memory_bytes
         return np.asarray(may_fit(self.configured.peak, name, capacity, chance, is_host=machine.is_host))
 
 
 class Ranking:
-    """The best candidates of a search, its front, and the fastest that likely fits, as far as they are costed.
+    """The best candidates of a search, its front, and the fastest candidate that likely fits.
 
-    Exact: a configuration is left out only where even its lower bound is above what it would have to beat; with an
-    objective none is.
+    Exact: a configuration is left out only if its lower bound is above the times to beat; with an objective none is.
 
     Args:
-        of: the configurations, and what costs their candidates.
-        top: how many of the best are kept.
-        priced: what prices candidates where there is an objective.
+        of: the configurations that fit.
+        top: number of best candidates to keep.
+        priced: prices of candidates, for a search with an objective.
     """
 
     def __init__(self, of: Fitting, top: int, priced: Priced | None = None) -> None:
         self.of, self.priced, self.peak, self._counts = of, priced, of.configured.peak, of.counts
         count = len(self.peak)
         self.best = Best(top)
-        """Of those that run out of memory with the chance at most that a first plan may have; all without a limit."""
+        """Best candidates within the limit on the chance of running out of memory; of all without a limit."""
         self.risky_best = Best(RISKY_SHOWN)
-        """Of all others."""
+        """Best candidates beyond the limit."""
         self.likely_s: float = np.inf
         self.likely: Array | None = None
-        """Configuration and placement of the fastest candidate that likely fits, and its time."""
+        """Configuration and placement of the fastest candidate that likely fits."""
         self.time_s, self.place = np.full(count, np.inf), np.zeros(count, dtype=np.int64)
-        """Time and placement of the fastest candidate of each configuration; infinite where none was costed."""
+        """Time and placement of the fastest candidate of each configuration; infinite if none was costed."""
         self.within = int(self._counts.sum())
-        """Candidates that fit."""
+        """Number of candidates that fit."""
         self.costed = self.risky = self.settled = 0
 
     def run(self) -> Iterator[int]:
-        """Costs candidates round by round, those with the least bounds first, until no other can be kept.
+        """Costs candidates round by round, those with the smallest bounds first, until no other can be kept.
 
         Yields:
-            Candidates that are settled, after each block.
+            Number of settled candidates, after each block.
         """
         of, setting, counts = self.of, self.of.setting, self._counts
         if not self.within:
             return
         configured, shape = of.configured, of.configured.shape
-        # What no placement of a configuration is below, whether one may likely not run out of memory, and whether one
-        # may be put first; there are bounds of time alone, and nobody asks where memory is that of a paper.
+        # Per configuration: lower bound of the time, whether some placement may likely fit, and whether one may rank
+        # first. Only time has bounds; the memory of a reproduced paper has no chance of running out.
         least_s, likely = np.zeros(len(shape)), np.zeros(len(shape), dtype=bool)
         if self.priced is None:
             least_s = least_step_s(configured.unlinked, setting.job.framework, of.table, shape)
@@ -217,20 +218,20 @@ class Ranking:
         return _front_of(np.flatnonzero(np.isfinite(self.time_s)), self.time_s, self.peak)
 
     def _first(self, ordered: Array, most: int) -> Array:
-        """The first of some configurations, with ``most`` candidates together, or one."""
+        """The first of some configurations, with at most ``most`` candidates together, but at least one."""
         return ordered[: max(int(np.searchsorted(np.cumsum(self._counts[ordered]), most, side="right")), 1)]
 
     @cached_property
     def _by_memory(self) -> tuple[Array, Array]:
-        """Configurations by memory, and the place of the last among them with no more than each has."""
+        """Configurations by memory, and for each the index of the last one with no more memory."""
         order = np.argsort(self.peak, kind="stable")
         return order, np.searchsorted(self.peak[order], self.peak, side="right") - 1
 
     def _to_beat(self, first: Array | None) -> Array:
-        """Time above which a configuration is neither among the best, nor shown next to them, nor on the front.
+        """Time above which a configuration is neither among the best, nor among the shown risky ones, nor on the front.
 
         Args:
-            first: whether a placement of each may be put first; None: any may.
+            first: True if some placement of the configuration may rank first; None: all may.
         """
         order, last = self._by_memory
         within = np.minimum.accumulate(self.time_s[order])[last]
@@ -247,9 +248,9 @@ class Ranking:
             self.risky += int((~self.of.fits(self.of.plans(position, place), position, limit)).sum())
 
     def _take_in(self, position: Array, place: Array, times: Array, made: Callable[[], Made]) -> None:
-        """Keeps what is to be kept of costed candidates: all that a limit leaves of each configuration, ascending.
+        """Updates all accumulators with costed candidates within the limit, ascending by configuration.
 
-        ``made``: what prices them.
+        ``made``: function that prices them.
         """
         values, at = times, (position, place)
         if self.priced is not None:
@@ -267,7 +268,7 @@ class Ranking:
         return self.of.fits(self.of.plans(position, place), position, chance)
 
     def _offer(self, values: Array, position: Array, place: Array) -> None:
-        """Offers candidates to the best, or by their chance of running out of memory to those shown next to them."""
+        """Offers candidates to the best, or to the risky ones if their chance of running out of memory is too large."""
         limit, of = self.of.setting.first_limit, self.of
         if limit is None:
             return self.best.add(values, of.configured.at[position], place)
@@ -280,7 +281,7 @@ class Ranking:
         return None
 
     def _offer_likely(self, times: Array, position: Array, place: Array) -> None:
-        """Offers candidates; of those that are slower than what is known nothing is computed."""
+        """Offers candidates as likely to fit; slower ones than the known fastest are skipped without a computation."""
         near = np.flatnonzero(times <= self.likely_s)
         near = near[self._fits(position[near], place[near], LIKELY_FITS)] if len(near) else near
         if not len(near):
@@ -292,13 +293,13 @@ class Ranking:
 
 
 def _front_of(some: Array, time_s: Array, peak: Array) -> Array:
-    """Those of some configurations that no other of them beats in both time and memory."""
+    """The configurations among some that no other of them beats in both time and memory."""
     front: Array = some[pareto_front(time_s[some], peak[some])]
     return front
 
 
 def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array:
-    """Placement at which each run of candidates has its least time."""
+    """First placement with the smallest time in each run of candidates."""
     lengths = np.diff(np.append(starts, len(times)))
     hits = np.flatnonzero(times == np.repeat(low, lengths))
     run = np.repeat(np.arange(len(starts)), lengths)[hits]
@@ -308,6 +309,6 @@ def _first_equal(times: Array, starts: Array, low: Array, place: Array) -> Array
 
 
 def placed(configurations: Plans, placements: Plans) -> Plans:
-    """Configurations, each under one placement."""
+    """Plans of configurations, each under one placement."""
     columns = {name: value for name, value in placements.columns().items() if name.startswith(("in_", "at_"))}
     return configurations.with_columns(columns)
