@@ -1,4 +1,4 @@
-"""Orders of passes improved by small changes where the longest rank's time is lost."""
+"""Simulated annealing of the orders of passes: small changes on the longest path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARM: Final = 0.05
 
 
 def annealed(shop: Shop, orders: Orders, rounds: int, enough_s: float, seed: int) -> Iterator[tuple[int, Orders]]:
-    """Orders that get better, with the changes tried: each time the span of the best falls, and every 64 changes.
+    """Yield (changes tried, best orders) each time the span of the best orders falls, and every 64 changes.
 
     A change moves one pass of a rank that is on the longest path through the ranks: to the front or the back of the
     passes that follow each other there without a wait, or, of weight-gradient passes, to another place of the rank. A
@@ -22,10 +22,10 @@ def annealed(shop: Shop, orders: Orders, rounds: int, enough_s: float, seed: int
 
     Args:
         shop: the pipeline.
-        orders: where to start; of orders that cannot run nothing comes.
-        rounds: changes that are tried.
+        orders: the orders to start from; nothing is yielded if they cannot run.
+        rounds: number of changes to try.
         enough_s: span at which to stop.
-        seed: of the changes.
+        seed: seed of the random changes.
     """
     random = Random(seed)
     now = [list(order) for order in orders]
@@ -60,7 +60,7 @@ def annealed(shop: Shop, orders: Orders, rounds: int, enough_s: float, seed: int
 
 
 def _change(shop: Shop, orders: Orders, ends: list[float], random: Random) -> tuple[int, list[int]] | None:
-    """A rank with another order; None: none was found."""
+    """A rank and a changed order of its passes; None: no change was found."""
     blocks = _blocks(shop, orders, ends)
     if not blocks:
         return None
@@ -86,7 +86,7 @@ def _change(shop: Shop, orders: Orders, ends: list[float], random: Random) -> tu
 
 
 def _to_a_gap(shop: Shop, order: list[int], ends: list[float], at: int, low: int, high: int, random: Random) -> int:
-    """A place of the rank before or behind the block where it waits, or its end."""
+    """A place in the rank's order, outside the block, at which the rank waits; its end if there is none."""
     takes = shop.takes
     gaps = [
         each

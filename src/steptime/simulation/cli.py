@@ -74,7 +74,7 @@ def schedules(
 
 
 def _no_search(given: dict[str, object]) -> None:
-    """Refuse options of the search without it."""
+    """Refuse options of the search where --search is not given."""
     from steptime.errors import UserError
 
     for name, value in given.items():
@@ -218,7 +218,7 @@ def simulate(
 
 
 def _slow_ranks(given: Sequence[str]) -> dict[int, float]:
-    """Factor by rank; UserError: an option is no rank with its factor, or names a rank again."""
+    """Factor by rank; UserError: an option is not RANK:FACTOR, or a rank is given twice."""
     from steptime.errors import UserError, shown
 
     found: dict[int, float] = {}

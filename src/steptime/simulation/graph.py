@@ -1,4 +1,4 @@
-"""What each action of a schedule waits for: streams of ranks, links between them, and dependencies, as one graph."""
+"""Graph of a schedule: streams of ranks, links between ranks, and the dependencies of all actions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from steptime.simulation.waits import NONE, Places, first_of_groups, is_message,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """How the results of passes travel between ranks."""
+    """Model of the messages that carry results of passes between ranks."""
 
     overlap: bool = True
-    """True: a message occupies its link alone, while both ranks compute. False: the sender computes nothing while it
-    sends, and a receiver whose table has receives computes nothing from there until the message is there."""
+    """True: a message occupies its link only, and both ranks compute meanwhile. False: the sender computes nothing
+    while it sends, and a receiver whose table has receives computes nothing from the receive until the message
+    arrives."""
     buffers: int | None = None
-    """Messages of one sender that a receiver can hold, 1 or more: a further one starts once a pass that took one has
-    ended. None: any number."""
+    """Messages of one sender that a receiver can hold, 1 or more: the next one starts once a pass that consumed one has
+    ended. None: no limit."""
     link: Callable[[Array, Array], Array] | None = None
     """Number of the link between two ranks (sender, receiver), 0 or more. Messages on a link go one after another, in
     the order in which they are ready. None: each sender has a link of its own to each receiver."""
     copies_ahead: int = 1
-    """Passes that a rank starts while a copy to the host that stands before them is on its way; the next one waits for
-    it. 1: one pass computes while what the pass before it keeps goes to the host. 0: passes and copies run one after
-    another, a copy back behind the copies to the host that stand before it."""
+    """Passes that a rank starts while an earlier copy to the host still runs; the next pass waits for the copy. 1: one
+    pass computes while the activations of the pass before it go to the host. 0: passes and copies run one after
+    another, and a copy back runs after all earlier copies to the host."""
 
     def links(self, source: Array, target: Array) -> Array:
         """Link of each message, numbered from 0 on without gaps."""
@@ -63,7 +64,7 @@ class MessageTable:
     """Item of the graph that is the transfer."""
 
     def sharing_buffers(self, count: int) -> tuple[Array, Array]:
-        """Messages (entries) that wait for one of ``count`` buffers, and for each the message that has it before."""
+        """Messages (entries) that wait for one of ``count`` buffers, and the message that holds each buffer before."""
         pair = self.source * (self.target.max(initial=0) + 1) + self.target
         by_pair = np.argsort(pair, kind="stable")
         same = np.flatnonzero(pair[by_pair[:-count]] == pair[by_pair[count:]])
@@ -97,7 +98,7 @@ class ActionGraph:
 
     @cached_property
     def chain(self) -> Array:
-        """Chain of each item: those of a rank are :data:`STREAMS` x rank + its stream; links above; -1: item 0."""
+        """Chain of each item: :data:`STREAMS` x rank + stream for a rank, larger for links; -1: item 0."""
         return np.concatenate([[-1], np.repeat(np.arange(len(self.first)), self.stop - self.first)])
 
     @cached_property
@@ -109,7 +110,7 @@ class ActionGraph:
         return previous
 
     def ends_s(self, seconds: Array) -> Array:
-        """End of each item (s), each item taking as long as `seconds` (s) says.
+        """End of each item (s); each item takes its entry of `seconds` (s).
 
         Raises:
             UserError: some actions wait for each other.
@@ -137,7 +138,7 @@ class ActionGraph:
         return ends
 
     def _deadlock(self, stuck: dict[int, int]) -> str:
-        """The first actions that wait for each other, by chain -> item."""
+        """Description of the first actions that wait for each other; `stuck`: item by chain."""
         chain = next(iter(stuck))
         seen: list[int] = []
         while chain not in seen:
@@ -148,7 +149,7 @@ class ActionGraph:
         return "actions wait for each other: " + "; ".join(sorted(waits)[:3])
 
     def _name(self, item: int) -> str:
-        """Words for an item: for a message the pass that makes it, for a wait the action that it lets start."""
+        """Name of an item: of a message, the pass that produces it; of a wait, the action that starts after it."""
         while not (rows := np.flatnonzero(self.item == item)).size:
             found = np.flatnonzero(self.messages.item == item)
             if found.size:
@@ -162,7 +163,7 @@ def longest_paths(
 ) -> tuple[list[float | None], dict[int, int]]:
     """End of each item, and chain -> item for the chains that never end.
 
-    Each chain goes on until an item waits for one that has no end yet, which wakes it once it has.
+    Each chain advances until an item waits for an item without an end; the chain resumes once that item has ended.
     """
     ends: list[float | None] = [None] * len(cross)
     ends[0] = 0.0
@@ -193,7 +194,7 @@ def longest_paths(
 
 
 def action_name(table: ActionTable, row: int) -> str:
-    """Words for an action: its rank, and what it does in PyTorch's notation."""
+    """Name of an action: its rank, and the action in PyTorch's notation."""
     return f"rank {table.rank[row]}: {table.named(row)}"
 
 
@@ -239,13 +240,13 @@ def _needed(table: ActionTable) -> Array:
 
 
 def _refuse(table: ActionTable) -> NoReturn:
-    """Say what is wrong with a table."""
+    """Raise the error of the check of a table."""
     check(table)
     raise InternalError("a table of actions that passes its check cannot be simulated")
 
 
 def _messages(table: ActionTable, needs: Array) -> MessageTable:
-    """Results that passes need of another rank, in the order of the sends; UserError: some are without a message."""
+    """Results that passes need from another rank, in the order of the sends; UserError: a result has no message."""
     consumer = np.flatnonzero((table.kind <= Kind.INPUT_GRADIENT) & (needs[:, 0] != NONE))
     first = needs[consumer, 0]
     told = is_message(table)
@@ -275,13 +276,13 @@ def _rows(table: ActionTable, *kinds: Kind) -> Array:
 
 
 def _data_dependencies(table: ActionTable) -> tuple[Array, Array]:
-    """Rows that wait for actions of the data stream or the other way round, and the rows that they wait for."""
+    """Rows that wait for actions of another stream, data or compute, and the rows that they wait for."""
     count = len(table)
     waits: list[Array] = [np.empty(0, np.int64)]
     needs: list[Array] = [np.empty(0, np.int64)]
 
     def neighbours(of: Array, among: Array, later: bool) -> None:
-        """The next (or the last) row among these of the same rank and stage; the later of both waits."""
+        """Pair each row with the next (or the last) row of the same rank and stage; the later of the two waits."""
         if not (of.size and among.size):
             return
         place = (table.rank * table.stages + table.stage).astype(np.int64)
@@ -307,7 +308,7 @@ def _data_dependencies(table: ActionTable) -> tuple[Array, Array]:
 
 
 def _copy_dependencies(table: ActionTable, needs: Array, ahead: int) -> tuple[Array, Array]:
-    """Rows that wait for copies to the host and back, or for passes before they are made, and what they wait for."""
+    """Rows that wait for a copy, copies that wait for a pass or a copy, and the rows that they wait for."""
     copies = _rows(table, *COPIES)
     if not copies.size:
         return copies, copies
@@ -341,17 +342,17 @@ def _copy_dependencies(table: ActionTable, needs: Array, ahead: int) -> tuple[Ar
 
 
 def graph_of(table: ActionTable, transport: Transport = Transport(), order: Array | None = None) -> ActionGraph:
-    """What the actions of a schedule wait for.
+    """The graph of a schedule.
 
     Args:
-        table: the schedule. Without sends and receives in it, each result that another rank needs is sent as soon as
-            it is there.
+        table: the schedule. If it has no sends and receives, each result that another rank needs is sent as soon as
+            it is complete.
         transport: how messages travel.
         order: place of each message (as :attr:`ActionGraph.messages` lists them) in the order in which links take
-            them; None: that of the sends in the table, rank by rank.
+            them; None: the order of the sends in the table, rank by rank.
 
     Raises:
-        UserError: an action is missing, is there twice, is before one of its rank that it needs, or is out of range.
+        UserError: an action is missing, duplicated, out of range, or before an action of its rank that it needs.
     """
     if transport.buffers is not None and transport.buffers < 1:
         raise UserError(f"{transport.buffers} buffers for messages", hint="1 or more; None: any number")
@@ -361,18 +362,18 @@ def graph_of(table: ActionTable, transport: Transport = Transport(), order: Arra
 
 
 class _Items:
-    """Items are numbered: first those of rows, then those of messages; `_numbered` sorts them into chains."""
+    """Numbered items: first the items of rows, then the items of messages; `_numbered` sorts them into chains."""
 
     def __init__(self, table: ActionTable, needs: Array, transport: Transport, order: Array | None) -> None:
         messages = _messages(table, needs)
         self.table, self.needs, self.messages, self.transport = table, needs, messages, transport
         self.order = np.arange(len(messages.send)) if order is None else order
         self.separate = transport.overlap or not (messages.receive >= 0).any()
-        """Whether messages are items of their own, not those of sends and receives."""
+        """True: messages are items of their own; False: a message is the item of its send and receive."""
         told = is_message(table)
         lead = np.where(table.kind <= Kind.WEIGHT_GRADIENT, first_of_groups(table), np.arange(len(table)))
         self.leaders = np.flatnonzero((lead == np.arange(len(table))) & ~(told & transport.overlap))
-        """Rows that are items: of those that run together the first."""
+        """Rows that are items: the first row of each group that runs together."""
         self.place = np.full(len(table), NONE)
         self.place[self.leaders] = np.arange(len(self.leaders))
         self.place = self.place[lead]
@@ -393,7 +394,7 @@ class _Items:
         return self._numbered(chain, key, *self._crosses())
 
     def _crosses(self) -> tuple[Array, Array]:
-        """Items that wait for items of other chains, and the ones that they wait for."""
+        """Items that wait for items of other chains, and the items that they wait for."""
         messages, own = self.messages, not self.transport.overlap
         rows = _data_dependencies(self.table), _copy_dependencies(self.table, self.needs, self.transport.copies_ahead)
         targets, sources = ([self.place[each] for each in pair] for pair in zip(*rows, strict=True))
@@ -416,7 +417,7 @@ class _Items:
         return np.concatenate(targets), np.concatenate(sources)
 
     def _numbered(self, chain: Array, key: Array, targets: Array, sources: Array) -> ActionGraph:
-        """Items by chain and place in it; all but one of what an item waits for are items of no duration before it."""
+        """Graph with items sorted by chain; items of no duration come before one that waits for several others."""
         table, messages, count = self.table, self.messages, len(chain)
         cross = np.full(count, -1)
         cross[targets] = sources

@@ -1,4 +1,4 @@
-"""How the ranks of a simulated schedule spend a step: computing, communicating, and the bubble by cause."""
+"""Time of each rank in a simulated step: computation, communication, and the bubble by cause."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from steptime.simulation.simulate import Simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Seconds of a step by what a rank's compute stream does, by rank; they add up to the step time.
-
-    A rank that waits for a pass of another rank fills the pipeline until its first backward pass, drains it after its
-    last forward pass, and between the two waits for its peers.
+    """Seconds of a rank's compute stream by activity, by rank; they add up to the step time.
+    A wait for a pass of another rank counts as fill before the rank's first backward pass, as drain after its last
+    forward pass, and as a wait for peers in between.
     """
 
     passes_s: Array
     """Forward and backward passes, without their exposed communication with tensor, context and expert ranks."""
     tensor_s: Array
-    """This communication."""
+    """Exposed communication of passes with tensor, context and expert ranks."""
     update_s: Array
     """Optimiser."""
     fill_s: Array
@@ -31,9 +30,9 @@ class Spent:
     drain_s: Array
     """Waits for a pass of another rank after its own last forward pass, and for the end of the step."""
     peers_s: Array
-    """Waits for a pass of another rank in between: that stage is longer, that rank is slower, or it waited itself."""
+    """Waits for a pass of another rank in between: its stage is longer, its rank is slower, or it waited itself."""
     message_s: Array
-    """Waits for a result that is there and is queued or on its way; sends it, where no message overlaps."""
+    """Waits for a finished result that is queued or on its way; also sends, where messages do not overlap."""
     data_s: Array
     """Waits for data-parallel communication of its own: gathers of weights, reductions of gradients."""
     copy_s: Array
@@ -41,7 +40,7 @@ class Spent:
 
     @property
     def bubble_s(self) -> Array:
-        """All but passes with their communication, and updates (s), by rank."""
+        """Step time less passes, their communication, and updates (s), by rank."""
         return self.fill_s + self.drain_s + self.peers_s + self.message_s + self.data_s + self.copy_s
 
     @property
@@ -52,7 +51,7 @@ class Spent:
 
 
 def spent(simulation: Simulation) -> Spent:
-    """What each rank does in a step, in seconds."""
+    """Seconds of a step by activity, for each rank."""
     graph, ends = simulation.graph, simulation.ends
     ranks = graph.table.ranks
     items = np.flatnonzero((graph.chain < STREAMS * ranks) & (graph.chain % STREAMS == COMPUTE) & (graph.chain >= 0))
@@ -90,7 +89,7 @@ def spent(simulation: Simulation) -> Spent:
 
 
 def _sorts(graph: ActionGraph) -> tuple[Array, Array, Array]:
-    """Whether each item is a pass, an update, a message."""
+    """Three masks over the items: passes, updates, messages."""
     kind, found = graph.table.kind, np.zeros((3, graph.size), bool)
     found[0, graph.item[kind <= Kind.WEIGHT_GRADIENT]] = True
     found[1, graph.item[kind == Kind.UPDATE]] = True
@@ -99,7 +98,7 @@ def _sorts(graph: ActionGraph) -> tuple[Array, Array, Array]:
 
 
 def _ready_s(simulation: Simulation) -> Array:
-    """For each item the time until which one that waits for it waits for another rank: of messages, their start."""
+    """For each item, the time until which a wait for it counts as a wait for another rank: the start of a message."""
     messages, ready = simulation.graph.messages, simulation.ends.copy()
     queued = simulation.end_s[messages.producer]
     ready[messages.item] = queued if simulation.graph.transport.overlap else simulation.starts[messages.item]
@@ -107,7 +106,7 @@ def _ready_s(simulation: Simulation) -> Array:
 
 
 def _turning_points(graph: ActionGraph) -> tuple[Array, Array]:
-    """Item of the first backward pass and of the last forward pass of each rank; beyond all items where none is."""
+    """Item of the first backward pass and of the last forward pass of each rank; a number out of range if none."""
     table, kind = graph.table, graph.table.kind
     first, last = np.full(table.ranks, graph.size), np.full(table.ranks, -1)
     backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.INPUT_GRADIENT))

@@ -1,4 +1,4 @@
-"""Layouts of a pipeline as text, in the notation of Megatron-Core: which layers each stage has."""
+"""Layouts of a pipeline (the layers of each stage) as text in the notation of Megatron-Core."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ LETTERS: Final[Mapping[str, str]] = {
     "m": "multi-token-prediction layer",
     "L": "loss",
 }
-"""Letter -> what it stands for."""
+"""Meaning of each letter."""
 MAX_LETTERS: Final = 100_000
-"""Letters and stages that a layout has at most once it is written out."""
+"""Most letters and stages of a layout without repetitions (`*N`)."""
 _TOKEN: Final = re.compile(r"\s*(?:\*\s*(\d+)|(.))", re.S)
 
 
 def parse_layout(layout: str) -> tuple[str, ...]:
     """Letters of each stage, in the order of the model: all ranks of the first virtual stage, then of the second, ...
 
-    ``|`` ends a stage, ``x*N`` repeats a letter and ``(...)*N`` a group, commas and spaces say nothing. A stage may be
+    ``|`` ends a stage, ``x*N`` repeats a letter and ``(...)*N`` a group; commas and spaces are ignored. A stage may be
     empty.
 
     Source: Megatron-Core, user guide, "Custom Pipeline Model Parallel Layout".
@@ -33,7 +33,7 @@ def parse_layout(layout: str) -> tuple[str, ...]:
     ('Ettt', 'tt', 'tt', 'm', 'L')
 
     Raises:
-        UserError: a letter is unknown, a bracket or a number is missing, or it is too long.
+        UserError: a letter is unknown, a bracket or a number is missing, or the layout is too long.
     """
     groups: list[list[str]] = [[]]
     last = ""
@@ -77,7 +77,7 @@ def _wrong(layout: str, why: str, hint: str) -> UserError:
 
 
 def layout_text(stages: Sequence[str]) -> str:
-    """A layout as short text: letters three and more times with ``*N``, equal stages that follow each other as a group.
+    """A layout as short text: a letter three or more times as ``x*N``, consecutive equal stages as a group.
 
     >>> layout_text(["Ettt", "tt", "tt", "m", "L"])
     'Et*3|(tt|)*2m|L'
@@ -97,17 +97,17 @@ def _short(stage: str) -> str:
 
 
 def check_layout(layout: str, stages: Sequence[str], ranks: int, layers: int, predicted: int) -> None:
-    """Refuse a layout that is not one of the model over the ranks.
+    """Refuse a layout that does not fit the model and the ranks.
 
     Args:
-        layout: as it was given, for messages.
+        layout: text of the layout, for error messages.
         stages: letters of each stage.
         ranks: ranks of the pipeline.
         layers: decoder layers of the model.
         predicted: its multi-token-prediction layers.
 
     Raises:
-        UserError: the message says what does not add up.
+        UserError: the stages or letters do not fit; the message says which.
     """
     if len(stages) % ranks:
         raise _wrong(

@@ -1,15 +1,15 @@
-r"""No schedule of a kind is faster: lower bounds on the time from one step to the next.
+r"""Lower bounds on the time from one step to the next, for all schedules of one kind.
 
-The kind: each stage is on one rank, as a placement says; each micro-batch has on each stage a forward pass (F), an
+The kind: each stage is on one rank, given by a placement; each micro-batch has on each stage a forward pass (F), an
 input-gradient pass (I) and a weight-gradient pass (W); a rank does one pass at a time; a stage holds the activations of
 a micro-batch from the start of F to the end of W (a share of them from the end of I on), and no rank ever holds more
 than its limit. The bounded time is the longest span of a rank: from the start of its first pass to the end of its last.
-Micro-batches are alike, so that each stage may number them as they come: to exchange two changes no time. Whole
-backward passes are I and W in turn, and pairs that take as long as both of their passes are passes in turn, so that
-schedules of both sorts are of the kind.
+Micro-batches are alike, so that each stage may number them in order of arrival: exchanging two changes no time. A
+whole backward pass counts as I followed by W, and a pair that takes as long as both of its passes as one after the
+other, so that schedules with either belong to the kind.
 
-A bound is the largest of the bounds that follow. Each argues with what one rank cannot do while it waits; passes of
-other ranks are taken to run as soon as their inputs arrive, so that no schedule waits less.
+The result is the largest of several bounds. Each follows from what one rank cannot do while it waits; passes of
+other ranks are assumed to run as soon as their inputs arrive, so that no schedule waits less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def least_span_s(shop: Shop) -> float:
     For rank $r$ with work $w$ (all its passes), with room for $n$ activations of a stage:
 
     1. *First wait.* The first input-gradient pass of the rank starts no sooner than $A$ after its first forward pass:
-       the first micro-batch has to reach the last stage and come back. Before it the rank can only make forward passes,
+       the first micro-batch has to reach the last stage and come back. Before it the rank can only run forward passes,
        at most $n$, because nothing is freed before a weight-gradient pass. It idles at least $A$ minus the $n$ longest.
     2. *Last wait.* The last forward pass of the rank is of its last stage. From its start to the end of the last
        weight-gradient pass of its micro-batch at least $B$ pass. In this time the rank can only do this forward pass
@@ -53,14 +53,14 @@ def least_span_s(shop: Shop) -> float:
 
 
 class _Rank:
-    """What the bounds know of a rank."""
+    """Quantities of one rank that the bounds use."""
 
     def __init__(self, shop: Shop, rank: int) -> None:
         self.shop, self.m = shop, shop.micro_batches
         self.stages, count = shop.stages[rank], shop.placement.chunks
         self.seconds = shop.seconds[:, self.stages]
         self.limit = min(shop.limit[rank] * count * (1 + LEAST) + LEAST, self.m * count)
-        """Activations of a stage that fit, a whole number or not."""
+        """Activations of a stage that fit; may be a fraction."""
         self.units = int(self.limit)
         self.crowded = self.m * count > self.units
         self.first, self.last = int(self.stages[0]), int(self.stages[-1])
@@ -69,10 +69,10 @@ class _Rank:
         self.back_s = waited_s(shop, self.last, self.first) + float(self.seconds[I, 0])
         """From the start of the last forward pass to the end of the last input-gradient pass."""
         self.ends_s = self._ends_s()
-        """All that the rank may have to do from the start of its last forward pass on."""
+        """Work of the rank from the start of its last forward pass on, at most."""
 
     def longest(self, kind: int, count: int) -> float:
-        """Seconds of a number of passes of a kind at most; each stage has as many as micro-batches."""
+        """Seconds of the `count` longest passes of a kind; each stage has one per micro-batch."""
         return float(np.sort(np.repeat(self.seconds[kind], self.m))[::-1][:count].sum())
 
     def _ends_s(self) -> float:
@@ -86,7 +86,7 @@ class _Rank:
         return float(self.seconds[F, -1] + (backward[whole - 1] + weights[spare]).max())
 
     def both_s(self, last_wait_s: float) -> float:
-        """Its work with its first and last waits."""
+        """Work of the rank plus its first and last waits."""
         waits = (self.first_wait_s, max(0.0, last_wait_s))
         return self.work_s + (sum(waits) if self.crowded else max(waits))
 
@@ -117,7 +117,7 @@ class _Rank:
         return float(found)
 
     def until_last_gradient_s(self) -> float:
-        """From the start of its first pass to the end of its last input-gradient pass."""
+        """Bound on the time from the start of the rank's first pass to the end of its last input-gradient pass."""
         deferred, every = self.shop.deferred, self.m * len(self.stages)
         count = min(every, 1 + int((self.limit - 1) / deferred + LEAST)) if deferred else every
         after_s = self.longest(W, count)
@@ -136,10 +136,10 @@ def _of_others_s(shop: Shop, ranks: list[_Rank]) -> float:
 
 
 def _forward_s(shop: Shop, first: int, last: int) -> float:
-    """From the start of a forward pass of stage `first` to the arrival of its result at stage `last`, not before it."""
+    """From the start of a forward pass of stage `first` to the arrival at stage `last`, the same or a later one."""
     return float(shop.seconds[F, first:last].sum() + shop.lag[0][first:last].sum())
 
 
 def _backward_s(shop: Shop, last: int, first: int) -> float:
-    """From the end of an input-gradient pass of stage `last` to the end of the one of stage `first`, not behind it."""
+    """From the end of an input-gradient pass of stage `last` to that of stage `first`, the same or an earlier one."""
     return float(shop.seconds[I, first:last].sum() + shop.lag[1][first:last].sum())

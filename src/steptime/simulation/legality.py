@@ -1,4 +1,4 @@
-"""Whether a table of actions is one that its ranks can run."""
+"""Check that ranks can run a table of actions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SENDS = {Kind.SEND_FORWARD: Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD: Kind.RECE
 def check(table: ActionTable, *, buffers: int = 1) -> None:
     """Refuse a table that ranks cannot run.
 
-    Every micro-batch has on every stage one forward pass and one backward pass, whole or in two parts, all on one rank;
-    each rank has its actions after what they need; where there are messages, both ends of each one that is needed are
-    there, and two ranks send and receive in the same order; what is copied to the host comes back; weights are there
-    when a pass needs them; gradients are complete when they are summed; and no ranks wait for each other in a circle.
+    The rules: every micro-batch has on every stage one forward pass and one backward pass, whole or in two parts, all
+    on one rank; each action of a rank comes after the actions that it needs; if the table has messages, each needed one
+    has a send and a receive, in the same order on both ranks; activations copied to the host come back; weights are
+    gathered when a pass needs them; gradients are complete when they are summed; no ranks wait in a circle.
 
     Args:
         table: the actions.
@@ -69,7 +69,7 @@ def _in_range(table: ActionTable) -> None:
 
 
 def _enough(table: ActionTable) -> None:
-    """As many forward passes as stages, micro-batches and slices make: a table with fewer is not looked at further."""
+    """Refuse a table with fewer forward passes than stages x micro-batches x slices, before further checks."""
     forward = table.taken(table.kind == Kind.FORWARD)
     if len(forward) >= table.stages * table.micro_batches * table.slices:
         return
@@ -102,7 +102,7 @@ def _each_once(table: ActionTable) -> Places:
 
 
 def _complete(table: ActionTable, places: Places) -> None:
-    """Each pass is there, all passes of a micro-batch and a stage on one rank."""
+    """Refuse missing passes, and passes of one micro-batch and stage on several ranks."""
     stage, number, piece = (
         each.ravel() for each in np.indices((table.stages, table.micro_batches, table.slices), np.int64)
     )
@@ -126,7 +126,7 @@ def _complete(table: ActionTable, places: Places) -> None:
 
 
 def _after_what_they_need(table: ActionTable, rows: Array) -> None:
-    """What an action needs of its own rank stands before it; what needs each other does not run together."""
+    """Refuse actions that come before, or run together with, an action of the same rank that they need."""
     first = first_of_groups(table)
     for column in range(rows.shape[1]):
         before = rows[:, column]
@@ -140,7 +140,7 @@ def _after_what_they_need(table: ActionTable, rows: Array) -> None:
 
 
 def _needs_nothing(table: ActionTable, column: int) -> Array:
-    """Whether actions need no other in a column of :func:`needed`."""
+    """Mask of the actions that need no other in a column of :func:`needed`."""
     kind, stage = table.kind, table.stage
     backward = (kind == Kind.BACKWARD) | (kind == Kind.INPUT_GRADIENT)
     ends = ((kind == Kind.FORWARD) & (stage == 0)) | (backward & (stage == table.stages - 1))
@@ -154,7 +154,7 @@ def _needs_nothing(table: ActionTable, column: int) -> Array:
 
 
 def _both_ends(table: ActionTable, places: Places) -> None:
-    """Each result that another rank needs has a send and a receive, and nothing else has one."""
+    """Refuse a result for another rank without a send and a receive, and messages that no rank needs."""
     plain = table.taken(~is_message(table))
     rows = awaited_of_others(plain, needed(plain))
     to, of = np.flatnonzero(rows != NONE), rows[rows != NONE]
@@ -188,7 +188,7 @@ def _refuse_unneeded(table: ActionTable, plain: ActionTable, rows: Array) -> Non
 
 
 def _messages(table: ActionTable, places: Places) -> Array:
-    """Rows of sends, and of their receives: two rows of an array, in the order of the rows of the sends."""
+    """Array of two rows: rows of the sends, and of their receives, ordered by send."""
     pairs = []
     for send, receive in _SENDS.items():
         rows = np.flatnonzero(table.kind == send)
@@ -199,7 +199,7 @@ def _messages(table: ActionTable, places: Places) -> Array:
 
 
 def _no_circle(table: ActionTable, awaited: Array, messages: Array, buffers: int) -> None:
-    """Two ranks have the messages between them in one order, and nobody waits in a circle."""
+    """Refuse two ranks with different orders of the messages between them, and ranks that wait in a circle."""
     sends, receives = messages
     waits = awaited.copy()
     channel = table.rank[sends] * table.ranks + table.rank[receives]
@@ -242,7 +242,7 @@ def _circle(table: ActionTable, waits: Array, stuck: Array) -> list[int]:
 
 
 def _copied_back(table: ActionTable, places: Places) -> None:
-    """What is copied to the host comes back, all on the rank of the pass."""
+    """Refuse copies to the host that do not come back, and copies on another rank than the pass."""
     for one, other, rule in (
         (Kind.OFFLOAD, Kind.RELOAD, "its activations do not come back from the host"),
         (Kind.OFFLOAD, Kind.FORWARD, "its forward pass is on another rank"),
@@ -256,7 +256,7 @@ def _copied_back(table: ActionTable, places: Places) -> None:
 
 
 def _gathered(table: ActionTable) -> None:
-    """Where a rank gathers weights, it does so before each pass that needs them, and frees what it has gathered."""
+    """If a rank gathers weights: refuse passes without their weights, and gathers and frees that do not alternate."""
     if not (table.kind == Kind.UNSHARD).any():
         _refuse_where(table, table.kind == Kind.RESHARD, "frees weights that were not gathered")
         return
@@ -273,7 +273,7 @@ def _gathered(table: ActionTable) -> None:
 
 
 def _reduced_when_complete(table: ActionTable) -> None:
-    """Gradients are summed once, behind the last pass that makes some of them."""
+    """Refuse gradients that are summed twice, or before the last pass that adds to them."""
     place = table.rank * table.stages + table.stage
     sums = np.flatnonzero(table.kind == Kind.REDUCE)
     at = np.full(table.ranks * table.stages, len(table))

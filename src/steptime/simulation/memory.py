@@ -1,4 +1,4 @@
-"""Memory of a simulated schedule: what each rank holds at any time, and its peak."""
+"""Memory of a simulated schedule: bytes of each rank over time, and the peak."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ class Footprint:
     """Bytes that stages hold: a number, or an array by stage; activations also by stage and micro-batch."""
 
     activation_bytes: Num = 0.0
-    """What a whole micro-batch keeps of a stage from the start of its forward pass on."""
+    """Activations of a stage for a whole micro-batch, held from the start of its forward pass on."""
     copied_bytes: Num | None = None
-    """Of these, what OFFLOAD moves to the host, until RELOAD brings it back; None: all."""
+    """Part of the activations that OFFLOAD moves to the host until RELOAD brings it back; None: all."""
     deferred_bytes: Num = 0.0
-    """Of these, what gradients of weights still need where they are a pass of their own: the rest is free at the end
-    of the gradients of inputs."""
+    """Part of the activations that a separate weight-gradient pass still needs; the rest is freed at the end of the
+    input-gradient pass."""
     weights_bytes: Num = 0.0
     """One version of the weights."""
     fixed_bytes: Num = 0.0
-    """Gradients, states of the optimiser, and what else is there all the time."""
+    """Gradients, optimiser states, and everything else held throughout."""
     gathered_bytes: Num = 0.0
     """Weights gathered by UNSHARD, until RESHARD."""
     message_bytes: Num = 0.0
-    """A result of another rank, from the start of its message to the start of the pass that needs it; of the stage
-    that receives it."""
+    """A result of another rank, held from the start of its message to the start of the pass that needs it; by receiving
+    stage."""
     stashes: bool = True
-    """Whether a stage keeps the weights that a forward pass read until its backward pass has ended (weight stashing);
-    matters where weights change within the step."""
+    """Weight stashing: a stage keeps the weights that a forward pass read until its backward pass has ended. Matters
+    only where weights change within the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReplay:
-    """What ranks hold, in the order of ranks and of time; one entry for each change."""
+    """Bytes held by ranks, ordered by rank and time; one entry for each change."""
 
     rank: Array
     time_s: Array
     in_use_bytes: Array
-    """From that time on."""
+    """Bytes held from this time on."""
     peak_bytes: Array
     """By rank."""
 
 
 def memory_replay(simulation: Simulation, footprint: Footprint) -> MemoryReplay:
-    """What each rank of a simulated schedule holds at any time.
+    """Memory of each rank of a simulated schedule over time.
 
     Raises:
         UserError: a size is negative or has the wrong shape.
@@ -77,7 +77,7 @@ def memory_replay(simulation: Simulation, footprint: Footprint) -> MemoryReplay:
 
 
 def weight_versions(simulation: Simulation) -> Array:
-    """Most versions of the weights of a stage that each rank holds at once, where it keeps those that are needed."""
+    """Most versions of the weights of one stage that each rank holds at once under weight stashing."""
     table = simulation.table
     held = [
         memory_replay(simulation, Footprint(weights_bytes=of_stage)).peak_bytes for of_stage in np.eye(table.stages)
@@ -87,7 +87,7 @@ def weight_versions(simulation: Simulation) -> Array:
 
 
 class _Changes:
-    """Bytes that come and go: rank, time, place among changes of the same time, bytes."""
+    """Changes of memory: rank, time, place among changes at the same time, bytes."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -95,12 +95,12 @@ class _Changes:
         self.found: list[tuple[Array, Array, Array, Array]] = []
 
     def add(self, rows: Array, at_end: bool, change: Array, rank: Array | None = None) -> None:
-        """Change at the start or the end of rows of the table."""
+        """Add changes at the start or the end of rows of the table."""
         time_s = (self.simulation.end_s if at_end else self.simulation.start_s)[rows]
         self.put(self.table.rank[rows] if rank is None else rank, time_s, 4 * rows + 2 * at_end, change)
 
     def put(self, rank: Array, time_s: Array, place: Array, change: Array) -> None:
-        """Change at a time; of equal times in the order of `place`."""
+        """Add changes at given times; changes at equal times are ordered by `place`."""
         self.found.append((rank, time_s, place, change))
 
     def rows(self, *kinds: Kind) -> Array:
@@ -108,12 +108,12 @@ class _Changes:
         return np.flatnonzero(np.isin(self.table.kind, kinds))
 
     def of_stage(self, value: Num, rows: Array, name: str) -> Array:
-        """A number of each row by its stage."""
+        """Value of each row, looked up by its stage."""
         return spread(value, (self.table.stages,), name)[self.table.stage[rows]]
 
 
 def _static(changes: _Changes, footprint: Footprint) -> None:
-    """One version of the weights of each stage that a rank has, gradients, states."""
+    """Add one version of the weights of each stage of a rank, with gradients and states."""
     table = changes.table
     passes = changes.rows(Kind.FORWARD)
     places = np.unique(table.rank[passes] * table.stages + table.stage[passes])
@@ -124,7 +124,7 @@ def _static(changes: _Changes, footprint: Footprint) -> None:
 
 
 def _activations(changes: _Changes, footprint: Footprint) -> None:
-    """Kept from the start of a forward pass to the end of the pass that needs them last, but for what is on the host.
+    """Add activations, held from the start of a forward pass to the end of the last pass that needs them.
 
     A copy to the host frees memory when it has ended; a copy back takes it from its start.
     """
@@ -153,7 +153,7 @@ def _activations(changes: _Changes, footprint: Footprint) -> None:
 
 
 def _gathered(changes: _Changes, footprint: Footprint) -> None:
-    """Gathered weights."""
+    """Add gathered weights."""
     for kind, sign in ((Kind.UNSHARD, 1), (Kind.RESHARD, -1)):
         rows = changes.rows(kind)
         if rows.size:
@@ -161,7 +161,7 @@ def _gathered(changes: _Changes, footprint: Footprint) -> None:
 
 
 def _received(changes: _Changes, footprint: Footprint) -> None:
-    """Results of other ranks that no pass has begun with."""
+    """Add results of other ranks that wait for the pass that consumes them."""
     simulation, messages = changes.simulation, changes.simulation.graph.messages
     size = changes.of_stage(footprint.message_bytes, messages.consumer, "message_bytes")
     changes.put(messages.target, simulation.starts[messages.item], 4 * messages.consumer - 2, size)
@@ -169,7 +169,7 @@ def _received(changes: _Changes, footprint: Footprint) -> None:
 
 
 def _versions(changes: _Changes, footprint: Footprint) -> None:
-    """Further versions of weights: each from its update until there is a newer one and no pass needs it."""
+    """Add further versions of weights, each from its update until a newer one exists and no pass needs it."""
     table, simulation = changes.table, changes.simulation
     updates, count = changes.rows(Kind.UPDATE), len(table.kind)
     if not updates.size:

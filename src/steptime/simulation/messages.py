@@ -1,5 +1,5 @@
-"""From the passes of a schedule to all that its ranks do: messages, gathered weights, reduced gradients, updates,
-copies of activations to the host."""
+"""Actions added to the passes of a schedule: messages, gathers of weights, reductions of gradients, updates, copies of
+activations to the host."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def with_messages(
 ) -> ActionTable:
     """The table with a send and a receive for each result that another rank needs.
 
-    A message stands on both ranks where the pass that makes the result ends when all passes take :data:`TICKS`, and
-    both ranks have the messages between them in one order that all ranks agree on. Then no rank waits in a circle, even
-    if every send waits for its receive.
+    Both ranks have a message at the tick at which the pass that produces the result ends if all passes take
+    :data:`TICKS`; this gives all ranks one common order of messages. So no ranks wait in a circle, even if every send
+    waits for its receive.
 
     Args:
-        table: passes; messages that it has already are made again.
-        gathered: stages whose weights a rank holds gathered at most (FSDP); 0: all of them, always.
-        reduces: sum the gradients of each stage over replicas once its last weight gradient is there.
-        updates: change the weights of all stages of a rank at its end, unless the table says when.
+        table: passes; existing messages are replaced.
+        gathered: most stages whose weights a rank holds gathered (FSDP); 0: all of them, always.
+        reduces: sum the gradients of each stage over replicas after its last weight gradient.
+        updates: update the weights of all stages of a rank at the end of its order, unless the table has updates.
 
     Raises:
-        UserError: a rank waits in a circle, so that there is no order of messages.
+        UserError: ranks wait in a circle, so that there is no order of messages.
     """
     table = table.taken(~is_message(table))
     if gathered:
@@ -66,11 +66,11 @@ def with_copies(table: ActionTable, *, ahead: int = 1) -> ActionTable:
     """The table with the activations of each micro-batch copied to the host after its forward pass, and back.
 
     The copy out starts when the forward pass has ended, the copy back `ahead` passes before the backward pass that
-    waits for it. A micro-batch whose backward pass follows so soon that the copies could not each run during `ahead`
-    passes stays on the device: such as all of them on the last rank of 1F1B.
+    waits for it. A micro-batch stays on the device if its backward pass follows too soon for each copy to run during
+    `ahead` passes, as do all of them on the last rank of 1F1B.
 
     Args:
-        table: passes, with messages and other actions or without; copies that it has already are made again.
+        table: passes, with or without messages and other actions; existing copies are replaced.
         ahead: passes of the rank during which a copy back may run; 0: none, the rank computes nothing meanwhile.
 
     >>> from steptime.schedule import SCHEDULES
@@ -98,7 +98,7 @@ def with_copies(table: ActionTable, *, ahead: int = 1) -> ActionTable:
 
 
 def _merged(table: ActionTable, ended: Array, awaited: Array) -> ActionTable:
-    """Sends and receives at the ticks at which the passes that make their contents end."""
+    """The table with sends and receives at the ticks at which the passes that produce their contents end."""
     receives = np.flatnonzero(awaited >= 0)
     sends = awaited[receives]
     forward = table.kind[receives] == Kind.FORWARD
@@ -116,14 +116,14 @@ def _merged(table: ActionTable, ended: Array, awaited: Array) -> ActionTable:
 
 
 def _in_order(table: ActionTable, made: dict[str, Array], turns: Array) -> ActionTable:
-    """The table with further actions behind its own, each rank's put in the order of turns."""
+    """The table with the actions `made` appended, and each rank's actions sorted by turn."""
     columns: dict[str, Any] = {name: np.concatenate((getattr(table, name), made[name])) for name in COLUMNS}
     order = np.argsort(columns["rank"] * (turns.max(initial=0) + 1) + turns, kind="stable")
     return replace(table, **{name: column[order] for name, column in columns.items()})
 
 
 def _inserted(table: ActionTable, made: list[tuple[int, Kind, int, int]]) -> ActionTable:
-    """The table with actions of no micro-batch: (rank, kind, stage, row that it stands before) of each."""
+    """The table with actions of no micro-batch inserted; each is (rank, kind, stage, row that it comes before)."""
     rank, kind, stage, before = np.array(made, np.int64).reshape(-1, 4).T
     columns = {"rank": rank, "kind": kind, "stage": stage, "slice": 0 * rank}
     columns |= {"micro_batch": 0 * rank - 1, "together": 0 * rank - 1}
@@ -131,7 +131,7 @@ def _inserted(table: ActionTable, made: list[tuple[int, Kind, int, int]]) -> Act
 
 
 def _reduced(table: ActionTable) -> ActionTable:
-    """Gradients of a stage are summed behind the last pass on a rank that makes gradients of its weights."""
+    """The table with a reduction of each stage's gradients after its last weight-gradient pass on a rank."""
     rows = np.flatnonzero((table.kind == Kind.BACKWARD) | (table.kind == Kind.WEIGHT_GRADIENT))
     last = {(int(table.rank[row]), int(table.stage[row])): int(row) for row in rows}
     first = first_of_groups(table)
@@ -140,14 +140,14 @@ def _reduced(table: ActionTable) -> ActionTable:
 
 
 def _updated(table: ActionTable) -> ActionTable:
-    """Each rank changes the weights of its stages at the end."""
+    """The table with an update of the weights of each rank's stages at the end."""
     pairs = np.unique(np.stack((table.rank, table.stage), axis=1), axis=0).tolist()
     ends = table.starts[1:].tolist()
     return _inserted(table, [(rank, Kind.UPDATE, stage, ends[rank]) for rank, stage in pairs])
 
 
 def _gathered(table: ActionTable, most: int) -> ActionTable:
-    """Weights of the next stages that a rank computes are gathered before it does, the others freed."""
+    """The table with weights gathered before a rank computes their stages, and other weights freed."""
     made = [
         (rank, kind, stage, row)
         for rank, (first, end) in enumerate(zip(table.starts[:-1].tolist(), table.starts[1:].tolist(), strict=True))
@@ -157,7 +157,7 @@ def _gathered(table: ActionTable, most: int) -> ActionTable:
 
 
 def _gathered_on(table: ActionTable, first: int, end: int, most: int) -> Iterator[tuple[Kind, int, int]]:
-    """Kind, stage and row before which it stands, of all that a rank gathers and frees; its rows are in a range."""
+    """(kind, stage, row that it comes before) of each gather and free of a rank, whose rows are `first` to `end`."""
     rows = first + np.flatnonzero(table.kind[first:end] <= PASSES[-1])
     stages, groups = table.stage[rows].tolist(), first_of_groups(table)[rows].tolist()
     uses: dict[int, list[int]] = {}

@@ -1,7 +1,4 @@
-r"""Splits of unequal layers over the ranks of a pipeline, in their order: the one whose slowest rank is the fastest.
-
-A pipeline goes on at the pace of its slowest rank. Of all splits of items $1, \dots, n$ into stages that follow each
-other, none of them empty, the best has the least
+r"""Splits of unequal layers, in order, over the ranks of a pipeline; the best split has the fastest slowest rank.
 
 $$\max_r \sum_{s \in S_r} \sum_{i \in s} t_{r,i} \quad\text{with}\quad
   \sum_{s \in S_r} \sum_{i \in s} (b_i + f_r a_i) \le m_r$$
@@ -10,10 +7,10 @@ where $S_r$ are the stages of rank $r$, $t_{r,i}$ the seconds of item $i$ there 
 its weights and states, $a_i$ those of its activations, $f_r$ the micro-batches that the schedule has in flight, $m_r$
 the memory.
 
-With one stage per rank dynamic programming finds it. With several it is exact where the items that are not of the
-longest run of equal ones are few (:data:`MOST_APART`): each way to place those is tried, and equal items go one by one
-to the rank that is then least busy, which is best for one way. It is exact too where there are no more splits than
-:data:`MOST_SPLITS`. Elsewhere a descent finds a good split, and the solution says that it is not exact.
+With one stage per rank dynamic programming finds it. With several stages per rank the result is exact if few items
+(:data:`MOST_APART`) lie outside the longest run of equal items: each placement of these few is tried, and equal items
+go one by one to the least busy rank, which is optimal for one placement. It is exact too if there are at most
+:data:`MOST_SPLITS` splits. Otherwise a descent finds a good split, and the solution says that it is not exact.
 """
 
 from __future__ import annotations
@@ -33,21 +30,21 @@ from steptime.num import Array
 from steptime.units import format_bytes
 
 MOST_APART: Final = 12
-"""Items outside the longest run of equal ones up to which all their places are tried."""
+"""Most items outside the longest run of equal items for which all placements are tried."""
 MOST_SPLITS: Final = 4096
-"""Splits up to which all of them are tried."""
+"""Most splits for which all are tried."""
 SLACKS: Final = (0.0, 0.005, 0.02, 0.06)
-"""How much slower than the fastest the slowest rank of a candidate may be."""
+"""Slack by which the slowest rank of a candidate may exceed the fastest possible one, as a share."""
 CANDIDATES: Final = 24
-"""Candidates with several stages a rank."""
+"""Most candidates with several stages per rank."""
 ORIGINS: Final = 4
-"""Splits that are improved by play."""
+"""Splits from which simulated neighbours are tried."""
 ROUNDS: Final = 200
-"""Moves of a descent."""
+"""Most moves of a descent."""
 REACH: Final = 3
-"""Boundaries that one move of a descent moves at most."""
+"""Most boundaries that one move of a descent shifts."""
 SAME: Final = 1e-12
-"""Relative difference of two times that are the same."""
+"""Relative difference below which two times count as equal."""
 
 Counts = tuple[int, ...]
 """Items of each stage."""
@@ -55,18 +52,18 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """What a model is made of, first to last: numbers by item, or by rank and item where devices differ."""
+    """Items of a model, first to last: numbers by item, or by rank and item where devices differ."""
 
     letters: tuple[str, ...]
-    """Letters of each in a layout (:mod:`steptime.simulation.layout`)."""
+    """Letters of each item in a layout (:mod:`steptime.simulation.layout`)."""
     forward_s: Array
     """Seconds of one micro-batch."""
     input_gradient_s: Array
     weight_gradient_s: Array
     state_bytes: Array
-    """Weights, gradients, states of the optimiser."""
+    """Weights, gradients, optimiser states."""
     activation_bytes: Array
-    """What one micro-batch keeps."""
+    """Activations of one micro-batch."""
 
     @property
     def seconds(self) -> Array:
@@ -76,16 +73,16 @@ class Items:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """What a pipeline runs on, by rank."""
+    """Devices of a pipeline, by rank."""
 
     speed: Array
     """Relative speed: 0.5 takes twice as long."""
     memory_bytes: Array
     fixed_bytes: Array
-    """Of the memory what is needed whatever the layers: temporaries, buffers."""
+    """Memory needed independent of the layers: temporaries, buffers."""
     in_flight: Array
-    """Micro-batches whose activations it holds (:attr:`steptime.schedule.Schedule.in_flight`), by rank, or by rank and
-    item where it holds more of some."""
+    """Micro-batches whose activations a rank holds (:attr:`steptime.schedule.Schedule.in_flight`), by rank, or by rank
+    and item where the number differs between items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +98,7 @@ class SplitTask:
     rank: Array
     """Rank of each stage."""
     other_s: float | Array = 0.0
-    """Seconds of each rank whatever its items."""
+    """Seconds of each rank independent of its items."""
 
     @property
     def items(self) -> int:
@@ -115,12 +112,12 @@ class SplitTask:
 
     @cached_property
     def single(self) -> bool:
-        """Whether each rank has one stage."""
+        """True if each rank has one stage."""
         return len(np.unique(self.rank)) == self.stages
 
     @cached_property
     def run(self) -> tuple[int, int]:
-        """First item of the longest run of equal ones, and the item after its last."""
+        """First item of the longest run of equal items, and the item after its last."""
         columns = np.concatenate([self.seconds, self.held_bytes])
         cuts = np.flatnonzero((columns[:, 1:] != columns[:, :-1]).any(axis=0)) + 1
         edges = np.concatenate([[0], cuts, [self.items]])
@@ -129,13 +126,13 @@ class SplitTask:
 
     @property
     def apart(self) -> int:
-        """Items outside that run."""
+        """Number of items outside the longest run of equal items."""
         first, end = self.run
         return self.items - (end - first)
 
     @cached_property
     def sums(self) -> tuple[Array, Array]:
-        """Seconds and bytes of the items before each, by rank."""
+        """Cumulative seconds and bytes of the items before each item, by rank."""
         seconds, held = (
             np.concatenate([np.zeros((len(each), 1)), each.cumsum(axis=1)], axis=1)
             for each in (self.seconds, self.held_bytes)
@@ -156,19 +153,19 @@ class SplitTask:
         return float(self.by_rank(counts)[0].max())
 
     def fits(self, counts: Sequence[int]) -> bool:
-        """Whether all ranks have the memory."""
+        """True if the split fits into the memory of all ranks."""
         return bool((self.by_rank(counts)[1] <= self.room_bytes * (1 + SAME)).all())
 
 
 class Solution(NamedTuple):
-    """A split, and whether none has a faster slowest rank."""
+    """A split; `exact`: no split has a faster slowest rank."""
 
     counts: Counts
     exact: bool
 
 
 def task_of(items: Items, ranks: Ranks, rank: Array) -> SplitTask:
-    """What to split.
+    """The task of splitting items over ranks.
 
     Args:
         items: parts of the model.
@@ -176,7 +173,7 @@ def task_of(items: Items, ranks: Ranks, rank: Array) -> SplitTask:
         rank: rank of each stage.
 
     Raises:
-        UserError: there are more stages than items, or none for a rank.
+        UserError: there are more stages than items, or a rank has no stage.
     """
     count, stages, shape = len(items.letters), len(rank), (len(ranks.speed), len(items.letters))
     if stages > count:
@@ -192,7 +189,7 @@ def task_of(items: Items, ranks: Ranks, rank: Array) -> SplitTask:
 
 
 def best_split(task: SplitTask) -> Solution:
-    """The split whose slowest rank is the fastest; of equal ones that with the least seconds of all ranks together.
+    """The split with the fastest slowest rank; among equals, the one with the fewest seconds summed over ranks.
 
     >>> one = np.ones((2, 5))
     >>> best_split(SplitTask(seconds=one, held_bytes=one, room_bytes=np.full(2, 9.0), rank=np.arange(2))).counts
@@ -211,15 +208,15 @@ def best_split(task: SplitTask) -> Solution:
 def candidates(
     task: SplitTask, slacks: Sequence[float] = SLACKS, fits: Callable[[Counts], bool] | None = None
 ) -> list[Counts]:
-    """Splits whose slowest rank is about as fast as can be; none where no split fits into the memory.
+    """Splits whose slowest rank is within a slack of the fastest; empty if no split fits into the memory.
 
     They differ in which ranks are less busy, which matters little for the pace and more for the bubble. With several
-    stages a rank those with the fastest slowest stage are among them: ranks wait for each other stage by stage.
+    stages per rank they include the splits with the fastest slowest stage: ranks wait for each other stage by stage.
 
     Args:
         task: what to split.
-        slacks: how much slower than the fastest the slowest rank may be.
-        fits: another rule for memory, of splits that fit by the task's own.
+        slacks: share by which the slowest rank may be slower than the fastest possible.
+        fits: a further memory check, for splits that pass the task's own.
     """
     fits = task.fits if fits is None else fits
     if task.single:
@@ -240,7 +237,7 @@ def _few(task: SplitTask) -> bool:
 
 
 def _near_the_best(task: SplitTask, slacks: Sequence[float]) -> list[Counts]:
-    """Of all splits those within the slack."""
+    """All splits within the slack, by enumeration."""
     cuts = combinations(range(1, task.items), task.stages - 1)
     every = (tuple(np.diff([0, *each, task.items]).tolist()) for each in cuts)
     fitting = sorted((each for each in every if task.fits(each)), key=lambda each: _rated(task, each))[:CANDIDATES]
@@ -248,24 +245,24 @@ def _near_the_best(task: SplitTask, slacks: Sequence[float]) -> list[Counts]:
 
 
 def _rated(task: SplitTask, counts: Counts) -> tuple[float, float]:
-    """By what the best split is chosen: seconds of the slowest rank, to 12 digits, and of all ranks."""
+    """Sort key of a split: seconds of the slowest rank, to 12 digits, and of all ranks together."""
     seconds = task.by_rank(counts)[0]
     return float(f"{seconds.max():.12g}"), float(seconds.sum())
 
 
 def _too_large(task: SplitTask) -> UserError:
-    """The error where no split fits, with the split that lacks least."""
+    """Error for a task that no split fits; it names the split that lacks the least memory."""
     counts = _least_excess(task)
     held = task.by_rank(counts)[1]
-    lacks = held - task.room_bytes
-    rank = int(np.argmax(lacks))
+    shortage = held - task.room_bytes
+    rank = int(np.argmax(shortage))
     stages = np.flatnonzero(task.rank == rank)
     where = f"{'stage' if len(stages) == 1 else 'stages'} {', '.join(map(str, stages))}"
     return UserError(
         f"no split fits into the memory: the one that lacks least needs {format_bytes(held[rank])} on rank {rank} "
-        f"({where}), {format_bytes(lacks[rank])} more than the {format_bytes(task.room_bytes[rank])} there for layers; "
-        f"{counted(int((lacks > 0).sum()), 'rank')} of {len(lacks)} {'lacks' if (lacks > 0).sum() == 1 else 'lack'} "
-        f"memory; items by stage: {_shown(counts)}",
+        f"({where}), {format_bytes(shortage[rank])} more than the {format_bytes(task.room_bytes[rank])} there for "
+        f"layers; {counted(int((shortage > 0).sum()), 'rank')} of {len(shortage)} "
+        f"{'lacks' if (shortage > 0).sum() == 1 else 'lack'} memory; items by stage: {_shown(counts)}",
         hint="give more stages or ranks, a larger --tp, --recompute, or a smaller micro-batch",
     )
 
@@ -275,7 +272,7 @@ def _shown(counts: Counts) -> str:
 
 
 def _least_excess(task: SplitTask) -> Counts:
-    """The split whose rank that lacks most memory lacks least."""
+    """The split with the smallest memory excess on its worst rank."""
     free = np.zeros_like(task.held_bytes)
     weighed = SplitTask(
         seconds=task.held_bytes, held_bytes=free, room_bytes=free[:, 0], rank=task.rank, other_s=-task.room_bytes
@@ -284,7 +281,7 @@ def _least_excess(task: SplitTask) -> Counts:
 
 
 def _within(time_s: float, slack: float) -> float:
-    """A time that is longer by a slack, and by what rounding makes of it."""
+    """A time lengthened by a slack and a tolerance for rounding."""
     return time_s + abs(time_s) * (slack + SAME)
 
 
@@ -309,7 +306,7 @@ def _fitting(task: SplitTask, stage: int) -> Array:
 def _chained(
     spans: Iterable[Array], items: int, combine: Callable[[Array, Array], Array], start: float
 ) -> Counts | None:
-    """Items of each stage of the split that costs least, its stages' costs combined; None where all are infinite."""
+    """Items of each stage of the split with the least combined cost of stages; None if all costs are infinite."""
     best, choices = np.full(items + 1, inf), []
     best[0] = start
     for span in spans:
@@ -326,7 +323,7 @@ def _chained(
 
 
 def _chains(task: SplitTask, slacks: Sequence[float]) -> list[Counts]:
-    """Of all splits within each slack those with the least seconds of all ranks, weighed in several ways."""
+    """For each slack, the splits with the fewest seconds over all ranks, under several weights of the ranks."""
     spans = [_fitting(task, stage) for stage in range(task.stages)]
     fastest = _chained(spans, task.items, np.maximum, -inf)
     if fastest is None:
@@ -346,7 +343,7 @@ def _chains(task: SplitTask, slacks: Sequence[float]) -> list[Counts]:
 
 
 def _compositions(count: int) -> Iterator[tuple[int, ...]]:
-    """Ways to put items on stages of their own and, last, on the stage that has equal ones too (there 0 and more)."""
+    """Ways to put items on stages of their own and, last, on the stage that has equal items too (0 or more there)."""
     if not count:
         yield (0,)
         return
@@ -357,10 +354,10 @@ def _compositions(count: int) -> Iterator[tuple[int, ...]]:
 
 @dataclass(slots=True)
 class _Way:
-    """One way to place the items that are not of the longest run, and the equal ones levelled on top of it."""
+    """One placement of the items outside the longest run, with the equal items levelled over the ranks."""
 
     fixed: list[int]
-    """Items of each stage that are not of the run."""
+    """Items of each stage outside the run."""
     open: range
     """Stages that have equal items."""
     by_rank: Array
@@ -369,7 +366,7 @@ class _Way:
 
 
 def _ways(task: SplitTask) -> Iterator[_Way]:
-    """All of them that fit into the memory."""
+    """All placements that fit into the memory."""
     first, end = task.run
     suffixes = [each[::-1] for each in _compositions(task.items - end)]
     each_s, each_bytes = task.seconds[:, first], task.held_bytes[:, first]
@@ -396,7 +393,7 @@ def _ways(task: SplitTask) -> Iterator[_Way]:
 
 
 def _placed(task: SplitTask, fixed: list[int], low: int, equal: int) -> tuple[Array, Array]:
-    """Seconds and bytes by rank of the items that are not of the run; `low`: the stage that has the run's first."""
+    """Seconds and bytes by rank of the items outside the run; `low`: the stage of the run's first item."""
     held = np.zeros(len(task.room_bytes))
     seconds = held + task.other_s
     at, first, _ = 0, *task.run
@@ -412,9 +409,8 @@ def _placed(task: SplitTask, fixed: list[int], low: int, equal: int) -> tuple[Ar
 
 
 def _filled(base_s: Array, each_s: Array, least: Array, most: Array, count: int, order: int) -> Array | None:
-    """Equal items by rank: each goes to the rank that is least busy with it; None where they do not fit.
-
-    Of ranks that are equally busy the first has it (`order` 1) or the last (-1).
+    """Number of equal items by rank: each goes to the rank that is least busy with it; None if they do not fit.
+    Among equally busy ranks the first (`order` 1) or the last (-1) gets the item.
     """
     counts = least.astype(int)
     open_ = np.flatnonzero(counts + 1 <= most).tolist()
@@ -431,7 +427,7 @@ def _filled(base_s: Array, each_s: Array, least: Array, most: Array, count: int,
 
 
 def _levelled(task: SplitTask, slacks: Sequence[float], fits: Callable[[Counts], bool]) -> list[Counts]:
-    """The best ways within the slack, each with its equal items divided over the stages of a rank."""
+    """The best placements within the slack, with the equal items divided over the stages of each rank."""
     ways = sorted(_ways(task), key=lambda way: way.slowest_s)
     if not ways:
         return []
@@ -448,7 +444,7 @@ def _levelled(task: SplitTask, slacks: Sequence[float], fits: Callable[[Counts],
 
 
 def _divided(task: SplitTask, way: _Way, late: bool) -> Counts:
-    """Items by stage: equal ones of a rank go to its stage that has least, of equal stages to the last (or first)."""
+    """Items by stage: equal items of a rank go to its stage with the fewest; `late` prefers the last among equals."""
     counts = list(way.fixed)
     for stage in way.open:
         counts[stage] += 1
@@ -474,7 +470,7 @@ def _alone(task: SplitTask) -> SplitTask:
 
 
 def _descents(task: SplitTask) -> list[Counts]:
-    """Splits that no move of one boundary makes better, from several starts; only those that fit."""
+    """Splits that fit and that no move of boundaries improves, from several starts."""
     starts = [*_chains(_alone(task), SLACKS), even_counts(task.items, task.stages)]
     found = [_descended(task, counts) for counts in dict.fromkeys(starts)]
     fitting = [each for each in found if task.fits(each)]
@@ -484,7 +480,7 @@ def _descents(task: SplitTask) -> list[Counts]:
 
 
 def _descended(task: SplitTask, counts: Counts) -> Counts:
-    """Boundaries moved by one item, one after another, while that lowers lack of memory, or else busy ranks."""
+    """Move boundaries by one item while that lowers the memory excess, or else the times of the busiest ranks."""
 
     def rated(each: Counts) -> tuple[float, tuple[float, ...]]:
         seconds, held = task.by_rank(each)
@@ -500,7 +496,7 @@ def _descended(task: SplitTask, counts: Counts) -> Counts:
 
 
 def neighbours(counts: Counts) -> Iterator[Counts]:
-    """Splits with an item less on one stage and more on another near it: the boundaries between move by one item."""
+    """Splits with one item moved from a stage to another near it: the boundaries between them shift by one item."""
     for reach in range(1, min(len(counts), REACH + 1)):
         for stage in range(len(counts) - reach):
             for giver, taker in ((stage, stage + reach), (stage + reach, stage)):
@@ -515,27 +511,27 @@ def fastest(
     task: SplitTask,
     starts: Sequence[Counts],
     seconds_of: Callable[[Counts], float],
-    lacking: Callable[[Counts], float],
+    shortage_of: Callable[[Counts], float],
     tries: int,
 ) -> Counts:
-    """The split that takes least time of those at the start and of neighbours, neighbours of the better ones, ...
+    """The fastest simulated split among the starts, their neighbours, the neighbours of improved splits, and so on.
 
     Args:
         task: what to split.
-        starts: splits, one at least.
-        seconds_of: step time of a split, as it is played.
-        lacking: memory that a split lacks, as it is played; 0: it fits.
-        tries: neighbours that are played at most.
+        starts: one split or more.
+        seconds_of: simulated step time of a split.
+        shortage_of: memory that a split lacks when simulated; 0: it fits.
+        tries: most neighbours to simulate.
     """
-    known = {each: (lacking(each), seconds_of(each)) for each in dict.fromkeys(starts)}
+    known = {each: (shortage_of(each), seconds_of(each)) for each in dict.fromkeys(starts)}
     origins = [*sorted(known, key=known.__getitem__)[:ORIGINS], min(known, key=lambda each: known[each][1])]
     for best in dict.fromkeys(origins):
         left = tries // len(origins)
         while left > 0:
             near = [each for each in neighbours(best) if each not in known]
             for each in sorted(near, key=task.slowest_s)[:left]:
-                lacks, left = lacking(each), left - 1
-                known[each] = (lacks, inf if lacks else seconds_of(each))
+                shortage, left = shortage_of(each), left - 1
+                known[each] = (shortage, inf if shortage else seconds_of(each))
                 if known[each] < (known[best][0], known[best][1] * (1 - SAME)):
                     best = each
                     break
@@ -545,7 +541,7 @@ def fastest(
 
 
 def even_counts(items: int, stages: int) -> Counts:
-    """Items by stage, as equal as can be, fewer last.
+    """Number of items by stage, as equal as possible; the last stage has the fewest.
 
     >>> even_counts(10, 4)
     (3, 2, 3, 2)

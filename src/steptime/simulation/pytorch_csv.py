@@ -23,16 +23,15 @@ _EXAMPLES: Final = "cells are like 2F0, 2B0, 2I0, 2W0, 2SEND_F0, 2RECV_B0, 2UNSH
 
 def csv_text(table: ActionTable) -> str:
     """A table as PyTorch writes and loads it; it loads a table with messages as the format ``compute_comms``.
-
-    A table with messages needs all else that ranks do: PyTorch adds nothing to a table that has messages, and divides
-    gradients by the number of micro-batches where it is told to sum them
+    A table with messages needs all other actions too: PyTorch adds nothing to a table that has messages, and divides
+    gradients by the number of micro-batches at an action that sums them
     (:func:`~steptime.simulation.messages.with_messages`: `reduces`, and `gathered` for sharded weights). Updates at the
     end of a step are left out, because PyTorch's training loop makes them. PyTorch writes schedules like that of
-    DualPipe, with a stage on two ranks, but runs only schedules in which each stage is on one.
+    DualPipe, with a stage on two ranks, but runs only schedules that have each stage on one.
 
     Raises:
-        UserError: the table has what PyTorch's notation cannot say: slices of sequences, updates within a step, or
-            copies to the host.
+        UserError: the table has actions without a PyTorch notation: slices of sequences, updates within a step, copies
+            to the host.
     """
     for cannot, what, hint in (
         (table.slices > 1, "slices of sequences", "choose a schedule without them"),
@@ -62,7 +61,7 @@ def read_csv(path: Path) -> ActionTable:
 
     Raises:
         InputFileError: the file cannot be read.
-        UserError: it is no schedule that ranks can run (:func:`table_of_csv`).
+        UserError: ranks cannot run the schedule (:func:`table_of_csv`).
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,15 +71,15 @@ def read_csv(path: Path) -> ActionTable:
 
 
 def table_of_csv(text: str, where: str = "") -> ActionTable:
-    """The table of a text in PyTorch's notation; it has as many stages and micro-batches as the text names.
+    """The table of a text in PyTorch's notation; stages and micro-batches are those named in the text.
 
     Args:
         text: a line for each rank, from rank 0; with messages (PyTorch's format ``compute_comms``) or without.
-        where: what messages call the text, the path of a file.
+        where: name of the text in error messages, such as the path of a file.
 
     Raises:
-        UserError: a cell is no action, or the schedule is none that ranks can run: an action is missing, is there
-            twice, or ranks wait for each other in a circle. The message has the rank, the action and the rule.
+        UserError: a cell is no action, or ranks cannot run the schedule: an action is missing or duplicated, or ranks
+            wait for each other in a circle. The message has the rank, the action and the rule.
     """
     try:
         table = _parsed(text)
@@ -117,7 +116,7 @@ def _parsed(text: str) -> ActionTable:
 
 
 def _action(text: str, rank: int, place: int, cell: str) -> tuple[int, Kind, int]:
-    """Stage, kind and micro-batch of an action; -1: of none."""
+    """Stage, kind and micro-batch of an action; micro-batch -1: the action has none."""
     match = _ACTION.fullmatch(text)
     kind = _KINDS.get(match[2]) if match else None
     if match is None or kind is None:

@@ -16,16 +16,16 @@ from steptime.simulation.run import SimulatedStep
 from steptime.simulation.summary import Row
 
 SHOWN = 16
-"""Ranks that the table has at most; of more, the first, some between and the last."""
+"""Most ranks in the table; with more ranks it has the first, some between, and the last."""
 
 FIXED, COLUMN = 16, 9
 """Width of rank and memory, and of a column of times with a space."""
 WIDE = 6
-"""Columns of times that fit with two spaces between them; of more, one."""
+"""Most columns of times with two spaces between them; more columns have one space."""
 
 
 def print_simulation(found: SimulatedStep) -> None:
-    """The step time and its parts, and what each rank does and holds."""
+    """Print the step time and its parts, and time and memory of each rank."""
     out, table = t.console(), found.table
     out.print(
         f"{found.model}, on {found.cluster}: {found.schedule}, {table.ranks} ranks, {table.stages} stages, "
@@ -70,7 +70,7 @@ def print_simulation(found: SimulatedStep) -> None:
 
 
 def _split_rows(found: SimulatedStep, even_s: float) -> list[tuple[str, str]]:
-    """The layout, and the even split next to it."""
+    """Rows for the layout and for the even split."""
     change = 100 * (found.step_s / even_s - 1)
     told = "as long as" if abs(change) < 0.05 else f"{abs(change):.1f} % {'less' if change < 0 else 'more'} than"
     fits = "" if found.even_fits else ", more memory than there is"
@@ -79,7 +79,7 @@ def _split_rows(found: SimulatedStep, even_s: float) -> list[tuple[str, str]]:
 
 
 def _print_stages(found: SimulatedStep) -> None:
-    """What the stages of each rank have."""
+    """Print the layers of each rank's stages."""
     out, table = t.console(), found.table
     passes = table.taken(table.kind == Kind.FORWARD)
     lines = []
@@ -94,7 +94,7 @@ def _print_stages(found: SimulatedStep) -> None:
 
 
 def _print_ranks(found: SimulatedStep) -> None:
-    """Seconds and memory by rank."""
+    """Print seconds and memory by rank."""
     of = found.spent
     columns = {
         "passes": of.passes_s,
@@ -133,7 +133,7 @@ def _print_ranks(found: SimulatedStep) -> None:
 
 
 def print_schedules(rows: Sequence[Row], ranks: int, micro_batches: int) -> None:
-    """The table of schedules."""
+    """Print the table of schedules."""
     out = t.console()
     out.print(f"{ranks} ranks, {micro_batches} micro-batches, F = I = W, no time for messages")
     table = Table(box=None, pad_edge=False)

@@ -45,17 +45,17 @@ from steptime.simulation.times import (
 )
 
 WHOLE, SPLIT = "1f1b", "zb-h1"
-"""Schedules whose estimate has the times of whole backward passes, and of backward passes in two parts."""
+"""Schedules whose estimates give the times of whole backward passes, and of backward passes in two parts."""
 MAX_SAMPLES: Final = 10_000
 MOST_PASSES: Final = 2**21
-"""Passes of a step that are played at most."""
+"""Most passes of a simulated step."""
 MOST_STEPS: Final = 8
-"""Steps that are played at most for the mean of a further one."""
+"""Most steps simulated for the mean time of a further step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """What the stages of a step have, take and hold."""
+    """Stages of a step: their layers, durations and memory."""
 
     layers: Array
     """Layers of each stage."""
@@ -69,18 +69,18 @@ class Staged:
     """Pipeline time of the even split, where another one was chosen."""
     even_layout: tuple[str, ...] = ()
     even_fits: bool = True
-    """Whether the even split fits into the memory."""
+    """True if the even split fits into the memory."""
     notes: tuple[str, ...] = ()
 
     def slowed(self, factors: Array) -> Staged:
-        """The same with the passes of each rank longer by its factor."""
+        """A copy with the passes of each rank slowed by its factor."""
         return replace(self, durations=replace(self.durations, slowdown=self.durations.slowdown * factors))
 
 
 Pace = Callable[[Durations], float]
 """Pipeline time with some durations."""
 StageChoice = Callable[[Evaluation, ActionGraph, Staged, Pace], Staged]
-"""From the stages that the estimate has to others."""
+"""Function that replaces the stages of the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,41 +102,41 @@ class SimulatedStep:
     updates: float
     """Updates in a step of a long run."""
     pipeline_s: float
-    """From the first pass of a rank to its last, of the rank that takes longest: steps follow each other so. Of a
-    schedule whose steps run into each other what a further step takes."""
+    """Longest time of a rank from its first pass to its last, which is the time from step to step. If steps of the
+    schedule overlap: the time that a further step adds."""
     once_s: Mapping[str, float]
-    """What a step has once: exposed data-parallel traffic and the optimiser, unless the schedule updates within it;
-    overheads, growth with devices."""
+    """Times that occur once per step: exposed data-parallel traffic and the optimiser, unless the schedule updates
+    within the step; overheads, growth with devices."""
     closed_form_s: float | None
-    """Step time of the estimate with the schedule's closed form; None: the estimate has none of this schedule."""
+    """Step time of the estimate with the schedule's closed form; None: there is no closed form."""
     samples_s: Array
-    """Pipeline times with jitter, if samples were asked for."""
+    """Pipeline times of the samples with jitter."""
     capacity_bytes: Num
     """Memory of a device: a number, or an array by rank."""
     message_bytes: float
     slow_ranks: Mapping[int, float]
-    """Factor on the passes of ranks that are slow, by rank."""
+    """Factor on the passes of slow ranks, by rank."""
     equal_ranks_s: float
     """The pipeline's time if no rank were slow."""
     notes: tuple[str, ...]
     layout: tuple[str, ...]
     """Letters of each stage (:mod:`steptime.simulation.layout`)."""
     slices: tuple[int, ...] = ()
-    """Tokens of the slices of a sequence, where it is cut."""
+    """Tokens of each slice of a sequence; empty: not cut."""
     even_step_s: float | None = None
     """Time of the step with the even split, where another one was chosen."""
     even_layout: tuple[str, ...] = ()
     even_fits: bool = True
-    """Whether the even split fits into the memory."""
+    """True if the even split fits into the memory."""
 
     @property
     def step_s(self) -> float:
-        """Time of the step."""
+        """Step time (s)."""
         return self.pipeline_s + sum(self.once_s.values())
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the pipeline's time in which a rank does no pass, mean over ranks."""
+        """Share of the pipeline's time in which a rank runs no pass, mean over ranks."""
         busy_s = self.spent.passes_s + self.spent.tensor_s + self.spent.update_s
         return float(1 - np.mean(busy_s) / self.pipeline_s)
 
@@ -178,7 +178,7 @@ class SimulatedStep:
         }
 
     def passes(self) -> dict[str, Any]:
-        """When each rank does what, messages apart, in columns; the micro-batch is -1 where it is of none."""
+        """Timeline of all actions without messages, as columns; micro-batch -1: the action has none."""
         table, played = self.table, self.simulation
         own = np.flatnonzero(~np.isin(table.kind, MESSAGES) & (played.end_s > played.start_s))
         return {
@@ -193,7 +193,7 @@ class SimulatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What is known of a run, in place of what the estimate has."""
+    """Observations of a run that replace values of the estimate."""
 
     stage_times: str | Path | None = None
     """CSV file of measured times of the stages' passes (:func:`steptime.simulation.stage_times.read_stage_times`)."""
@@ -202,10 +202,10 @@ class Observed:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     """Factor on the passes of ranks, by rank."""
     stages: StageChoice | None = None
-    """Another split of the layers (:mod:`steptime.simulation.stages`); None: that of the estimate."""
+    """Another split of the layers (:mod:`steptime.simulation.stages`); None: the estimate's."""
 
     def checked(self) -> Observed:
-        """The same; UserError: an overhead is out of range, or there are no measured times that it belongs to."""
+        """Self; UserError: the overhead is out of range, or given without measured times."""
         overhead_s = number("overhead", self.overhead_s, 0.0, 3600.0, "seconds")
         if overhead_s and self.stage_times is None:
             raise UserError("an overhead per micro-batch is for measured times", hint="give --stage-times FILE.csv too")
@@ -226,19 +226,19 @@ def simulate(
 ) -> SimulatedStep:
     """Simulates one step of a pipeline: any schedule of :data:`steptime.schedule.SCHEDULES`, or one from a file.
 
-    Durations of passes and messages, the layers of stages and what they hold are those of the estimate. What a step
-    has once (traffic of data parallelism, optimiser, overheads) is added to the pipeline's time as the estimate has it.
-    With ``offload activations`` what a stage keeps of a micro-batch goes to the host as a whole during the rank's next
-    pass, and comes back during the pass before it is needed.
+    Durations of passes and messages, layers of stages and their memory come from the estimate. Times that occur once
+    per step (data-parallel traffic, optimiser, overheads) are added to the pipeline's time as in the estimate.
+    With ``offload activations`` all activations of a stage for a micro-batch go to the host during the rank's next
+    pass, and come back during the pass before they are needed.
 
     Args:
-        schedule: a name, of some with a number (``terapipe:8`` slices, ``pipedream:4`` micro-batches per update), or
+        schedule: a name, for some with a number (``terapipe:8`` slices, ``pipedream:4`` micro-batches per update), or
             with slices of a sequence (``terapipe:best``, ``terapipe:512+512+1024`` tokens); or a CSV file of PyTorch's
             pipelining.
         observed: measured times, slow ranks, another split of the layers.
         jitter: standard deviation of the factor on each pass (mean 1), for samples.
         samples: number of samples with jitter.
-        seed: of the samples.
+        seed: seed of the samples.
         plan: as for an estimate; ``vpp`` is the number of virtual stages of a rank.
         job: the other arguments of :func:`steptime.api.estimate`.
 
@@ -299,10 +299,10 @@ def simulate(
 def _cut(
     model: NameOrPath, cluster: NameOrPath, name: str, plan: Mapping[str, Any], job: Mapping[str, Any]
 ) -> tuple[str, tuple[int, ...]]:
-    """A schedule with its number of slices, and their tokens, of ``NAME:best`` and ``NAME:512+512+1024``.
+    """Schedule with its number of slices, and tokens of each slice, from ``NAME:best`` or ``NAME:512+512+1024``.
 
     Raises:
-        UserError: the tokens are not those of a sequence.
+        UserError: the tokens do not sum to the sequence.
     """
     base, _, given = name.partition(":")
     cuts = base in SCHEDULES and SCHEDULES[base].parameter == "usual_slices"
@@ -333,7 +333,7 @@ def _asked_table(
     plan: Mapping[str, Any],
     job: Mapping[str, Any],
 ) -> tuple[AskedPlan, Evaluation, ActionTable, StageTimes | None]:
-    """The estimate whose backward passes are those of the schedule, the schedule's table, and measured times."""
+    """The estimate for the schedule's backward passes (whole or split), the schedule's table, and measured times."""
     cut = name in SCHEDULES and SCHEDULES[name].usual_slices > 1
     asked, e = _evaluated(model, cluster, plan, job, name if cut else WHOLE)
     table = _table(name, e, chunks, read)
@@ -349,7 +349,7 @@ def _asked_table(
 def _staged(
     name: str, e: Evaluation, table: ActionTable, chunks: int | None, known: Callable[[Durations], Durations]
 ) -> Staged:
-    """What stages have as the estimate splits the layers."""
+    """Stages with the estimate's split of the layers."""
     layers = _layers(e, table)
     return Staged(
         layers=layers,
@@ -361,8 +361,8 @@ def _staged(
 
 
 def _pipeline_s(graph: ActionGraph, longer: tuple[ActionGraph, int] | None, durations: Durations) -> float:
-    """From the first pass of a rank to its last, of the rank that takes longest; or what a further step takes, the mean
-    of some steps more."""
+    """Longest time of a rank from its first pass to its last; with `longer`, the time that a further step adds, as a
+    mean over several."""
     one_s = float(play(graph, durations).rank_span_s.max())
     if longer is None:
         return one_s
@@ -371,7 +371,7 @@ def _pipeline_s(graph: ActionGraph, longer: tuple[ActionGraph, int] | None, dura
 
 
 def _updates(table: ActionTable, e: Evaluation) -> tuple[float, float]:
-    """Seconds of an update within a step, and how many there are in one; zeros where weights change at its end."""
+    """Seconds of an update within a step, and updates per step; zeros if weights change only at the end."""
     if not np.any(table.kind == Kind.UPDATE):
         return 0.0, 0.0
     return float(e.step.update_s), float(e.step.updates)
@@ -387,7 +387,7 @@ def _whole_steps(micro_batches: int, updates: float) -> int:
 
 
 def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> StageTimes | None:
-    """Measured times of the stages of a table; None: there are none."""
+    """Measured times of the stages of a table; None: not given."""
     if observed.stage_times is None:
         return None
     model = e.job.model
@@ -404,17 +404,17 @@ def _measured_times(observed: Observed, e: Evaluation, table: ActionTable) -> St
 
 
 def _graph(e: Evaluation, table: ActionTable) -> ActionGraph:
-    """What actions wait for where messages and copies overlap as the plan says."""
+    """Graph of the schedule, with the overlap of messages and copies that the plan has."""
     return graph_of(table, Transport(overlap=bool(e.inputs.hides_stages), copies_ahead=_copies_ahead(e)))
 
 
 def _copies_ahead(e: Evaluation) -> int:
-    """Passes that run while activations are copied: one, or none where copies do not overlap."""
+    """Passes that run while activations are copied: 1, or 0 if copies do not overlap."""
     return int(e.inputs.hides_copies > 0)
 
 
 def _notes(e: Evaluation, times: StageTimes | None) -> tuple[str, ...]:
-    """What the numbers leave out."""
+    """Notes on what the numbers leave out."""
     notes = []
     if times is not None:
         notes.append("passes take the measured times; what a step has once, and memory, are those of the estimate")
@@ -429,10 +429,10 @@ def _notes(e: Evaluation, times: StageTimes | None) -> tuple[str, ...]:
 def _evaluated(
     model: NameOrPath, cluster: NameOrPath, plan: Mapping[str, Any], job: Mapping[str, Any], schedule: str
 ) -> tuple[AskedPlan, Evaluation]:
-    """The estimate that has the times of the passes.
+    """The estimate that gives the times of the passes.
 
     Raises:
-        PlanError: the plan has no pipeline, or the module no blocks that stages could share.
+        PlanError: the plan has no pipeline, or the module no equal blocks to split over stages.
     """
     asked = asked_plan(model, cluster, plan={**plan, "schedule": schedule}, **job)
     if asked.plans.pp < 2:
@@ -449,7 +449,7 @@ def _evaluated(
 def _of_schedule(
     model: NameOrPath, cluster: NameOrPath, name: str, plan: Mapping[str, Any], job: Mapping[str, Any]
 ) -> Evaluation | None:
-    """The estimate with the closed forms of the schedule; None where there are none for the plan."""
+    """The estimate with the closed forms of the schedule; None if there are none for the plan."""
     if name not in SCHEDULES:
         return None
     try:
@@ -466,9 +466,8 @@ def _table(
     steps: int = 1,
     times: StageTimes | None = None,
 ) -> ActionTable:
-    """The schedule as a table; where it has no sends and receives, a pass sends its result when it ends.
-
-    Where activations are offloaded, it has their copies.
+    """The schedule as a table, with copies if activations are offloaded. Without sends and receives a pass sends its
+    result when it ends.
 
     Raises:
         UserError: the schedule is unknown or cannot serve the plan, or a file has another number of ranks.
@@ -494,10 +493,10 @@ def _table(
 
 
 def _check_work(pipeline: Pipeline) -> None:
-    """Refuses a step of more passes than can be played at once.
+    """Refuse a step with more passes than can be simulated.
 
     Raises:
-        PlanError: the message has their number, and what makes it smaller.
+        PlanError: the message has the number of passes, and options that lower it.
     """
     passes = 2 * pipeline.ranks * pipeline.chunks * pipeline.micro_batches * pipeline.slices
     if passes > MOST_PASSES:
@@ -509,14 +508,14 @@ def _check_work(pipeline: Pipeline) -> None:
 
 
 def _stashes(name: str, e: Evaluation, chunks: int | None) -> bool:
-    """Whether ranks keep the weights that a forward pass read; a schedule from a file changes none within a step."""
+    """Weight stashing of the schedule; without effect for a file, whose schedule has no updates within a step."""
     if name not in SCHEDULES:
         return True
     return bool(SCHEDULES[name].weight_versions(_pipeline(name, e, chunks), 0) != 1)
 
 
 def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> Pipeline:
-    """What the schedule is made for."""
+    """The pipeline that the schedule is made for."""
     schedule = SCHEDULES[name]
     return Pipeline(
         ranks=int(e.plans.pp),
@@ -529,9 +528,8 @@ def _pipeline(name: str, e: Evaluation, chunks: int | None, steps: int = 1) -> P
 
 
 def _layers(e: Evaluation, table: ActionTable) -> Array:
-    """Layers of each stage: with one stage a rank those of the estimate, with several as equal as can be, fewer last.
-
-    With one or two stages more than layers the last, or the first and the last, have head and embedding alone.
+    """Layers of each stage: the estimate's with one stage per rank; as equal as possible, fewer last, with several.
+    With one or two stages more than layers, the last stage, or the first and the last, have no layers.
 
     Raises:
         PlanError: there are more stages than layers, embedding and head.
@@ -550,7 +548,7 @@ def _layers(e: Evaluation, table: ActionTable) -> Array:
 
 
 def _letters(e: Evaluation, layers: Array) -> tuple[str, ...]:
-    """Letters of each stage: embedding first, further tokens and loss last."""
+    """Letters of each stage: embedding in the first, multi-token prediction and loss in the last."""
     found = ["t" * int(count) for count in layers]
     found[0], found[-1] = "E" + found[0], found[-1] + "m" * int(e.job.model.mtp_depth) + "L"
     return tuple(found)
@@ -564,7 +562,7 @@ def _even_step_s(e: Evaluation, staged: Staged, *, updates: bool) -> float | Non
 
 
 def csv_of(found: SimulatedStep) -> ActionTable:
-    """The passes of a simulated schedule alone, as PyTorch's pipelining reads them."""
+    """The passes of a simulated schedule without other actions, for PyTorch's pipelining."""
     table = found.table
     passes = np.flatnonzero(table.kind <= Kind.WEIGHT_GRADIENT)
     return table.taken(passes)

@@ -17,10 +17,10 @@ from steptime.simulation.simulate import Durations, simulate
 from steptime.simulation.synthesis import Interrupted, Synthesis, limits_of, named_tables, synthesised
 
 CHUNKS = (1, 2)
-"""Chunks of a rank that are searched where none are given."""
+"""Chunks of a rank that are searched by default."""
 MOST: Final = 2**13
+"""Most ranks times micro-batches of a search: named schedules of more take minutes."""
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
-"""Ranks times micro-batches of a search at most: named schedules of more take minutes."""
 Values = float | Sequence[float]
 
 
@@ -31,7 +31,7 @@ class NamedSpan:
     name: str
     chunks: int
     copies: int
-    """Copies of the model on the ranks together; the searched schedule has one and is compared with others of one."""
+    """Copies of the model on all ranks; the searched schedule has one and is compared with others that have one."""
     span_s: float
     held: float
     """Most activations of a rank, in micro-batches of a p-th part of the model."""
@@ -45,7 +45,7 @@ class FoundSchedule:
     ranks: int
     micro_batches: int
     named: tuple[NamedSpan, ...]
-    """Those that serve the pipeline, the fastest of those that fit first, then those that do not fit."""
+    """Named schedules that serve the pipeline: first those that fit, fastest first, then the others."""
     found: Synthesis
     chunks: int
     bound_s: float
@@ -99,10 +99,10 @@ def search_schedule(
     Args:
         ranks: ranks of the pipeline.
         micro_batches: micro-batches of a step.
-        times: seconds of a forward, an input-gradient and a weight-gradient pass of one micro-batch: in a p-th part of
-            the model, or one for each stage, whose number then decides about the chunks.
+        times: seconds of a forward, an input-gradient and a weight-gradient pass of one micro-batch: for a p-th part of
+            the model, or one for each stage; the number of stages then fixes the chunks.
         message_s: seconds of a message between two ranks.
-        memory: micro-batches whose activations, of a p-th part of the model, fit: of all ranks, or one for each.
+        memory: micro-batches whose activations, of a p-th part of the model, fit: a number, or one for each rank.
         chunks: virtual stages of a rank, 1 or 2; None: both are searched, one after the other, until the user stops
             the search.
         effort: passes that are timed, for each number of chunks.
@@ -111,7 +111,7 @@ def search_schedule(
             deferred, effort (for each number of chunks), seed, progress.
 
     Raises:
-        UserError: a number is none that is allowed; the message has it.
+        UserError: a number is out of range; the message has it.
     """
     if ranks * micro_batches > MOST:
         raise UserError(
@@ -160,7 +160,7 @@ def _chunks(times: tuple[Values, Values, Values], ranks: int, chunks: int | None
     """Numbers of chunks to search.
 
     Raises:
-        UserError: times of stages are of other stages.
+        UserError: the number of times does not match the stages.
     """
     tried: tuple[int, ...] = CHUNKS if chunks is None else (chunks,)
     for name, each in zip(("forward", "input-gradient", "weight-gradient"), times, strict=True):

@@ -19,7 +19,7 @@ EVERY_S = 0.2
 
 @contextmanager
 def progress_line() -> Iterator[Progress]:
-    """A line of progress on standard error, if that is a terminal."""
+    """A line of progress on standard error, if it is a terminal."""
     shown = sys.stderr.isatty()
     last_s = 0.0
 
@@ -36,7 +36,7 @@ def progress_line() -> Iterator[Progress]:
 
 
 def print_found(found: FoundSchedule) -> None:
-    """The named schedules, the found one, the bound and the gap."""
+    """Print the named schedules, the found one, the bound and the gap."""
     out, table = t.console(), Table(box=None, pad_edge=False)
     for number, head in enumerate(("schedule", "chunks", "step to step", "held", "")):
         table.add_column(head, justify="right" if 0 < number < 4 else "left", no_wrap=not number)

@@ -1,4 +1,4 @@
-"""One-copy schedules as orders of passes: timed fast, made by rules of thumb, improved by small changes."""
+"""One-copy schedules as orders of passes: fast timing, and list scheduling by priority rules."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ KINDS: Final = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """Kinds of passes, in the order of their numbers in a shop."""
 F, I, W = range(3)  # noqa: E741
 LEAST: Final = 1e-9
-"""Share of a limit, or of a span, that is rounding."""
+"""Tolerance for rounding, as a share of a limit or of a span."""
 
 Orders = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which stages each rank has."""
+    """The stages of each rank."""
 
     name: str
     chunks: int
     stages: Callable[[int], Array]
-    """Stage by rank and chunk, of a number of ranks; later chunks are later stages."""
+    """Stage by rank and chunk, as a function of the number of ranks; later chunks are later stages."""
 
 
 PLACEMENTS: Final = (
@@ -41,9 +41,8 @@ PLACEMENTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
-    """A pipeline as a job shop: ranks are machines, passes are numbered, each takes its seconds.
-
-    Pass `(kind * stages + stage) * micro_batches + micro_batch` is of the kind at this place of :data:`KINDS`.
+    """A pipeline as a job shop: ranks are machines, numbered passes are the operations.
+    The number of a pass is `(kind * stages + stage) * micro_batches + micro_batch`; `kind` is a place in :data:`KINDS`.
     """
 
     placement: Placement
@@ -54,15 +53,15 @@ class Shop:
     seconds: Array
     """Seconds by kind, of :data:`KINDS`, and stage."""
     lag: Array
-    """Seconds of the message from the rank of stage s to that of stage s + 1, and back: two rows."""
+    """Seconds of the message from the rank of stage s to the rank of stage s + 1, and back: two rows."""
     limit: tuple[float, ...]
-    """By rank: the micro-batches whose activations, of a p-th part of the model, fit."""
+    """Micro-batches whose activations, of a p-th part of the model, fit, by rank."""
     deferred: float
     """Share of the activations that a weight-gradient pass still needs."""
     takes: list[float]
     """Seconds of each pass."""
     awaits: list[int]
-    """Pass of the stage before (behind, backward) that each pass waits for; the number of passes: of none."""
+    """Pass of the previous stage (next stage in backward) that each pass waits for; the number of passes: none."""
     lags: list[float]
     """Seconds from the end of the awaited pass to the start of the pass that awaits it, at least."""
     owner: list[int]
@@ -78,7 +77,7 @@ class Shop:
         return number // (self.stages.size * self.micro_batches)
 
     def ends_s(self, orders: Orders) -> list[float] | None:
-        """When each pass ends if each rank keeps its order and starts each pass as soon as it can; None: never."""
+        """End of each pass (s) if each rank keeps its order and starts passes as soon as it can; None: deadlock."""
         takes, awaits, lags = self.takes, self.awaits, self.lags
         ends = [-1.0] * len(takes)
         ends.append(0.0)
@@ -108,7 +107,7 @@ class Shop:
         return max(ends[order[-1]] - ends[order[0]] + self.takes[order[0]] for order in orders)
 
     def fits(self, order: Sequence[int], rank: int) -> bool:
-        """Whether a rank has the memory for its order, and each weight-gradient pass behind its input-gradient pass."""
+        """True if a rank has the memory for its order, with each weight-gradient pass after its input-gradient pass."""
         each, size = self.each, self.stages.size * self.micro_batches
         most = self.limit[rank] * (1 + LEAST) + LEAST
         change = (each, each * (self.deferred - 1), -each * self.deferred)
@@ -129,7 +128,7 @@ class Shop:
         return tuple(float(np.cumsum(change[np.array(order) // size]).max()) for order in orders)
 
     def orders_of(self, table: ActionTable) -> Orders:
-        """The orders of a table: backward passes in two parts, micro-batches numbered as they come."""
+        """The orders of a table: backward passes in two parts, micro-batches numbered in order of arrival."""
         count, size = self.micro_batches, self.stages.size
         orders: Orders = [[] for _ in range(self.ranks)]
         made: dict[tuple[int, int], int] = {}
@@ -165,7 +164,7 @@ def shop_of(
     """The shop of a pipeline.
 
     Args:
-        placement: which stages each rank has.
+        placement: stages of each rank.
         micro_batches: micro-batches of a step.
         seconds: of a pass, by kind of :data:`KINDS` and stage.
         message_s: seconds of a message by sender and receiver.
@@ -207,30 +206,28 @@ def shop_of(
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How each rank chooses its next pass where several can run."""
+    """Priority rule of list scheduling: how a rank chooses among passes that can run."""
 
     lead: float
-    """Forward passes ahead of input-gradient passes at most, as a share of those that fill the wait for the first
+    """Most forward passes ahead of input-gradient passes, as a share of the number that fills the wait for the first
     gradient."""
     backward_first: bool
     """Prefers input-gradient passes to forward passes."""
     deep_first: bool
-    """Prefers the later of two chunks forward, and the earlier one backward: what is nearer to its end."""
+    """Prefers the later of two chunks in forward and the earlier one in backward: the one nearer to its end."""
     patience: float
     """Waits for a pass whose input is known to arrive within this share of a weight-gradient pass."""
 
 
 def listed(shop: Shop, habits: Habits) -> Orders:
-    """Orders made in the order of time: each rank that is free takes the pass that its habits prefer.
-
-    A forward pass of another chunk than the last leaves room for one of each chunk behind it, so that ranks whose
-    memory is full can go on.
+    """Orders by list scheduling: in order of time, each free rank runs the pass that its priority rule prefers.
+    A forward pass of a chunk leaves room for one pass of each later chunk, so that ranks with full memory can go on.
     """
     return _Lister(shop, habits).orders()
 
 
 class _Lister:
-    """All ranks while their orders are made."""
+    """State of all ranks during list scheduling."""
 
     def __init__(self, shop: Shop, habits: Habits) -> None:
         self.shop, self.habits = shop, habits
@@ -240,7 +237,7 @@ class _Lister:
             [(kind * shop.stages.size + int(stage)) * m for kind in range(3) for stage in shop.stages[rank]]
             for rank in range(p)
         ]
-        """By rank, the first pass of each letter: kind times chunks plus chunk."""
+        """First pass of each letter, by rank; a letter is kind x chunks + chunk."""
         self.next = [list(letters) for letters in self.first]
         self.ends = [-1.0] * len(shop.takes) + [0.0]
         self.now, self.held = [0.0] * p, [0.0] * p
@@ -262,7 +259,7 @@ class _Lister:
         return self.made
 
     def step(self, now: float, rank: int) -> None:
-        """The next pass of a rank that is free, if there is one."""
+        """Run the next pass of a free rank, if there is one."""
         shop, v, m = self.shop, self.shop.placement.chunks, self.shop.micro_batches
         first, nexts = self.first[rank], self.next[rank]
         soonest, short = inf, False
@@ -298,7 +295,7 @@ class _Lister:
             heappush(self.coming, (soonest, rank))
 
     def full(self, rank: int, chunk: int) -> bool:
-        """Whether a forward pass of a chunk has no memory."""
+        """True if there is no memory for a forward pass of a chunk."""
         shop = self.shop
         return self.held[rank] + shop.each * (shop.placement.chunks - chunk) > shop.limit[rank] * (1 + LEAST) + LEAST
 
@@ -308,7 +305,7 @@ class _Lister:
         return nexts[0] - first[0] - nexts[v] + first[v]
 
     def do(self, now: float, rank: int, letter: int) -> None:
-        """Put a pass at the end of the order of its rank."""
+        """Append a pass to the order of its rank."""
         shop, number = self.shop, self.next[rank][letter]
         kind = letter // shop.placement.chunks
         end = now + shop.takes[number]
@@ -324,7 +321,7 @@ class _Lister:
 
 
 def fillers(shop: Shop) -> Array:
-    """By rank, the micro-batches whose forward passes fill the time until its first gradient arrives."""
+    """Micro-batches whose forward passes fill the time until a rank's first gradient arrives, by rank."""
     waits_s = np.array([waited_s(shop, int(stage), int(stage)) for stage in shop.stages[:, 0]])
     found: Array = waits_s / shop.seconds[F][shop.stages].sum(axis=1)
     return found

@@ -1,4 +1,4 @@
-"""Simulate a schedule: when each action starts and ends, the step time, the critical path, samples with jitter."""
+"""Simulation of a schedule: start and end of each action, step time, critical path, samples with jitter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steptime.simulation.graph import ActionGraph, Transport, graph_of
 
 Together = Callable[[Num, Num, Num], Num]
 CELLS = 1 << 24
-"""Items times samples that are held at once: 128 MiB."""
+"""Most items times samples in memory at once: 128 MiB."""
 
 
 def longest(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
@@ -30,9 +30,8 @@ def total(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
 
 
 def two_streams(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
-    """Of passes that run together one communicates with tensor or expert ranks while the other computes.
-
-    Kernels follow each other on the compute stream, collectives on the tensor stream, the parts of a pass each other.
+    """Passes that run together overlap: one communicates with tensor or expert ranks while the other computes.
+    Kernels are sequential on the compute stream, collectives on the tensor stream, and so are the parts of a pass.
 
     >>> two_streams(3.0, 5.0, 1.5), two_streams(3.0, 5.0, 3.5), two_streams(3.0, 3.5, 1.5)
     (3.5, 3.5, 3.0)
@@ -43,9 +42,8 @@ def two_streams(longest_s: Num, total_s: Num, collectives_s: Num) -> Num:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
     """Seconds of actions.
-
-    Those of passes are a number, or an array by stage, by stage and micro-batch, or by stage, micro-batch and slice;
-    those of a stage (`unshard_s`, `reduce_s`, `update_s`, `offload_s`, `reload_s`) are a number or an array by stage.
+    Seconds of passes are a number, or an array by stage, by stage and micro-batch, or by stage, micro-batch and slice;
+    `unshard_s`, `reduce_s`, `update_s`, `offload_s` and `reload_s` are a number or an array by stage.
     """
 
     forward_s: Num
@@ -62,9 +60,9 @@ class Durations:
     update_s: Num = 0.0
     """Optimiser of a stage."""
     offload_s: Num = 0.0
-    """Copy of what a forward pass keeps to the host; of one slice, where there are several."""
+    """Copy of the activations of a forward pass to the host; of one slice, if there are several."""
     reload_s: Num = 0.0
-    """Copy of the same back."""
+    """Copy of the activations back from the host."""
     message_s: Num | Callable[[Array, Array], Num] = 0.0
     """A message between two ranks: a number, an array by sender and receiver, or a function of arrays of both."""
     slowdown: Num = 1.0
@@ -72,8 +70,8 @@ class Durations:
     slice_factor: Num = 1.0
     """Factor on the passes of each slice of a sequence: a number, or an array by slice."""
     together: Together = total
-    """Seconds of passes that run together, from those of the longest, of all one after another, and of what all of
-    them communicate with tensor or expert ranks; :func:`total`, :func:`longest`, :func:`two_streams`, or another."""
+    """Seconds of passes that run together, from the seconds of the longest, of all in sequence, and of their
+    communication with tensor or expert ranks; :func:`total`, :func:`longest`, :func:`two_streams`, or another."""
     collective_share: Num = 0.0
     """Share of a pass in which it communicates with tensor, context or expert ranks and computes nothing, 0 to 1: a
     number, or an array by stage, or by stage and kind of pass (F, B, I, W)."""
@@ -84,11 +82,11 @@ class Jitter:
     """Random factors, log-normal with a mean of 1, each given by its standard deviation."""
 
     action: float = 0.0
-    """Of each pass and update on its own."""
+    """Standard deviation of the factor on each pass and update."""
     rank: float = 0.0
-    """Of all passes and updates of a rank, for a whole step."""
+    """Standard deviation of one factor per rank on all its passes and updates of a step."""
     message: float = 0.0
-    """Of each message, collective and copy on its own."""
+    """Standard deviation of the factor on each message, collective and copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +94,9 @@ class CriticalPath:
     """Actions that follow each other without a gap from the start of the step to its end; their seconds add up."""
 
     row: Array
-    """Rows of the table; of a message, the row of its send, or of the pass that makes it in a table without sends."""
+    """Rows of the table; for a message, the row of its send, or of the pass that produces it if there are no sends."""
     message: Array
-    """Whether each is a message."""
+    """True for messages."""
     seconds: Array
     """Seconds of each (s), first to last."""
 
@@ -113,8 +111,8 @@ class Simulation:
     ends: Array
     """End of each item of the graph (s)."""
     tensor_s: Array
-    """Exposed communication with tensor, context and expert ranks of each action (s), by row of the table. Of passes
-    that run together, what they communicate while none of them computes, in proportion."""
+    """Exposed communication with tensor, context and expert ranks of each action (s), by row of the table. Passes that
+    run together share the time in which they communicate and none computes, in proportion."""
 
     @property
     def table(self) -> ActionTable:
@@ -153,7 +151,7 @@ class Simulation:
         return np.where(first < stop, self.ends[end] - self.starts[begin], 0.0)
 
     def critical_path(self) -> CriticalPath:
-        """What the step time is made of, first action first."""
+        """The critical path of the step, first action first."""
         previous, cross, ends = self.graph.previous, self.graph.cross, self.ends
         item, path = int(np.argmax(ends)), []
         while item:
@@ -178,7 +176,7 @@ def simulate(
         schedule: the table, or its graph from :func:`steptime.simulation.graph.graph_of`, which several simulations can
             share.
         durations: seconds of the actions.
-        transport: how messages travel, for a table; None: overlapped with computation, on links of their own.
+        transport: model of messages, for a table; None: overlapped with computation, on links of their own.
 
     Raises:
         UserError: the schedule breaks a rule, or a duration is negative or has the wrong shape.
@@ -197,8 +195,8 @@ def simulate(
 def sampled_step_s(graph: ActionGraph, durations: Durations, jitter: Jitter, samples: int, seed: int = 0) -> Array:
     """Step time (s) of each of a number of samples.
 
-    The same seed gives the same samples, of which the first ones do not depend on how many there are. Shared links
-    keep the order of messages that the graph has.
+    The same seed gives the same samples; the first ones do not depend on the number of samples. Shared links keep the
+    graph's order of messages.
     """
     seconds = seconds_of_items(graph, durations)
     computes, rank = _of_ranks(graph)
@@ -227,7 +225,7 @@ def _factor(deviation: Num, normal: Array) -> Array:
 
 
 def _of_ranks(graph: ActionGraph) -> tuple[Array, Array]:
-    """Whether each item is a pass or an update, and the rank of its chain (0 for links)."""
+    """Mask of the items that are passes or updates, and the rank of each item's chain (0 for links)."""
     computes = np.zeros(graph.size, bool)
     kind = graph.table.kind
     computes[graph.item[(kind <= Kind.WEIGHT_GRADIENT) | (kind == Kind.UPDATE)]] = True
@@ -235,7 +233,7 @@ def _of_ranks(graph: ActionGraph) -> tuple[Array, Array]:
 
 
 def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
-    """The graph whose links take messages in the order in which they are ready."""
+    """The graph with links that take messages in the order in which they are ready."""
     alone = graph_of(graph.table, replace(graph.transport, link=None))
     messages, seconds = alone.messages, seconds_of_items(alone, durations)
     link = np.full(alone.size, -1)
@@ -249,9 +247,8 @@ def _as_they_are_ready(graph: ActionGraph, durations: Durations) -> ActionGraph:
 
 
 def _in_order_of_time(graph: ActionGraph, seconds: list[float], link: list[int]) -> list[int]:
-    """Items in the order in which they could start but for their links, each of which is free for one at a time.
-
-    What a message waits for on a link of its own does not count: the order is what is to be found.
+    """Items in the order in which they could start, with links that carry one message at a time.
+    Waits of messages within the chain of their link are ignored, because their order is the result.
     """
     before = graph.previous.copy()
     if graph.transport.overlap:
@@ -302,7 +299,7 @@ def seconds_of_items(graph: ActionGraph, durations: Durations) -> Array:
 
 
 def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
-    """Seconds of each action that is no message, each on its own; 0 for sends and receives."""
+    """Seconds of each action by itself; 0 for sends and receives."""
     shape = (table.stages, table.micro_batches, table.slices)
     parts = ("input_gradient_s", "weight_gradient_s")
     backward = parts if durations.backward_s is None else ("backward_s",)
@@ -330,10 +327,10 @@ def seconds_of_rows(table: ActionTable, durations: Durations) -> Array:
 
 
 def spread(value: Num, shape: tuple[int, ...], name: str) -> Array:
-    """A value for each place of the shape; dimensions that are missing at the end are spread over.
+    """A value broadcast to the shape; missing trailing dimensions are added.
 
     Raises:
-        UserError: another shape, or a value that is no duration.
+        UserError: the shape does not fit, or a value is no duration.
     """
     array = np.asarray(value, np.float64)
     if array.shape != shape[: array.ndim]:
@@ -344,7 +341,7 @@ def spread(value: Num, shape: tuple[int, ...], name: str) -> Array:
 
 
 def _join(graph: ActionGraph, durations: Durations, by_row: Array, seconds: Array) -> None:
-    """Seconds of items that are several passes which run together."""
+    """Set the seconds of items that are several passes running together."""
     rows = np.flatnonzero((graph.table.together >= 0) & (graph.table.kind <= Kind.WEIGHT_GRADIENT))
     if not rows.size:
         return
@@ -356,14 +353,14 @@ def _join(graph: ActionGraph, durations: Durations, by_row: Array, seconds: Arra
 
 
 def _shares(table: ActionTable, durations: Durations) -> Array:
-    """Share of each action in which it communicates with tensor, context or expert ranks: 0 of all but passes."""
+    """Share of each action in which it communicates with tensor, context or expert ranks; 0 unless it is a pass."""
     share = spread(durations.collective_share, (table.stages, len(PASSES)), "collective_share")
     found: Array = np.where(table.kind < len(PASSES), share[table.stage, np.minimum(table.kind, PASSES[-1])], 0.0)
     return found
 
 
 def _exposed_tensor_s(graph: ActionGraph, durations: Durations, seconds: Array) -> Array:
-    """What passes communicate with tensor, context and expert ranks while their rank computes nothing, by row."""
+    """Seconds in which passes communicate with tensor, context and expert ranks and nothing computes, by row."""
     table = graph.table
     if not np.any(durations.collective_share):
         return np.zeros(len(table))

@@ -15,45 +15,45 @@ from steptime.errors import FieldError, InputFileError, UnknownNameError, UserEr
 from steptime.num import Array
 
 TIMES: Final = ("forward", "backward", "input_gradient", "weight_gradient", "message")
-"""What may be given of a stage: each as a column with its unit."""
+"""Times that a file may give for a stage; each is a column with a unit."""
 UNITS: Final = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6}
 EQUAL: Final = {"T_F_ms": "forward", "T_B_ms": "input_gradient", "T_W_ms": "weight_gradient", "T_comm_ms": "message"}
-"""Columns of equal stages in the symbols of the zero-bubble paper (arXiv 2401.10241): gradients of inputs are B."""
+"""Columns of equal stages, in the symbols of the zero-bubble paper (arXiv 2401.10241): B is the input gradient."""
 CHOOSING: Final = ("pp", "microbatches", "micro_batch", "layers", "hidden", "heads", "seq_len")
-"""Columns of a table of equal stages that say which job a row is of."""
+"""Columns of a table of equal stages that identify the job of a row."""
 LONGEST: Final = 1e9
 """Largest number in a column of times, whatever its unit."""
 WORDS: Final = ("source", "model", "gpu")
-"""Columns of a table of equal stages that are for its readers."""
+"""Columns of a table of equal stages that are ignored: notes for readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of the passes of each stage, by stage and micro-batch; with one column where all take the same."""
+    """Seconds of passes by stage and micro-batch, with one column if all micro-batches take the same."""
 
     forward_s: Array
     backward_s: Array
     """Whole backward pass."""
     input_gradient_s: Array | None
     weight_gradient_s: Array | None
-    """The two parts of it; None: not given."""
+    """Input gradient and weight gradient are the two parts of the backward pass; None: not given."""
     message_s: Array | None
-    """A message that the stage sends, by stage; None: not given."""
+    """Seconds of a message that the stage sends, by stage; None: not given."""
 
 
 def read_stage_times(path: Path, *, stages: int, ranks: int, job: Mapping[str, int]) -> StageTimes:
-    """Times of a file: a row for each stage, or for each stage and micro-batch; or a row for stages that are equal.
+    """Times from a file: a row for each stage, or each stage and micro-batch; or one row for equal stages.
 
     Args:
         path: CSV whose columns are `stage`, optionally `micro_batch`, and :data:`TIMES` with a unit, as `forward_ms`.
-            Without `stage` the columns are :data:`EQUAL`: times of all that one rank has, in a row for each job.
+            Without `stage` the columns are :data:`EQUAL`: times of all stages of one rank, in a row for each job.
         stages: stages of the schedule.
         ranks: ranks of the pipeline; equal stages divide the times of their rank.
         job: value of each of :data:`CHOOSING`, to find the row of equal stages.
 
     Raises:
         InputFileError: the file cannot be read.
-        UserError: a column is unknown, a number is none, a stage is missing; the message has file, line and column.
+        UserError: a column is unknown, a number invalid or a stage missing; the message has file, line and column.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -93,7 +93,7 @@ def read_stage_times(path: Path, *, stages: int, ranks: int, job: Mapping[str, i
 
 
 def _columns(path: Path, columns: Iterable[str], equal: bool) -> dict[str, tuple[str, float]]:
-    """Columns with times: what each is of, and its unit in seconds."""
+    """Time and unit (s) of each column with times."""
     times = {name + unit: (name, factor) for name in TIMES for unit, factor in UNITS.items()}
     others: tuple[str, ...] = ("stage", "micro_batch")
     if equal:
@@ -126,7 +126,7 @@ def _columns(path: Path, columns: Iterable[str], equal: bool) -> dict[str, tuple
 
 
 def _chosen(path: Path, rows: list[tuple[int, dict[str, str]]], job: Mapping[str, int]) -> tuple[int, dict[str, str]]:
-    """The row of equal stages that is of the job."""
+    """The row of equal stages for the job."""
     fits = [
         (line, row)
         for line, row in rows
@@ -154,7 +154,7 @@ def _key(path: Path, line: int, row: Mapping[str, str], stages: int, micro_batch
 
 
 def _each_once(path: Path, keys: list[tuple[int, int]], lines: list[int], stages: int, micro_batches: int) -> None:
-    """Every stage, and with micro-batches each of them, is there once."""
+    """Refuse stages, or pairs of stage and micro-batch, that are missing or given twice."""
     seen = set[tuple[int, int]]()
     for key, line in zip(keys, lines, strict=True):
         if key in seen:

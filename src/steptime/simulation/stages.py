@@ -1,4 +1,4 @@
-"""A step of a pipeline with its layers split over the stages in another way: the best one found, or a layout given."""
+"""A simulated step with another split of the layers over the stages: the best one found, or a given layout."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from steptime.simulation.simulate import simulate as play
 from steptime.units import parse
 
 TRIES: Final = 160
-"""Neighbours of the best candidate that are played."""
+"""Most neighbours of candidates that are simulated."""
 ACTIONS: Final = 4_000_000
-"""Actions that all tries play together at most, but for those of the candidates."""
+"""Most actions simulated in all tries together, without those of the candidates."""
 ROUNDING: Final = 1e-6
 OF_RANKS: Final = {"--rank-speeds": (1e3, "1*2,0.5*2"), "--rank-memory": (1e18, "80GiB*2,40GiB*2")}
-"""Largest number of a list (its inverse is the smallest), and how one is written."""
+"""Largest number in a list (its inverse is the smallest), and an example of the list."""
 PREDICTED: Final = "mtp_"
-"""Start of the names of rows that predict further tokens."""
+"""Prefix of the names of rows for multi-token prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelItems:
-    """A model as items of a split, with what else a device holds."""
+    """Items of a model for a split, and further memory of a device."""
 
     items: Items
     weights_bytes: Array
-    """Of the states, one version of the weights."""
+    """One version of the weights, which the states include."""
     fixed_bytes: float
     """Temporaries and buffers of a device."""
 
@@ -65,7 +65,7 @@ def simulate_stages(
     """Simulates one step with a split of the layers over the stages.
 
     Args:
-        balance: find the split whose step is the fastest in the simulation, and that fits into the memory.
+        balance: find the split that fits into the memory and has the fastest simulated step.
         layout: the split as Megatron-Core writes it (:func:`steptime.simulation.layout.parse_layout`); ``vpp`` follows
             from it.
         rank_speeds: relative speed of each rank, for devices that differ: 0.5 takes twice as long for a pass.
@@ -128,7 +128,7 @@ def _by_rank(option: str, given: str | Sequence[float] | None, read: Callable[[s
 def _choice(
     balance: bool, layout: str | None, letters: tuple[str, ...] | None, speeds: Array | None, memory: Array | None
 ) -> StageChoice:
-    """From the stages that the estimate has to those asked for."""
+    """Function that replaces the stages of the estimate by those of the options."""
 
     def chosen(e: Evaluation, graph: ActionGraph, even: Staged, pace_s: Pace) -> Staged:
         ranks, stages = graph.table.ranks, graph.table.stages
@@ -159,7 +159,7 @@ def _choice(
             staged(counts),
             even_s=pace_s(own_even.durations),
             even_layout=even.layout,
-            even_fits=not _lacking(graph, own_even),
+            even_fits=not _shortage(graph, own_even),
         )
 
     return chosen
@@ -168,22 +168,22 @@ def _choice(
 def _balanced(
     task: SplitTask, usual: Counts, graph: ActionGraph, staged: Callable[[Sequence[int]], Staged], pace_s: Pace
 ) -> Counts:
-    """The split that is fastest when it is played and whose memory, played too, fits."""
+    """The split with the fastest simulated step whose simulated memory fits."""
 
-    def lacking(counts: Counts) -> float:
-        return _lacking(graph, staged(counts))
+    def shortage_of(counts: Counts) -> float:
+        return _shortage(graph, staged(counts))
 
     def seconds_of(counts: Counts) -> float:
         return pace_s(staged(counts).durations)
 
     tries = min(TRIES, ACTIONS // graph.size)
-    fitting = candidates(task, fits=lambda counts: not lacking(counts))
+    fitting = candidates(task, fits=lambda counts: not shortage_of(counts))
     starts = [best_split(task).counts, *fitting, usual]
-    return fastest(task, starts, seconds_of, lacking, tries)
+    return fastest(task, starts, seconds_of, shortage_of, tries)
 
 
-def _lacking(graph: ActionGraph, staged: Staged) -> float:
-    """Share of its memory that the rank that lacks most lacks when the step is played; 0: all have enough."""
+def _shortage(graph: ActionGraph, staged: Staged) -> float:
+    """Largest memory shortage of a rank in the simulated step, as a share of its memory; 0: all ranks fit."""
     peak = memory_replay(play(graph, staged.durations), staged.footprint).peak_bytes
     share = float((peak / np.asarray(staged.capacity_bytes) - 1).max())
     return share if share > ROUNDING else 0.0
@@ -232,12 +232,12 @@ def _ranks(
 
 
 def _peak_bytes(played: Simulation, kept: Array) -> Array:
-    """Peak by rank where a stage keeps as much of a micro-batch until its gradients of weights are there."""
+    """Peak by rank if each stage keeps `kept` bytes of a micro-batch until its weight gradients are computed."""
     return memory_replay(played, Footprint(activation_bytes=kept, deferred_bytes=kept)).peak_bytes
 
 
 def _staged(even: Staged, found: ModelItems, own: Ranks, rank: Array, counts: Sequence[int]) -> Staged:
-    """Stages with items of the model."""
+    """Stages with `counts` items of the model each."""
     items, ends = found.items, np.cumsum(counts)
     starts, chunks = ends - np.asarray(counts), len(rank) / len(own.speed)
 
@@ -273,10 +273,9 @@ def _staged(even: Staged, found: ModelItems, own: Ranks, rank: Array, counts: Se
 
 
 def items_of(e: Evaluation) -> ModelItems:
-    """Embedding, layers, layers that predict further tokens, and head, as an estimate has them.
-
-    The first layers of some models have no experts and are shorter. The head's products and loss for further tokens
-    count as the head's.
+    """Items of an evaluated model: embedding, layers, multi-token-prediction layers, and head.
+    The first layers of some models have no experts and are shorter. The products and the loss of the head for further
+    tokens belong to the head.
     """
     layers, depth = int(e.job.model.layers), int(e.job.model.mtp_depth)
     is_next = [row.name.startswith(PREDICTED) and row.block != "head" for row in e.block.last]
@@ -312,7 +311,7 @@ class _Kind:
 
 
 def _pass(e: Evaluation, rows: Sequence[Row]) -> Pass:
-    """Time of some rows for one micro-batch."""
+    """Passes of some rows for one micro-batch."""
     times = part_times(replace(e.block, layer=tuple(rows), first=(), last=()), e.plans, e.machine)["layer"]
     return pass_of(works_of({"layer": times}, e.job, e.plans)["layer"], e.job.framework)
 
@@ -331,14 +330,14 @@ def _kind(found: Pass, again: float, kept_bytes: float, held: Mapping[str, Any])
 
 
 def _end(e: Evaluation, letter: str, rows: Sequence[Row]) -> _Kind:
-    """What is before or after the layers."""
+    """The item before or after the layers."""
     part = part_of(rows)
     held = _held(e, part, 0.0, 0.0, float(letter == "E"), float(letter != "E"))
     return _kind(_pass(e, rows), 0.0, float(part.kept_bytes), held)
 
 
 def _layers(e: Evaluation, again: float) -> list[_Kind]:
-    """The layers in order: those without experts that stand first and the others, or each of its kind."""
+    """The layers in order: leading layers without experts and then the others, or each layer by its kind."""
     model, ahead = e.job.model, int(e.sizes.leading)
     if model.kinds:
         block = e.strategy.block(e.job, replace(e.plans, pp=1, vpp=1))
@@ -382,7 +381,7 @@ def _stage(layers: float, ahead: float, first: float, last: float) -> Stage:
 def _held(
     e: Evaluation, end: Part, layers: float, ahead: float, first: float, last: float, *, buffers: bool = False
 ) -> dict[str, Any]:
-    """Terms of what a stage with these parts holds throughout: states, or the buffers."""
+    """Terms of the memory that a stage with these parts holds throughout: its states, or its buffers."""
     sizes = replace(e.sizes, first=end, last=end)
     found = held_calls(replace(e, sizes=sizes), _stage(layers, ahead, first, last))
     return {path: call for path, call in found.items() if path.startswith("buffers/") == buffers}

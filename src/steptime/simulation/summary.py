@@ -1,4 +1,4 @@
-"""All schedules in one table: what each does to time, memory and convergence, in closed form."""
+"""Table of all schedules: their effect on time, memory and convergence, in closed form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One schedule for a number of ranks and micro-batches; None: no closed form, or not served."""
+    """One schedule for a number of ranks and micro-batches; None: no closed form, or pipeline not served."""
 
     name: str
     chunks: int
@@ -22,13 +22,13 @@ class Row:
     copies: int
     """Copies of the model that the ranks hold together."""
     bubble_fraction: float | None
-    """Share of the time of a rank, from its first to its last pass, in which it waits."""
+    """Share of a rank's time, from its first to its last pass, in which it waits."""
     in_flight: float | None
-    """Micro-batches whose activations, of a $p$-th part of the model, the fullest of $p$ ranks holds."""
+    """Micro-batches whose activations, of a $p$-th part of the model, the fullest of the $p$ ranks holds."""
     weight_versions: int | None
     """Versions of its weights that the fullest rank holds."""
     staleness: float | None
-    """Updates by which the weights of the rank that is furthest behind are old."""
+    """Age of the weights on the rank with the oldest ones, in updates."""
     any_graph: bool
     bubble_free: bool
     synchronous: bool
@@ -40,7 +40,7 @@ class Row:
 
 
 def summary(ranks: int, micro_batches: int, times: Times | None = None) -> list[Row]:
-    """A row for each schedule, each with as many virtual stages as it is usually run with.
+    """A row for each schedule, with its usual number of virtual stages.
 
     Args:
         ranks: ranks of the pipeline.
@@ -125,7 +125,7 @@ def text_of(rows: Sequence[Row]) -> str:
 
 
 def notes_of(rows: Sequence[Row]) -> str:
-    """What each schedule requires, what the columns leave out, and where it is published."""
+    """Lines for each schedule: its requirements, notes and source."""
     lines = []
     for row in rows:
         requires = f"requires {', '.join(row.requires)}" if row.requires else ""

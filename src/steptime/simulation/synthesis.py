@@ -1,4 +1,4 @@
-"""A better schedule than the named ones, searched for given times, messages and memory, with the bound it stops at."""
+"""Search for a better schedule than the named ones, for given times, messages and memory; a bound ends it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from steptime.simulation.simulate import Durations, spread
 
 NAME: Final = "searched"
 EFFORT: Final = 4_000_000
-"""Passes that a search times by default, of all orders together: some seconds."""
+"""Default number of passes that a search times over all orders: some seconds."""
 QUICK: Final = 200_000
-"""Passes that the schedule of the registry times: some tenths of a second."""
+"""Number of passes that the schedule in the registry times: some tenths of a second."""
 STARTS: Final = 6
-"""Orders of each placement that are improved at first."""
+"""Orders of each placement in the first round of improvement."""
 LISTED: Final = "list scheduling"
-"""Where an order by a rule of thumb came from."""
+"""Origin of an order made by a priority rule."""
 FIRST_ROUNDS: Final = 256
-"""Changes of each of them; then the better half of the orders gets twice as many, and so on."""
+"""Changes of each order in the first round; in each later round the better half of the orders gets twice as many."""
 HABITS: Final = tuple(
     Habits(lead, backward, deep, patience)
     for lead, patience, backward, deep in product(
@@ -61,7 +61,7 @@ class ProvedOptimal:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """As many passes were timed as the search may time."""
+    """The search has timed all passes that it may time."""
 
     passes: int
 
@@ -71,7 +71,7 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """The time that was given is over."""
+    """The given time is over."""
 
     seconds: float
 
@@ -98,22 +98,22 @@ class Synthesis:
 
     table: ActionTable
     placement: str
-    """Which stages each rank has: the name of a :class:`~steptime.simulation.shop.Placement`."""
+    """Name of the :class:`~steptime.simulation.shop.Placement` of stages on ranks."""
     span_s: float
-    """From the start of a rank's first pass to the end of its last, of the rank that takes longest (s):
+    """Longest time of a rank from the start of its first pass to the end of its last (s):
     ``rank_span_s.max()`` of the simulated table, the time from one step to the next without a barrier."""
     held: tuple[float, ...]
     """Most activations of each rank, in micro-batches of a p-th part of the model."""
     bound_s: float
-    """No schedule with as many chunks, under the same memory limits, has a shorter span
-    (:func:`~steptime.simulation.least_span.least_span_s`; of several placements the least)."""
+    """Lower bound on the span with the same number of chunks and memory limits
+    (:func:`~steptime.simulation.least_span.least_span_s`; the least over the placements)."""
     began: str
-    """Name of the schedule that it was made from, or the rule of thumb."""
+    """Name of the schedule that the search started from, or :data:`LISTED`."""
     stop: Stop
 
     @property
     def gap(self) -> float:
-        """Share of the span by which the bound is shorter: the best schedule of all is no more than that faster."""
+        """Share of the span by which the bound is shorter; the optimal schedule is faster by this share at most."""
         return 1 - self.bound_s / self.span_s
 
 
@@ -141,27 +141,27 @@ def synthesised(
     """Searches for the schedule whose steps follow each other fastest, under a memory limit.
 
     It starts from every named synchronous schedule of one copy of the model that serves the pipeline and fits, and from
-    orders by rules of thumb (list scheduling), and improves the best of them (simulated annealing of the passes on the
-    longest path). So it is never slower than a named one that fits. Whole backward passes become their two parts.
+    orders by list scheduling, and improves the best of them by simulated annealing of the passes on the longest path.
+    So it is never slower than a named one that fits. Whole backward passes become their two parts.
     The same arguments find the same schedule, except under a time limit.
 
     Reference: Qi et al., arXiv 2401.10241, section 3, whose search is the schedules zb-1p and zb-2p.
 
     Args:
         pipeline: ranks, chunks (1 or 2) and micro-batches.
-        durations: seconds of the passes, by stage or of all, and of messages; a whole backward pass takes as long as
-            its two parts. None: those of `pipeline.times`, each stage an equal share of the model.
+        durations: seconds of passes, by stage or for all stages, and of messages; a whole backward pass takes as long
+            as its two parts. None: `pipeline.times`, with an equal share of the model on each stage.
         memory_limit: micro-batches whose activations, of a p-th part of the model, fit: a number, or an array by rank;
-            None: that of the pipeline.
-        deferred: share of the activations that the weight-gradient pass needs; the rest is free behind the
+            None: the pipeline's limit.
+        deferred: share of the activations that the weight-gradient pass needs; the rest is freed after the
             input-gradient pass.
-        effort: passes that are timed, of all orders together.
-        seconds: stop after this time, whatever the effort; None: no limit of time.
-        seed: of the changes.
+        effort: number of passes to time, over all orders.
+        seconds: stop after this time, whatever the effort; None: no time limit.
+        seed: seed of the changes.
         progress: called with the passes timed, the best span and the bound (s).
 
     Raises:
-        UserError: the pipeline is not served, a time is no time, or a memory limit is below one micro-batch.
+        UserError: the pipeline is not served, a time is invalid, or a memory limit is below one micro-batch.
 
     >>> found = synthesised(Pipeline(ranks=2, micro_batches=4, memory_limit=3))
     >>> found.span_s, found.bound_s, str(found.stop)     # 4 micro-batches of 3 seconds: no bubble
@@ -180,7 +180,7 @@ def synthesised(
 
 
 class _Search:
-    """The search, with what it has spent."""
+    """State of the search, with the passes timed so far."""
 
     def __init__(
         self,
@@ -224,25 +224,24 @@ class _Search:
         )
 
     def proved(self, span_s: float) -> bool:
-        """Whether nothing is faster."""
+        """True if the bound proves the span optimal."""
         return span_s <= self.bound_s * (1 + LEAST)
 
     def goes_on(self) -> bool:
-        """Whether something can be gained and may be spent."""
+        """True while the search may find a faster schedule and has effort and time left."""
         self.in_time = monotonic() < self.until
         return self.in_time and self.passes < self.effort and not self.proved(self.best[0].span_s)
 
     def enter(self, state: _State) -> None:
-        """Count an order that was timed; of equal spans the one that holds less stays in front."""
+        """Count a timed order; among equal spans the one that holds less comes first."""
         self.passes += len(state.shop.takes)
         if not self.best or state.span_s < self.best[0].span_s * (1 - LEAST):
             self.best = [state]
             self.progress(self.passes, state.span_s, self.bound_s)
 
     def starts(self) -> list[_State]:
-        """Orders to improve, from different habits and named schedules, the fastest first.
-
-        Out of time one rule of thumb that fits is enough; named schedules are always tried.
+        """Orders to improve, from priority rules and named schedules, the fastest first.
+        When time is up, one priority rule that fits is enough; named schedules are always tried.
         """
         found = list[_State]()
         for shop in self.shops:
@@ -266,7 +265,7 @@ class _Search:
         return chosen
 
     def improve(self, states: list[_State]) -> None:
-        """Improve the orders, the better half of them twice as long."""
+        """Improve the orders in rounds; each round keeps the better half and doubles its changes."""
         lists = [[each for each in states if each.shop is shop][:STARTS] for shop in self.shops]
         rounds, seed = FIRST_ROUNDS, self.seed
         while any(lists) and self.goes_on():
@@ -297,7 +296,7 @@ class _Search:
 
 
 def _first_orders(pipeline: Pipeline, shop: Shop, quick: int) -> Iterator[tuple[str, Orders]]:
-    """Orders of named schedules and of rules of thumb, each with a name."""
+    """Orders of named schedules and of priority rules, each with a name."""
     for schedule, table in named_tables(pipeline, min(shop.limit)):
         if schedule.copies == 1 and table.stages == shop.stages.size and _on(table, shop.stages):
             yield schedule.name, shop.orders_of(table)
@@ -306,9 +305,8 @@ def _first_orders(pipeline: Pipeline, shop: Shop, quick: int) -> Iterator[tuple[
 
 
 def named_tables(pipeline: Pipeline, memory_limit: float) -> Iterator[tuple[Schedule, ActionTable]]:
-    """Named synchronous schedules that serve a pipeline, other than the searched one.
-
-    Schedules whose order follows from the memory come for the limit, and for what they use by default.
+    """Named synchronous schedules that serve a pipeline, without the searched one.
+    Schedules whose order depends on the memory come twice: for the limit, and without one.
     """
     for schedule in SCHEDULES.values():
         if not schedule.synchronous or schedule.name == NAME:
@@ -320,12 +318,12 @@ def named_tables(pipeline: Pipeline, memory_limit: float) -> Iterator[tuple[Sche
 
 
 def _on(table: ActionTable, stages: Array) -> bool:
-    """Whether each stage is on the rank where a placement has it."""
+    """True if each stage is on the rank that a placement gives it."""
     return bool((table.stage[:, None] == stages[table.rank]).any(axis=1).all())
 
 
 def durations_of(pipeline: Pipeline) -> Durations:
-    """Times of a pipeline, each stage an equal share of the model."""
+    """Durations for a pipeline with an equal share of the model on each stage."""
     times, chunks = pipeline.times, pipeline.chunks
     return Durations(
         forward_s=times.forward_s / chunks,
@@ -339,7 +337,7 @@ def limits_of(memory_limit: Num, ranks: int) -> list[float]:
     """The limit of each rank.
 
     Raises:
-        UserError: a limit is below one micro-batch, or there is not one for each rank.
+        UserError: a limit is below one micro-batch, or the number of limits is not that of the ranks.
     """
     given = np.asarray(memory_limit, np.float64)
     if given.shape not in ((), (ranks,)):

@@ -1,4 +1,4 @@
-"""What a simulated step takes and holds: times and sizes of the estimate, measured times of stages, slow ranks."""
+"""Durations and memory of a simulated step: from the estimate, measured times of stages, slow ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steptime.simulation.stage_times import StageTimes
 
 
 def mean_times(e: Evaluation) -> Times:
-    """Times of a stage of mean length, for orders that follow from times."""
+    """Times of a stage of mean length, for schedules whose order depends on times."""
     layer, ends, stages = (
         exposed_pass(e.passes["layer"], e.step.exchanges),
         (e.passes["first"], e.passes["last"]),
@@ -44,7 +44,7 @@ def mean_times(e: Evaluation) -> Times:
 
 
 def durations_of(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
-    """Seconds of passes and of copies to the host by stage, and of messages by the ranks that they are between.
+    """Seconds of passes and of copies to the host by stage, and of messages by sender and receiver.
 
     Passes that run together share two streams where exchanges of experts overlap; otherwise they take as long as both.
     """
@@ -78,11 +78,11 @@ def durations_of(e: Evaluation, table: ActionTable, layers: Array) -> Durations:
 
 
 UNITS = 64
-"""Pieces of a sequence that the best slices are made of."""
+"""Pieces of a sequence from which the best slices are composed."""
 
 
 def _slice_s(e: Evaluation, length: int, before: float) -> float:
-    """Passes of a layer on a slice of `length` tokens behind others, forward and backward."""
+    """Seconds of a layer, forward and backward, on a slice of `length` tokens after `before` others."""
     slices = e.job.pipeline.usual_slices
     job = e.job.slice_of(length, before, slices)
     works = works_of(part_times(e.strategy.block(job, e.plans), e.plans, e.machine), job, e.plans)
@@ -91,8 +91,8 @@ def _slice_s(e: Evaluation, length: int, before: float) -> float:
 
 
 def slice_factors(e: Evaluation, lengths: Sequence[int]) -> Array:
-    """Passes of each slice over those of the mean one of equal slices; the time of a slice grows linearly with the
-    tokens before it."""
+    """Time of the passes of each slice, relative to the mean of equal slices; the time of a slice grows linearly with
+    the tokens before it."""
     before = np.cumsum([0, *lengths[:-1]])
     mean_s = _slice_s(e, -(-int(e.job.seq_len) // len(lengths)), (e.job.seq_len - e.job.seq_len / len(lengths)) / 2)
     if len(set(lengths)) == 1:
@@ -102,8 +102,8 @@ def slice_factors(e: Evaluation, lengths: Sequence[int]) -> Array:
 
 
 def best_lengths(e: Evaluation) -> tuple[int, ...]:
-    """Tokens of the slices with which the micro-batches of a step pass the pipeline soonest, in :data:`UNITS` of a
-    sequence."""
+    """Tokens of the slices with the shortest pipeline time of a step, in multiples of the sequence over
+    :data:`UNITS`."""
     tokens = int(e.job.seq_len)
     unit = -(-tokens // UNITS)
     count = -(-tokens // unit)
@@ -119,7 +119,7 @@ def best_lengths(e: Evaluation) -> tuple[int, ...]:
 def _tensor_shares(e: Evaluation, layers: Array, forward_s: Array, backward_s: Array, weights_s: Array) -> Array:
     """Share of exposed communication with tensor, context and expert ranks in passes, by stage and kind of pass.
 
-    Products that make gradients of weights communicate nothing of their own.
+    Products of weight gradients have no communication of their own.
     """
     again, framework = e.inputs.recomputed, e.job.framework
 
@@ -143,19 +143,18 @@ PARTS = ("layer", "first", "last")
 
 
 def measured(durations: Durations, times: StageTimes | None, table: ActionTable, overhead_s: float) -> Durations:
-    """Durations with measured times of passes, and of messages if there are some, in place of the estimate's.
-
-    A message takes what its sender's stages say, the mean where a rank has several. Copies to the host stay those of
-    the estimate; which part of a measured pass is communication is not known.
+    """Durations with measured times of passes, and of messages if given, in place of the estimate's.
+    A message takes the time given for its sender's stage, the mean if a rank has several. Copies to the host keep the
+    estimate's times; the share of communication in a measured pass is not known.
 
     Args:
-        durations: those of the estimate.
-        times: of each stage; None: the estimate's stay.
+        durations: durations of the estimate.
+        times: measured times of each stage; None: keep the estimate's.
         table: the schedule.
-        overhead_s: what each micro-batch takes longer on each rank, spread over its passes as their times are.
+        overhead_s: extra time of each micro-batch on each rank, spread over its passes in proportion to their times.
 
     Raises:
-        UserError: the schedule has backward passes in two parts, and the times do not.
+        UserError: the schedule has backward passes in two parts, and the times have not.
     """
     if times is None:
         return durations
@@ -192,7 +191,7 @@ def measured(durations: Durations, times: StageTimes | None, table: ActionTable,
 
 
 def of_steps(durations: Durations, steps: int) -> Durations:
-    """Durations of steps that run into each other, as one: those by micro-batch come again in each."""
+    """Durations of several consecutive steps as one: durations by micro-batch repeat in each step."""
     names = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s")
     given = {name: getattr(durations, name) for name in names}
     again: dict[str, Any] = {name: np.tile(each, (1, steps)) for name, each in given.items() if np.ndim(each) > 1}
@@ -200,7 +199,7 @@ def of_steps(durations: Durations, steps: int) -> Durations:
 
 
 def measured_mean(times: StageTimes, ranks: int) -> Times:
-    """Measured times of all that one rank has, mean over ranks, for orders that follow from times."""
+    """Measured times of all stages of a rank, mean over ranks, for schedules whose order depends on times."""
     forward_s, backward_s = (float(each.mean(axis=1).sum()) / ranks for each in (times.forward_s, times.backward_s))
     weights = times.backward_s / 2 if times.weight_gradient_s is None else times.weight_gradient_s
     weights_s = float(weights.mean(axis=1).sum()) / ranks
@@ -216,7 +215,7 @@ def slowdown_of(slow_ranks: Mapping[int, float], ranks: int) -> Array:
     """Factor on the passes of each rank.
 
     Raises:
-        UserError: a rank is none of the pipeline, or a factor is out of range.
+        UserError: a rank or a factor is out of range.
 
     >>> slowdown_of({1: 1.2}, 3).tolist()
     [1.0, 1.2, 1.0]
@@ -234,8 +233,7 @@ def slowdown_of(slow_ranks: Mapping[int, float], ranks: int) -> Array:
 
 
 def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
-    """Bytes that stages hold; states and temporaries of a rank are divided over its stages, of which it runs one
-    at a time."""
+    """Bytes that stages hold; states and temporaries of a rank are divided over its stages, which run one at a time."""
     stages, sizes = table.stages, e.sizes
     each = float(kept_of_layer(sizes.layer.kept_bytes, sizes.boundary_bytes, e.plans))
     kept, copied = layers * each, layers * each
@@ -268,9 +266,8 @@ def footprint_of(e: Evaluation, table: ActionTable, layers: Array) -> Footprint:
 
 
 def once_of(e: Evaluation, pipeline_s: float, *, updates: bool = False) -> dict[str, float]:
-    """What a step has once, in seconds, by name; the growth is that of the whole step's work.
-
-    With ``updates`` the schedule has traffic of gradients and the optimiser among its actions, and a step neither once.
+    """Seconds that occur once per step, by name; the growth is that of the whole step's work.
+    With ``updates``, gradient traffic and the optimiser are actions of the schedule and not among the result.
     """
     step = e.step
     of_update = {

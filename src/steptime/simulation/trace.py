@@ -1,4 +1,4 @@
-"""A simulated schedule as a trace: a process for each rank, a track for each stream, arrows for messages, memory."""
+"""Trace of a simulated schedule: a process per rank, a track per stream, arrows for messages, memory counters."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ CATEGORIES = ("pass", "data", "message", "copy", "tensor")
 CATEGORY = np.array([0] * 4 + [2] * 4 + [1] * 3 + [0, 3, 3])
 """Category of each kind of action."""
 TRACKS = ("compute", "data", "to host", "from host", "tensor")
-"""Tracks of a rank by stream, and what its passes communicate with tensor, context and expert ranks; behind them one
-for each other rank, to it. Tracks from other ranks come behind those of all ranks, so that an arrow is known when it
-ends."""
+"""Tracks of a rank: one by stream, then the communication of passes with tensor, context and expert ranks. Tracks for
+messages to each other rank follow. Tracks for messages from other ranks come after all of these, so that an arrow is
+known when it ends."""
 TENSOR, PEERS = STREAMS, STREAMS + 1
 
 
 def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message_bytes: Num = 0) -> Trace:
     """The trace of a simulated schedule.
 
-    Every action is a slice with its stage, micro-batch (-1: of none) and bytes. Each rank has the track `compute`,
-    further ones for what else it does (:data:`TRACKS`), and one for messages to and one for messages from each other
-    rank. A pass that communicates with tensor, context or expert ranks is two slices: all that it computes, and behind
-    it on the track `tensor` all that is exposed of its communication, although layers do both in turn. Passes that run
-    together share their time, one inside another.
+    Every action is a slice with its stage, micro-batch (-1: none) and bytes. Each rank has the track `compute`,
+    further ones for other streams (:data:`TRACKS`), and one for messages to and one for messages from each other rank.
+    A pass that communicates with tensor, context or expert ranks is two slices: its computation, and then on the track
+    `tensor` its exposed communication, although layers alternate between the two. Passes that run together share
+    their time, one nested in another.
 
     Args:
         simulation: the schedule with its times.
-        memory: what ranks hold, as counters.
+        memory: memory of ranks, drawn as counters.
         message_bytes: size of the messages to each stage: a number, or an array by stage.
     """
     table, messages = simulation.table, simulation.graph.messages
@@ -78,7 +78,7 @@ def trace_of(simulation: Simulation, memory: MemoryReplay | None = None, message
 
 
 def _without_tensor(simulation: Simulation) -> Array:
-    """When each action ends but for its exposed communication with tensor, context and expert ranks, by row (s)."""
+    """End of each action without its exposed communication with tensor, context and expert ranks, by row (s)."""
     graph = simulation.graph
     sent: Array = np.bincount(graph.item, simulation.tensor_s, graph.size)
     ends: Array = simulation.end_s - sent[graph.item] * (STREAM[graph.table.kind] == COMPUTE)
@@ -99,7 +99,7 @@ def _track(number: int, width: int, ranks: int) -> tuple[int, str]:
 
 
 def _count(memory: MemoryReplay, rank: int) -> Count:
-    """What a rank holds, after all changes of each time."""
+    """Counter of the memory of a rank, after all changes at each time."""
     of = memory.rank == rank
     time_ns, in_use = _ns(memory.time_s[of]), memory.in_use_bytes[of]
     last = np.concatenate([np.diff(time_ns) > 0, [True]])[: len(time_ns)]

@@ -1,4 +1,4 @@
-"""What each action of a table waits for, and when it runs if every rank keeps its order."""
+"""Dependencies of the actions of a table, and their ticks if every rank keeps its order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from steptime.num import Array
 from steptime.schedule.actions import MESSAGES, ActionTable, Kind
 
 NONE = -1
-"""Row of an action that is not in the table, or that an action does not wait for."""
+"""Placeholder row: the action is not in the table, or there is none to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Rows of a table by what its actions are."""
+    """Rows of a table by the identity of their actions."""
 
     table: ActionTable
     rows: Array
@@ -24,31 +24,30 @@ class Places:
 
     @staticmethod
     def of(table: ActionTable) -> Places:
-        """Where the actions of a table are."""
+        """Rows of the actions of a table."""
         rows = np.full(table.numbers, NONE, np.int64)
         rows[table.identity] = np.arange(len(table))
         return Places(table, rows)
 
     def at(self, kind: Kind, stage: Array, micro_batch: Array, slice_: Array) -> Array:
-        """Rows of actions; :data:`NONE` where there is none, also for a stage or a slice outside of the model."""
+        """Rows of actions; :data:`NONE` if there is none, also for a stage or a slice out of range."""
         table = self.table
         inside = (stage >= 0) & (stage < table.stages) & (slice_ >= 0) & (slice_ < table.slices)
         number: Any = table.number(kind, np.where(inside, stage, 0), micro_batch, np.where(inside, slice_, 0))
         return np.where(inside, self.rows[number], NONE)
 
     def backward(self, stage: Array, micro_batch: Array, slice_: Array) -> Array:
-        """Rows of the passes that make the gradients of inputs."""
+        """Rows of the passes that compute the gradients of inputs."""
         whole = self.at(Kind.BACKWARD, stage, micro_batch, slice_)
         return np.where(whole == NONE, self.at(Kind.INPUT_GRADIENT, stage, micro_batch, slice_), whole)
 
 
 def needed(table: ActionTable, places: Places | None = None) -> Array:
-    """Rows whose results each action needs, up to three of them; :data:`NONE`: fewer.
-
-    The first is the result of another stage: of a pass the message that brings it, without one the pass that makes it;
-    of a receive the send, of a send the pass. The second is of the same stage and slice (a backward pass needs its
+    """Up to three rows whose results each action needs; :data:`NONE`: fewer.
+    The first has the result of another stage: a pass needs the message that brings it, or else the pass that produces
+    it; a receive its send, a send its pass. The second is of the same stage and slice: a backward pass needs its
     forward pass, or the copy that brings its activations back, which needs the copy to the host, which needs the
-    forward pass; a weight-gradient pass its input-gradient pass), the third of a slice before (behind, backward).
+    forward pass; a weight-gradient pass its input-gradient pass. The third is of the previous slice (next in backward).
     """
     places = places or Places.of(table)
     found = np.full((len(table), 3), NONE, np.int64)
@@ -89,7 +88,7 @@ def needed(table: ActionTable, places: Places | None = None) -> Array:
 
 
 def first_of_groups(table: ActionTable) -> Array:
-    """Row of the first action that runs at the same time as each action: its own row where it runs alone."""
+    """Row of the first action of the group that runs together with each action; its own row if it runs alone."""
     rows = np.arange(len(table))
     if not len(rows):
         return rows
@@ -99,7 +98,7 @@ def first_of_groups(table: ActionTable) -> Array:
 
 
 def longest_of_groups(first: Array, values: Array) -> Array:
-    """Largest of the values of the actions that run at the same time as each action; `first`: their first rows."""
+    """Largest value in the group that runs together with each action; `first`: first row of the group."""
     begins = np.flatnonzero(first == np.arange(len(first)))
     if not len(begins):
         return values
@@ -114,8 +113,7 @@ TICKS = np.array([1, 2, 1, 1] + [0] * (len(Kind) - 4))
 
 def played(table: ActionTable, awaited: Array) -> tuple[Array, Array]:
     """Ticks at which the actions of a table end, and rows at which ranks are stuck.
-
-    Each rank does its actions in order, as soon as it can; passes take :data:`TICKS`, everything else no time.
+    Each rank runs its actions in order, as soon as it can; passes take :data:`TICKS`, other actions no time.
 
     Args:
         table: the actions.
@@ -156,12 +154,12 @@ def played(table: ActionTable, awaited: Array) -> tuple[Array, Array]:
 
 
 def awaited_of_others(table: ActionTable, rows: Array) -> Array:
-    """Of the rows that each action needs (:func:`needed`) the one of another rank; :data:`NONE`: none."""
+    """The row of another rank that each action needs (from :func:`needed`); :data:`NONE`: none."""
     other = rows[:, 0]
     elsewhere = (other != NONE) & (table.rank[other] != table.rank)
     return np.where(elsewhere, other, NONE)
 
 
 def is_message(table: ActionTable) -> Array:
-    """Whether each action sends or receives."""
+    """Mask of the actions that send or receive."""
     return (table.kind >= MESSAGES[0]) & (table.kind <= MESSAGES[-1])

@@ -37,12 +37,12 @@ def print_collective(found: Collective, plot: Path | None = None) -> None:
 
 def _print_parts(out: Any, found: Collective) -> None:
     """Latency, transfer and additions of the textbook's algorithms."""
-    told = [one for one in found.times if one.latency_s is not None]
-    if not told:
+    timed = [one for one in found.times if one.latency_s is not None]
+    if not timed:
         return
     t.heading(out, "Parts, on the links of the catalogue")
     table = t.grid(("algorithm", "hops", "bytes", "additions"))
-    for one in told:
+    for one in timed:
         parts = (one.latency_s, one.transfer_s, one.reduction_s)
         table.add_row(one.algorithm, *(t.seconds(part) for part in parts if part is not None))
     out.print(table)

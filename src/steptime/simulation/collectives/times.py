@@ -1,4 +1,4 @@
-"""One collective on a cluster: what the communication library is taken to need, and the textbook's algorithms."""
+"""Times of one collective on a cluster: the estimate's for the communication library, and textbook algorithms'."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from steptime.plan.job import PRECISIONS
 OPERATIONS: Final = tuple(BUS_SHARE)
 """Collectives that the command knows."""
 NCCL, ESTIMATE = "nccl", "estimate"
-"""Stand among the algorithms for the time that an estimate takes: fitted to NCCL, or on other machines not."""
+"""Names, among the algorithms, of the time that an estimate takes: with and without a fit to NCCL."""
 TREE: Final = "mst"
-"""What the command calls the minimum spanning tree, ``binomial`` in the table of algorithms."""
+"""The command's name for the minimum spanning tree, which is ``binomial`` in the table of algorithms."""
 _DTYPES: Final = ("bf16", "fp16", "fp32", "tf32")
 LEAST_BYTES, LARGEST_BYTES = 1.0, 1e15
 SIZES: Final = 8
@@ -43,17 +43,17 @@ class AlgorithmTime:
     """``nccl`` or ``estimate``, ``mst``, or a name of :data:`steptime.cost.collective_algorithms.ALGORITHMS`."""
     time_s: float
     latency_s: float | None
-    """Part of the hops; None where the parts are not told apart, as in a fit to measurements."""
+    """Latency of the hops; None where the time is not split into parts, as in a fit to measurements."""
     transfer_s: float | None
-    """Part of the bytes on the links."""
+    """Time of the bytes on the links."""
     reduction_s: float | None
-    """Part of the additions."""
+    """Time of the additions."""
     algorithm_Bps: float
     """``algbw`` of nccl-tests."""
     bus_Bps: float
     """``busbw`` of nccl-tests."""
     chosen: str = ""
-    """Algorithm and protocol that the time of an estimate stands for."""
+    """Algorithm and protocol that the estimate chose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class Collective:
     operation: str
     cluster: str
     size_bytes: float
-    """The whole tensor, as nccl-tests counts it: what a rank has after a gather, before a scatter; what each rank has
-    in an all-to-all."""
+    """The whole tensor, as nccl-tests counts it: the bytes of a rank after a gather, before a scatter, or in an
+    all-to-all."""
     ranks: int
     inside: int
     """Ranks in each fast domain."""
@@ -73,15 +73,15 @@ class Collective:
     outer_hop_s: float
     """Alpha between domains."""
     inner_Bps: float
-    """1 / beta inside a domain: what a rank sends."""
+    """1 / beta inside a domain: the rate at which one rank sends."""
     outer_Bps: float
-    """1 / beta between domains: what all ranks of a domain send together."""
+    """1 / beta between domains: the rate at which all ranks of a domain send together."""
     reduction_s_per_byte: float
-    """Gamma: time to add one byte to another one."""
+    """Gamma: time to add one byte to another."""
     library: str
     """``nccl`` where an estimate takes fitted times of NCCL, else ``estimate``."""
     basis: str
-    """What the time of an estimate rests on."""
+    """Basis of the estimate's time: a fit or a formula."""
     times: tuple[AlgorithmTime, ...]
     sizes_bytes: tuple[float, ...]
     """Sizes of the table."""
@@ -92,7 +92,7 @@ class Collective:
 
     @property
     def fastest(self) -> AlgorithmTime:
-        """The fastest of the algorithms that were asked for."""
+        """The fastest of the requested algorithms."""
         return min(self.times, key=lambda one: one.time_s)
 
     def to_json(self) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def collective(
 ) -> Collective:
     """Times of one collective on a cluster.
 
-    ``nccl`` is the time that an estimate takes for it: of fitted collectives the fastest algorithm and protocol, with
-    all that was measured in it; it is called ``estimate`` on machines without a fit. The others are the
-    textbook's sum of latency, transfer and additions (alpha, beta, gamma) on the links of the catalogue.
+    ``nccl`` is the time that an estimate takes: that of the fastest fitted algorithm and protocol. On machines without
+    a fit it is called ``estimate``. The other algorithms take the textbook's sum of latency, transfer and additions
+    (alpha, beta, gamma) on the links of the catalogue.
 
     Args:
         operation: ``broadcast``, ``reduce``, ``scatter``, ``gather``, ``all_gather``, ``reduce_scatter``,
@@ -171,7 +171,7 @@ def collective(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Times of one algorithm over sizes, and the parts of the time of the last size."""
+    """Times of one algorithm over sizes, and the parts of the time at the last size."""
 
     seconds: Any
     parts: tuple[float, float, float] | None = None
@@ -207,7 +207,7 @@ def _times(name: str, operation: str, machine: Machine, sizes: Any, ranks: int, 
 
 
 def _links(machine: Machine, inside: int) -> dict[str, float]:
-    """Latencies and rates of the links: of a rank inside a domain, of all ranks of a domain between domains."""
+    """Latencies and rates of the links: for one rank inside a domain, for all ranks of a domain between domains."""
     return {
         "inner_hop_s": machine.fast_latency_s,
         "outer_hop_s": machine.slow_latency_s,
@@ -217,7 +217,7 @@ def _links(machine: Machine, inside: int) -> dict[str, float]:
 
 
 def _sizes(least: float, size: float) -> Any:
-    """Sizes from the smallest to the whole one, apart by a power of two.
+    """Sizes from the smallest to the whole tensor, with a power of two between neighbours.
 
     >>> _sizes(1024, 2**20).tolist()
     [1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0]
@@ -237,7 +237,7 @@ def _algorithms(operation: str, names: Sequence[str], library: str) -> tuple[str
 
 
 def _inside(cluster: Cluster, ranks: int, inside: int | None) -> int:
-    """Ranks in each fast domain: the most that divide the group, or what the user gave."""
+    """Ranks in each fast domain: the number that the user gave, else the largest that divides the group."""
     fitting = [n for n in divisors(ranks) if n <= cluster.fast_domain]
     if inside is None:
         return fitting[-1]
@@ -261,7 +261,7 @@ def _check_reach(cluster: Cluster, ranks: int) -> None:
 
 
 def machine_for_links(cluster: Cluster, devices: int) -> Machine:
-    """Numbers of a cluster, in any precision that its device has: links and memory know nothing of it."""
+    """Machine of a cluster, in any precision that its device has: links and memory do not depend on the precision."""
     rates = cluster.device.matrix_flops_per_s
     precision = PRECISIONS[next(dtype for dtype in _DTYPES if dtype in rates)]
     return machine_of(cluster, devices, precision, lone_rank_has_all_links=True, calibrated=True)
