@@ -1,4 +1,4 @@
-"""Reads a training log or a profiler trace and says where time is lost, compared with the prediction."""
+"""Diagnosis of a training log or a profiler trace: where time is lost, compared with the prediction."""
 
 from steptime.doctor.diagnose import diagnose_log as diagnose_log
 from steptime.doctor.diagnose import diagnose_trace as diagnose_trace

@@ -1,4 +1,4 @@
-"""What to try, in the words of each framework: chosen from the rows of ``advice.toml``."""
+"""Advice in the terms of each framework, chosen from the rows of ``advice.toml``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LIKE: Final[Mapping[str, str]] = {"megatron-deepspeed": "megatron"}
 
 
 class Switch(str):
-    """What to try that a run may do already: it does where it says so under all of ``names``."""
+    """Advice that a run may follow already: it does if it declares all of ``names``."""
 
     names: tuple[str, ...]
-    """Of its framework's options, or of its plan."""
+    """Options of the framework, or entries of the plan."""
 
     def __new__(cls, text: str, *names: str) -> Self:
-        """The text, with the names."""
+        """The text with its names."""
         switch = super().__new__(cls, text)
         switch.names = names
         return switch
@@ -40,11 +40,11 @@ def _advice() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
 
 
 ADVICE: Final = _advice()
-"""Code of a finding -> framework (``any``: every one) -> what to try."""
+"""Code of a finding -> framework (``any``: all) -> advice."""
 
 
 def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]:
-    """What to try but for what a run says that it does.
+    """Advice without what the run declares that it does already.
 
     >>> untried((Switch("ZeRO stage 1 or more", "zero"), "FusedAdam (no torch_adam)"), {"zero": 3})
     ('FusedAdam (no torch_adam)',)
@@ -60,7 +60,7 @@ def untried(words: Sequence[str], said: Mapping[str, object]) -> tuple[str, ...]
 
 
 def advice_for(code: str, framework: str) -> tuple[str, ...]:
-    """What to try: the framework's own words, then what holds for all; of a trace, the words of each framework.
+    """Advice for a finding: the framework's own, then the general; for a trace, the advice of every framework.
 
     >>> advice_for("skipped", "megatron")[0][:40]
     'a smaller initial loss scale or a longer'

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.formats.run_spec import RunSpec
     from steptime.model.spec import ModelSpec
 
-#: Choices of a plan that a run may have other than stated -> plan entries, and words for them.
+#: Choices of a plan in which a run may differ from its declaration: plan entry, value, description.
 VARIANTS: Final = (
     ("overlap", "none", "no overlap of data-parallel traffic"),
     ("recompute", "full", "full recomputation"),
@@ -63,7 +63,7 @@ def command(
 
 
 def _run(given: Mapping[str, Any]) -> None:
-    """What :func:`command` does with the values of its parameters, by name."""
+    """Body of :func:`command`, given its parameters by name."""
     settings, reference = o.settings_given(given), _reference(given["plan"])
     if reference is None:
         model, cluster, plan = given["model"], given["cluster"], plan_given(given, written_given(given))
@@ -84,14 +84,14 @@ def _run(given: Mapping[str, Any]) -> None:
 
 
 class _Reference(NamedTuple):
-    """The run that a file of ``--plan`` describes, and where it came from."""
+    """The run described by the file of ``--plan``, and a note on its origin."""
 
     run: RunSpec
     note: str
 
 
 def _reference(path: str | None) -> _Reference | None:
-    """The run of a launch file, or of a plan that was written with its model and cluster; None: the file is neither."""
+    """The run of a launch file, or of a plan file with model and cluster; None: the file is neither."""
     if path is None:
         return None
     from steptime.launch.read import read_launch, with_model
@@ -113,7 +113,7 @@ def diagnose(
     *,
     reference: str = "",
 ) -> Diagnosis:
-    """The diagnosis of a log or trace; ``reference`` says where the plan came from.
+    """The diagnosis of a log or trace; ``reference`` is a note on the origin of the plan.
 
     Raises:
         UserError: the file is neither, or the job cannot be estimated.
@@ -178,7 +178,7 @@ def _trace(
 
 
 class _Prediction:
-    """The estimate of the job, if there is enough to make one, and how it came about."""
+    """The estimate of the job, if enough is known for one, and notes on its inputs."""
 
     def __init__(
         self, job: RunSpec | None, merged: StatedJob, estimate: Estimate | None, model: ModelSpec | None = None
@@ -188,12 +188,12 @@ class _Prediction:
         self.estimate = estimate
         self.model = model
         self.stated: dict[str, Any] = {}
-        """Choices of the plan that the run states; they rule out others as explanations."""
+        """Choices of the plan that the run declares; they rule out others as explanations."""
         self.contradictions = merged.contradictions
         self.notes: tuple[str, ...] = ()
 
     def hold_device(self, name: str, capacity_bytes: float | None, peak_bytes: float | None = None) -> None:
-        """Adds what speaks against the run having had the device of the prediction."""
+        """Add contradictions between the run's device and the device of the prediction."""
         if self.job is not None and self.job.cluster is not None:
             found = _device_contradictions(self.job.cluster, name, capacity_bytes, peak_bytes)
             self.contradictions = (*found, *self.contradictions)
@@ -201,7 +201,7 @@ class _Prediction:
             self.notes += (f"the run names its device: {name}",)
 
     def refer_to(self, reference: str) -> None:
-        """Adds where the plan came from, if it is said."""
+        """Add a note on the origin of the plan, if there is one."""
         self.notes = (*((reference,) if reference else ()), *self.notes)
 
     @property
@@ -269,7 +269,7 @@ def _predict(
 
 
 def _assumed(merged: StatedJob, stated: Stated) -> list[str]:
-    """What the prediction takes that neither the user nor the run says."""
+    """Notes on assumptions of the prediction that neither the user nor the run gives."""
     notes = []
     if merged.framework:
         notes.append(f"framework {merged.framework}: that of the run; --framework names another")
@@ -284,21 +284,21 @@ def _assumed(merged: StatedJob, stated: Stated) -> list[str]:
 
 
 def _sought(stated: Stated) -> str:
-    """What a model was looked for by."""
+    """Description of the criteria by which a model was searched."""
     if stated.model_name:
         return f"name and sizes of the log's {stated.model_name}"
     return "the sizes of the log's (" + ", ".join(f"{name} {value}" for name, value in stated.model.items()) + ")"
 
 
 def _why(stated: Stated) -> str:
-    """How the model was found."""
+    """Reason for the choice of the model."""
     sizes = "the log's sizes fit it" if stated.model else ""
     called = f"the log calls it {stated.model_name}" if stated.model_name else ""
     return ", and ".join(reason for reason in (called, sizes) if reason)
 
 
 def _variants(prediction: _Prediction, step_s: float) -> tuple[Variant, ...]:
-    """Predictions of the same job with one choice changed, where the measured step asks for an explanation."""
+    """Predictions of the job with one choice changed, if the measured step is slower than predicted."""
     estimate = prediction.estimate
     if estimate is None or step_s <= (1 + CLOSE) * estimate.step_time_s:
         return ()
@@ -306,7 +306,7 @@ def _variants(prediction: _Prediction, step_s: float) -> tuple[Variant, ...]:
 
 
 def _memory_variants(prediction: _Prediction, log: Log) -> tuple[Variant, ...]:
-    """Predictions of the job with one choice changed, where the measured memory asks for an explanation."""
+    """Predictions of the job with one choice changed, if the measured memory is far from the prediction."""
     from steptime.doctor import memory_is_off
 
     e, measured = prediction.estimate, log.peak_memory_bytes
@@ -317,7 +317,7 @@ def _memory_variants(prediction: _Prediction, log: Log) -> tuple[Variant, ...]:
 
 
 def _changed(prediction: _Prediction, choices: Sequence[tuple[str, Any, str]]) -> tuple[Variant, ...]:
-    """Predictions with each of these choices, where it is another than the plan's, not against the run, and legal."""
+    """Predictions with each choice that differs from the plan, does not contradict the run, and is legal."""
     from dataclasses import replace
 
     from steptime.cli.job import estimate_of

@@ -26,22 +26,22 @@ _DEVICE: Final = re.compile(
     r"""(?:<[A-Za-z.]{1,40}: )?['"]?(cpu|nvme)"""
 )
 _HOST: Final = ("cpu", "nvme")
-#: Dtype -> what says so, in releases until 2024 and in later ones.
+#: Dtype -> its flag, in releases until 2024 and in later ones.
 _DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "bf16": ("bfloat16_enabled", "bfloat16_config"),
     "fp16": ("fp16_enabled", "float16_config"),
 }
 _CHECKPOINT: Final = re.compile(r"Saving model checkpoint|is about to be saved", re.I)
 
-#: Timers of the engine that cover a whole step, under the names of today.
+#: Timers of the engine that cover a whole step, old name -> current name.
 _NAMES: Final[Mapping[str, str]] = gather.NAMES["deepspeed"]["timers"]
 _WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["deepspeed"]["counts"]
-#: What DeepSpeed multiplies to the batch of a step; its world size leaves tensor and pipeline ranks out.
+#: Factors of the global batch; DeepSpeed's world size here does not count tensor and pipeline ranks.
 _FACTORS: Final = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "world_size")
 
 
 class DeepSpeed:
-    """DeepSpeed's engine, whatever trainer drives it."""
+    """Parser of DeepSpeed's engine, under any trainer."""
 
     name = "deepspeed"
 
@@ -78,7 +78,7 @@ class DeepSpeed:
             g.add_event("checkpoint")
 
     def _part_of_zero(self, name: str, value: str, line: str) -> None:
-        """What the configuration of ZeRO says within one line, or on a line of an object that was opened above."""
+        """Read ZeRO's configuration from one line, or from a line of an object opened on an earlier line."""
         g = self.gathered
         if name.startswith("zero_") and "overlap_comm" in line:
             g.add_flag("overlap_comm", str("overlap_comm=True" in line or "'overlap_comm': True" in line))
@@ -129,7 +129,7 @@ class DeepSpeed:
 
 
 def wrong_batch(flags: Mapping[str, str]) -> list[str]:
-    """A note where the batch that is printed is not the product of its printed parts.
+    """A note if the printed batch is not the product of its printed factors.
 
     >>> flags = dict(zip(_FACTORS, ("2", "4", "8"))) | {"train_batch_size": "64"}
     >>> wrong_batch(flags), wrong_batch(flags | {"train_batch_size": "96"})[0].partition(":")[0]
@@ -146,7 +146,7 @@ def wrong_batch(flags: Mapping[str, str]) -> list[str]:
     ]
 
 
-#: ``12%|#2  | 60/500 [04:00<28:40, 3.91s/it]``; what stands before it must be nothing, or Lightning's ``Epoch 0:``.
+#: ``12%|#2  | 60/500 [04:00<28:40, 3.91s/it]``; only Lightning's ``Epoch 0:`` may come before it.
 _BAR: Final = re.compile(
     r"^\s*(?:(?:Training|Epoch \d{1,9})\s*:+\s*)*\d{1,3}%\|.{0,300}?\|\s*(\d{1,12})/(\d{1,12}) "
     r"\[([\d:]{4,12})<[^,\]]{1,20},\s*" + gather.NUMBER + r"(s/it|it/s)"
@@ -154,7 +154,7 @@ _BAR: Final = re.compile(
 _RUNTIME: Final = re.compile(r"['\"]train_runtime['\"]: ['\"]?" + gather.NUMBER)
 _STEPS_PER_S: Final = re.compile(r"['\"]train_steps_per_second['\"]: ['\"]?" + gather.NUMBER)
 _SAMPLES_PER_S: Final = re.compile(r"['\"]train_samples_per_second['\"]: ['\"]?" + gather.NUMBER)
-#: What the Trainer of transformers prints, and Lightning does not.
+#: Lines that the Trainer of transformers prints and Lightning does not.
 _OF_TRANSFORMERS: Final = re.compile(r"\{['\"](?:loss|train_runtime)['\"]: |Instantaneous batch size per device = ")
 _TRAINER_BATCH: Final = re.compile(
     r"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]{1,12})"
@@ -166,7 +166,7 @@ _TRAINER_CHECKPOINT: Final = re.compile(r"Saving model checkpoint to|Saving (?:c
 
 
 class Trainer:
-    """Whatever shows its steps by a progress bar."""
+    """Parser of trainers that show their steps in a progress bar."""
 
     def __init__(self) -> None:
         self.name = "trainer"
@@ -213,7 +213,7 @@ class Trainer:
             self.gathered.settings.setdefault("global_batch", max(1, round(each / per_s)))
 
     def finish(self) -> None:
-        """Without a progress bar the summary is the only step line: the mean over the whole run."""
+        """Take the summary, the mean over the whole run, as the only step line if there is no progress bar."""
         g = self.gathered
         if not g.steps and self._summary is not None:
             g.add_step(None, StepLine(number=self._summary[0], time_s=gather.step_time_s(self._summary[1])))

@@ -1,4 +1,4 @@
-"""From what was measured and what was predicted to a comparison and a diagnosis."""
+"""Comparison of measured and predicted figures, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from steptime.model.spec import ModelSpec
 from steptime.units import format_seconds
 
 _FULL, _CAUSAL, _HARDWARE = TflopsDefinition.MODEL_FULL, TflopsDefinition.MODEL_CAUSAL, TflopsDefinition.HARDWARE
-#: What the releases of a framework count; where they differ, what a log prints decides. torchtitan
+#: FLOPs that the releases of a framework count; where they differ, the printed rate decides. torchtitan
 #: (`get_num_flop_per_token`) counts all pairs of tokens; Megatron-LM, NeMo and MaxText did, and later halve them;
-#: Megatron-LM of 2021 and Megatron-DeepSpeed add what is recomputed (arXiv 2104.04473, equation 3).
+#: Megatron-LM of 2021 and Megatron-DeepSpeed add recomputed FLOPs (arXiv 2104.04473, equation 3).
 _COUNTED: Final[Mapping[str, tuple[TflopsDefinition, ...]]] = {
     "torchtitan": (_FULL,),
     "megatron": (_FULL, _CAUSAL, _HARDWARE),
@@ -56,12 +56,13 @@ _WORDS: Final = {
     TflopsDefinition.SIX_N: "as 6 per weight",
     TflopsDefinition.SIX_N_FULL: "as 6 per weight, and the full attention mask",
 }
-#: A printed rate is that of a definition if FLOPs per token differ by no more: padded vocabularies, norms, rounding.
+#: Largest relative difference in FLOPs per token at which a printed rate matches a definition; the difference comes
+#: from padded vocabularies, norms, rounding.
 _CLOSE: Final = 0.04
 
 
 def rate_row(log: Log, step_s: float, e: Estimate | None, model: ModelSpec | None) -> Compared | None:
-    """FLOP/s of one device as the log counts them; the prediction too, where it is known how the log counts.
+    """FLOP/s of one device as the log counts them, with the prediction if the definition of the log is known.
 
     Args:
         log: the log.
@@ -101,18 +102,18 @@ NAME: Final = "FLOP/s per GPU"
 
 
 def _recomputed(e: Estimate) -> str:
-    """Recomputation in the words of a definition of hardware FLOPs."""
+    """Recomputation as a definition of hardware FLOPs names it."""
     words = str(e.plan.get("recompute", "none"))
     return words if words == "full" else "attention" if "attention" in words.split("+") else "none"
 
 
-#: Groups of the estimate that have a row of their own in a trace.
+#: Groups of the estimate with a row of their own in the report of a trace.
 _ROWED: Final = ("compute", "memory_bound", "optimizer", "pp_comm", "bubble")
 #: Name of the row of the largest memory.
 MEMORY: Final = "peak memory"
-#: Timers of a log -> what is predicted of them: phases of the layers, heads of the term tree, and a note.
+#: Timer of a log -> its prediction: phases of the layers, heads of the term tree, and a note.
 _TIMERS: Final[Mapping[str, tuple[Sequence[str], Sequence[str], str]]] = NAMES["timers"]
-#: The same where weights are sharded too, and gathered in both passes.
+#: Timer of a log -> heads of its prediction with sharded weights, which are gathered in both passes.
 _SHARDED: Final[Mapping[str, Sequence[str]]] = NAMES["sharded_timers"]
 
 
@@ -122,7 +123,7 @@ def phases_s(e: Estimate, phases: Collection[str]) -> float:
 
 
 def mfu_at(e: Estimate, step_s: float) -> float:
-    """MFU of the job if its step takes so long."""
+    """MFU of the job at a step time."""
     return e.mfu * e.step_time_s / step_s
 
 
@@ -214,7 +215,7 @@ def trace_rows(t: TraceTimes, e: Estimate | None) -> tuple[Compared, ...]:
 
 
 def verdict_of(e: Estimate | None, step_s: float) -> Verdict:
-    """Where the measured step lies: in the band, in the bracket, or outside of both."""
+    """Verdict on the measured step: in the band, in the bracket, or outside both."""
     measured = format_seconds(step_s)
     if e is None:
         return Verdict(where="no_prediction", text=f"{measured} per step; nothing to compare it with")
@@ -266,16 +267,16 @@ def diagnose_log(
     memory_variants: Sequence[Variant] = (),
     notes: Sequence[str] = (),
 ) -> Diagnosis:
-    """What a log shows, compared with the prediction if there is one.
+    """Diagnosis of a log, compared with the prediction if there is one.
 
     Args:
         log: what :func:`~steptime.doctor.log.read_log` returns.
         settings: ``global_batch``, ``seq`` and ``gpus`` of the job as far as known.
         estimate: the prediction of the same job.
         model: its model; with it printed FLOP/s are compared as the log counts them.
-        contradictions: what the user gives against what the log states.
-        variants: predictions with one choice of the plan changed, held against the step time.
-        memory_variants: predictions with one choice changed, held against the peak memory.
+        contradictions: contradictions between the user's input and the log.
+        variants: predictions with one choice of the plan changed, to compare with the step time.
+        memory_variants: predictions with one choice changed, to compare with the peak memory.
         notes: further remarks for the reader of the report.
 
     Raises:
@@ -326,7 +327,7 @@ def diagnose_trace(
     notes: Sequence[str] = (),
     framework: str = "",
 ) -> Diagnosis:
-    """What a trace shows, compared with the prediction if there is one; arguments as in :func:`diagnose_log`."""
+    """Diagnosis of a trace, compared with the prediction if there is one; arguments as in :func:`diagnose_log`."""
     rows = trace_rows(times, estimate)
     found = trace_findings(times, estimate, rows, framework)
     return Diagnosis(

@@ -1,4 +1,4 @@
-"""Findings of logs, and those that traces share: inputs, memory, drift, timers above the prediction, slow ranks."""
+"""Findings of logs, some of them shared with traces: inputs, memory, drift, slow timers, slow ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from steptime.errors import counted, first_few
 from steptime.estimate.result import Estimate
 from steptime.units import format_bytes, format_seconds
 
-#: Share of the step below which a loss is not worth a line.
+#: Share of the step below which a loss is not reported.
 WORTH: Final = 0.01
-#: A changed plan explains the measured step if it comes so close, and so much closer than the plan as given.
+#: A changed plan explains the measured step if its relative error is below the first number, and below the second
+#: number times the error of the plan as given.
 _VARIANT_CLOSE: Final = 0.04
 _VARIANT_BETTER: Final = 0.5
 #: A full memory makes the allocator free and map again.
 _FULL_RESERVED: Final = 0.95
 _FULL_ALLOCATED: Final = 0.90
-#: Measured over predicted peak between which nothing is said: some five times the spread of measured peaks.
+#: Range of measured over predicted peak without a finding: some five times the spread of measured peaks.
 MEMORY_RATIOS: Final = (0.75, 1.15)
-#: A changed plan explains the memory where it leaves so much of the difference.
+#: A changed plan explains the memory if it leaves at most this share of the difference.
 _EXPLAINS: Final = 0.35
 #: Order of findings that are not in seconds; the others follow, largest first.
 _FIRST: Final = ("inputs",)
@@ -46,7 +47,8 @@ def finding(
 
 
 def possibly(found: Finding) -> Finding:
-    """A finding where the prediction agrees with the run, or is not of it: what rests on it is a possibility."""
+    """A finding marked as a possibility if it rests on the prediction: that agrees with the run, or is not of the
+    run."""
     if not found.relative:
         return found
     return replace(
@@ -55,17 +57,17 @@ def possibly(found: Finding) -> Finding:
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Wrong inputs first, then by seconds lost; what cannot be put in seconds last."""
+    """Findings in order: wrong inputs first, then by seconds lost; findings without seconds last."""
     return tuple(sorted(findings, key=lambda f: (f.code not in _FIRST, f.lost_s is None, -(f.lost_s or 0.0))))
 
 
 def share(part: float, whole: float) -> str:
-    """A part of the step, for evidence."""
+    """A part of the step as text for evidence."""
     return f"{format_seconds(part)}, {part / whole * 100:.1f} % of the step"
 
 
 def input_findings(contradictions: Sequence[str], framework: str) -> list[Finding]:
-    """What the user gives against what the run says."""
+    """Finding of contradictions between the user's input and the run."""
     if not contradictions:
         return []
     title = "what is given contradicts the run"
@@ -73,7 +75,7 @@ def input_findings(contradictions: Sequence[str], framework: str) -> list[Findin
 
 
 def faster_finding(e: Estimate | None, step_s: float, framework: str) -> list[Finding]:
-    """The run is faster than any overlap allows."""
+    """Finding of a run that is faster than full overlap allows."""
     if e is None or step_s >= e.step_time_bracket_s[0]:
         return []
     low = e.step_time_bracket_s[0]
@@ -88,7 +90,7 @@ def faster_finding(e: Estimate | None, step_s: float, framework: str) -> list[Fi
 def memory_findings(
     e: Estimate | None, peak: float | None, capacity: float | None, kind: str, retries: int, framework: str
 ) -> list[Finding]:
-    """Memory close to what there is, allocator retries, and a peak far from the prediction."""
+    """Findings on memory: close to the capacity, allocator retries, a peak far from the prediction."""
     whole = capacity or (None if e is None else e.memory_capacity_bytes)
     full = _FULL_RESERVED if kind == "reserved" else _FULL_ALLOCATED
     out = []
@@ -106,14 +108,14 @@ def memory_findings(
 
 
 def memory_is_off(ratio: float | None) -> bool:
-    """Whether measured over predicted peak memory is beyond what the model errs by."""
+    """True if measured over predicted peak memory is beyond the error of the model."""
     return ratio is not None and not MEMORY_RATIOS[0] <= ratio <= MEMORY_RATIOS[1]
 
 
 def memory_row_findings(
     e: Estimate | None, row: Compared | None, kind: str, variants: Sequence[Variant], framework: str
 ) -> list[Finding]:
-    """The peak is far from the prediction: a choice of the run is other than given, or something else holds memory."""
+    """Finding of a peak far from the prediction: a choice of the run differs, or something else holds memory."""
     if e is None or row is None or row.measured is None or row.predicted is None or not memory_is_off(row.ratio):
         return []
     measured, change = row.measured, row.measured - row.predicted
@@ -133,7 +135,7 @@ def memory_row_findings(
 
 
 def variant_findings(e: Estimate | None, step_s: float, variants: Sequence[Variant], framework: str) -> list[Finding]:
-    """A changed plan whose prediction fits the measured step, where the plan as given does not."""
+    """Finding of a changed plan that predicts the measured step if the given plan does not."""
     if e is None:
         return []
     miss = abs(step_s / e.step_time_s - 1.0)
@@ -151,7 +153,7 @@ def variant_findings(e: Estimate | None, step_s: float, variants: Sequence[Varia
 
 
 def unexplained_finding(e: Estimate | None, step_s: float, found: Sequence[Finding], framework: str) -> list[Finding]:
-    """What is left between the prediction and the measured step once the findings are taken off."""
+    """Finding of the time between prediction and measured step that no other finding explains."""
     if e is None or any(f.code == VARIANT for f in found):
         return []
     explained = sum(f.lost_s or 0.0 for f in found if f.code not in ("spikes", "outside", "skipped"))
@@ -169,7 +171,7 @@ def unexplained_finding(e: Estimate | None, step_s: float, found: Sequence[Findi
 
 
 def excess(row: Compared | None, step_s: float) -> float | None:
-    """Seconds above the prediction, where they are worth a finding: 1 % of the step and a tenth of the prediction."""
+    """Seconds above the prediction; None: not above :data:`WORTH` of the step and a tenth of the prediction."""
     if row is None or row.measured is None or row.predicted is None:
         return None
     lost = row.measured - row.predicted
@@ -177,30 +179,30 @@ def excess(row: Compared | None, step_s: float) -> float | None:
 
 
 def compared_line(row: Compared) -> str:
-    """Measured and predicted in one line of evidence."""
+    """One line of evidence with the measured and the predicted time."""
     predicted = "nothing" if row.predicted is None else format_seconds(row.predicted)
     text = f"{row.name}: measured {format_seconds(row.measured or 0.0)}, predicted {predicted}"
     return text + (f", {format_seconds(row.bracket[1])} if nothing of it were hidden" if row.bracket else "")
 
 
-#: Kinds of events that can be behind a spike, and their titles.
+#: Kinds of events that can cause a spike, and their titles.
 _CAUSES: Final[Mapping[str, str]] = NAMES["causes"]
-#: Printed intervals that a period may equal -> kind of event.
+#: Printed interval that may equal the period of spikes -> kind of event.
 _INTERVALS: Final[Mapping[str, str]] = NAMES["intervals"]
-#: Timers whose excess has its own advice; the order is that of the search.
+#: Timer with its own advice -> code of the finding, in the order of the search.
 _TIMER_CODES: Final[Mapping[str, str]] = NAMES["timer_findings"]
-#: Timers that hold others: their excess is reported only where the inner ones are not logged.
+#: Timer -> timers that it includes: its excess is reported only if the included ones are not logged.
 _HOLDS: Final[Mapping[str, tuple[str, ...]]] = {"forward-backward": ("forward-compute", "backward-compute")}
 _DATA_TIMERS: Final = ("batch-generator", "batch generator", "batch_generator")
-#: A single time between two steps is a halt of the job from so many seconds, where it is this share of all such time.
+#: A single pause between two steps is a halt of the job if it exceeds these seconds and this share of all pauses.
 _HALT_S: Final = 600.0
 _HALT_SHARE: Final = 0.5
-#: Spread of a timer over the ranks that is worth a look.
+#: Relative spread of a timer over the ranks from which it is reported.
 _SPREAD: Final = 0.1
 
 
 def log_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Finding]:
-    """Everything that a log shows by itself or against the prediction."""
+    """All findings of a log, by itself or against the prediction."""
     return [
         *_spike_findings(log, series),
         *_drift_findings(log, series),
@@ -212,7 +214,7 @@ def log_findings(log: Log, series: Series, rows: Sequence[Compared]) -> list[Fin
 
 
 def cause_of(log: Log, numbers: Sequence[int], period: int | None) -> str | None:
-    """The kind of event that most of these steps have, or whose printed interval is their period."""
+    """Kind of event that occurs at most of these steps, or whose printed interval equals their period."""
     if not numbers:
         return None
     before = {number: max((s.number for s in log.steps if s.number < number), default=0) for number in numbers[:200]}
@@ -309,7 +311,7 @@ def _rank_findings(log: Log, series: Series) -> list[Finding]:
 
 
 def slow_rank_findings(log: Log, by_rank: Mapping[int, float]) -> list[Finding]:
-    """Ranks whose own lines say that they are slower than the middle one."""
+    """Finding of ranks whose own lines show slower steps than the median rank's."""
     if len(by_rank) < 2:
         return []
     times = sorted(by_rank.values())

@@ -1,4 +1,4 @@
-"""What the readers of all logs share: numbers, times of day, ranks, common lines, and the record that they fill."""
+"""Shared parts of the log parsers: numbers, times of day, ranks, common lines, and the record that they fill."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from steptime.measure.runs.meaning import modelled_optimizer, optimizer_called
 NAMES: Final[Mapping[str, Any]] = tomllib.loads(
     resources.files("steptime.doctor").joinpath("names.toml").read_text(encoding="utf-8")
 )
-"""What training software calls things, by software or subject: the tables of ``names.toml``."""
+"""Names used by training software, by software or subject: the tables of ``names.toml``."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: torchrun's ``[rank0]:`` and ``[default0]:``, srun's ``0: ``.
 _RANK: Final = re.compile(r"^\s*(?:\[(?:default|rank)(\d{1,7})\]:\s?|(\d{1,7}):\s)")
 _CLOCK: Final = re.compile(r"(\d{4}-\d{2}-\d{2})[ T](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,6}))?")
 NUMBER: Final = r"([-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,9})?|nan|inf|-inf)"
 
-#: What a switch says; anything else says nothing.
+#: Values of a switch; any other value is unknown.
 SAID: Final = ("True", "False")
-#: Longer than any step, and shorter than any: figures beyond are no step times.
+#: Limits of a step time; figures beyond them are no step times.
 LONGEST_STEP_S: Final = 1e6
 SHORTEST_STEP_S: Final = 1e-7
 
 
 def plain(line: str) -> str:
-    """The line without colours."""
+    """The line without ANSI escape codes."""
     return _ANSI.sub("", line) if "\x1b" in line else line
 
 
 def rank_of(line: str) -> tuple[int | None, str]:
-    """The rank in front of a line that a launcher put there, and the rest.
+    """The rank that a launcher put in front of a line, and the rest of the line.
 
     >>> rank_of("[rank3]:step: 1"), rank_of("0: step: 1"), rank_of("12:00 step: 1")
     ((3, 'step: 1'), (0, 'step: 1'), (None, '12:00 step: 1'))
@@ -47,7 +47,7 @@ def rank_of(line: str) -> tuple[int | None, str]:
 
 
 def number(text: str) -> float | None:
-    """A number as logs write it; None where it is none, or not finite.
+    """A number as logs write it; None: no number, or not finite.
 
     >>> number("12,345.6"), number("nan"), number("1e999")
     (12345.6, None, None)
@@ -66,7 +66,7 @@ def count(text: str) -> int | None:
 
 
 def clock_s(line: str) -> float | None:
-    """Seconds since 1970 of the time of day in a line (in whatever zone it was written); None: there is none."""
+    """Seconds since 1970 of the date and time in a line, in the zone of the log; None: there is none."""
     match = _CLOCK.search(line, 0, 200)
     if match is None:
         return None
@@ -79,16 +79,16 @@ def clock_s(line: str) -> float | None:
 
 
 def step_time_s(value: float | None) -> float | None:
-    """A step time, or None where no step can have taken so long or so short."""
+    """A step time, or None if it is out of range."""
     return value if value is not None and SHORTEST_STEP_S <= value <= LONGEST_STEP_S else None
 
 
 def rate(value: float | None) -> float | None:
-    """A throughput, or None where it is not positive and reasonable."""
+    """A throughput, or None if it is out of range."""
     return value if value is not None and 1e-6 <= value <= 1e12 else None
 
 
-#: Lines of one rank that are kept; a longer log keeps its first ones.
+#: Most lines kept of one rank: the first ones of a longer log.
 MAX_STEPS: Final = 2_000_000
 _MAX_EVENTS: Final = 100_000
 _MAX_TIMERS: Final = 200
@@ -99,10 +99,10 @@ _MAX_RANKS: Final = 100_000
 
 @dataclass(slots=True)
 class Gathered:
-    """Facts of one framework, in the order of the log."""
+    """Facts that one framework's parser found, in the order of the log."""
 
     steps: dict[int, list[StepLine]] = field(default_factory=dict)
-    """By rank; -1 where no rank is stated."""
+    """Step lines by rank; -1: the line names no rank."""
     timers: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     events: list[LogEvent] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -110,29 +110,29 @@ class Gathered:
     model: dict[str, int] = field(default_factory=dict)
     model_name: str = ""
     batches: dict[int, int] = field(default_factory=dict)
-    """Global batch -> step lines that state it."""
+    """Global batch -> number of step lines that have it."""
     consumed: tuple[int, int] | None = None
-    """Step and samples of the last line that states how many samples went by."""
+    """Step and consumed samples of the last line that has them."""
     flags: dict[str, str] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     """``allocated`` and ``reserved`` peaks, bytes."""
     capacity_bytes: float | None = None
     skips: list[tuple[int, int]] = field(default_factory=list)
-    """Last step before, optimiser steps skipped since the entry before."""
+    """Last step before the line, and optimiser steps skipped since the previous entry."""
     tflops: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What the reader of the report has to know about these facts."""
+    """Notes on these facts for the report."""
     unusable: int = 0
-    """Step lines whose figures are not numbers, zero, or absurd."""
+    """Number of step lines whose figures are not numbers, zero, or out of range."""
     full: bool = False
 
     @property
     def last_step(self) -> int:
-        """Number of the step that was logged last; 0 before the first."""
+        """Number of the last logged step; 0 before the first."""
         return max((series[-1].number for series in self.steps.values() if series), default=0)
 
     def add_step(self, rank: int | None, line: StepLine) -> None:
-        """Keep a step; what another rank printed of the same step without saying so is dropped."""
+        """Keep a step; a repeated line for the same step, from another rank without a prefix, is dropped."""
         if line.time_s is None and line.samples_per_s is None and line.tokens_per_s_per_gpu is None:
             self.unusable += 1
             return
@@ -156,7 +156,7 @@ class Gathered:
                 samples.append((min(least_s, most_s), max(least_s, most_s)))
 
     def add_tflops(self, text: str) -> None:
-        """Keep a printed rate of work of one device (TFLOP/s), if it is one."""
+        """Keep a printed FLOP rate of one device (TFLOP/s), if it is valid."""
         if value := rate(number(text)):
             self.tflops.append(value)
 
@@ -170,12 +170,12 @@ class Gathered:
             self.events[self.events.index(same, max(len(self.events) - 4, 0))] = event
 
     def add_flag(self, name: str, value: str) -> None:
-        """Keep what was printed of a setting."""
+        """Keep the printed value of a setting."""
         if len(self.flags) < _MAX_FLAGS:
             self.flags[name] = value[:300]
 
     def read_counts(self, names: Mapping[str, tuple[str, str]]) -> None:
-        """Keep the whole numbers among the flags; zero, and what is none, is left out.
+        """Keep the whole numbers among the flags, without zeros.
 
         Args:
             names: flag -> ``settings``, ``plan`` or ``model``, and the field there.
@@ -186,7 +186,7 @@ class Gathered:
                 tables[table][name] = value
 
     def set_optimizer(self, text: str) -> None:
-        """Keep the optimiser, and say so where another stands for it."""
+        """Keep the optimiser, with a note if another one is predicted in its place."""
         if not text or text == "None":
             return
         name = text.lower()
@@ -201,7 +201,7 @@ class Gathered:
             self.batches[size] = self.batches.get(size, 0) + 1
 
     def add_consumed(self, step: int, samples: int) -> None:
-        """The batch from the samples between two lines."""
+        """Keep the batch that follows from the samples between two lines."""
         if self.consumed is not None and step > self.consumed[0]:
             each, rest = divmod(samples - self.consumed[1], step - self.consumed[0])
             if rest == 0:
@@ -209,7 +209,7 @@ class Gathered:
         self.consumed = step, samples
 
     def settle_batch(self) -> None:
-        """The batch of most step lines is that of the job."""
+        """Take the batch of most step lines as the job's."""
         if not self.batches:
             return
         usual = max(self.batches, key=lambda size: (self.batches[size], size))
@@ -225,13 +225,13 @@ class Gathered:
 
 
 class Parser(Protocol):
-    """Reads the lines of one framework."""
+    """Parser of the lines of one framework."""
 
     name: str
     gathered: Gathered
 
     def feed(self, rank: int | None, line: str) -> None:
-        """Take one line; those of other programs are ignored."""
+        """Take one line; lines of other programs are ignored."""
 
     def finish(self) -> None:
-        """Derive the stated job once all lines are read."""
+        """Derive the declared job once all lines are read."""

@@ -1,4 +1,4 @@
-"""Reads a training log: its framework, steps, timers, memory, device and job."""
+"""Reader of training logs: framework, steps, timers, memory, device and job."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from steptime.hardware.records import Device
 from steptime.measure.runs.canonical import catalogue_device, device_name
 from steptime.units import format_bytes
 
-#: Framework of a log -> fitted framework, where nothing says that it is older.
+#: Framework of a log -> fitted framework, unless arguments show an older release.
 _FITTED: Final[Mapping[str, str]] = gather.NAMES["fitted"]
 #: Arguments of Megatron-LM of 2020 and 2021, before it recomputed selectively.
 _OF_2021: Final = ("checkpoint_activations", "activations_checkpoint_method")
-#: Argument that only releases before Megatron Core print, and those by which later ones ask for the old model code.
+#: Argument that only releases before Megatron Core print, and arguments of later ones that select the old model code.
 _BEFORE_CORE: Final = "DDP_impl"
 _LEGACY: Final[Mapping[str, str]] = {"use_legacy_models": "True", "use_mcore_models": "False"}
 
 
 def fitted_framework(framework: str, flags: Mapping[str, str]) -> str:
-    """Fitted framework to predict with; empty where none belongs to the software.
+    """Fitted framework to predict with; empty: there is none for the software.
 
     Args:
-        framework: as of :class:`~steptime.doctor.records.Log`.
-        flags: what the log prints, under the framework's own names; they tell old releases of Megatron-LM.
+        framework: framework of a :class:`~steptime.doctor.records.Log`.
+        flags: printed flags, under the framework's own names; they identify old releases of Megatron-LM.
 
     >>> fitted_framework("nemo", {}), fitted_framework("megatron", {"use_legacy_models": "True"})
     ('megatron-core', 'megatron')
@@ -51,7 +51,7 @@ def fitted_framework(framework: str, flags: Mapping[str, str]) -> str:
 
 
 def written_by(parser: str, flags: Mapping[str, str], *, deepspeed: bool) -> str:
-    """The framework of a log: Megatron-LM under DeepSpeed's engine is one of its own.
+    """The framework of a log; Megatron-LM under DeepSpeed's engine counts as ``megatron-deepspeed``.
 
     Args:
         parser: name of the parser that found the steps.
@@ -62,7 +62,7 @@ def written_by(parser: str, flags: Mapping[str, str], *, deepspeed: bool) -> str
     return "megatron-deepspeed" if parser == "megatron" and under else parser
 
 
-#: Places at which programs name a device: torchtitan, Lightning, ``nvidia-smi -L``, its table, properties as PyTorch
+#: Patterns of lines that name a device: torchtitan, Lightning, ``nvidia-smi -L``, its table, properties as PyTorch
 #: prints them, XLA, TensorFlow, and keys of configurations.
 _NAMED: Final = (
     re.compile(r"\b(?:CUDA|HIP|XPU|GPU) capacity: (.{3,80}?) with [\d.]+\s?GiB"),
@@ -75,27 +75,27 @@ _NAMED: Final = (
     re.compile(r"\b(?:gpu|device|accelerator)[ _](?:name|type|model)[\"']?\s*[:=]\s*[\"']?([^\"',;|]{3,80})", re.I),
 )
 _WORDS: Final = ("apacity", "CUDA device", "GPU", "gpu", "|", "Properties", "StreamExec", "pci bus", "evice", "celer")
-#: Where the memory of the whole device is printed: torchtitan, the table of nvidia-smi, PyTorch.
+#: Patterns of the memory of the whole device: torchtitan, the table of nvidia-smi, PyTorch.
 _MEMORY: Final = (
     (re.compile(r"\w+ capacity: .{0,120}? with " + gather.NUMBER + r"\s?GiB memory"), 2.0**30),
     (re.compile(r"\d{1,7}MiB\s*/\s*(\d{3,7})MiB"), 2.0**20),
     (re.compile(r"DeviceProperties\(.{0,200}?total_memory=(\d{3,7})MB"), 2.0**20),
     (re.compile(r"total capacity of " + gather.NUMBER + r" GiB"), 2.0**30),
 )
-#: Memory of a run's device over that of the prediction's, between which they may be one: drivers keep some.
+#: Range of printed over predicted device memory in which the devices may be the same: drivers keep some.
 _MEMORY_RATIOS: Final = (0.88, 1.04)
-#: Peaks of matrix units that differ by less are those of one design.
+#: Largest relative difference of matrix peaks between devices of one design.
 _ALIKE: Final = 0.1
-#: Memory in use beyond that of the device by so much is no rounding.
+#: Memory in use over the device's memory, beyond which the difference is no rounding.
 _BEYOND: Final = 1.02
 
 
 class Devices:
-    """Gathers what a log says of its devices."""
+    """Parser of the device named in a log."""
 
     def __init__(self) -> None:
         self.name = ""
-        """As printed; empty: not named, or by a name that the catalogue does not know."""
+        """Name as printed; empty: not named, or unknown to the catalogue."""
         self.memory_bytes: float | None = None
 
     def feed(self, line: str) -> None:
@@ -113,12 +113,12 @@ class Devices:
 def device_contradictions(
     predicted: Device, cluster: str, name: str, capacity_bytes: float | None, peak_bytes: float | None
 ) -> tuple[str, ...]:
-    """What speaks against the run having had the device of the prediction.
+    """Contradictions between the run's device and the device of the prediction.
 
     Args:
         predicted: the device of the cluster.
-        cluster: what the user calls the cluster.
-        name: device as the run prints it; empty: it does not.
+        cluster: the user's name of the cluster.
+        name: device as the run prints it; empty: not printed.
         capacity_bytes: its memory as the run prints it.
         peak_bytes: memory that the run had in use.
     """
@@ -136,7 +136,7 @@ def device_contradictions(
 
 
 def _another(predicted: Device, name: str) -> str | None:
-    """Device of the catalogue that a name means, where it is another than that of the prediction."""
+    """Name of the catalogue's device for a printed name; None: unknown, or it may be the device of the prediction."""
     found = device_name(name) if name else None
     if found is None or found.name is None or found.name in (predicted.name, predicted.like):
         return None
@@ -146,7 +146,7 @@ def _another(predicted: Device, name: str) -> str | None:
 
 
 def _of_catalogue(device: Device) -> bool:
-    """Whether a device is one of the catalogue, and not a user's own."""
+    """True if a device is in the catalogue, and not a user's own."""
     try:
         return catalogue_device(device.name) == device
     except UserError:
@@ -154,7 +154,7 @@ def _of_catalogue(device: Device) -> bool:
 
 
 def _alike(one: Device, other: Device) -> bool:
-    """Whether two devices differ in nothing that a name without its variant tells: peak and memory."""
+    """True if two devices agree in memory and peak, so that a name without a variant may mean either."""
     pairs = [(one.memory_bytes, other.memory_bytes)]
     pairs += [
         (one.matrix_flops_per_s[dtype], other.matrix_flops_per_s[dtype])
@@ -164,15 +164,15 @@ def _alike(one: Device, other: Device) -> bool:
     return all(abs(a / b - 1.0) <= _ALIKE for a, b in pairs)
 
 
-#: Overflows below this step are a dynamic loss scale that looks for its level.
+#: Overflows before this step belong to the start of dynamic loss scaling.
 _SETTLING_STEPS: Final = 100
-#: Events that count even where the parser that knows them saw no steps to put them between.
+#: Events that count even if the parser that found them saw no steps.
 _ANYWHERE: Final = ("allocator_retry", "out_of_memory", "garbage_collection")
 _BROKEN: Final = "\ufffd"
 
 
 def read_log(path: str) -> Log:
-    """The log of that path.
+    """Read the log at a path.
 
     Raises:
         InputFileError: it cannot be read, or has no line with the time of a step.
@@ -198,7 +198,7 @@ def read_log(path: str) -> Log:
 
 
 def _weight(parser: Parser) -> tuple[bool, int]:
-    """Most step lines win; a progress bar counts only where nothing else does."""
+    """Sort key of parsers: most step lines win; a progress bar counts only if no other parser has any."""
     lines = max(map(len, parser.gathered.steps.values()), default=0)
     return lines > 0 and not isinstance(parser, Trainer), lines
 
@@ -255,13 +255,13 @@ def _log(path: str, parser: str, g: Gathered, others: Sequence[Gathered], device
 
 
 def _tokens_per_gpu(steps: Sequence[StepLine]) -> float | None:
-    """Tokens of a device and step: time by rate, where the lines have both."""
+    """Tokens per device and step: time x rate, if the lines have both."""
     both = [step.time_s * step.tokens_per_s_per_gpu for step in steps if step.time_s and step.tokens_per_s_per_gpu]
     return median(both) if both else None
 
 
 def _middle(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Medians of the smallest and the largest, the first reading left out."""
+    """Medians of the smallest and of the largest times, without the first reading."""
     used = samples[1:] or samples
     return median(low for low, _ in used), median(high for _, high in used)
 

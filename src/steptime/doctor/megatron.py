@@ -1,4 +1,4 @@
-"""Lines of Megatron-LM and of NeMo: arguments, iterations, timers over the ranks, memory."""
+"""Parsers of Megatron-LM and NeMo: arguments, iterations, timers over the ranks, memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ELAPSED: Final = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(ms|s)\
 _BATCH: Final = re.compile(r"global batch size\s*[:=]\s*(\d{1,9})\b", re.I)
 _SAMPLES: Final = re.compile(r"consumed samples:\s*(\d{1,15})\b")
 _TOKENS: Final = re.compile(r"consumed tokens:\s*(\d{1,18})\b")
-#: Of Megatron Bridge, on a line of its own.
+#: FLOP rate of Megatron Bridge, on a line of its own.
 _UTILIZATION: Final = re.compile(gather.NUMBER + r"\s*MODEL_TFLOP/s/GPU")
 #: ``time (ms) | forward-compute: 92.25 | ...`` of releases before 2023.
 _OLD_TIMER: Final = re.compile(r"\|\s*([a-z][a-z-]{1,63}): " + gather.NUMBER)
@@ -38,9 +38,9 @@ _IN_LINE: Final = re.compile(
 )
 _PER_JOB: Final = ("save-checkpoint", "evaluate", "setup", "interval-time", "load-checkpoint")
 
-#: Argument -> (table, field) of what is a plain whole number.
+#: Argument that is a plain whole number -> (table, field).
 _WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["megatron"]["counts"]
-#: Share of the optimiser on the host from which all of it is taken to be there.
+#: Share of the optimiser on the host from which all of it is predicted there.
 HALF: Final = 0.5
 #: ``--data-parallel-sharding-strategy`` -> ZeRO stage.
 _FSDP: Final[Mapping[str, int]] = gather.NAMES["megatron"]["sharding"]
@@ -57,7 +57,7 @@ _OLD_NAMES: Final = frozenset(
 
 
 class Megatron:
-    """Megatron-LM, Megatron-DeepSpeed and what is built on them."""
+    """Parser of Megatron-LM, Megatron-DeepSpeed and software built on them."""
 
     name = "megatron"
 
@@ -112,13 +112,13 @@ class Megatron:
             self._old_timers(line)
 
     def _old_timers(self, line: str) -> None:
-        """Timers of one rank on one line; those of DeepSpeed's engine have other names."""
+        """Read the timers of one rank on one line; timers of DeepSpeed's engine have other names."""
         for name, text in _OLD_TIMER.findall(line[line.index("time (ms) |") :]):
             if name in _OLD_NAMES:
                 self._timer_line(name, text, text)
 
     def _batch(self, line: str, step: int) -> None:
-        """Batch and sequence of one iteration line; the batch may still grow."""
+        """Read batch and sequence from one iteration line; the batch may still grow."""
         samples, tokens = _SAMPLES.search(line), _TOKENS.search(line)
         if match := _BATCH.search(line):
             self.gathered.add_batch(int(match[1]))
@@ -138,7 +138,7 @@ class Megatron:
             self.gathered.add_memory(kind, None if value is None else value * 2**20)
 
     def _timer_lines(self, line: str) -> bool:
-        """Whether the line belongs to the table of timers; it ends with the first that does not."""
+        """Read a line of the table of timers; False: the line is none, and the table ends."""
         if match := _MIN_MAX.match(line):
             self._timer_line(match[1], match[2], match[3])
         elif match := _RANK_TIME.match(line):
@@ -157,7 +157,7 @@ class Megatron:
         return True
 
     def _close_timer(self) -> None:
-        """The table of one timer over all ranks is complete."""
+        """Keep the timer whose table over all ranks is complete."""
         if self._timer and self._of_ranks:
             self._timer_line(self._timer, str(min(self._of_ranks)), str(max(self._of_ranks)))
         self._timer, self._of_ranks = "", []
@@ -187,7 +187,7 @@ class Megatron:
 
 
 def _experts(g: Gathered) -> None:
-    """Dimensions of the experts; without any, their number is 0. Megatron-DeepSpeed prints it as a list."""
+    """Set the dimensions of the experts; no experts: 0. Megatron-DeepSpeed prints the number as a list."""
     if "num_experts" not in g.flags:
         return
     experts = gather.count(g.flags["num_experts"].strip("[]")) or 0
@@ -226,7 +226,7 @@ def _choices(g: Gathered) -> None:
 
 
 def _graphs(flags: Mapping[str, str]) -> str:
-    """What is one graph: the whole step, or parts of a layer (``cuda_graph_modules``, ``cuda_graph_scope`` before)."""
+    """Scope of CUDA graphs: the step, or parts of a layer (``cuda_graph_modules``, formerly ``cuda_graph_scope``)."""
     how = flags.get("cuda_graph_impl", "none")
     scope = f"{flags.get('cuda_graph_modules', '')} {flags.get('cuda_graph_scope', '')}"
     if how == "full_iteration" or (how == "local" and "full_iteration" in scope):
@@ -235,7 +235,7 @@ def _graphs(flags: Mapping[str, str]) -> str:
 
 
 def _dispatcher(flags: Mapping[str, str]) -> str | None:
-    """What sends tokens to their experts: the back end of the flexible dispatcher, by default DeepEP, or its kind."""
+    """Dispatcher of tokens to experts: the back end of the flexible dispatcher (default DeepEP), or its type."""
     kind = flags.get("moe_token_dispatcher_type", "")
     if kind == "flex":
         return choice_called("dispatcher", flags.get("moe_flex_dispatcher_backend", "")) or "deepep"
@@ -243,7 +243,7 @@ def _dispatcher(flags: Mapping[str, str]) -> str | None:
 
 
 def _sharding(g: Gathered) -> None:
-    """What data-parallel ranks share out: DeepSpeed's stage, the strategy of FSDP, or the distributed optimiser."""
+    """Set the ZeRO stage from DeepSpeed's stage, the strategy of FSDP, or the distributed optimiser."""
     flags = g.flags
     if flags.get("use_distributed_optimizer") in gather.SAID:
         g.plan["zero"] = int(flags["use_distributed_optimizer"] == "True")
@@ -264,7 +264,7 @@ def _sharding(g: Gathered) -> None:
 
 
 def _offload(g: Gathered) -> None:
-    """The optimiser on the host; of a part of it the prediction is that of none or all, whichever is nearer."""
+    """Set the offload of the optimiser; a part of it on the host counts as none or all, whichever is nearer."""
     share = (
         gather.number(g.flags.get("optimizer_offload_fraction", "")) if "optimizer_offload_fraction" in g.flags else 1.0
     )
@@ -281,7 +281,7 @@ def _offload(g: Gathered) -> None:
 
 
 def _dtype(flags: Mapping[str, str]) -> str | None:
-    """Recipe of the printed formats; None: nothing is printed of them."""
+    """Recipe of the printed formats; None: none is printed."""
     for narrow in ("fp4", "fp8"):
         formats = [
             flags.get(name, "None") for name in (narrow, f"{narrow}_format", f"{narrow}_e4m3", f"{narrow}_hybrid")
@@ -293,13 +293,13 @@ def _dtype(flags: Mapping[str, str]) -> str | None:
 
 
 def _optimizer(flags: Mapping[str, str]) -> str:
-    """The optimiser; its gradient descent has momentum unless that is 0."""
+    """The optimiser; ``sgd`` has momentum unless the printed momentum is 0."""
     momentum = gather.number(flags.get("sgd_momentum", "0.9"))
     return "momentum" if flags.get("optimizer") == "sgd" and momentum else flags.get("optimizer", "")
 
 
 def _attention(flags: Mapping[str, str]) -> str | None:
-    """Whether attention is fused: by its backend, a flag for flash attention, or the layers of Transformer Engine."""
+    """Fused or unfused attention, from its backend, the flash-attention flag, or Transformer Engine's layers."""
     backend = flags.get("attention_backend", "").lower().rpartition(".")[2]
     if backend in ("flash", "fused"):
         return "fused"
@@ -312,7 +312,7 @@ def _attention(flags: Mapping[str, str]) -> str | None:
 
 
 def _savings(g: Gathered) -> None:
-    """What is recomputed; the older names of the flags are those of 2021 and 2022."""
+    """Set the recomputation; older names of the flags are from 2021 and 2022."""
     flags = g.flags
     granularity, method = flags.get("recompute_granularity"), flags.get("activations_checkpoint_method", "None")
     if granularity == "full" or flags.get("checkpoint_activations") == "True" or method in ("uniform", "block"):
@@ -328,7 +328,7 @@ def _savings(g: Gathered) -> None:
 
 
 def _selective(g: Gathered) -> None:
-    """Modules that are recomputed: the core of attention where none are printed."""
+    """Set the recomputed modules: the core of attention if none are printed."""
     modules = re.findall(r"\w+", g.flags.get("recompute_modules", ""))
     modules = ["core_attn"] if modules in ([], ["None"]) else modules
     known = {name: MODULES[name] for name in modules if name in MODULES}
@@ -351,7 +351,7 @@ _NEMO_CHECKPOINT: Final = re.compile(
 
 
 class NeMo:
-    """NeMo 1 and 2 on Megatron Core."""
+    """Parser of NeMo 1 and 2 on Megatron Core."""
 
     name = "nemo"
 
@@ -384,5 +384,5 @@ class NeMo:
             g.add_tflops(match[1])
 
     def finish(self) -> None:
-        """The batch of most lines is that of the job."""
+        """Take the batch of most lines as the job's."""
         self.gathered.settle_batch()

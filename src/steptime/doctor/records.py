@@ -1,4 +1,4 @@
-"""What a log or a trace of a run says, statistics of its steps, and what is concluded (SI units)."""
+"""Records of a log or a trace, statistics of its steps, and the diagnosis (SI units)."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from numpy.typing import NDArray
 from steptime.errors import InputFileError
 
 PADDED_VOCAB: Final = "padded_vocab"
-"""Field of a stated model: a vocabulary with its padding, which tells models of equal dimensions apart."""
+"""Field of a declared model: the padded vocabulary, which distinguishes models of equal dimensions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """One line of a log that says how fast a step, or the mean of a few, was."""
+    """One line of a log with the speed of a step, or the mean of a few."""
 
     number: int
     time_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     at_s: float | None = None
-    """When the line was written, seconds since some start; None: not stated."""
+    """Time of the line, seconds since some start; None: not printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """Something that a log reports between its steps."""
+    """Event that a log reports between its steps."""
 
     kind: str
     """``checkpoint``, ``evaluation``, ``garbage_collection``, ``allocator_retry`` or ``out_of_memory``."""
     after_step: int
-    """The last step that was logged before it."""
+    """The last step logged before the event."""
     time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What the log itself says about its job, under steptime's names."""
+    """Job as the log declares it, under steptime's names."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """``gpus``, ``global_batch``, ``seq``, ``dtype``, ``optimizer``."""
@@ -52,13 +52,13 @@ class Stated:
     """Fields of a model: ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn_hidden``, ``vocab``; ``experts`` (0:
     none), ``experts_per_token``, ``expert_ffn_hidden``."""
     model_name: str = ""
-    """What the log calls its model: ``llama3 8B``."""
+    """Name of the model in the log: ``llama3 8B``."""
     framework: str = ""
-    """Fitted framework to predict with unless the user names one; empty: not to be told."""
+    """Fitted framework to predict with unless the user names one; empty: unknown."""
     tokens_per_gpu: float | None = None
-    """Tokens of a step on one device; None: not stated."""
+    """Tokens of a step on one device; None: unknown."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Whatever else was printed, under the framework's own names."""
+    """Other printed settings, under the framework's own names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +80,27 @@ class Log:
     memory_kind: str = ""
     """``allocated`` or ``reserved``."""
     device: str = ""
-    """Accelerator as the log names it; empty: it does not, or by a name that the catalogue does not know."""
+    """Accelerator as the log names it; empty: not named, or unknown to the catalogue."""
     capacity_bytes: float | None = None
     """Memory of the device."""
     skipped_steps: int = 0
-    """Optimiser steps skipped after an overflow, the first ones of a dynamic loss scale apart."""
+    """Optimiser steps skipped after an overflow, without those at the start of dynamic loss scaling."""
     restarts: int = 0
     tflops_per_gpu: float | None = None
-    """Median of what the log itself calls TFLOP/s per GPU, in units of 1e12 FLOP/s."""
+    """Median of the TFLOP/s per GPU that the log prints, in units of 1e12 FLOP/s."""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spikes:
-    """Steps that stick out of a series."""
+    """Outliers among the steps of a series."""
 
     numbers: tuple[int, ...]
     lost_s: float
-    """Their excess over the median, spread over all steps."""
+    """Excess of the spikes over the median, spread over all steps (s per step)."""
     median_excess_s: float
     period: int | None
-    """Steps from one to the next, where that is regular."""
+    """Steps from one spike to the next; None: irregular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,29 +108,29 @@ class Outside:
     """Wall-clock time between the steps."""
 
     mean_s: float
-    """Per step."""
+    """Mean per step."""
     longest_s: float
-    """The longest single one."""
+    """Longest single pause."""
     longest_before: int
-    """Step before which it was."""
+    """Step after the longest pause."""
     rest_s: float
-    """Per step, without the longest."""
+    """Mean per step, without the longest pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Statistics of the step times of a run, its warm-up left out."""
+    """Statistics of the step times of a run, without its warm-up."""
 
     lines: int
     steps: int
-    """Steps behind those lines."""
+    """Number of steps that the lines cover."""
     warmup_lines: int
     median_s: float
     p5_s: float
     p95_s: float
     mean_s: float
     drift: float
-    """Change from the first to the last step, as a fraction of the median; 0 where it is no more than noise."""
+    """Change from the first to the last step, as a fraction of the median; 0 if it is within noise."""
     spikes: Spikes
     outside: Outside | None = None
     """Wall-clock time that no step accounts for; None: the log has no usable times of day."""
@@ -169,7 +169,7 @@ class Traffic:
     exposed_s: float
     """Not covered by any other kernel."""
     waiting_s: float
-    """Time beyond the shortest call of the same collective and size: waiting for other ranks, or shared links."""
+    """Time above the shortest call of the same collective and size: waits for other ranks, or shared links."""
     collectives: Mapping[str, float]
     """Busy seconds by kind of collective."""
 
@@ -187,11 +187,11 @@ class LongGap:
     """Kernel that runs next."""
     between_steps: bool
     position: float | None = None
-    """Where it begins, as a share of the step; None: between the steps, or at many places."""
+    """Start of the pause as a share of the step; None: between the steps, or at many places."""
     host: str = ""
-    """What the host did for most of it; empty: nothing that the trace shows."""
+    """Event of the host during most of the pause; empty: the trace shows none."""
     waits_for_host: bool | None = None
-    """Whether the next kernel had not been launched for most of it; None: no launches in the trace."""
+    """True if the next kernel was not yet launched during most of the pause; None: no launches in the trace."""
 
     @property
     def lost_s(self) -> float:
@@ -205,11 +205,11 @@ class LongGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceTimes:
-    """Where the time of the traced steps went; ``groups``, exposed traffic and idle time add up to ``step_s``."""
+    """Times of the traced steps; ``groups``, exposed traffic and idle time add up to ``step_s``."""
 
     path: str
     step_s: float
-    """Mean over the steps that were used."""
+    """Mean over the used steps."""
     step_times_s: tuple[float, ...]
     steps_found: int
     groups: Mapping[str, float]
@@ -265,18 +265,18 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that costs time, with what shows it and what to try."""
+    """One cause of lost time, with evidence and advice."""
 
     code: str
     title: str
     lost_s: float | None
-    """Seconds per step; None: not to be put in seconds."""
+    """Seconds per step; None: cannot be given in seconds."""
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
     relative: bool = False
-    """Whether it rests on the prediction, not on what was measured alone."""
+    """True if the finding rests on the prediction too, not on measurements alone."""
     possible: bool = False
-    """It rests on a prediction that errs by as much as it explains, or is of another job: a possibility, no loss."""
+    """True: a possibility, no loss, since the prediction errs by as much as it explains or is of another job."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -303,7 +303,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Where the measured step lies."""
+    """Position of the measured step relative to the prediction."""
 
     where: str
     """``inside_band``, ``inside_bracket``, ``slower``, ``faster`` or ``no_prediction``."""
@@ -312,10 +312,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What ``steptime doctor`` reports."""
+    """Report of ``steptime doctor``."""
 
     source: Mapping[str, Any]
-    """path, kind, framework and size of what was read."""
+    """Path, kind, framework and size of the file."""
     measured: Mapping[str, Any]
     predicted: Mapping[str, Any] | None
     rows: tuple[Compared, ...]
@@ -324,7 +324,7 @@ class Diagnosis:
     warnings: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the version is added by whoever prints it."""
+        """Plain data, without the schema version, which the caller adds."""
         return {
             "source": dict(self.source),
             "measured": dict(self.measured),
@@ -338,19 +338,19 @@ class Diagnosis:
 
 Floats = NDArray[np.float64]
 
-#: A leading step belongs to the warm-up while it takes this much more than the median of the second half.
+#: A leading step belongs to the warm-up if it exceeds this multiple of the median of the second half.
 WARMUP_EXCESS: Final = 1.2
-#: A step is a spike if it sticks out by this share of the median, and by this many standard deviations of the rest.
+#: A step is a spike if it exceeds the median by this share of it, and by this many standard deviations.
 SPIKE_SHARE: Final = 0.1
 SPIKE_DEVIATIONS: Final = 6.0
-#: Drift that is reported: share of the median, and standard errors.
+#: Least drift that is reported: share of the median, and standard errors.
 DRIFT_SHARE: Final = 0.03
 DRIFT_ERRORS: Final = 4.0
 #: Median absolute deviation -> standard deviation of a normal distribution.
 _MAD: Final = 1.4826
-#: Points that a slope is computed from; more are thinned evenly.
+#: Most points for a slope; more are thinned evenly.
 _SLOPE_POINTS: Final = 400
-#: Shortest log (s) whose times of day say something about the time between steps.
+#: Shortest log (s) whose times of day are used for the time between steps.
 _SHORTEST_WALL_S: Final = 20.0
 
 
@@ -400,7 +400,7 @@ CLOCK: Final = "from times of day"
 
 
 def times_of(steps: Sequence[StepLine], settings: Mapping[str, Any]) -> tuple[Floats, str]:
-    """Time of each step, and where it comes from; empty if it cannot be known."""
+    """Time of each step, and its source; empty if it is unknown."""
     batch, seq, gpus = (settings.get(name) for name in ("global_batch", "seq", "gpus"))
     if all(step.time_s for step in steps):
         return np.array([step.time_s for step in steps], dtype=float), "stated"
@@ -413,7 +413,7 @@ def times_of(steps: Sequence[StepLine], settings: Mapping[str, Any]) -> tuple[Fl
 
 
 def _from_clock(steps: Sequence[StepLine]) -> Floats:
-    """Times between the lines; the first line, before which nothing is known, takes that of the second."""
+    """Times between the lines; the first line takes the time of the second."""
     stamps = [step.at_s for step in steps if step.at_s is not None]
     if len(stamps) != len(steps) or len(steps) < 3 or stamps[-1] <= stamps[0]:
         return np.zeros(0)
@@ -422,7 +422,7 @@ def _from_clock(steps: Sequence[StepLine]) -> Floats:
 
 
 def _covers(steps: Sequence[StepLine]) -> Floats:
-    """How many steps each line stands for: those since the line before, the usual number where it starts anew."""
+    """Number of steps that each line covers: steps since the previous line; the usual number after a restart."""
     gaps = np.diff(np.array([step.number for step in steps], dtype=float))
     usual = float(np.median(gaps[gaps > 0])) if bool(np.any(gaps > 0)) else 1.0
     first = min(max(float(steps[0].number), 1.0), usual)
@@ -430,7 +430,7 @@ def _covers(steps: Sequence[StepLine]) -> Floats:
 
 
 def _warmup(times: Floats) -> int:
-    """Lines to leave out at the start: the first, and those after it that are clearly slower than the second half."""
+    """Number of warm-up lines: the first line, and the lines after it that are slower than the second half."""
     if len(times) < 4:
         return 0
     level = float(np.median(times[len(times) // 2 :]))
@@ -476,7 +476,7 @@ def _spikes(times: Floats, covers: Floats, numbers: Sequence[int]) -> Spikes:
 
 
 def _period(numbers: Sequence[int], grain: float) -> int | None:
-    """Steps between spikes where at least three in four gaps are whole multiples of the usual one."""
+    """Steps between spikes, if at least three in four gaps are whole multiples of the median gap."""
     gaps = np.diff(np.array(numbers, dtype=float))
     gaps = gaps[gaps > 0]
     if len(gaps) < 2:
@@ -510,7 +510,7 @@ def _outside(steps: Sequence[StepLine], times: Floats, covers: Floats) -> Outsid
 
 
 def rank_spread(log: Log, settings: Mapping[str, Any]) -> dict[int, float]:
-    """Median step time by rank, where several ranks wrote."""
+    """Median step time by rank, if several ranks wrote lines."""
     out = {}
     for rank, steps in log.rank_steps.items():
         times, _ = times_of(steps, settings)

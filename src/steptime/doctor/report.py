@@ -1,4 +1,4 @@
-"""The report of ``steptime doctor``: verdict, measured and predicted figures, findings, what was assumed."""
+"""Report of ``steptime doctor``: verdict, measured and predicted figures, findings, assumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a log or a trace, plain or gzip, and says which of the two it is."""
+"""Opening of a log or a trace, plain or gzip, and detection of its kind."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import IO, Final
 from steptime.errors import InputFileError
 from steptime.store.files import BROKEN, SPECIAL, unreadable
 
-#: Longest line of a log that is looked at; a longer one is cut (progress bars, dumped tensors).
+#: Longest line of a log; a longer one is cut (progress bars, dumped tensors).
 MAX_LINE: Final = 20_000
-#: Characters in which a trace must show itself.
+#: Bytes at the start of a file that decide its kind.
 _HEAD_BYTES: Final = 4096
-#: Characters that are read at a time.
+#: Characters read at a time.
 CHUNK: Final = 2**20
 _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
@@ -73,16 +73,16 @@ HINT: Final = (
 
 
 class Text:
-    """Text of a compressed or plain file; what came before a cut is not lost."""
+    """Text of a compressed or plain file, up to the point where the file is cut off."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self.cut: str | None = None
-        """Why the file ended before its end."""
+        """Reason why the file ended early."""
 
     def read(self, wanted: int) -> str:
-        """At least so many characters, unless the file ends."""
+        """At least ``wanted`` characters, unless the file ends."""
         parts: list[str] = []
         have = 0
         while have < wanted and self.cut is None:
@@ -99,12 +99,12 @@ class Text:
 
 
 class Lines:
-    """Lines of a log; what a progress bar overwrote counts as lines, and overlong ones are cut."""
+    """Lines of a log; overwritten states of a progress bar are lines too, and overlong lines are cut."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.cut: str | None = None
-        """Why the file ended before its end, once all lines are read."""
+        """Reason why the file ended early, set once all lines are read."""
 
     def __iter__(self) -> Iterator[str]:
         with open_bytes(self.path) as file:

@@ -1,4 +1,4 @@
-"""The job of a run: what the user gives, filled up with what the log states; contradictions are named."""
+"""Job of a run: the user's input completed by the log's declarations, with contradictions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from steptime.plan.framework_file import framework_called, framework_names, habi
 from steptime.plan.recompute import spelled_out
 from steptime.plan.space import MESH_COLUMNS
 
-#: Recipe that is given and that of the run, where one is a vaguer word for the other.
+#: Pairs of given recipe and recipe of the run that may be the same.
 _MAY_BE: Final = (
     *(("fp8", recipe) for recipe in ("fp8-te", "fp8-tensorwise", "fp8-blockwise", "mxfp8")),
     ("mxfp8", "fp8-te"),
     ("fp8-tensorwise", "fp8-te"),
     ("fp8-blockwise", "fp8-te"),
 )
-#: Entry of a plan -> those that it says more about.
+#: Entry of a plan -> entries that it qualifies.
 _QUALIFIES: Final[Mapping[str, tuple[str, ...]]] = {"recompute_every": ("recompute",), "shard": (*MESH_COLUMNS, "zero")}
-#: Dimensions of a log that are those of the experts.
+#: Dimensions of experts in a log.
 _OF_EXPERTS: Final = ("experts_per_token", "expert_ffn_hidden")
-#: Logs round times and rates: a batch this close to a whole number is one.
+#: Relative tolerance of a batch to a whole number: logs round times and rates.
 _WHOLE: Final = 1e-3
 PADDING: Final = 0.1
-"""Share of a padded vocabulary that may be padding where it tells models of equal dimensions apart; a choice."""
+"""Largest share of padding in a padded vocabulary that distinguishes models of equal dimensions; our choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +42,24 @@ class StatedJob:
     settings: Mapping[str, Any]
     plan: Mapping[str, Any]
     filled: tuple[str, ...]
-    """What came from the log, as ``tp 2``."""
+    """Entries taken from the log, as ``tp 2``."""
     contradictions: tuple[str, ...]
     framework: str = ""
-    """Fitted framework that the run itself names, and that is used; empty: the user's, or none."""
+    """Fitted framework named by the run and used for the prediction; empty: the user's, or none."""
     habitual: tuple[str, ...] = ()
-    """What that framework does unless told otherwise, and neither user nor log say, where estimates take another."""
+    """Defaults of the framework that differ from the estimate's and that neither user nor log override."""
 
 
 def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated, *, experts: bool = False) -> StatedJob:
-    """What the user gives, filled with what the log states and with what its framework always does; the user wins.
-
-    ``dp`` is left to follow from the devices and the other degrees; what qualifies something that the user gives
-    otherwise is left out with it.
+    """The user's input completed by the log's declarations and the framework's defaults; the user wins.
+    ``dp`` follows from the devices and the other degrees. An entry of the log that qualifies an entry which the user
+    overrides is left out.
 
     Args:
         settings: the user's settings.
         plan: the user's entries of a plan.
-        stated: what the log says.
-        experts: whether the model has experts.
+        stated: declarations of the log.
+        experts: True if the model has experts.
     """
     filled: list[str] = []
     contradictions: list[str] = []
@@ -92,7 +91,7 @@ def merged(settings: Mapping[str, Any], plan: Mapping[str, Any], stated: Stated,
 
 
 def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The user's plan, where selective recomputation is what the framework calls so."""
+    """The user's plan, with selective recomputation in the sense of the framework."""
     given = plan.get("recompute")
     if not isinstance(given, str):
         return plan
@@ -100,10 +99,9 @@ def _in_words_of(framework: str, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, experts: bool) -> Mapping[str, Any]:
-    """What the log states, its words on gradients and on ``tp`` joined with what else the framework overlaps.
-
-    Arguments that say nothing of ``tp`` are of a version that cannot hide it. Messages between virtual stages hide
-    behind computation, as in measured runs.
+    """Plan of the log, with its overlap of gradients and ``tp`` and the framework's other overlaps.
+    Arguments without an entry for ``tp`` come from a version that cannot overlap it. Messages between virtual stages
+    overlap with computation, as in measured runs.
     """
     said, overlaps = stated.plan, dict[str, bool]()
     if "overlap" in said:
@@ -121,7 +119,7 @@ def _overlapped(framework: str, whole: Mapping[str, Any], stated: Stated, *, exp
 
 
 def _habitual(framework: str, settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a framework always does, where nobody says it and estimates would take another."""
+    """Sole choices of a framework that neither user nor log give and that differ from the estimate's defaults."""
     if not framework:
         return {}
     choices = {name: sole_choice(framework, name) for name in USUAL if name not in settings and name not in plan}
@@ -135,14 +133,14 @@ def _habitual(framework: str, settings: Mapping[str, Any], plan: Mapping[str, An
 
 
 def _framework(settings: Mapping[str, Any], stated: Stated) -> str:
-    """The framework of the run, where it is fitted, and the user neither names one nor reproduces a paper."""
+    """The framework of the run if it is fitted; empty if the user names one or reproduces a paper."""
     if "framework" in settings or settings.get("mode") == "published":
         return ""
     return stated.framework if stated.framework in framework_names() else ""
 
 
 def _same(name: str, given: Any, said: Any) -> bool:
-    """Two names of one thing."""
+    """True if two values have the same meaning."""
     if name == "optimizer":
         return {given, said} <= {"adam", "adamw"} or {given, said} <= {"momentum", "sgd-momentum"}
     if name == "recompute":
@@ -159,7 +157,7 @@ def _same(name: str, given: Any, said: Any) -> bool:
 
 
 def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[str, ...]:
-    """Dimensions of the model that the log prints otherwise.
+    """Contradictions between the dimensions of the model and of the log.
 
     >>> model_contradictions(load_catalogue_model("llama3-8b"), {"layers": 32, "experts": 8, "expert_ffn_hidden": 9})
     ('llama3-8b has experts 0, but the run says 8',)
@@ -173,7 +171,7 @@ def model_contradictions(model: ModelSpec, stated: Mapping[str, int]) -> tuple[s
 
 
 def _dimension(model: ModelSpec, name: str) -> int | None:
-    """A dimension of a model or of its experts; None: it has none of that kind, or one that may differ."""
+    """A dimension of a model or of its experts; None: it has no such dimension, or the dimension may differ."""
     experts = model.experts
     if name == PADDED_VOCAB:
         return None
@@ -187,7 +185,7 @@ def _dimension(model: ModelSpec, name: str) -> int | None:
 
 
 def with_batch(model: ModelSpec | None, given: Mapping[str, Any], stated: Stated) -> Stated:
-    """What a log states, its global batch among it where that follows from the tokens of a device and step.
+    """Declarations of a log, with the global batch if it follows from the tokens per device and step.
 
     >>> spec = load_catalogue_model("gpt3-175b")
     >>> with_batch(spec, {"gpus": 128}, Stated(tokens_per_gpu=16384.4)).settings
@@ -203,7 +201,7 @@ def with_batch(model: ModelSpec | None, given: Mapping[str, Any], stated: Stated
 
 
 def held_against(model: ModelSpec, stated: Stated) -> tuple[Stated, tuple[str, ...]]:
-    """What a log states, as far as the model can have it, and what contradicts the model.
+    """Declarations of a log that are possible for the model, and contradictions with the model.
 
     A dense model has no expert ranks.
     """
@@ -216,11 +214,11 @@ def held_against(model: ModelSpec, stated: Stated) -> tuple[Stated, tuple[str, .
 
 
 def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
-    """The catalogue's model of these dimensions; None: the log does not say enough, or none fits.
+    """The catalogue's model with these dimensions; None: too few dimensions, or no model fits.
 
     Args:
         stated: dimensions that the log prints.
-        called: what the log calls its model; it decides between models of equal dimensions, or alone.
+        called: the log's name of its model; it decides between models of equal dimensions, or alone.
 
     >>> catalogue_model({"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 11008})
     'llama2-7b'
@@ -234,7 +232,7 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
     """
     known, padded = {"layers", "hidden", "heads"} <= set(stated), stated.get(PADDED_VOCAB)
     names = [name for name in catalogue_names() if _plain(name) == _plain(called)]
-    names.sort(key=lambda name: _joined(name) != _joined(called))
+    names.sort(key=lambda name: _without_separators(name) != _without_separators(called))
     found = []
     for name in names if not known else (*names, *_plainest_first()):
         model = load_catalogue_model(name)
@@ -247,25 +245,25 @@ def catalogue_model(stated: Mapping[str, int], called: str = "") -> str | None:
 
 
 def _plainest_first() -> list[str]:
-    """Models of the catalogue; of those with equal dimensions LLaMA's come first, parallel blocks and kinds last."""
+    """Models of the catalogue: among models of equal dimensions LLaMA's come first, parallel blocks and kinds last."""
     specs = {name: load_catalogue_model(name) for name in catalogue_names()}
     return sorted(
         specs, key=lambda name: (bool(specs[name].kinds), specs[name].parallel_block, specs[name].family != "llama")
     )
 
 
-def _joined(name: str) -> str:
-    """A model's name without what differs between those who write it: case and joints."""
+def _without_separators(name: str) -> str:
+    """A model's name in lower case without separators."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def _plain(name: str) -> str:
-    """A model's name without case, joints and minor versions: ``llama3 405B`` is Llama 3.1."""
-    return _joined(re.sub(r"(?<=\d)\.\d(?=\D)", "", name))
+    """A model's name in lower case without separators and minor versions: ``llama3 405B`` is Llama 3.1."""
+    return _without_separators(re.sub(r"(?<=\d)\.\d(?=\D)", "", name))
 
 
 def stated_by_trace(recording: Recording) -> dict[str, int]:
-    """Settings that a trace states: the ranks of its job."""
+    """Settings declared by a trace: the ranks of its job."""
     info = recording.header.get("distributedInfo")
     world = info.get("world_size") if isinstance(info, dict) else None
     if not isinstance(world, int) or isinstance(world, bool) or not 1 <= world <= 10**7:
@@ -274,6 +272,6 @@ def stated_by_trace(recording: Recording) -> dict[str, int]:
 
 
 def framework_of(recording: Recording) -> str:
-    """The framework whose names the process groups have; empty: not to be seen."""
+    """Framework recognised by the names of process groups; empty: unknown."""
     groups = " ".join(meta.group for meta in recording.collectives)
     return "megatron" if "MODEL_PARALLEL_GROUP" in groups or "DATA_PARALLEL_GROUP" in groups else ""

@@ -1,4 +1,4 @@
-"""Interval arithmetic on the kernels of a trace: busy time, overlapped time, pauses and where they are."""
+"""Interval arithmetic on the kernels of a trace: busy time, overlapped time, pauses and their places."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from steptime.errors import InputFileError, counted
 
 Floats = NDArray[np.float64]
 
-#: No launch takes so long (s); in short steps a pause is long from this share of the step, but not below the last.
+#: A pause is long from this length (s), longer than any launch; in short steps from this share of the step, but not
+#: below the last length (s).
 _LONG_S: Final = 1e-3
 _LONG_SHARE: Final = 0.01
 _LEAST_LONG_S: Final = 2e-4
-#: A long pause stands out from the usual one between two kernels by so much.
+#: Least ratio of a long pause to the median pause between two kernels.
 _STANDS_OUT: Final = 10.0
-#: Longest pauses that are looked at one by one, and places that are kept.
+#: Number of longest pauses that are examined, and of places that are kept.
 _MOST: Final = 200
 _PLACES: Final = 8
-#: Part of a pause that an event of the host has to cover to be what the host did in it.
+#: Least part of a pause that an event of the host has to cover to be named as its cause.
 _COVERS: Final = 0.5
-#: Pauses of one kind lie at one place if their positions differ by no more (shares of the step).
+#: Largest difference of positions (shares of the step) for pauses of one kind to be at one place.
 _ONE_PLACE: Final = 0.1
 
 
@@ -39,7 +40,7 @@ class Idle:
     start_s: Floats
     end_s: Floats
     late_s: Floats
-    """Part before the launch of the next kernel; NaN: unknown."""
+    """Part of the interval before the launch of the next kernel; NaN: unknown."""
     before: NDArray[np.int64]
     """Kernel that ran last."""
     after: NDArray[np.int64]
@@ -47,7 +48,7 @@ class Idle:
 
 
 def idle_of(c: Columns, windows: Floats) -> Idle:
-    """The pauses between kernels, cut at the ends of the steps that are used."""
+    """The pauses between kernels, clipped to the used steps."""
     reach = np.maximum.accumulate(c.end_s)
     after = np.flatnonzero(c.start_s[1:] > reach[:-1]) + 1
     last = np.maximum.accumulate(np.where(c.end_s >= reach, np.arange(len(reach)), 0))
@@ -60,14 +61,14 @@ def idle_of(c: Columns, windows: Floats) -> Idle:
 
 
 def long_gaps(recording: Recording, c: Columns, idle: Idle, windows: Floats, steps: int) -> tuple[LongGap, ...]:
-    """The pauses that no launch explains, by place, those that cost most first.
+    """The pauses that are longer than any launch, by place, the most expensive first.
 
     Args:
         recording: the trace.
         c: its kernels.
         idle: all pauses.
         windows: start and end of the steps (s).
-        steps: number of steps that they hold.
+        steps: number of steps in the windows.
     """
     lengths = idle.end_s - idle.start_s
     inside = int(np.count_nonzero((c.start_s >= windows[0, 0]) & (c.start_s < windows[-1, 1])))
@@ -108,7 +109,7 @@ def long_gaps(recording: Recording, c: Columns, idle: Idle, windows: Floats, ste
 
 
 def _at(start: float, end: float, windows: Floats) -> float | None:
-    """Where a pause begins, as a share of its step; None where it holds the border between two."""
+    """Start of a pause as a share of its step; None if it touches the border of a step."""
     slack = 1e-2 * (end - start)
     i = max(int(np.searchsorted(windows[:, 0], start, side="right")) - 1, 0)
     low, high = float(windows[i, 0]), float(windows[i, 1])
@@ -118,14 +119,14 @@ def _at(start: float, end: float, windows: Floats) -> float | None:
 
 
 def _one(positions: list[float]) -> float | None:
-    """The place of pauses that lie together."""
+    """Common place of pauses; None: they are at several places."""
     if not positions or max(positions) - min(positions) > _ONE_PLACE:
         return None
     return float(median(positions))
 
 
 class _Host:
-    """What the threads that launch kernels did for long."""
+    """Long events of the threads that launch kernels."""
 
     def __init__(self, recording: Recording, c: Columns) -> None:
         threads = np.frombuffer(recording.host_thread, dtype=np.int64)
@@ -138,7 +139,7 @@ class _Host:
         self._names = list(recording.host_names)
 
     def during(self, start: float, end: float) -> str:
-        """The shortest event that covers most of a pause; empty: none does."""
+        """Name of the shortest event that covers most of a pause; empty: none does."""
         covered = np.minimum(self._end, end) - np.maximum(self._start, start)
         fitting = np.flatnonzero(covered >= _COVERS * (end - start))
         if not len(fitting):
@@ -147,7 +148,7 @@ class _Host:
         return self._names[int(self._name[shortest])]
 
 
-#: Axes in the order in which time that several share is given away.
+#: Axes in the order in which shared time is assigned.
 _AXES: Final = ("tp", "cp", "ep", "pp", "dp", UNASSIGNED)
 _TOP: Final = 12
 
@@ -181,13 +182,13 @@ def covered(starts: Floats, ends: Floats, windows: Floats) -> float:
 
 
 def trace_times(recording: Recording, path: str, degrees: Mapping[str, int], steps: int | None = None) -> TraceTimes:
-    """Where the time of the traced steps went.
+    """Times of the traced steps by group.
 
     Args:
         recording: the trace.
         path: its file, for messages.
         degrees: ranks of each axis as far as known; they assign collectives whose process group has no name.
-        steps: steps that the trace holds, for traces without ``ProfilerStep`` annotations; None: one.
+        steps: number of steps in the trace, for traces without ``ProfilerStep`` annotations; None: one.
 
     Raises:
         InputFileError: no kernel has a duration.
@@ -229,7 +230,7 @@ def trace_times(recording: Recording, path: str, degrees: Mapping[str, int], ste
 
 
 def _windows(recording: Recording, c: Columns, steps: int | None) -> tuple[Floats, int, list[str]]:
-    """Start and end of the steps that are used, the number of annotations, and what to say about it."""
+    """Start and end of the used steps, the number of annotations, and warnings."""
     warnings: list[str] = []
     marks = recording.device_steps or recording.host_steps
     spans = sorted(marks.values())
@@ -272,7 +273,7 @@ def _labels(recording: Recording, c: Columns, degrees: Mapping[str, int]) -> tup
 
 
 def _partition(c: Columns, groups: NDArray[np.object_], windows: Floats) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by group, each second given to the first group that is busy in it; and busy seconds of the traffic."""
+    """Seconds by group, each second assigned to the first group that is busy; and busy seconds of the traffic."""
     shares: dict[str, float] = {}
     busy: dict[str, float] = {}
     taken = np.zeros(len(groups), dtype=bool)
@@ -387,5 +388,5 @@ def _notes(recording: Recording, c: Columns, axis: Mapping[int, str]) -> list[st
 
 
 def spread(times: tuple[float, ...]) -> float:
-    """Largest step over the median, less one."""
+    """Largest step over the median step, minus one."""
     return max(times) / median(times) - 1.0 if times and median(times) > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Lines of torchtitan and of MaxText: configuration, steps, checkpoints, garbage collection."""
+"""Parsers of torchtitan and MaxText: configuration, steps, checkpoints, garbage collection."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _CHECKPOINTING: Final = re.compile(r"Appl\w+ (\w{1,30}) activation checkpointing
 _NARROW: Final = re.compile(r"Swapped to (?=MX|NV|Fl|FP)(MX|NV)?(Float8|FP8|FP4)?Linear", re.I)
 _ASYNCHRONOUS: Final = re.compile(r"Async TP is enabled|Async Tensor Parallelism to")
 _AXES: Final[Mapping[str, str]] = gather.NAMES["torchtitan"]["axes"]
-#: Field of the model's arguments -> field here.
+#: Field of the model's arguments -> steptime's field.
 _FIELDS: Final[Mapping[str, str]] = gather.NAMES["torchtitan"]["model"]
 
 
 class Torchtitan:
-    """torchtitan, TOML and Python configurations alike."""
+    """Parser of torchtitan, with TOML or Python configurations."""
 
     name = "torchtitan"
 
@@ -75,7 +75,7 @@ class Torchtitan:
             self._header(line)
 
     def _header(self, line: str) -> None:
-        """What is printed before the first step: mesh, batch, model, what was applied to it."""
+        """Read a line before the first step: mesh, batch, model, applied techniques."""
         g = self.gathered
         if self._open:
             self._model_fields(line)
@@ -134,7 +134,7 @@ class Torchtitan:
             self.gathered.settings["gpus"] = math.prod(degrees.values())
 
     def _model_fields(self, text: str) -> None:
-        """Fields of the model, on one line or on many."""
+        """Read fields of the model, on one line or on many."""
         for name, value in _FIELD.findall(text):
             self._fields.setdefault(name, value)
         self._open = self._open and not text.rstrip().endswith("}") and len(self._fields) < 200
@@ -151,7 +151,7 @@ class Torchtitan:
             self.gathered.settings["dtype"] = dtype
 
     def finish(self) -> None:
-        """With pipeline stages the local batch is no micro-batch, and weights stay gathered over the step."""
+        """Adjust the plan for pipelines: the local batch is no micro-batch, and weights stay gathered over the step."""
         plan = self.gathered.plan
         if plan.get("pp", 1) > 1:
             plan.pop("micro_batch", None)
@@ -160,7 +160,7 @@ class Torchtitan:
         self.gathered.model.update(_sizes(self._fields))
 
     def _recomputation(self) -> None:
-        """What the mode and its option mean: read as of a row of measured runs."""
+        """Set the recomputation from the mode and its option, translated as for a row of measured runs."""
         g = self.gathered
         if not self._mode:
             return
@@ -177,7 +177,7 @@ class Torchtitan:
 
 
 def _narrow(line: str, framework: str) -> str | None:
-    """Recipe of the layers that a line says were put in."""
+    """Recipe of the low-precision layers that a line names; None: none."""
     match = _NARROW.search(line)
     return recipe_called(f"{match[1] or ''}{match[2] or 'fp8'}", framework) if match else None
 
@@ -185,7 +185,7 @@ def _narrow(line: str, framework: str) -> str | None:
 def _sizes(fields: Mapping[str, str]) -> dict[str, int]:
     """Dimensions of the model, under the names of :class:`~steptime.model.spec.ModelSpec`.
 
-    The width of the MLP is 2/3 of four hidden sizes, times a factor, rounded up: that of Llama's published code.
+    The width of the MLP is 2/3 of four hidden sizes, times a factor, rounded up, as in Llama's published code.
     """
     said = {name: gather.count(value) for name, value in fields.items()}
     out = {ours: value for theirs, ours in _FIELDS.items() if (value := said.get(theirs)) and value > 0}
@@ -206,17 +206,17 @@ _CONFIG: Final = re.compile(r"Config param ([a-z][a-z0-9_]{1,63}): ?(.*)$")
 _MAXTEXT_MESH: Final = re.compile(r"Num_devices: (\d{1,9}), shape \(([\d, ]{1,200})\)")
 _MAXTEXT_CHECKPOINT: Final = re.compile(r"[Ss]aved a? ?checkpoint at step")
 
-#: Axis of MaxText's mesh -> axis here.
+#: Axis of MaxText's mesh -> steptime's axis.
 _MAXTEXT_AXES: Final[Mapping[str, str]] = gather.NAMES["maxtext"]["axes"]
 _SHARDED: Final = frozenset({"fsdp", "fsdp_transpose"})
 _WHOLE: Final[Mapping[str, tuple[str, str]]] = gather.NAMES["maxtext"]["counts"]
-#: Policy of rematerialisation -> what is recomputed here: the minimal ones keep the outputs of products, two of them
-#: that of attention too. Others keep something in between and are not translated.
+#: Policy of rematerialisation -> recomputation: the minimal ones keep the outputs of products, two of them also the
+#: output of attention. Other policies lie in between and are not translated.
 _REMAT: Final[Mapping[str, str]] = gather.NAMES["maxtext"]["recomputation"]
 
 
 class MaxText:
-    """MaxText, on GPUs or TPUs."""
+    """Parser of MaxText, on GPUs or TPUs."""
 
     name = "maxtext"
 
@@ -250,7 +250,7 @@ class MaxText:
             self._gpus = self._tokens / (each * time_s)
 
     def _mesh(self, devices: int, shape: str) -> None:
-        """Degrees from the shape of the mesh; the configuration names its axes."""
+        """Set the degrees from the shape of the mesh; the configuration names its axes."""
         g = self.gathered
         g.settings["gpus"] = devices
         names = re.findall(r"[a-z_]+", g.flags.get("mesh_axes", ""))

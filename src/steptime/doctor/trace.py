@@ -1,6 +1,5 @@
-"""Reads a Kineto trace into arrays: kernels, their launches, the steps, who waits for whom.
-
-Events are streamed in bounded memory, from gzip too, and from files that were cut off.
+"""Reader of Kineto traces into arrays: kernels, launches, steps, collectives, blocking calls.
+Events are streamed in bounded memory, also from gzip and from files that were cut off.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _SPACE: Final = " \t\r\n,"
 
 
 class BrokenJson(Exception):
-    """The text is no JSON from here on, or ends inside a value."""
+    """Error: the text is not JSON from this point on, or ends inside a value."""
 
 
 class _Cursor:
-    """A position in a text that is read piece by piece."""
+    """Position in a text that is read piece by piece."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
@@ -39,7 +38,7 @@ class _Cursor:
         self._at = 0
 
     def _fill(self) -> bool:
-        """Read on; False at the end."""
+        """Read more text; False at the end."""
         rest = self._buffer[self._at :]
         more = self._text.read(max(CHUNK, len(rest)))
         self._buffer, self._at = rest + more, 0
@@ -60,7 +59,7 @@ class _Cursor:
                 return ""
 
     def skip(self, character: str) -> None:
-        """Go past one expected character."""
+        """Skip one expected character."""
         found = self.peek()
         if not found:
             raise self._early()
@@ -90,14 +89,13 @@ class _Cursor:
 
 
 def events_of(path: str) -> Iterator[tuple[str, Any]]:
-    """Pairs of key and value of a trace; each event comes as ``("event", {...})``.
-
-    Entries of the file other than ``traceEvents`` come under their own keys, in the order of the file. A bare list of
+    """Pairs of key and value of a trace; each event is ``("event", {...})``.
+    Entries of the file other than ``traceEvents`` have their own keys, in the order of the file. A bare list of
     events is a trace too.
 
     Raises:
         InputFileError: the file cannot be opened.
-        BrokenJson: the text stops being JSON; what came before is good.
+        BrokenJson: the text stops being JSON; earlier pairs are valid.
     """
     with open_bytes(path) as file:
         cursor = _Cursor(Text(file))
@@ -121,11 +119,12 @@ def _list(cursor: _Cursor) -> Iterator[tuple[str, Any]]:
     cursor.skip("]")
 
 
-#: Groups of kernels in the order in which time that several share is given away.
+#: Groups of kernels in the order in which shared time is assigned.
 GROUPS: Final = ("attention", "matmul", "optimizer", "memory_bound", "copies")
 COMM: Final = "comm"
 
-#: First match wins. Names are those of CUTLASS, cuBLAS, cuDNN, Triton, Transformer Engine, NCCL/RCCL, hipBLASLt.
+#: Rules by kernel name; first match wins. Names from CUTLASS, cuBLAS, cuDNN, Triton, Transformer Engine, NCCL/RCCL,
+#: hipBLASLt.
 _RULES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (COMM, re.compile(r"nccl|rccl|deep_ep|userbuffers|all_?reduce_(one|two)_?shot|multimem", re.I)),
     ("copies", re.compile(r"^mem(cpy|set)\b", re.I)),
@@ -157,9 +156,9 @@ _COLLECTIVES: Final = (
     ("broadcast", re.compile(r"broadcast", re.I)),
 )
 
-#: Collectives whose kernels serve others too: NCCL sends all-to-all traffic as messages.
+#: Kinds whose kernels serve other collectives too: NCCL sends all-to-all traffic as messages.
 _SHARED: Final = ("send_recv", "other")
-#: Words of a process group's description, in the order in which they decide.
+#: Words of a process group's description by axis; the first match decides.
 _AXIS_WORDS: Final = (
     ("pp", {"pp", "pipeline"}),
     ("ep", {"ep", "expert", "experts"}),
@@ -172,7 +171,7 @@ UNASSIGNED: Final = "unassigned"
 
 
 def group_of(name: str) -> str:
-    """The group of a kernel; what is not recognised is taken as bound by memory.
+    """The group of a kernel; unknown kernels count as memory-bound.
 
     >>> group_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'comm'
@@ -183,7 +182,7 @@ def group_of(name: str) -> str:
 
 
 def collective_of(name: str) -> str:
-    """The collective that a kernel's or a record's name speaks of.
+    """The collective named by a kernel or a record.
 
     >>> collective_of("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"), collective_of("_allgather_base")
     ('reduce_scatter', 'all_gather')
@@ -194,7 +193,7 @@ def collective_of(name: str) -> str:
 def axis_of(description: str, group_size: int | None, collective: str, degrees: Mapping[str, int]) -> str:
     """The mesh axis of a process group.
 
-    Its description decides; then the only axis of more than one rank, of the group's size; then the collective.
+    Its description decides; then the only axis with more than one rank or with the group's size; then the collective.
 
     Args:
         description: ``Process Group Description`` of the trace, may be empty.
@@ -225,36 +224,36 @@ _KERNELS: Final = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 _RUNTIME: Final = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime"}
 _BLOCKING: Final = ("Synchronize", "cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
 _STEP: Final = "ProfilerStep"
-#: Events of the host that make up most of a trace.
+#: Categories of host events that make up most of a trace.
 _MANY: Final = frozenset({"cpu_op", "python_function"})
 _OF_HOST: Final = frozenset({"cpu_op", "user_annotation"})
-#: Calls that may lie around one another: an annotation, a record, and those of a group.
+#: Most calls that may be nested: an annotation, a record, and the calls of a group.
 _NESTED: Final = 8
 _ON_HOST: Final = _RUNTIME | _MANY | {"user_annotation"}
-#: Shorter work of the host (us) is not kept: no pause that is looked at comes from it.
+#: Shorter host events (us) are not kept: they cause no long pause.
 _LONG_HOST_US: Final = 100.0
-#: Times (us) beyond this are damage.
+#: Start and duration (us) beyond which an event is damaged.
 _LATEST_US: Final = 1e17
 _LONGEST_US: Final = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What a trace says about one kind of communication kernel."""
+    """Description of one kind of communication kernel in a trace."""
 
     kind: str
     group: str
     """Description of the process group; may be empty."""
     group_size: int | None
     elements: float
-    """The larger of the elements that go in and come out; 0: unknown."""
+    """The larger of input and output elements; 0: unknown."""
     said: bool = False
-    """The profiler's record of the call names it; otherwise its kernel alone does."""
+    """True if the profiler's record of the call names the collective; otherwise its kernel's name does."""
 
 
 @dataclass(slots=True)
 class Recording:
-    """Columns of the kernels of a trace (microseconds), and what belongs to them."""
+    """Columns of the kernels of a trace (microseconds), with launches, calls, steps and host events."""
 
     start_us: array[float] = field(default_factory=lambda: array("d"))
     length_us: array[float] = field(default_factory=lambda: array("d"))
@@ -272,15 +271,15 @@ class Recording:
     """Blocking runtime call -> start and length (us) of each."""
     host_steps: dict[str, tuple[float, float]] = field(default_factory=dict)
     device_steps: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Step -> start and end (us) on the host, on the device."""
+    """Step -> start and end (us), for steps annotated on the host and on the device."""
     host_us: array[float] = field(default_factory=lambda: array("d"))
     host_length_us: array[float] = field(default_factory=lambda: array("d"))
     host_name: array[int] = field(default_factory=lambda: array("q"))
     host_thread: array[int] = field(default_factory=lambda: array("q"))
-    """Long operators, functions, annotations and runtime calls of the host."""
+    """Thread of each long host event: operators, functions, annotations and runtime calls."""
     host_names: dict[str, int] = field(default_factory=dict)
     calls: dict[int, list[tuple[float, float, Collective]]] = field(default_factory=dict)
-    """Thread -> start and end (us) of each collective that it called, and what the call says."""
+    """Thread -> start and end (us) of each call of a collective, and its description."""
     optimizer_us: list[tuple[float, float]] = field(default_factory=list)
     """Start and end on the device of the optimiser's annotation."""
     header: dict[str, Any] = field(default_factory=dict)
@@ -343,14 +342,14 @@ class Recording:
             self.blocking.setdefault(name[:80], []).append((start, length))
 
     def _call(self, event: Mapping[str, Any]) -> None:
-        """Keep a call of a collective: older profilers say what it does on the host only."""
+        """Keep a call of a collective: older profilers describe it on the host only."""
         start, length, args = _time(event.get("ts")), _time(event.get("dur", 0.0)), event.get("args")
         if start is not None and length is not None and 0 <= length <= _LONGEST_US:
             said = _collective(event["name"], args if isinstance(args, dict) else {})
             self.calls.setdefault(_int(event.get("tid")), []).append((start, start + length, said))
 
     def name_kernels_by_calls(self) -> None:
-        """Give each communication kernel that says nothing itself what the call around its launch says."""
+        """Describe each communication kernel without a description by the call around its launch."""
         if not self.calls:
             return
         launches = dict(zip(self.launch_id, zip(self.launch_us, self.launch_thread, strict=True), strict=True))
@@ -465,13 +464,13 @@ class Columns:
     stream: NDArray[np.int64]
     collective: NDArray[np.int64]
     launched_s: NDArray[np.float64]
-    """When the host began to launch it; NaN: unknown."""
+    """Start of the launch on the host; NaN: unknown."""
     zero_us: float
     devices: int
 
 
 def columns_of(recording: Recording) -> Columns:
-    """The device with most kernel time, sorted."""
+    """Columns of the device with most kernel time, sorted by start."""
     devices = np.frombuffer(recording.device, dtype=np.int64)
     lengths = np.frombuffer(recording.length_us, dtype=np.float64)
     found, index = np.unique(devices, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What a trace shows: exposed communication, pauses of the device, groups of kernels above the prediction."""
+"""Findings of traces: exposed communication, pauses of the device, groups of kernels above the prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptime.errors import first_few, shorten
 from steptime.estimate.result import Estimate
 from steptime.units import format_seconds
 
-#: Cause -> what the host is in; first match wins. Names are those of PyTorch's profiler.
+#: Cause -> pattern of the host's event; first match wins. Names are from PyTorch's profiler.
 _BY_HOST: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("data", re.compile(r"data_?loader|DataLoader|__next__|collate|batch.?generator|get_batch|next_batch")),
     ("garbage_collection", re.compile(r"\bgc\b|built-in function collect|garbage", re.I)),
@@ -48,12 +48,12 @@ TITLES: Final[Mapping[str, str]] = {
 }
 _WITH_STACKS: Final = "the trace was recorded with stacks, which slows the host: without them it is less"
 _NAME: Final = 70
-#: Most places that one finding names.
+#: Most places named in one finding.
 _SHOWN: Final = 3
 
 
 def idle_findings(t: TraceTimes, framework: str) -> list[Finding]:
-    """Long pauses by their cause, then what the short ones cost."""
+    """Findings of long pauses by cause, then of the cost of short ones."""
     if t.idle_s < 2 * WORTH * t.step_s:
         return []
     if t.launch_bound_s is None:
@@ -76,7 +76,7 @@ def idle_findings(t: TraceTimes, framework: str) -> list[Finding]:
 
 
 def cause_of(gap: LongGap) -> str:
-    """Why the host stopped: what it was in, else the kernels around the pause; ``stall`` where neither says it."""
+    """Cause of a pause: from the host's event, else from the kernels around it; ``stall``: unknown."""
     found = next((cause for cause, pattern in _BY_HOST if pattern.search(gap.host)), None)
     if found is not None:
         return found
@@ -106,7 +106,7 @@ def _stall_findings(t: TraceTimes, late: Sequence[LongGap], framework: str) -> l
 
 
 def _count(per_step: float) -> str:
-    """How often, in words."""
+    """Frequency of pauses in words."""
     if per_step < 0.95:
         return f"one pause in {round(1 / per_step)} steps" if per_step else "no pause"
     number = round(per_step)
@@ -114,7 +114,7 @@ def _count(per_step: float) -> str:
 
 
 def _places(gaps: Sequence[LongGap]) -> list[str]:
-    """One line for each place."""
+    """One line of evidence for each place."""
     out = []
     for gap in gaps:
         where = "between the steps" if gap.between_steps else "at several places of the step"
@@ -131,7 +131,7 @@ def _launch_findings(t: TraceTimes, stalled_s: float, framework: str) -> list[Fi
     if lost <= WORTH * t.step_s:
         return []
     each = t.step_s / max(t.kernels_per_step, 1.0)
-    long = " beside the long pauses" if stalled_s else ""
+    long = " in addition to the long pauses" if stalled_s else ""
     evidence = [
         f"no kernel runs for {share(t.idle_s, t.step_s)}; in {lost / t.idle_s * 100:.0f} % of that the next kernel had "
         f"not been launched yet{long}",
@@ -164,7 +164,7 @@ _TITLES: Final = {
 
 
 def trace_findings(t: TraceTimes, e: Estimate | None, rows: Sequence[Compared], framework: str) -> list[Finding]:
-    """Everything that a trace shows by itself or against the prediction."""
+    """All findings of a trace, by itself or against the prediction."""
     return [
         *_traffic_findings(t, rows, framework),
         *idle_findings(t, framework),

@@ -110,7 +110,7 @@ def test_both_kinds_are_told_apart(tmp_path):
     assert (stall.code, launch.code) == ("stall", "launch")
     assert stall.lost_s == pytest.approx(0.03, rel=0.01)
     assert launch.lost_s == pytest.approx(298 * 39.8e-6, rel=1e-3)
-    assert "beside the long pauses" in launch.evidence[0]
+    assert "in addition to the long pauses" in launch.evidence[0]
 
 
 @pytest.mark.each(
